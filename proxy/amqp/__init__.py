@@ -1,0 +1,1 @@
+"""The wire: frames, tables, methods, handshake, channel life, the relay. Pure; bytes in, bytes out."""

@@ -1,0 +1,1 @@
+"""One line per publish, in segments."""

@@ -1,0 +1,116 @@
+"""What can go wrong, in four families, and what each must say.
+
+``ProtocolError``: a peer broke AMQP 0-9-1 or a rule that is answered in its terms; it becomes a Channel.Close or
+a Connection.Close. ``LocalProtocolError``: our own code asked for something the protocol forbids (a bug).
+``ConfigError``: a file given by the operator is wrong, with the place. ``UpstreamError``: RabbitMQ can't be
+reached or refused us. What normal traffic produces (no route, nack, return) is a value, never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+
+class ProxyError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class Scope(Enum):
+    """How much of the peer's world a protocol error ends."""
+
+    CHANNEL = "channel"
+    CONNECTION = "connection"
+
+
+class ProtocolError(ProxyError):
+    """A peer's fault, answered with a close method.
+
+    Args:
+        reply_code: AMQP 0-9-1 reply code (spec, 1.2 "Constants").
+        text: reply text without the code's name, e.g. ``Max size payload hit.``; text or ready bytes.
+        scope: what is closed.
+        class_id: class of the offending method, 0 where none is known.
+        method_id: method id of the offending method, 0 where none is known.
+    """
+
+    def __init__(
+        self,
+        reply_code: int,
+        text: str | bytes,
+        scope: Scope = Scope.CONNECTION,
+        class_id: int = 0,
+        method_id: int = 0,
+    ) -> None:
+        super().__init__(reply_code, text)
+        self.reply_code = reply_code
+        self.text = text if isinstance(text, bytes) else text.encode()
+        self.scope = scope
+        self.class_id = class_id
+        self.method_id = method_id
+
+    def __str__(self) -> str:
+        """Code and text, for logs."""
+        return f"{self.reply_code} {self.text.decode(errors='replace')}"
+
+
+class LocalProtocolError(ProxyError):
+    """A bug of ours: a state that the protocol does not have."""
+
+
+class ConfigError(ProxyError):
+    """One fault in an operator's file.
+
+    Args:
+        file: the file's path as the operator wrote it, or the name of an environment variable.
+        line: line number from 1, 0 where the whole file is meant.
+        key: dotted path of the key, e.g. ``exchanges[0].bindings[2].arguments``.
+        message: what was seen and what was expected. Never a secret's value.
+        column: column number from 1, 0 where unknown.
+    """
+
+    def __init__(self, file: str, line: int, key: str, message: str, column: int = 0) -> None:
+        super().__init__(file, line, key, message)
+        self.file = file
+        self.line = line
+        self.key = key
+        self.message = message
+        self.column = column
+
+    def __str__(self) -> str:
+        """``file:line: key: message``, the form promised to operators."""
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
+
+
+class ConfigErrors(ProxyError):
+    """Every fault found in one load, in file and line order."""
+
+    def __init__(self, errors: Iterable[ConfigError]) -> None:
+        self.errors = tuple(sorted(errors, key=lambda error: (error.file, error.line)))
+        super().__init__(*self.errors)
+
+    def __str__(self) -> str:
+        """One line a fault."""
+        return "\n".join(map(str, self.errors))
+
+
+class Failure(Enum):
+    """Why RabbitMQ could not be used."""
+
+    UNAVAILABLE = "unavailable"
+    REFUSED = "refused"
+    TIMEOUT = "timeout"
+
+
+class UpstreamError(ProxyError):
+    """RabbitMQ could not be reached, refused us, or did not answer in time."""
+
+    def __init__(self, failure: Failure, message: str) -> None:
+        super().__init__(failure, message)
+        self.failure = failure
+        self.message = message
+
+    def __str__(self) -> str:
+        """Kind and cause."""
+        return f"{self.failure.value}: {self.message}"

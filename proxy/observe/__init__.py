@@ -1,0 +1,1 @@
+"""Metrics, admin endpoint, logs. Owner of prometheus_client."""

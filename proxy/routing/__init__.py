@@ -1,0 +1,1 @@
+"""The decision: bindings, operators, matching, engine. Pure; facts in, Decision out."""

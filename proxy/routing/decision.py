@@ -1,0 +1,107 @@
+"""What routing is asked, and what it answers.
+
+``Facts`` is the part of one message that rules can look at, ``Interest`` says which part an exchange's rules do look
+at (so that the wire need extract nothing else, and can use it as a cache key), ``Decision`` is the answer. All
+are immutable and know nothing of the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from proxy.routing.values import Table
+
+if TYPE_CHECKING:
+    from proxy.routing.trace import Trace
+
+NO_PROPERTIES: Mapping[str, bytes | int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What rules may know of a message.
+
+    Args:
+        routing_key: the one AMQP routing key.
+        headers: header table in message order, () where there is none.
+        properties: set properties by AMQP name with underscores (``content_type``); text properties as bytes
+            (``expiration`` too, as it was sent), ``delivery_mode``, ``priority``, ``timestamp`` as int.
+        body_size_bytes: announced size of the body.
+    """
+
+    routing_key: bytes
+    headers: Table = ()
+    properties: Mapping[str, bytes | int] = NO_PROPERTIES
+    body_size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """Which facts can change the decision of an exchange (and of the exchanges it leads to).
+
+    Args:
+        routing_key: whether the routing key matters.
+        headers: names of the headers that matter; None: the whole table does.
+        properties: names of the properties that matter.
+        body_sizes: sorted cut points; two sizes with equal ``bisect_right(body_sizes, size)`` are alike.
+        clock: whether a datetime operator is there: a decision holds for one second.
+        queues: whether the list of queues matters: a decision holds for one version of it.
+    """
+
+    routing_key: bool = False
+    headers: frozenset[bytes] | None = frozenset()
+    properties: frozenset[str] = frozenset()
+    body_sizes: tuple[int, ...] = ()
+    clock: bool = False
+    queues: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueueNames:
+    """The queues of one virtual host, as regex routes see them; a new version whenever the names change."""
+
+    names: tuple[bytes, ...] = ()
+    version: int = 0
+
+
+class Outcome(Enum):
+    """What the rules made of a message."""
+
+    ROUTED = "routed"
+    UNROUTED = "unrouted"
+    FILTERED = "filtered"  # dropped by a silent filter of the exchange
+    REJECTED = "rejected"  # a loud filter or an invalid producer regex: the channel is closed with `error`
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where one message goes. Shared by all messages with the same facts while the rules stay.
+
+    Args:
+        exchange: the exchange that was asked.
+        outcome: see Outcome; ROUTED as soon as the final set has a member, whether or not it exists.
+        queues: queues chosen by name, sorted.
+        exchanges: exchanges outside the router that get the message under its own key, sorted.
+        alternate: the asked exchange itself chose nothing (or dropped the message silently), so that its alternate
+            exchange applies. An alternate that is in the router has been evaluated already, and this is False.
+        error: for REJECTED, the reply text behind ``PRECONDITION_FAILED - ``.
+        matched: ids of the bindings that were true, in visiting order, with their exchange: (exchange, id).
+        keep: whether the decision may be cached (False after a random draw).
+        limited: patterns that ran into the match limit.
+        trace: what was visited, where it was asked for.
+    """
+
+    exchange: bytes
+    outcome: Outcome
+    queues: tuple[bytes, ...] = ()
+    exchanges: tuple[bytes, ...] = ()
+    alternate: bool = False
+    error: bytes = b""
+    matched: tuple[tuple[bytes, str], ...] = ()
+    keep: bool = True
+    limited: int = 0
+    trace: Trace | None = field(default=None, compare=False)

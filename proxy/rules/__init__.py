@@ -1,0 +1,1 @@
+"""Rules files and settings: YAML to checked, compiled rules. Owner of yaml."""
