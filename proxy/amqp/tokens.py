@@ -1,0 +1,30 @@
+"""Destination tokens: the routing keys under which a carrier exchange knows its destinations.
+
+Eight words and more, so that hardly any topic pattern downstream matches one, and only ``[a-z0-9.]``, because some
+other characters break listings of RabbitMQ 3.10's management API.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import blake2b
+
+#: No producer may use a routing key or CC entry that begins so: tokens are ours alone.
+RESERVED = b"x.o.p.e.n.x."
+#: A key that is never bound: publishing to it reaches nobody.
+NOWHERE = RESERVED + b"n.0000000000000000"
+
+
+@lru_cache(maxsize=65536)
+def token(kind: str, name: bytes) -> bytes:
+    """Give the token of one destination.
+
+    Args:
+        kind: ``queue`` or ``exchange``.
+        name: the destination's name.
+
+    Returns:
+        ``x.o.p.e.n.x.q.<hash>`` or ``x.o.p.e.n.x.e.<hash>``, hash being 16 hex digits of BLAKE2b of the name.
+    """
+    letter = b"q." if kind == "queue" else b"e."
+    return RESERVED + letter + blake2b(name, digest_size=8).hexdigest().encode()
