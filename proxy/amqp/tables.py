@@ -1,0 +1,257 @@
+"""What stands in a field table, read in place: walk, pick, cut, decode, encode.
+
+Received bytes are never decoded and encoded again: a rule sees decoded values, the broker gets the producer's
+own bytes, cut or extended at the boundaries of entries. Knows nothing of frames, methods or rules.
+
+Source: AMQP 0-9-1 spec, 4.2.5.5 "Field tables"; letters as RabbitMQ reads them (errata, "Field types").
+All lengths are in bytes. Malformed bytes are a ``ProtocolError`` 502 on the connection, as on the broker.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NoReturn, cast
+
+from proxy.errors import LocalProtocolError, ProtocolError
+from proxy.routing.values import Table, Value
+
+#: Tables and arrays within one another. Real headers have a handful (x-death has 2); more is a 502, so that
+#: no producer decides how deep our stack gets.
+MAX_NESTING = 128
+
+#: AMQP 0-9-1 spec, 4.2.5.5: names of entries are short strings.
+MAX_NAME_BYTES = 255
+
+_SYNTAX_ERROR = 502
+
+_FIXED = {
+    letter: struct.Struct(code)
+    for letter, code in {
+        "t": ">?", "b": ">b", "B": ">B", "s": ">h", "u": ">H", "I": ">i", "i": ">I", "l": ">q", "L": ">q",
+        "T": ">Q", "f": ">f", "d": ">d", "D": ">BI",
+    }.items()
+}  # fmt: skip
+_FIXED_BY_OCTET = {ord(letter): (letter, codec) for letter, codec in _FIXED.items()}
+_LENGTH = struct.Struct(">I")
+
+#: Octet of the letter -> size of letter and value, where it is fixed; 0: a length of four bytes tells it.
+_SIZES = (
+    {ord(letter): 1 + codec.size for letter, codec in _FIXED.items()}
+    | {ord("V"): 1}
+    | dict.fromkeys(b"SxAF", 0)
+)
+
+_VOID = Value("V", None)
+
+#: What reading outside the bytes or at an unknown letter raises here.
+_MALFORMED = (IndexError, KeyError, struct.error)
+
+
+def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    """Find the entries of some names without looking into the others. On the path of every routed publish.
+
+    Args:
+        data: bytes with the table in them.
+        start: offset of the first entry (behind the table's own length).
+        end: offset behind the last entry.
+        wanted: names to find.
+
+    Returns:
+        (name, raw value: letter and value bytes) of each such entry, in order; duplicates stay.
+
+    Raises:
+        ProtocolError: 502, the entries don't fill ``start`` to ``end`` exactly or a letter is unknown.
+    """
+    picked: list[tuple[bytes, bytes]] = []
+    sizes = _SIZES
+    length = _LENGTH.unpack_from
+    at = start
+    try:
+        while at < end:
+            letter_at = at + 1 + data[at]
+            stop = letter_at + (sizes[data[letter_at]] or 5 + length(data, letter_at + 1)[0])
+            name = data[at + 1 : letter_at]
+            if name in wanted:
+                picked.append((name, data[letter_at:stop]))
+            at = stop
+    except _MALFORMED:
+        _malformed()
+    if at != end or end > len(data):
+        _malformed()
+    return picked
+
+
+def without(data: bytes, start: int, end: int, names: frozenset[bytes]) -> bytes:
+    """Give the entries with every entry of some names cut out; the other bytes stay as they are.
+
+    Args:
+        data: bytes with the table in them.
+        start: offset of the first entry.
+        end: offset behind the last entry.
+        names: names whose entries go.
+
+    Raises:
+        ProtocolError: 502 as in `pick`.
+    """
+    kept: list[bytes] = []
+    kept_from = start
+    at = start
+    try:
+        while at < end:
+            letter_at = at + 1 + data[at]
+            stop = letter_at + (_SIZES[data[letter_at]] or 5 + _LENGTH.unpack_from(data, letter_at + 1)[0])
+            if data[at + 1 : letter_at] in names:
+                kept.append(data[kept_from:at])
+                kept_from = stop
+            at = stop
+    except _MALFORMED:
+        _malformed()
+    if at != end or end > len(data):
+        _malformed()
+    if not kept:
+        return data[start:end]
+    kept.append(data[kept_from:end])
+    return b"".join(kept)
+
+
+def decode_table(data: bytes, start: int, end: int) -> Table:
+    """Decode every entry.
+
+    Args:
+        data: bytes with the table in them.
+        start: offset of the first entry (behind the table's own length).
+        end: offset behind the last entry.
+
+    Raises:
+        ProtocolError: 502, malformed, or nested deeper than `MAX_NESTING`.
+    """
+    if end > len(data):
+        _malformed()
+    try:
+        return _decode_entries(data, start, end, MAX_NESTING)
+    except _MALFORMED:
+        _malformed()
+
+
+def decode_value(raw: bytes) -> Value:
+    """Decode one value.
+
+    Args:
+        raw: letter and value bytes, nothing behind them.
+
+    Raises:
+        ProtocolError: 502 as in `decode_table`.
+    """
+    try:
+        value, stop = _decode(raw, 0, len(raw), MAX_NESTING)
+    except _MALFORMED:
+        _malformed()
+    if stop != len(raw):
+        _malformed()
+    return value
+
+
+def encode_table(table: Table) -> bytes:
+    """Encode entries, without the table's own length.
+
+    Raises:
+        LocalProtocolError: a name is too long or a value does not fit its letter.
+    """
+    return b"".join([_encode_name(name) + encode_value(value) for name, value in table])
+
+
+def encode_value(value: Value) -> bytes:
+    """Encode one value: letter and value bytes.
+
+    Raises:
+        LocalProtocolError: the value does not fit its letter.
+    """
+    letter, content = value
+    codec = _FIXED.get(letter)
+    try:
+        if codec is not None:
+            parts = cast("tuple[int, int]", content) if letter == "D" else (content,)
+            return letter.encode() + codec.pack(*parts)
+        return letter.encode() + _encode_sized(letter, content)
+    except (struct.error, OverflowError, TypeError, ValueError) as error:
+        raise LocalProtocolError(f"no field value of type {letter!r}: {type(content).__name__}") from error
+
+
+def _encode_sized(letter: str, content: object) -> bytes:
+    match letter, content:
+        case (("S" | "x"), bytes()):
+            encoded = content
+        case "A", tuple():
+            encoded = b"".join(map(encode_value, content))
+        case "F", tuple():
+            encoded = encode_table(content)
+        case "V", None:
+            return b""
+        case _:
+            raise TypeError(letter)
+    return _LENGTH.pack(len(encoded)) + encoded
+
+
+def _encode_name(name: bytes) -> bytes:
+    if len(name) > MAX_NAME_BYTES:
+        raise LocalProtocolError(
+            f"a name of {len(name)} bytes in a field table, at most {MAX_NAME_BYTES} fit"
+        )
+    return bytes((len(name),)) + name
+
+
+def _decode_entries(data: bytes, start: int, end: int, depth: int) -> Table:
+    entries: list[tuple[bytes, Value]] = []
+    at = start
+    while at < end:
+        letter_at = at + 1 + data[at]
+        value, stop = _decode(data, letter_at, end, depth)
+        entries.append((data[at + 1 : letter_at], value))
+        at = stop
+    if at != end:
+        _malformed()
+    return tuple(entries)
+
+
+def _decode(data: bytes, at: int, end: int, depth: int) -> tuple[Value, int]:
+    """Decode the value whose letter stands at ``at`` and which may not reach beyond ``end``."""
+    octet = data[at]
+    at += 1
+    fixed = _FIXED_BY_OCTET.get(octet)
+    if fixed is not None:
+        letter, codec = fixed
+        content = codec.unpack_from(data, at)
+        return _within(Value(letter, content if letter == "D" else content[0]), at + codec.size, end)
+    if octet == 0x56:  # V
+        return _within(_VOID, at, end)
+    size = _SIZES[octet] or _LENGTH.unpack_from(data, at)[0]
+    at += 4
+    stop = at + size
+    letter = chr(octet)
+    if stop > end:
+        _malformed()
+    if octet == 0x53 or octet == 0x78:  # S x
+        return Value(letter, data[at:stop]), stop
+    if depth == 0:
+        raise ProtocolError(_SYNTAX_ERROR, f"field table nested deeper than {MAX_NESTING} levels")
+    decode_inner = _decode_entries if octet == 0x46 else _decode_elements
+    return Value(letter, decode_inner(data, at, stop, depth - 1)), stop
+
+
+def _decode_elements(data: bytes, start: int, end: int, depth: int) -> tuple[Value, ...]:
+    elements: list[Value] = []
+    at = start
+    while at < end:
+        value, at = _decode(data, at, end, depth)
+        elements.append(value)
+    return tuple(elements)
+
+
+def _within(value: Value, stop: int, end: int) -> tuple[Value, int]:
+    if stop > end:
+        _malformed()
+    return value, stop
+
+
+def _malformed() -> NoReturn:
+    raise ProtocolError(_SYNTAX_ERROR, "malformed field table")
