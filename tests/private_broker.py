@@ -1,0 +1,290 @@
+"""How a RabbitMQ of our own is started and ended, without touching any other on the machine.
+
+Everything it has is its own: node name, Erlang port mapper, ports (all on loopback), configuration, plugins,
+data, log and cookie, under one temporary folder. It is ended by process id, through ``watchdog``, also when
+this process fails or is killed. Sources: RabbitMQ's guides on configuration and on the server's environment.
+
+As a script, ``python -m tests.private_broker [--config LINE]... [-- COMMAND...]`` runs COMMAND with
+RABBITMQ_URL and RABBITMQ_MANAGEMENT_URL set and exits with its status; without a command it prints both and
+waits for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import json
+import os
+import random
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.rabbitmq import Broker, broker_of_environment
+
+#: Seconds for the broker to answer; a start takes 4 to 8 on two idle cores.
+START_SECONDS = 90.0
+
+#: Seconds for one rabbitmqctl command.
+CTL_SECONDS = 60.0
+
+#: Starts tried before giving up: another program may take a port between our look and the broker's bind.
+ATTEMPTS = 3
+
+#: Below the range that systems take outgoing ports from, so that no connection occupies one by chance.
+PORTS = range(20000, 32000)
+
+WATCHDOG = Path(__file__).with_name("watchdog.py")
+
+CONFIG = """\
+listeners.tcp.private = 127.0.0.1:{amqp}
+management.tcp.ip = 127.0.0.1
+management.tcp.port = {http}
+disk_free_limit.absolute = 50MB
+log.file.level = info
+"""
+
+
+class BrokerMissing(Exception):  # noqa: N818 - says that nothing is installed, not that something went wrong
+    """No RabbitMQ is installed here, and RABBITMQ_URL names none."""
+
+
+class BrokerFailed(Exception):  # noqa: N818 - reads as the fact it states
+    """The broker did not start, with the end of its log."""
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody listens on now."""
+    while True:
+        port = random.choice(PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+
+
+def program(name: str) -> str | None:
+    """Return the path of one of RabbitMQ's scripts, None where it is not installed.
+
+    The scripts that Debian and Ubuntu put on PATH change to the user rabbitmq and its home; the ones that
+    they wrap run as whoever calls them.
+    """
+    unwrapped = Path("/usr/lib/rabbitmq/bin", name)
+    return str(unwrapped) if unwrapped.exists() else shutil.which(name)
+
+
+class PrivateBroker(Broker):
+    """A RabbitMQ that lives as long as this object's context.
+
+    Args:
+        config: lines added to rabbitmq.conf, e.g. ``vm_memory_high_watermark.absolute = 100MB``; take ports
+            for further listeners from ``free_port``.
+        plugins: enabled besides rabbitmq_management.
+    """
+
+    def __init__(self, config: Sequence[str] = (), plugins: Sequence[str] = ()) -> None:
+        super().__init__("127.0.0.1", 0, "")
+        self.config = tuple(config)
+        self.plugins = ("rabbitmq_management", *plugins)
+        self.node = ""
+        self.folder = Path()
+        self._epmd_port = 0
+        self._dist_port = 0
+        self._watchdog: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def log(self) -> Path:
+        """The broker's log file; gone after ``stop``."""
+        return self.folder / "log" / "broker.log"
+
+    def start(self) -> None:
+        """Start it and return when it serves AMQP and its management API; after ``kill``, with what it had.
+
+        Raises:
+            BrokerMissing: RabbitMQ or Erlang's epmd is not installed.
+            BrokerFailed: it did not answer in time, or ended.
+        """
+        for name in ("rabbitmq-server", "epmd"):
+            if not program(name):
+                raise BrokerMissing(f"{name} is not installed (run `make setup`) and RABBITMQ_URL is not set")
+        if self.node:
+            self._launch()
+            return
+        for attempt in range(1, ATTEMPTS + 1):
+            self._choose_places()
+            try:
+                self._launch()
+                return
+            except BrokerFailed as error:
+                if attempt == ATTEMPTS or "eaddrinuse" not in str(error).lower():
+                    raise
+
+    def stop(self) -> None:
+        """End it and remove everything it left; nothing happens where it does not run."""
+        self._end(keep=False)
+        if self.node:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.node = ""
+
+    def kill(self) -> None:
+        """End it as a power cut would; ``start`` brings it back on the same ports with its data."""
+        self._end(keep=True)
+
+    def rabbitmqctl(self, *arguments: str) -> str:
+        """Run one rabbitmqctl command on this node and return what it printed."""
+        command = [str(program("rabbitmqctl")), "-n", self.node, *arguments]
+        done = subprocess.run(
+            command, env=self._environment(), capture_output=True, text=True, timeout=CTL_SECONDS, check=False
+        )
+        if done.returncode:
+            raise BrokerFailed(f"rabbitmqctl {' '.join(arguments)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def _choose_places(self) -> None:
+        self.port, http, self._epmd_port, self._dist_port = (free_port() for _ in range(4))
+        self.management = f"http://127.0.0.1:{http}"
+        self.node = f"oxproxy-{secrets.token_hex(4)}@localhost"
+        self.folder = Path(tempfile.mkdtemp(prefix="oxproxy-broker-"))
+        for name in ("log", "data", "home"):
+            (self.folder / name).mkdir()
+        lines = [CONFIG.format(amqp=self.port, http=http), *self.config, ""]
+        (self.folder / "rabbitmq.conf").write_text("\n".join(lines))
+        (self.folder / "advanced.config").write_text("[].\n")
+        (self.folder / "rabbitmq-env.conf").write_text("")
+        (self.folder / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
+
+    def _environment(self) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("RABBITMQ_", "ERL_"))}
+        folder = self.folder
+        return kept | {
+            "HOME": str(folder / "home"),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "RABBITMQ_NODENAME": self.node,
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "RABBITMQ_CTL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            "RABBITMQ_CONF_ENV_FILE": str(folder / "rabbitmq-env.conf"),
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+            "RABBITMQ_LOG_BASE": str(folder / "log"),
+            "RABBITMQ_LOGS": str(self.log),
+            "RABBITMQ_PID_FILE": str(folder / "pid"),
+        }
+
+    def _launch(self) -> None:
+        # epmd by ourselves: the one that Erlang starts on its own would be a daemon that outlives us.
+        epmd = [str(program("epmd")), "-address", "127.0.0.1", "-port", str(self._epmd_port)]
+        commands = json.dumps([epmd, [str(program("rabbitmq-server"))]])
+        with (self.folder / "log" / "start.log").open("wb") as output:
+            self._watchdog = subprocess.Popen(
+                [sys.executable, "-I", str(WATCHDOG), str(self.folder), commands],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=self._environment(),
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        atexit.register(self.stop)
+        try:
+            self._await_answer()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _await_answer(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            if self._watchdog is None or self._watchdog.poll() is not None:
+                raise BrokerFailed(f"RabbitMQ ended at its start:\n{self._last_words()}")
+            if time.monotonic() > deadline:
+                raise BrokerFailed(f"RabbitMQ gave no answer for {START_SECONDS:g} s:\n{self._last_words()}")
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            self.api("GET", "overview")
+            with socket.create_connection((self.host, self.port), timeout=5) as link:
+                link.sendall(b"AMQP\x00\x00\x09\x01")
+                return link.recv(1) == b"\x01"  # a method frame: Connection.Start
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def _last_words(self) -> str:
+        logs = (self.folder / "log" / "start.log", self.log)
+        return "\n".join(log.read_text(errors="replace")[-3000:] for log in logs if log.exists())
+
+    def _end(self, keep: bool) -> None:
+        watchdog, self._watchdog = self._watchdog, None
+        if watchdog is None:
+            return
+        atexit.unregister(self.stop)
+        if watchdog.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                if keep:
+                    watchdog.stdin.write(b"keep")
+                watchdog.stdin.close()
+        watchdog.wait()
+
+
+@contextlib.contextmanager
+def some_broker(config: Sequence[str] = ()) -> Iterator[Broker]:
+    """The broker that RABBITMQ_URL names, else a private one for as long as the context lasts.
+
+    Raises:
+        BrokerMissing: neither is there.
+        BrokerFailed: the private one did not start.
+    """
+    named = broker_of_environment()
+    if named is not None:
+        yield named
+        return
+    with PrivateBroker(config) as broker:
+        yield broker
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.private_broker", description=__doc__)
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="LINE", help="added to rabbitmq.conf"
+    )
+    parser.add_argument("command", nargs="*")
+    options = parser.parse_args()
+    with PrivateBroker(options.config) as broker:
+        addresses = {"RABBITMQ_URL": broker.url(), "RABBITMQ_MANAGEMENT_URL": broker.management}
+        if options.command:
+            return subprocess.run(options.command, env=os.environ | addresses, check=False).returncode
+        for name, value in addresses.items():
+            print(f"export {name}={value}", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            while sys.stdin.read(1):
+                pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
