@@ -4,9 +4,9 @@ Knows the layout of class basic's properties and nothing of frames or rules. Pro
 written: ``content`` cuts and inserts by the offsets given here.
 
 Source: AMQP 0-9-1 spec, 4.2.6.1 "The content header". The two low bits of the flags, the continuation bit
-    among them, are read as RabbitMQ reads them: ignored, no further word of flags follows (seen on 3.10.8,
-    which delivers the flags unchanged and answers 541 to a second word). Where the table stands is what the
-    broker thinks it is, or our tokens would be put in the wrong place.
+among them, are read as RabbitMQ reads them: ignored, no further word of flags follows (seen on 3.10.8,
+which delivers the flags unchanged and answers 541 to a second word). Where the table stands is what the
+broker thinks it is, or our tokens would be put in the wrong place.
 """
 
 from __future__ import annotations

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.amqp.properties import HEADERS, decode_properties, table_span
+from proxy.amqp.tables import encode_table
+from proxy.errors import ProtocolError, Scope
+from proxy.routing.values import Table
+from tests.amqp.test_tables import refusal, tables
+
+_texts = st.binary(max_size=255) | st.just(b"")
+_layout: list[tuple[str, st.SearchStrategy[bytes | int] | st.SearchStrategy[bytes]]] = [
+    ("content_type", _texts),
+    ("content_encoding", _texts),
+    ("headers", st.just(b"")),
+    ("delivery_mode", st.integers(0, 255)),
+    ("priority", st.integers(0, 255)),
+    ("correlation_id", _texts),
+    ("reply_to", _texts),
+    ("expiration", _texts),
+    ("message_id", _texts),
+    ("timestamp", st.integers(0, 2**64 - 1)),
+    ("type", _texts),
+    ("user_id", _texts),
+    ("app_id", _texts),
+    ("cluster_id", _texts),
+]
+_sets = st.fixed_dictionaries({}, optional=dict(_layout))
+
+
+def _encode(properties: dict[str, bytes | int], entries: bytes) -> tuple[bytes, int]:
+    """Content of a header behind its flags, and the flags; ``entries`` fill the table where there is one."""
+    flags, encoded = 0, b""
+    for bit, (name, _) in enumerate(_layout):
+        if name not in properties:
+            continue
+        flags |= 0x8000 >> bit
+        content = properties[name]
+        if name == "headers":
+            encoded += struct.pack(">I", len(entries)) + entries
+        elif isinstance(content, bytes):
+            encoded += bytes((len(content),)) + content
+        else:
+            encoded += struct.pack(">Q" if name == "timestamp" else ">B", content)
+    return encoded, flags
+
+
+@given(_sets, tables, st.integers(0, 3))
+def test_every_set_of_properties_is_read_and_the_low_bits_mean_nothing(
+    properties: dict[str, bytes | int], table: Table, low_bits: int
+) -> None:
+    encoded, flags = _encode(properties, encode_table(table))
+    data = b"ahead" + encoded + b"behind"
+    found = decode_properties(data, 5, 5 + len(encoded), flags | low_bits)
+    assert found == {name: content for name, content in properties.items() if name != "headers"}
+
+
+@given(_sets, tables)
+def test_table_span_encloses_exactly_the_entries(properties: dict[str, bytes | int], table: Table) -> None:
+    entries = encode_table(table)
+    encoded, flags = _encode(properties, entries)
+    span = table_span(b"ahead" + encoded + b"behind", 5, flags, 5 + len(encoded))
+    if span is None:
+        assert not flags & HEADERS
+    else:
+        assert "headers" in properties
+        assert (b"ahead" + encoded)[slice(*span)] == entries
+
+
+@given(_sets, st.frozensets(st.sampled_from([name for name, _ in _layout])))
+def test_only_wanted_properties_are_given(properties: dict[str, bytes | int], wanted: frozenset[str]) -> None:
+    encoded, flags = _encode(properties, b"")
+    found = decode_properties(encoded, 0, len(encoded), flags, wanted)
+    assert set(found) == set(properties) & wanted - {"headers"}
+
+
+def test_empty_text_is_not_an_absent_one() -> None:
+    assert decode_properties(b"\x00", 0, 1, 0x8000) == {"content_type": b""}
+    assert decode_properties(b"", 0, 0, 0) == {}
+
+
+@given(_sets, st.data())
+def test_properties_cut_short_are_an_error_even_with_bytes_behind(
+    properties: dict[str, bytes | int], data: st.DataObject
+) -> None:
+    encoded, flags = _encode(properties, b"\x01aV")
+    if not encoded:
+        return
+    end = data.draw(st.integers(0, len(encoded) - 1))
+    for content, limit in ((encoded, end), (encoded[:end], end), (encoded[:end], len(encoded))):
+        with pytest.raises(ProtocolError) as refused:
+            decode_properties(content, 0, limit, flags)
+        assert (refused.value.reply_code, refused.value.scope) == (502, Scope.CONNECTION)
+
+
+def test_bytes_behind_the_last_property_are_an_error() -> None:
+    with pytest.raises(ProtocolError):
+        decode_properties(b"\x01a\x00", 0, 3, 0x8000)
+
+
+@pytest.mark.parametrize("end", range(9))
+def test_table_that_reaches_beyond_the_header_is_an_error(end: int) -> None:
+    data = b"\x01c" + struct.pack(">I", 3) + b"\x01aV"
+    for content, limit in ((data, end), (data[:end], None)):
+        with pytest.raises(ProtocolError):
+            table_span(content, 0, 0xA000, limit)
+
+
+@given(st.binary(max_size=60), st.integers(0, 0xFFFF))
+def test_random_bytes_are_properties_or_a_connection_error(data: bytes, flags: int) -> None:
+    answers = {
+        refusal(lambda: table_span(data, 0, flags)),
+        refusal(lambda: decode_properties(data, 0, len(data), flags)),
+    }
+    assert answers <= {None, (502, Scope.CONNECTION)}

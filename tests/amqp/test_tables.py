@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.amqp.tables import (
+    MAX_NESTING,
+    decode_table,
+    decode_value,
+    encode_table,
+    encode_value,
+    pick,
+    without,
+)
+from proxy.errors import LocalProtocolError, ProtocolError, Scope
+from proxy.routing.values import Table, Value
+
+#: Letter, Python value, bytes behind the letter (AMQP 0-9-1 errata, "Field types", as RabbitMQ reads them).
+EVERY_LETTER: list[tuple[str, object, bytes]] = [
+    ("t", True, b"\x01"),
+    ("t", False, b"\x00"),
+    ("b", -128, b"\x80"),
+    ("B", 255, b"\xff"),
+    ("s", -32768, b"\x80\x00"),
+    ("u", 65535, b"\xff\xff"),
+    ("I", -(2**31), b"\x80\x00\x00\x00"),
+    ("i", 2**32 - 1, b"\xff\xff\xff\xff"),
+    ("l", -(2**63), b"\x80" + bytes(7)),
+    ("L", -1, b"\xff" * 8),
+    ("T", 2**64 - 1, b"\xff" * 8),
+    ("f", 0.5, b"\x3f\x00\x00\x00"),
+    ("d", 0.1, b"\x3f\xb9\x99\x99\x99\x99\x99\x9a"),
+    ("D", (2, 314), b"\x02\x00\x00\x01\x3a"),
+    ("S", b"\xff\x00text", b"\x00\x00\x00\x06\xff\x00text"),
+    ("S", b"", b"\x00\x00\x00\x00"),
+    ("x", b"\x00\x01", b"\x00\x00\x00\x02\x00\x01"),
+    ("A", (Value("t", True), Value("V", None)), b"\x00\x00\x00\x03t\x01V"),
+    ("A", (), b"\x00\x00\x00\x00"),
+    ("F", ((b"k", Value("V", None)),), b"\x00\x00\x00\x03\x01kV"),
+    ("F", (), b"\x00\x00\x00\x00"),
+    ("V", None, b""),
+]
+
+names = st.binary(max_size=255) | st.sampled_from([b"", b"a", b"n" * 255])
+_scalars = st.one_of(
+    st.booleans().map(lambda content: Value("t", content)),
+    st.just(Value("V", None)),
+    *(
+        st.integers(low, high).map(lambda content, letter=letter: Value(letter, content))  # type:
+        ignore[misc] for letter, low, high in [
+            ("b", -(2**7), 2**7 - 1), ("B", 0, 2**8 - 1), ("s", -(2**15), 2**15 - 1), ("u", 0, 2**16 - 1),
+            ("I", -(2**31), 2**31 - 1), ("i", 0, 2**32 - 1), ("l", -(2**63), 2**63 - 1),
+            ("L", -(2**63), 2**63 - 1), ("T", 0, 2**64 - 1),
+        ]
+    ),
+    st.floats(width=32, allow_nan=False).map(lambda content: Value("f", content)),
+    st.floats(allow_nan=False).map(lambda content: Value("d", content)),
+    st.tuples(st.integers(0, 255), st.integers(0, 2**32 - 1)).map(lambda content: Value("D", content)),
+    st.binary(max_size=20).map(lambda content: Value("S", content)),
+    st.binary(max_size=20).map(lambda content: Value("x", content)),
+)  # fmt: skip
+values: st.SearchStrategy[Value] = st.recursive(
+    _scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4).map(lambda content: Value("A", tuple(content)))
+        | st.lists(st.tuples(names, inner), max_size=4).map(lambda content: Value("F", tuple(content)))
+    ),
+    max_leaves=10,
+)
+tables: st.SearchStrategy[Table] = st.lists(
+    st.tuples(st.sampled_from([b"", b"a", b"b", b"BCC"]) | names, values), max_size=6
+).map(tuple)
+
+
+@pytest.mark.parametrize(("letter", "content", "encoded"), EVERY_LETTER)
+def test_every_letter_has_its_bytes_in_both_directions(letter: str, content: object, encoded: bytes) -> None:
+    raw = letter.encode() + encoded
+    assert decode_value(raw) == Value(letter, content)
+    assert encode_value(Value(letter, content)) == raw
+
+
+@pytest.mark.parametrize(("letter", "content", "encoded"), EVERY_LETTER)
+def test_every_letter_is_walked_over_and_picked(letter: str, content: object, encoded: bytes) -> None:
+    raw = letter.encode() + encoded
+    data = b"\x01a" + raw + b"\x01bV"
+    assert pick(data, 0, len(data), frozenset({b"b"})) == [(b"b", b"V")]
+    assert pick(data, 0, len(data), frozenset({b"a"})) == [(b"a", raw)]
+
+
+def test_not_a_number_is_decoded() -> None:
+    for raw in (b"f\x7f\xc0\x00\x00", b"d\x7f\xf8" + bytes(6)):
+        assert math.isnan(cast(float, decode_value(raw).value))
+
+
+def test_boolean_is_any_octet_but_zero() -> None:
+    assert decode_value(b"t\x02") == Value("t", True)
+
+
+@given(tables)
+def test_encoded_table_decodes_to_itself(table: Table) -> None:
+    encoded = encode_table(table)
+    assert decode_table(b"left" + encoded + b"right", 4, 4 + len(encoded)) == table
+
+
+@given(tables, st.sets(st.sampled_from([b"", b"a", b"b", b"BCC"])))
+def test_pick_gives_the_raw_bytes_of_wanted_entries_in_order_with_duplicates(
+    table: Table, wanted: set[bytes]
+) -> None:
+    data = b"--" + encode_table(table) + b"--"
+    picked = pick(data, 2, len(data) - 2, frozenset(wanted))
+    assert picked == [(name, encode_value(value)) for name, value in table if name in wanted]
+
+
+@given(tables, st.sets(st.sampled_from([b"", b"a", b"b", b"BCC"])))
+def test_without_cuts_every_entry_of_the_names_and_keeps_the_bytes_of_the_others(
+    table: Table, names: set[bytes]
+) -> None:
+    data = b"--" + encode_table(table) + b"--"
+    expected = encode_table(tuple(entry for entry in table if entry[0] not in names))
+    assert without(data, 2, len(data) - 2, frozenset(names)) == expected
+
+
+def test_without_keeps_bytes_that_would_be_encoded_otherwise() -> None:
+    odd = b"\x01at\x07" + b"\x03BCCA\0\0\0\0" + b"\x01bf\x7f\xa0\x00\x01"  # true as 7; a signalling NaN
+    assert without(odd, 0, len(odd), frozenset({b"BCC"})) == b"\x01at\x07\x01bf\x7f\xa0\x00\x01"
+
+
+def refusal(read: Callable[[], object]) -> tuple[int, Scope] | None:
+    """Code and scope with which bytes are refused; None where they are read. Any other exception fails the
+    test.""" try:
+        read()
+    except ProtocolError as error:
+        return error.reply_code, error.scope
+    return None
+
+
+def _spoiled(encoded: bytes, changes: list[tuple[int, int]]) -> bytes:
+    octets = bytearray(encoded)
+    for at, octet in changes:
+        if octets:
+            octets[at % len(octets)] = octet
+    return bytes(octets)
+
+
+_nearly_tables = st.builds(
+    _spoiled, tables.map(encode_table), st.lists(st.tuples(st.integers(0, 999), st.integers(0, 255)),
+    max_size=3)
+)
+
+
+@given(st.binary(max_size=80) | _nearly_tables)
+def test_any_bytes_are_a_table_or_a_connection_error(data: bytes) -> None:
+    decoded = refusal(lambda: decode_table(data, 0, len(data)))
+    picked = refusal(lambda: pick(data, 0, len(data), frozenset({b""})))
+    cut = refusal(lambda: without(data, 0, len(data), frozenset({b""})))
+    assert {decoded, picked, cut} <= {None, (502, Scope.CONNECTION)}
+    assert picked == cut
+    assert decoded is not None or picked is None, "what decodes can be walked"
+
+
+@given(st.binary(max_size=40) | _nearly_tables.map(lambda encoded: encoded[1:]))
+def test_any_bytes_are_a_value_or_a_connection_error(raw: bytes) -> None:
+    assert refusal(lambda: decode_value(raw)) in (None, (502, Scope.CONNECTION))
+
+
+@given(tables.filter(bool), st.data())
+def test_table_cut_short_is_an_error_even_with_bytes_behind_it(table: Table, data: st.DataObject) -> None:
+    encoded = encode_table(table)
+    last = len(encode_table(table[:-1]))
+    end = data.draw(st.integers(last + 1, len(encoded) - 1))
+    behind = encoded[end:] + bytes(300)
+    for read in (
+        lambda: decode_table(encoded[:end] + behind, 0, end),
+        lambda: pick(encoded[:end] + behind, 0, end, frozenset()),
+        lambda: without(encoded[:end] + behind, 0, end, frozenset()),
+        lambda: pick(encoded[:end], 0, len(encoded), frozenset()),
+    ):
+        with pytest.raises(ProtocolError):
+            read()
+
+
+@pytest.mark.parametrize("letter", sorted(set(range(256)) - {ord(letter) for letter, _, _ in EVERY_LETTER}))
+def test_unknown_letter_is_refused(letter: int) -> None:
+    data = b"\x01a" + bytes((letter,)) + bytes(8)
+    with pytest.raises(ProtocolError):
+        decode_table(data, 0, len(data))
+    with pytest.raises(ProtocolError):
+        pick(data, 0, len(data), frozenset())
+
+
+def _nested(levels: int) -> bytes:
+    raw = b"V"
+    for _ in range(levels):
+        raw = b"A" + struct.pack(">I", len(raw)) + raw
+    return raw
+
+
+def test_nesting_is_limited() -> None:
+    assert encode_value(decode_value(_nested(MAX_NESTING))) == _nested(MAX_NESTING)
+    with pytest.raises(ProtocolError, match="nested"):
+        decode_value(_nested(MAX_NESTING + 1))
+    with pytest.raises(ProtocolError, match="nested"):
+        decode_value(_nested(20_000))
+
+
+def test_bytes_behind_a_value_are_refused() -> None:
+    with pytest.raises(ProtocolError):
+        decode_value(b"t\x01\x00")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Value("B", 256), Value("S", "text"), Value("f", 1e39), Value("D", 3), Value("V", 0), Value("Z", 0),
+     Value("I", None), Value("F", ((b"n" * 256, Value("V", None)),))],
+)  # fmt: skip
+def test_value_that_does_not_fit_its_letter_is_our_own_error(value: Value) -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_value(value)
