@@ -52,8 +52,8 @@ _scalars = st.one_of(
     st.booleans().map(lambda content: Value("t", content)),
     st.just(Value("V", None)),
     *(
-        st.integers(low, high).map(lambda content, letter=letter: Value(letter, content))  # type:
-        ignore[misc] for letter, low, high in [
+        st.integers(low, high).map(lambda content, letter=letter: Value(letter, content))  # type: ignore[misc]
+        for letter, low, high in [
             ("b", -(2**7), 2**7 - 1), ("B", 0, 2**8 - 1), ("s", -(2**15), 2**15 - 1), ("u", 0, 2**16 - 1),
             ("I", -(2**31), 2**31 - 1), ("i", 0, 2**32 - 1), ("l", -(2**63), 2**63 - 1),
             ("L", -(2**63), 2**63 - 1), ("T", 0, 2**64 - 1),
@@ -132,8 +132,8 @@ def test_without_keeps_bytes_that_would_be_encoded_otherwise() -> None:
 
 
 def refusal(read: Callable[[], object]) -> tuple[int, Scope] | None:
-    """Code and scope with which bytes are refused; None where they are read. Any other exception fails the
-    test.""" try:
+    """Code and scope with which bytes are refused; None where they are read."""
+    try:
         read()
     except ProtocolError as error:
         return error.reply_code, error.scope
@@ -149,8 +149,9 @@ def _spoiled(encoded: bytes, changes: list[tuple[int, int]]) -> bytes:
 
 
 _nearly_tables = st.builds(
-    _spoiled, tables.map(encode_table), st.lists(st.tuples(st.integers(0, 999), st.integers(0, 255)),
-    max_size=3)
+    _spoiled,
+    tables.map(encode_table),
+    st.lists(st.tuples(st.integers(0, 999), st.integers(0, 255)), max_size=3),
 )
 
 
