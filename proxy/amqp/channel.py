@@ -1,0 +1,134 @@
+"""What is known of one channel: its life, the content under way, what waits.
+
+A channel of the producer and the channel of the same number upstream are one thing here. Who closes it first decides
+whose frames are discarded until the close-ok; the table in `LIFE` says so.
+
+Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; RabbitMQ drops what arrives on a closing channel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from proxy.amqp.confirms import Ledger, Settled
+
+if TYPE_CHECKING:
+    from proxy.amqp.plan import ExchangePlan
+
+
+class Life(Enum):
+    """Who is waiting for whose close-ok on the producer's side of a channel."""
+
+    OPEN = "open"
+    #: The broker closed it: the producer's frames are discarded until its close-ok, which goes upstream.
+    CLOSED_UPSTREAM = "closed upstream"
+    #: We closed it: the producer's frames are discarded until its close-ok, which ends here.
+    CLOSED_HERE = "closed here"
+
+
+class Content(Enum):
+    """What a channel expects from the producer next."""
+
+    METHOD = "a method frame"
+    HEADER = "a content header frame"
+    BODY = "a content body frame"
+
+
+class Publish(NamedTuple):
+    """A Basic.Publish method as it came.
+
+    Args:
+        frame: the whole method frame.
+        plan: of the exchange, None where it is not evaluated here.
+        exchange: its exchange.
+        routing_key: its routing key.
+        channel: where it came from.
+        mandatory: whether an unroutable message is to be returned.
+    """
+
+    frame: bytes
+    plan: ExchangePlan | None
+    exchange: bytes
+    routing_key: bytes
+    channel: Channel
+    mandatory: bool
+
+
+class Collected:
+    """A publish that leaves in several copies: its body is kept until it is whole."""
+
+    __slots__ = ("body", "header", "publish")
+
+    def __init__(self, publish: Publish, header: bytes) -> None:
+        """Start with no body.
+
+        Args:
+            publish: the method.
+            header: the producer's whole content header frame.
+        """
+        self.publish = publish
+        self.header = header
+        self.body = bytearray()
+
+
+class Declared(NamedTuple):
+    """A queue method on its way whose answer is of interest.
+
+    Args:
+        reply: (class << 16 | method) of the answer.
+        queue: name in the request (empty: the broker makes one).
+        exclusive: whether the queue is to be exclusive.
+    """
+
+    reply: int
+    queue: bytes
+    exclusive: bool
+
+
+class Channel:
+    """State of one channel number.
+
+    `held` keeps the producer's frames while a destination is being bound; `held_back` keeps the broker's frames
+    while a queue that has just been declared gets its tokens.
+    """
+
+    __slots__ = (
+        "awaiting", "collected", "confirming", "content", "discard_upstream", "held", "held_back", "held_bytes",
+        "ledger", "life", "number", "publish", "published", "remaining", "replies", "returned", "sample",
+        "settled", "transactional", "waited",
+    )  # fmt: skip
+
+    def __init__(self, number: int) -> None:
+        """Start as a channel that is open and idle."""
+        self.number = number
+        #: our own close was sent upstream: what comes from there is discarded until its close-ok
+        self.discard_upstream = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything but an upstream close under way: the number is free for a new channel."""
+        self.life = Life.OPEN
+        self.content = Content.METHOD
+        self.publish: Publish | None = None
+        self.collected: Collected | None = None
+        #: body bytes still to come
+        self.remaining = 0
+        self.confirming = False
+        self.transactional = False
+        #: publishes of the producer since the channel was opened; in confirm mode its delivery tag
+        self.published = 0
+        self.settled = Settled()
+        self.ledger: Ledger | None = None
+        self.replies: deque[Declared] = deque()
+        self.held: list[bytes] | None = None
+        self.held_bytes = 0
+        self.held_back: list[bytes] | None = None
+        #: destinations were waited for already: what is unbound now counts as missing
+        self.waited = False
+        #: (producer tag, time of the publish) whose confirm is being timed
+        self.sample: tuple[int, float] | None = None
+        #: header of a return, delivery or get under way that is to be restored: its method frame
+        self.returned: bytes | None = None
+        self.awaiting = False

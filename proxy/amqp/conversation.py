@@ -1,0 +1,188 @@
+"""What the two directions of one producer connection share: channels, outputs, how it ends.
+
+`publishing` (producer to broker) and `delivering` (broker to producer) both write here; `relay` owns it. Bytes to
+send gather in `to_upstream` and `to_producer`; what needs somebody with sockets and time gathers in `requests`.
+
+Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from proxy.amqp import methods
+from proxy.amqp.channel import Channel, Life
+from proxy.amqp.handshake import Tuning
+from proxy.amqp.own_channel import OwnChannel
+from proxy.amqp.plan import Plans
+from proxy.amqp.vhost import Destination
+from proxy.errors import ProtocolError, Scope
+
+
+class Phase(Enum):
+    """How far the connection is."""
+
+    OPEN = "open"
+    #: the producer's Connection.Close went upstream; the broker's close-ok is relayed, then both sides end
+    PRODUCER_CLOSES = "producer closes"
+    #: the broker's (or our) Connection.Close went to the producer; its close-ok ends it
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class EnsureQueue(NamedTuple):
+    """A queue has been declared through us: give it its tokens, then `Relay.release`."""
+
+    channel: Channel
+    queue: bytes
+
+
+class BindDestinations(NamedTuple):
+    """A publish waits for destinations that are not bound yet: bind them, then `Relay.resume`."""
+
+    channel: Channel
+    exchange: bytes
+    destinations: tuple[Destination, ...]
+
+
+Request: TypeAlias = EnsureQueue | BindDestinations
+
+
+class Limits(NamedTuple):
+    """Limits of one connection.
+
+    Args:
+        held_bytes: frames kept while a destination is being bound or a queue gets its tokens; reaching it stops
+            the reading of that side until they leave.
+        replay_bytes: largest body that leaves in several copies; a larger one is refused with 311.
+    """
+
+    held_bytes: int = 1 << 20
+    replay_bytes: int = 4 << 20
+
+
+class Inventory(NamedTuple):
+    """What the relay tells and asks the control plane without waiting.
+
+    Args:
+        interested: whether rules name a queue, or look at queue names at all.
+        queue_declared: a queue exists now.
+        queue_deleted: a queue is gone.
+    """
+
+    interested: Callable[[bytes], bool]
+    queue_declared: Callable[[bytes], None]
+    queue_deleted: Callable[[bytes], None]
+
+
+class Conversation:
+    """State of one producer connection and its upstream connection.
+
+    Args:
+        tuning: what the handshake agreed on, both sides.
+        plans: the virtual host's plans.
+        inventory: the control plane.
+        limits: see Limits.
+    """
+
+    def __init__(self, tuning: Tuning, plans: Plans, inventory: Inventory, limits: Limits) -> None:
+        """Start open, with no channel."""
+        self.tuning = tuning
+        self.plans = plans
+        self.state = plans.state
+        self.counters = plans.counters
+        self.inventory = inventory
+        self.limits = limits
+        self.phase = Phase.OPEN
+        self.channels: dict[int, Channel] = {}
+        self.to_upstream: list[bytes] = []
+        self.to_producer: list[bytes] = []
+        self.requests: list[Request] = []
+        self.own = OwnChannel(tuning.channel_max_upstream, self.to_upstream)
+        self.upstream_closing = False
+        #: what to tell the logs when it ended by a fault
+        self.fault: ProtocolError | None = None
+        self.held_bytes = 0
+        self.held_back_bytes = 0
+        #: grows whenever a channel leaves the plain state, so that remembered publishes are looked at again
+        self.shape = 0
+        #: seconds on the driver's monotonic clock, set with every input
+        self.now = 0.0
+
+    def channel(self, number: int) -> Channel:
+        """Give the record of a channel number."""
+        found = self.channels.get(number)
+        if found is None:
+            found = self.channels[number] = Channel(number)
+        return found
+
+    def forget(self, channel: Channel) -> None:
+        """A channel is closed on both sides; its number is free."""
+        self.shape += 1
+        self.drop_held(channel)
+        if channel.discard_upstream:
+            channel.reset()
+        else:
+            self.channels.pop(channel.number, None)
+
+    def drop_held(self, channel: Channel) -> None:
+        """Throw away what a closing channel kept back."""
+        self.held_bytes -= channel.held_bytes
+        channel.held_bytes = 0
+        channel.held = None
+        if channel.held_back is not None:
+            self.held_back_bytes -= sum(map(len, channel.held_back))
+            channel.held_back = None
+
+    def refuse(self, channel: Channel, error: ProtocolError) -> None:
+        """Answer a fault of the producer on one channel: Channel.Close to both sides.
+
+        What was published before stays published: the broker gets our close behind it.
+        """
+        self.counters.protocol_error(error.reply_code)
+        self.drop_held(channel)
+        channel.reset()
+        channel.life = Life.CLOSED_HERE
+        self.shape += 1
+        text = methods.reply_text(error.reply_code, error.text)
+        self.to_producer.append(
+            methods.channel_close(channel.number, error.reply_code, text, error.class_id, error.method_id)
+        )
+        if not channel.discard_upstream:
+            channel.discard_upstream = True
+            self.to_upstream.append(methods.channel_close(channel.number, 200, b"closed by the proxy", 0, 0))
+
+    def fail(self, error: ProtocolError) -> None:
+        """Answer a fault of the producer on the connection: Connection.Close to both sides."""
+        if error.scope is Scope.CHANNEL:
+            error = ProtocolError(error.reply_code, error.text, Scope.CONNECTION, error.class_id, error.method_id)
+        self.fault = error
+        self.counters.protocol_error(error.reply_code)
+        self.close(error.reply_code, error.text, error.class_id, error.method_id)
+
+    def close(self, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> None:
+        """Close both connections on our own account.
+
+        Args:
+            reply_code: AMQP reply code.
+            text: reply text without the code's name.
+            class_id: offending class, if any.
+            method_id: offending method, if any.
+        """
+        if self.phase in (Phase.CLOSING, Phase.CLOSED):
+            return
+        if self.phase is Phase.OPEN:
+            self.close_upstream()
+        self.phase = Phase.CLOSING
+        self.shape += 1
+        self.to_producer.append(
+            methods.connection_close(reply_code, methods.reply_text(reply_code, text), class_id, method_id)
+        )
+
+    def close_upstream(self) -> None:
+        """Say goodbye to the broker; its close-ok, or the end of the link, ends that side."""
+        if not self.upstream_closing:
+            self.upstream_closing = True
+            self.to_upstream.append(methods.connection_close(200, b"Goodbye", 0, 0))

@@ -1,0 +1,183 @@
+"""In which frames does a decision leave? One publish for one publish, wherever that is possible.
+
+From a Decision and the state of the virtual host to `Outgoing`: which exchange and key the publish leaves under,
+which tokens or queue names it carries as BCC, and what must be bound first. No caching here (see plan).
+
+Source: architecture "One in, one out"; delivery notes; RabbitMQ guide "Sender-selected distribution".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from proxy.amqp.frames import U32, shortstr
+from proxy.amqp.original import CC_ASIDE, OURS, Address, entry
+from proxy.amqp.tables import decode_value, pick, without
+from proxy.amqp.tokens import NOWHERE, RESERVED, token
+from proxy.amqp.traffic import Tally, Traffic
+from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.errors import ProtocolError, Scope
+from proxy.routing.decision import Decision, Outcome
+
+PUBLISH = (60, 40)
+_CC_BCC = frozenset((b"CC", b"BCC"))
+_CUT = OURS | {b"BCC"}
+_CUT_CC = _CUT | {b"CC"}
+
+
+class Copy(NamedTuple):
+    """One upstream publish.
+
+    Args:
+        exchange: the exchange it leaves under.
+        routing_key: its routing key; None: the producer's own.
+        bcc: further routing keys (tokens, or queue names in queue delivery).
+        moved: exchange or key differ from the producer's: our header says what they were.
+        hide_cc: the producer's CC would route there and must not.
+    """
+
+    exchange: bytes
+    routing_key: bytes | None
+    bcc: tuple[bytes, ...]
+    moved: bool
+    hide_cc: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """How the messages of one decision leave; shared by all messages with the same facts.
+
+    Args:
+        decision: the decision.
+        copies: upstream publishes; none when the publish is refused, or forwarded untouched.
+        untouched: forwarded byte for byte to the broker's own exchange (``unmatched: pass``).
+        unbound: destinations that must be bound before the publish can leave.
+        tally: where its publishes and body bytes are counted.
+    """
+
+    decision: Decision
+    tally: Tally
+    copies: tuple[Copy, ...] = ()
+    untouched: bool = False
+    unbound: tuple[Destination, ...] = ()
+
+
+def outgoing(decision: Decision, owned: OwnedExchange, state: VhostState, traffic: Traffic) -> Outgoing:
+    """Turn a decision into upstream publishes.
+
+    Args:
+        decision: what routing answered.
+        owned: the exchange that was asked.
+        state: what is bound and what is missing in its virtual host.
+        traffic: totals that the publishes are counted in.
+    """
+    untouched = owned.unmatched_pass and decision.outcome is Outcome.UNROUTED
+    outcome = "passed" if untouched else decision.outcome.value
+    names = decision.queues + decision.exchanges
+    tally = traffic.tally(state.name, owned.name, outcome, decision.matched, names)
+    if untouched or decision.outcome is Outcome.REJECTED:
+        return Outgoing(decision, tally, untouched=untouched)
+    copies, unbound = (
+        _queue_copies(decision, owned, state)
+        if owned.delivery is Delivery.QUEUE
+        else _carrier_copies(decision, owned, state)
+    )
+    return Outgoing(decision, tally, copies, unbound=unbound)
+
+
+def _carrier_copies(
+    decision: Decision, owned: OwnedExchange, state: VhostState
+) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
+    wanted = [("queue", name) for name in decision.queues]
+    wanted += [("exchange", name) for name in decision.exchanges]
+    reachable = [one for one in wanted if one in owned.bound]
+    unbound = tuple(one for one in wanted if one not in owned.bound and one not in state.missing)
+    if wanted and not reachable and owned.alternate is not None:
+        # Names that nobody has must not wake the alternate exchange (open exchange, 1.6): leave where no AE is.
+        return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
+    # Exchange tokens first: the broker removes duplicates within one publish only, so they must not be spread.
+    reachable.sort(key=lambda one: one[0] != "exchange")
+    tokens = tuple(token(*one) for one in reachable)
+    return (Copy(owned.carrier, None, tokens, moved=owned.carrier != owned.name),), unbound
+
+
+def _queue_copies(
+    decision: Decision, owned: OwnedExchange, state: VhostState
+) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
+    queues = [name for name in decision.queues if ("queue", name) not in state.missing] or list(
+        decision.queues[:1]
+    )
+    copies = []
+    if queues:
+        copies.append(Copy(b"", queues[0], tuple(queues[1:]), moved=True, hide_cc=True))
+    copies += [Copy(name, None, (), moved=True) for name in decision.exchanges]
+    if not copies and decision.alternate and owned.alternate is not None:
+        copies.append(Copy(owned.alternate, None, (), moved=True))
+    return tuple(copies) or (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), ()
+
+
+def bcc_entry(keys: tuple[bytes, ...]) -> bytes:
+    """Encode the BCC entry of a header table (array of long strings); nothing for no keys."""
+    if not keys:
+        return b""
+    items = b"".join(b"S" + U32.pack(len(key)) + key for key in keys)
+    return b"\x03BCCA" + U32.pack(len(items)) + items
+
+
+def table_entries(entries: bytes, copy: Copy, original: Address) -> bytes:
+    """Rewrite the entries of a message's header table for one upstream publish.
+
+    Args:
+        entries: the producer's entries, untouched bytes.
+        copy: the publish that leaves.
+        original: where the producer published to.
+
+    Returns:
+        The producer's entries without BCC and without headers that only we may set, then ours.
+    """
+    aside = b""
+    cut = _CUT
+    if copy.hide_cc and b"CC" in entries:
+        raws = [raw for name, raw in pick(entries, 0, len(entries), _CC_BCC) if name == b"CC"]
+        if raws and raws[0][:1] == b"A":  # the broker answers another type with its own 406
+            cut = _CUT_CC
+            aside = b"".join(shortstr(CC_ASIDE) + raw for raw in raws)
+    kept = (
+        without(entries, 0, len(entries), cut)
+        if b"BCC" in entries or b"x-original-" in entries or aside
+        else entries
+    )
+    if b"BCC" in entries and _first_bcc_is_no_array(entries):
+        return entries  # forwarded as it is: the broker's own 406 is the right answer
+    if not copy.moved:
+        return kept + bcc_entry(copy.bcc)
+    key = original.routing_key if copy.routing_key is None else copy.routing_key
+    return kept + aside + entry(original, Address(copy.exchange, key)) + bcc_entry(copy.bcc)
+
+
+def _first_bcc_is_no_array(entries: bytes) -> bool:
+    found = pick(entries, 0, len(entries), frozenset((b"BCC",)))
+    return bool(found) and found[0][1][:1] != b"A"
+
+
+def refuse_reserved(routing_key: bytes, entries: bytes) -> None:
+    """Refuse a producer's routing key or CC entry under the reserved prefix.
+
+    Raises:
+        ProtocolError: 403 on the channel.
+    """
+    keys = [routing_key]
+    if RESERVED in entries and b"CC" in entries:
+        for name, raw in pick(entries, 0, len(entries), frozenset((b"CC",))):
+            value = decode_value(raw).value
+            if name == b"CC" and isinstance(value, tuple):
+                keys += [item.value for item in value if isinstance(getattr(item, "value", None), bytes)]
+    for key in keys:
+        if key.startswith(RESERVED):
+            raise ProtocolError(
+                403,
+                f"routing keys that begin with '{RESERVED.decode()}' are reserved",
+                Scope.CHANNEL,
+                *PUBLISH,
+            )

@@ -1,0 +1,77 @@
+"""How do we run a method of our own on a producer's connection without the producer noticing?
+
+The top channel of the leased connection is never offered to the producer. What only this connection may do
+(binding its exclusive queues) runs there, one method at a time: a refusal closes this channel and nothing else.
+
+Source: delivery notes, "Tokens and bindings".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import TypeAlias
+
+from proxy.amqp import methods
+from proxy.amqp.frames import U32
+
+#: called with None when the method was done, with the broker's text when it was refused
+Done: TypeAlias = Callable[[str | None], None]
+
+
+class _State(Enum):
+    CLOSED = "closed"
+    OPENING = "opening"
+    IDLE = "idle"
+    WAITING = "waiting"
+
+
+class OwnChannel:
+    """The one channel of a leased connection that is ours.
+
+    Args:
+        number: its channel number.
+        to_upstream: where frames to the broker gather.
+    """
+
+    __slots__ = ("_out", "_queue", "_state", "number")
+
+    def __init__(self, number: int, to_upstream: list[bytes]) -> None:
+        """Start closed; it is opened when first needed."""
+        self.number = number
+        self._out = to_upstream
+        self._state = _State.CLOSED
+        self._queue: deque[tuple[bytes, Done]] = deque()
+
+    def run(self, frame: bytes, done: Done) -> None:
+        """Send a method that is answered by exactly one method, behind those already waiting."""
+        self._queue.append((frame, done))
+        self._go_on()
+
+    def receive(self, payload: bytes) -> None:
+        """Take a method payload that the broker sent on this channel."""
+        index = U32.unpack_from(payload)[0] if len(payload) >= 4 else 0
+        if index == methods.CHANNEL_OPEN_OK:
+            self._state = _State.IDLE
+        elif index == methods.CHANNEL_CLOSE:
+            code, text, _, _ = methods.read_close(payload)
+            self._out.append(methods.channel_close_ok(self.number))
+            waiting = self._state is _State.WAITING
+            self._state = _State.CLOSED
+            if waiting:
+                self._queue.popleft()[1](f"{code} {text.decode(errors='replace')}")
+        elif self._state is _State.WAITING:
+            self._state = _State.IDLE
+            self._queue.popleft()[1](None)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._queue:
+            return
+        if self._state is _State.CLOSED:
+            self._state = _State.OPENING
+            self._out.append(methods.channel_open(self.number))
+        elif self._state is _State.IDLE:
+            self._state = _State.WAITING
+            self._out.append(self._queue[0][0])

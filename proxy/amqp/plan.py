@@ -1,0 +1,317 @@
+"""How is the outgoing form of a publish found quickly? The caches of one owned exchange.
+
+Three looks, each cheaper than the next: the raw header table (same table, same answer, where the rules look at
+nothing else), the raw bytes of just the entries that rules mention, and at last the engine itself. Message ids,
+timestamps and other properties that no rule mentions never spoil a look-up. Caches are bounded: when one is full it
+starts anew. Part of the publish path: no object per frame.
+
+Source: architecture, "The decision is pure" and "Bodies stream, headers are read in place".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import NamedTuple
+
+from proxy.amqp.counters import Histogram, RelayCounters
+from proxy.amqp.frames import FRAME_HEAD, HEADER, OVERHEAD, U16, U32, U64, shortstr
+from proxy.amqp.original import Address
+from proxy.amqp.outgoing import Copy, Outgoing, outgoing, refuse_reserved, table_entries
+from proxy.amqp.properties import decode_properties
+from proxy.amqp.tables import decode_table, decode_value, pick
+from proxy.amqp.traffic import Traffic
+from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
+from proxy.errors import ProtocolError
+from proxy.routing.decision import Facts
+
+
+class Sources(NamedTuple):
+    """What is not a function of the message, given by whoever has a clock and dice.
+
+    Args:
+        wall: seconds since 1970, read for exchanges with datetime rules only.
+        timer: seconds from any start, to time the engine.
+        draw: index below n at random, read where a rule picks at random only.
+    """
+
+    wall: Callable[[], float]
+    timer: Callable[[], float]
+    draw: Callable[[int], int]
+
+
+#: Entries of one cache: a few MiB at most, and far more shapes of message than one exchange usually sees.
+CACHE_ENTRIES = 8192
+#: Larger header tables are not kept as keys.
+CACHED_TABLE_BYTES = 2048
+_TABLE_FLAG, _TYPE_FLAG, _ENCODING_FLAG = 0x2000, 0x8000, 0x4000
+#: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
+_FLAGS_AT = 19
+
+
+class Plans:
+    """The plans of one virtual host, made when first asked for and made anew when its state has changed.
+
+    Args:
+        state: the virtual host.
+        counters: what its relays count.
+        traffic: totals of publishes.
+        timing: histogram of the engine's seconds.
+        sources: clocks and dice.
+    """
+
+    __slots__ = ("_plans", "counters", "epoch", "sources", "state", "timing", "traffic")
+
+    def __init__(
+        self,
+        state: VhostState,
+        counters: RelayCounters,
+        traffic: Traffic,
+        timing: Histogram,
+        sources: Sources,
+    ) -> None:
+        """Start with no plan."""
+        self.state = state
+        self.counters = counters
+        self.traffic = traffic
+        self.timing = timing
+        self.sources = sources
+        self.epoch = state.epoch
+        self._plans: dict[bytes, ExchangePlan] = {}
+
+    def get(self, exchange: bytes) -> ExchangePlan | None:
+        """Give the plan of an exchange, None where the exchange is not evaluated here."""
+        if self.epoch != self.state.epoch:
+            self.epoch = self.state.epoch
+            self._plans.clear()
+        plan = self._plans.get(exchange)
+        if plan is None:
+            owned = self.state.exchanges.get(exchange)
+            if owned is None:
+                return None
+            plan = self._plans[exchange] = ExchangePlan(owned, self)
+        return plan
+
+
+class ExchangePlan:
+    """What the relays of a virtual host remember about one owned exchange.
+
+    Args:
+        owned: the exchange.
+        plans: its virtual host's plans.
+    """
+
+    __slots__ = (
+        "_by_key", "_counters", "_facts", "_plain", "_sources", "_state", "_tables", "_timing", "_traffic",
+        "interest", "owned", "repeatable",
+    )  # fmt: skip
+
+    def __init__(self, owned: OwnedExchange, plans: Plans) -> None:
+        """Look up what the rules of the exchange are interested in."""
+        self.owned = owned
+        self._state = plans.state
+        self._sources = plans.sources
+        self._counters = plans.counters
+        self._traffic = plans.traffic
+        self._timing = plans.timing
+        self.interest = interest = plans.state.router.interest(owned.name)
+        moves = owned.delivery is Delivery.QUEUE or owned.carrier != owned.name or owned.alternate is not None
+        #: The header table, and perhaps the key, are all there is to know.
+        self._plain = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
+        self._by_key = interest.routing_key or moves
+        #: Whether equal bytes get an equal answer as long as the state stays (no clock).
+        self.repeatable = not interest.clock
+        self._tables: dict[object, tuple[bytes, Outgoing]] = {}
+        self._facts: dict[object, Outgoing] = {}
+
+    def forward(self, routing_key: bytes, header: bytes) -> tuple[bytes, Outgoing]:
+        """Give the header frame to send upstream for one publish, and how it leaves.
+
+        Args:
+            routing_key: the publish's routing key.
+            header: its whole content header frame.
+
+        Returns:
+            The header frame for the first (usually only) copy, b"" where there is none, and the outgoing.
+
+        Raises:
+            ProtocolError: 502 malformed header, 403 reserved CC.
+        """
+        flags = (header[19] << 8) | header[20]
+        at = 21
+        if flags & 0xC000:
+            at = _behind_strings(header, flags)
+        if flags & _TABLE_FLAG:
+            table_at = at + 4
+            table_end = table_at + U32.unpack_from(header, at)[0] if table_at < len(header) else len(header)
+            if table_end >= len(header):
+                raise ProtocolError(502, "the header table ends behind its frame", class_id=60, method_id=40)
+            entries = header[table_at:table_end]
+        else:
+            entries = b""
+            table_end = at
+        key: object = (routing_key, entries) if self._by_key else entries
+        if not self._plain:
+            key = (key, self._beside_headers(header, table_end, flags))
+        found = self._tables.get(key) or self._look_up(key, routing_key, entries, header)
+        table, out = found
+        if not out.copies:
+            return b"", out
+        rest = header[table_end:]
+        size = at + len(table) + len(rest) - OVERHEAD
+        if flags & _TABLE_FLAG:
+            return b"".join((b"\x02", header[1:3], U32.pack(size), header[7:at], table, rest)), out
+        return (
+            b"".join(
+                (
+                    b"\x02",
+                    header[1:3],
+                    U32.pack(size),
+                    header[7:19],
+                    U16.pack(flags | _TABLE_FLAG),
+                    header[21:at],
+                    table,
+                    rest,
+                )
+            ),
+            out,
+        )
+
+    def further(self, routing_key: bytes, header: bytes, copy: Copy) -> tuple[bytes, bytes]:
+        """Give exchange-and-header of one more copy of a publish whose first copy `forward` made.
+
+        Args:
+            routing_key: the producer's routing key.
+            header: the producer's content header frame.
+            copy: the copy.
+
+        Returns:
+            The routing key it leaves under, and its header frame.
+        """
+        flags = U16.unpack_from(header, _FLAGS_AT)[0]
+        at = _behind_strings(header, flags)
+        table_end = at + 4 + U32.unpack_from(header, at)[0] if flags & _TABLE_FLAG else at
+        entries = header[at + 4 : table_end] if flags & _TABLE_FLAG else b""
+        table = table_entries(entries, copy, Address(self.owned.name, routing_key))
+        payload = b"".join(
+            (
+                header[7:19],
+                U16.pack(flags | _TABLE_FLAG),
+                header[21:at],
+                U32.pack(len(table)),
+                table,
+                header[table_end:],
+            )
+        )
+        key = routing_key if copy.routing_key is None else copy.routing_key
+        return key, FRAME_HEAD.pack(HEADER, U16.unpack_from(header, 1)[0], len(payload) - 1) + payload
+
+    def _look_up(
+        self, key: object, routing_key: bytes, entries: bytes, header: bytes
+    ) -> tuple[bytes, Outgoing]:
+        refuse_reserved(routing_key, entries)
+        facts_key, facts = self._facts_of(routing_key, entries, header)
+        out = self._facts.get(facts_key)
+        if out is None:
+            self._counters.cache_misses += 1
+            out = self._decide(facts)
+            if out.decision.keep and not out.unbound:
+                if len(self._facts) >= CACHE_ENTRIES:
+                    self._facts.clear()
+                self._facts[facts_key] = out
+            else:
+                self._counters.cache_bypassed += 1
+        else:
+            self._counters.cache_hits += 1
+        table = b""
+        if out.copies:
+            table = table_entries(entries, out.copies[0], Address(self.owned.name, routing_key))
+            table = U32.pack(len(table)) + table
+        found = (table, out)
+        if out.decision.keep and not out.unbound and len(entries) <= CACHED_TABLE_BYTES:
+            if len(self._tables) >= CACHE_ENTRIES:
+                self._tables.clear()
+            self._tables[key] = found
+        return found
+
+    def _facts_of(self, routing_key: bytes, entries: bytes, header: bytes) -> tuple[object, Facts]:
+        interest = self.interest
+        beside: object = None
+        properties: dict[str, bytes | int] = {}
+        size = U64.unpack_from(header, 11)[0]
+        if not self._plain:
+            flags = U16.unpack_from(header, _FLAGS_AT)[0]
+            beside = self._beside_headers(header, 0, flags)
+            if interest.properties:
+                properties = decode_properties(header, 21, len(header) - 1, flags, interest.properties)
+        if interest.headers is None:
+            table = decode_table(entries, 0, len(entries))
+            picked: object = entries
+        else:
+            raws = pick(entries, 0, len(entries), interest.headers)
+            table = tuple((name, decode_value(raw)) for name, raw in raws)
+            picked = tuple(raws)
+        facts = Facts(routing_key, table, properties, size)
+        # A moved publish carries its own key in our header, but the decision does not depend on it.
+        return (routing_key if interest.routing_key else b"", picked, beside), facts
+
+    def _beside_headers(self, header: bytes, table_end: int, flags: int) -> object:
+        interest = self.interest
+        parts: list[object] = []
+        if interest.properties:
+            found = decode_properties(header, 21, len(header) - 1, flags, interest.properties)
+            parts += sorted(found.items())
+        if interest.body_sizes:
+            parts.append(bisect_right(interest.body_sizes, U64.unpack_from(header, 11)[0]))
+        if interest.clock:
+            parts.append(int(self._sources.wall()))
+        if interest.queues:
+            parts.append(self._state.queues.version)
+        return tuple(parts)
+
+    def _decide(self, facts: Facts) -> Outgoing:
+        sources = self._sources
+        now = sources.wall() if self.interest.clock else 0.0
+        begin = sources.timer()
+        decision = self._state.router.decide(self.owned.name, facts, now, self._state.queues, sources.draw)
+        self._timing.observe(sources.timer() - begin)
+        self._counters.regex_limit_hits += decision.limited
+        return outgoing(decision, self.owned, self._state, self._traffic)
+
+
+def _behind_strings(header: bytes, flags: int) -> int:
+    """Offset behind content-type and content-encoding, which precede the header table."""
+    at = 21
+    for flag in (_TYPE_FLAG, _ENCODING_FLAG):
+        if flags & flag:
+            at += 1 + (header[at] if at < len(header) else 0)
+    return at
+
+
+def publish_frame(method: bytes, exchange: bytes, routing_key: bytes) -> bytes:
+    """Rewrite exchange and routing key of a Basic.Publish frame; reserved field and flag bits stay.
+
+    Args:
+        method: the producer's whole method frame.
+        exchange: new exchange.
+        routing_key: new routing key.
+    """
+    payload = method[7:13] + shortstr(exchange) + shortstr(routing_key) + method[-2:-1]
+    return method[:3] + U32.pack(len(payload)) + payload + b"\xce"
+
+
+def spread(out: Outgoing, limit: int, used: int) -> tuple[Copy, ...]:
+    """Divide the one copy of a carrier decision so that no header frame exceeds a limit.
+
+    Args:
+        out: an outgoing whose first copy carries too many tokens.
+        limit: largest content header frame in bytes.
+        used: bytes of that frame without any token.
+    """
+    copy = out.copies[0]
+    per_copy = max(1, (limit - used - 16) // (5 + max((len(key) for key in copy.bcc), default=1)))
+    keys = copy.bcc
+    return (
+        tuple(copy._replace(bcc=keys[at : at + per_copy]) for at in range(0, max(len(keys), 1), per_copy))
+        + out.copies[1:]
+    )
