@@ -235,8 +235,13 @@ class PrivateBroker(Broker):
             return False
 
     def _last_words(self) -> str:
-        logs = (self.folder / "log" / "start.log", self.log)
-        return "\n".join(log.read_text(errors="replace")[-3000:] for log in logs if log.exists())
+        # The cause stands in the first errors; what follows them is supervisors giving up one after another.
+        logs = (self.log, self.folder / "log" / "start.log")
+        lines = [
+            line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()
+        ]
+        errors = [line for line in lines if "[error]" in line]
+        return "\n".join(errors[:20] or lines[-20:])
 
     def _end(self, keep: bool) -> None:
         watchdog, self._watchdog = self._watchdog, None

@@ -1,0 +1,34 @@
+# What a person types here. `make demo` and `make test` need nothing done before; docs/testing.md says more.
+.PHONY: help setup demo run test check bench conformance pins
+
+bin := .venv/bin
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | expand -t 14
+
+setup: ## environment in .venv, RabbitMQ where none is installed; quick when nothing changed
+	@deploy/local/setup
+
+demo: setup ## broker, sidecar and sample traffic: who got what, and why
+	@$(bin)/python -m deploy.local.demo
+
+run: setup ## sidecar in front of the broker that RABBITMQ_URL names; CONFIG=config/oxproxy.yaml
+	@$(bin)/python -m deploy.local.run
+
+test: setup ## every test, against a private RabbitMQ
+	@$(bin)/python -m pytest -q
+
+check: setup ## format, lint, types and import contracts; no tests
+	$(bin)/ruff format --check .
+	$(bin)/ruff check .
+	$(bin)/mypy
+	$(bin)/lint-imports
+
+bench: setup ## the table of docs/performance.md
+	@$(bin)/python -m tests.bench
+
+conformance: setup ## the decision core against the vector files, without a broker
+	@$(bin)/python -m tests.conformance
+
+pins: setup ## exact versions in deploy/local/requirements.txt anew, after a change of dependencies
+	@deploy/local/pins

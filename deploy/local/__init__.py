@@ -1,0 +1,1 @@
+"""On this machine: the set-up (``setup``, ``pins``), the demo (``demo``), ``run`` against a given broker."""

@@ -1,0 +1,134 @@
+"""Does the tree keep the order that docs/architecture.md describes: mirror, sizes, names, arrows, words?"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PROXY = ROOT / "proxy"
+TESTS = ROOT / "tests"
+
+#: Modules that hold declarations only; the tests of what uses them are theirs.
+WITHOUT_BEHAVIOUR = {
+    "errors.py",
+    "routing/decision.py",
+    "rules/model.py",
+}
+
+#: Names that say nothing about the field.
+EMPTY_NAMES = {"util", "utils", "helper", "helpers", "common", "manager", "base", "misc"}
+
+#: Longest module, in lines: beyond it there is a second question in it.
+LINES = 400
+
+#: What a tracked text must not hold. Written in pieces, so that this file may be searched too.
+FORBIDDEN = {
+    "an absolute path of one machine": re.compile(r"/(?:work|root|home|Users)" + r"/\w"),
+    "a path beside the project": re.compile(r"\.\./" + "shared"),
+    "a package registry": re.compile(
+        "|".join(("pypi" + r"\.org", "files" + r"\.pythonhosted", "index" + "-url"))
+    ),
+    "unfinished work": re.compile(r"\b(?:TO" + "DO|FIX" + r"ME)\b"),
+}
+
+TEXT_ENDINGS = {"", ".md", ".py", ".toml", ".txt", ".yaml", ".yml", ".json", ".cfg", ".sh"}
+
+
+def modules(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tracked_texts() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git work tree")
+    paths = (ROOT / name for name in listed.stdout.split("\0") if name)
+    return [path for path in paths if path.suffix in TEXT_ENDINGS and path.is_file()]
+
+
+def mirror_of(module: Path) -> list[Path]:
+    folder = TESTS / module.relative_to(PROXY).parent
+    return [folder / f"test_{module.stem}.py", *folder.glob(f"test_{module.stem}_*.py")]
+
+
+def test_every_module_has_its_tests_at_the_mirrored_place() -> None:
+    expected = [path for path in modules(PROXY) if path.name != "__init__.py"]
+    required = [path for path in expected if path.relative_to(PROXY).as_posix() not in WITHOUT_BEHAVIOUR]
+    lacking = [named(path) for path in required if not any(test.exists() for test in mirror_of(path))]
+    assert lacking == []
+
+
+def test_every_test_in_a_room_is_that_of_a_module_of_the_room() -> None:
+    rooms = [folder.parent.name for folder in PROXY.glob("*/__init__.py")]
+    mirrored = {test for path in modules(PROXY) for test in mirror_of(path)}
+    present = {test for room in rooms for test in TESTS.glob(f"{room}/**/test_*.py")}
+    assert sorted(named(path) for path in present - mirrored) == []
+
+
+@pytest.mark.parametrize("path", sorted(PROXY.rglob("__init__.py")), ids=named)
+def test_a_room_opens_with_a_docstring_and_nothing_else(path: Path) -> None:
+    body = ast.parse(path.read_text()).body
+    assert len(body) == 1
+    assert ast.get_docstring(ast.Module(body, [])) is not None
+
+
+@pytest.mark.parametrize("path", modules(PROXY), ids=named)
+def test_a_module_is_short_enough_to_answer_one_question(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LINES
+
+
+@pytest.mark.parametrize("path", modules(PROXY), ids=named)
+def test_a_module_says_which_question_it_answers(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())) is not None
+
+
+def test_modules_are_named_by_nouns_of_the_field() -> None:
+    assert [named(path) for path in modules(PROXY) if path.stem in EMPTY_NAMES] == []
+
+
+def test_arrows_between_the_rooms_point_one_way() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_tracked_text_holds(what: str) -> None:
+    found = [
+        f"{named(path)}:{number}: {line.strip()[:80]}"
+        for path in tracked_texts()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if FORBIDDEN[what].search(line)
+    ]
+    assert found == []
+
+
+def test_every_asked_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    asked = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    pins = (ROOT / "deploy/local/requirements.txt").read_text().splitlines()
+    pinned = {normal(line.split("==")[0]) for line in pins if "==" in line}
+    assert {normal(re.split(r"[^\w.-]", line)[0]) for line in asked} - pinned == set()
+
+
+def normal(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def test_every_make_target_is_explained() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: help (.*)$", makefile, re.MULTILINE)
+    assert targets is not None
+    explained = re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE)
+    assert sorted(targets[1].split()) == sorted(explained)
