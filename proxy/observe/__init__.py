@@ -1,1 +1,5 @@
-"""Metrics, admin endpoint, logs. Owner of prometheus_client."""
+"""What people and machines see of a running sidecar. Owner of prometheus_client.
+
+`metrics` names every metric and says where it is read, `exposition` writes the page of them without holding
+the loop, `admin` serves that page and the probes over HTTP, `logs` makes lines of events.
+"""

@@ -1,0 +1,198 @@
+"""How events become lines on standard error.
+
+One event is one line, key=value or JSON, times in UTC, whatever text peers send us; passwords are masked
+whoever logged them. Code anywhere logs with ``structlog.get_logger().warning("what happened", key=value)``.
+An event that can come in floods says ``repeat=<key>``: of equal event and key one line an interval is written
+and the next one says how many were left out (``suppressed=N``). Lines of libraries take the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TextIO
+
+import structlog
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, WrappedLogger
+
+MASK = "***"
+#: A key that has one of these words in it never shows its value.
+_SECRET_KEY = re.compile(r"passw|secret|authorization|credential", re.IGNORECASE)
+#: user:password@ in an address. Greedy, since a password may hold an unescaped @: too much is safe.
+_ADDRESS = re.compile(r"(://[^\s:/@]*):\S*@")
+_PLAIN = re.compile(r"[!#-<>-\[\]-~]+")  # printable ASCII but for space, ", = and \
+_NO_KEY = re.compile(r"[^A-Za-z0-9_.-]")
+#: Keys whose floods are remembered; the one that was not seen for longest goes first.
+_REPEAT_KEYS = 1024
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """How to log.
+
+    Args:
+        level: debug, info, warning or error.
+        style: ``text`` for key=value, ``json``.
+        repeat_seconds: interval in which a repeated event is written once.
+    """
+
+    level: str = "info"
+    style: str = "text"
+    repeat_seconds: float = 10.0
+
+
+def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
+    """Set up logging for the whole process; call it first, and again to change it.
+
+    Args:
+        settings: how to log.
+        stream: where to; standard error unless a test wants it elsewhere.
+    """
+    level = _LEVELS[settings.level]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            RepeatLimit(settings.repeat_seconds),
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+            structlog.processors.StackInfoRenderer(),
+            structlog.processors.format_exc_info,
+            mask_secrets,
+            render_json if settings.style == "json" else render_text,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=_LineLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [_LibraryHandler()]
+    # Libraries tell every connection at INFO; we have lines of our own for that.
+    root.setLevel(max(level, logging.WARNING) if level > logging.DEBUG else logging.DEBUG)
+
+
+class RepeatLimit:
+    """Drops an event with ``repeat=<key>`` that was written less than the interval ago.
+
+    Args:
+        seconds: the interval.
+        clock: gives seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start with nothing seen."""
+        self._seconds = seconds
+        self._clock = clock
+        self._seen: OrderedDict[tuple[object, object], tuple[float, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        """Let the event pass, with the number of those left out before it, or drop it."""
+        if "repeat" not in event:
+            return event
+        key = (event.get("event"), event.pop("repeat"))
+        now = self._clock()
+        with self._lock:
+            written, suppressed = self._seen.pop(key, (None, 0))
+            if written is not None and now - written < self._seconds:
+                self._seen[key] = (written, suppressed + 1)
+                raise structlog.DropEvent
+            self._seen[key] = (now, 0)
+            if len(self._seen) > _REPEAT_KEYS:
+                self._seen.popitem(last=False)
+        if suppressed:
+            event["suppressed"] = suppressed
+        return event
+
+
+def mask_secrets(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Mask values of secret keys, and passwords in addresses, at any depth."""
+    return {key: _masked(key, value) for key, value in event.items()}
+
+
+def _masked(key: object, value: object) -> object:
+    if _SECRET_KEY.search(str(key)):
+        return MASK
+    if isinstance(value, bytes):
+        value = value.decode(errors="backslashreplace")
+    elif isinstance(value, Mapping):
+        return {str(inner): _masked(inner, item) for inner, item in value.items()}
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        return [_masked("", item) for item in value]
+    elif value is None or isinstance(value, (bool, int, float)):
+        return value
+    return _ADDRESS.sub(rf"\1:{MASK}@", str(value))
+
+
+def render_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
+    """Write an event as one line of JSON: ts, level, event, then the rest in the order given."""
+    return json.dumps(_ordered(event), default=str)
+
+
+def render_text(logger: WrappedLogger, method: str, event: EventDict) -> str:
+    """Write an event as key=value; a value that needs it is quoted and escaped as in JSON."""
+    return " ".join(f"{_NO_KEY.sub('_', key)}={_text(value)}" for key, value in _ordered(event).items())
+
+
+def _ordered(event: EventDict) -> dict[str, Any]:  # Any: values of an event are whatever was logged
+    first = {key: event.pop(key) for key in ("ts", "level", "event") if key in event}
+    return {**first, **event}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        if _PLAIN.fullmatch(value):
+            return value
+        return json.dumps(value, ensure_ascii=not value.isprintable())
+    if isinstance(value, (dict, list)):
+        return _text(json.dumps(value, default=str))
+    return json.dumps(value, default=str)
+
+
+class _LineLogger:
+    """Writes whole lines; a log that can't be written is no reason to fail."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        stream = self._stream or sys.stderr
+        try:
+            stream.write(line + "\n")
+            stream.flush()
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            return
+
+    log = debug = info = warn = warning = error = critical = fatal = exception = msg
+
+
+class _LineLoggerFactory:
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def __call__(self, *args: object) -> _LineLogger:
+        return _LineLogger(self._stream)
+
+
+class _LibraryHandler(logging.Handler):
+    """Gives records of `logging` to structlog."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = min(record.levelno // 10 * 10, logging.CRITICAL)
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError):  # arguments that don't fit the format
+            message = str(record.msg)
+        log = structlog.get_logger()
+        log.log(
+            level, message, logger=record.name, **({"exc_info": record.exc_info} if record.exc_info else {})
+        )

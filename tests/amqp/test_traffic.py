@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from proxy.amqp.traffic import FOLD_STEP, Matched, Tally, Traffic
+
+X = b"documents"
+
+
+def rows(traffic: Traffic) -> dict[tuple[str, bytes, str], int]:
+    return {(vhost, name, outcome): n for vhost, name, outcome, n, _ in traffic.publishes() if n}
+
+
+def bytes_of(traffic: Traffic, exchange: bytes) -> int:
+    return sum(size for _, name, _, _, size in traffic.publishes() if name == exchange)
+
+
+def matches(traffic: Traffic) -> dict[tuple[bytes, str], int]:
+    return {(exchange, binding): count for exchange, binding, count in traffic.matches()}
+
+
+def fold(traffic: Traffic) -> None:
+    for _ in traffic.folding():
+        pass
+
+
+def count(tally: Tally, publishes: int, body_bytes: int = 0) -> None:
+    tally.publishes += publishes
+    tally.body_bytes += body_bytes
+
+
+def named(bindings: int = 2, limit: int = 500) -> Traffic:
+    traffic = Traffic(limit)
+    traffic.name([("/", X)], [(X, f"b{index}") for index in range(bindings)], [b"q1", b"q2"])
+    return traffic
+
+
+def test_folding_moves_a_tally_into_all_its_totals_once() -> None:
+    traffic = named()
+    tally = traffic.tally("/", X, "routed", ((X, "b0"), (X, "b1")), (b"q1",))
+    count(tally, 3, 30)
+    fold(traffic)
+    fold(traffic)
+    assert rows(traffic) == {("/", X, "routed"): 3}
+    assert bytes_of(traffic, X) == 30
+    assert matches(traffic) == {(X, "b0"): 3, (X, "b1"): 3, (b"other", "other"): 0}
+    assert dict(traffic.destinations()) == {b"q1": 3, b"q2": 0}
+
+
+def test_the_same_decision_has_one_tally() -> None:
+    traffic = named()
+    first = traffic.tally("/", X, "routed", (), (b"q1",))
+    assert traffic.tally("/", X, "routed", (), (b"q1",)) is first
+    assert traffic.tally("/", X, "unrouted", (), (b"q1",)) is not first
+
+
+def test_a_tally_that_nobody_holds_any_more_has_been_folded() -> None:
+    traffic = named()
+    tally = traffic.tally("/", X, "filtered", (), ())
+    count(tally, 5)
+    del tally
+    assert rows(traffic) == {("/", X, "filtered"): 5}
+
+
+def test_exchanges_that_no_rule_names_count_as_other_of_their_virtual_host() -> None:
+    traffic = named()
+    traffic.add("/", b"a", "translated", (), (), 1, 10)
+    traffic.add("/", b"b", "translated", (), (), 1, 10)
+    traffic.add("v", X, "translated", (), (), 1, 10)
+    assert rows(traffic) == {("/", b"other", "translated"): 2, ("v", b"other", "translated"): 1}
+    assert bytes_of(traffic, b"other") == 30
+
+
+def test_bindings_above_the_limit_count_as_other_in_file_order() -> None:
+    traffic = named(bindings=3, limit=2)
+    traffic.add("/", X, "routed", ((X, "b0"), (X, "b2")), (), 4, 0)
+    assert matches(traffic) == {(X, "b0"): 4, (X, "b1"): 0, (b"other", "other"): 4}
+
+
+def test_bindings_of_clients_take_the_room_that_the_rules_leave() -> None:
+    traffic = named(bindings=1, limit=2)
+    both: Matched = ((X, "client1"), (X, "client2"))
+    traffic.add("/", X, "routed", both, (), 1, 0)
+    assert matches(traffic) == {(X, "b0"): 0, (X, "client1"): 1, (b"other", "other"): 1}
+
+
+def test_destinations_that_no_rule_names_have_no_total() -> None:
+    traffic = named()
+    traffic.add("/", X, "routed", (), (b"q1", b"amq.gen-1"), 1, 0)
+    assert dict(traffic.destinations()) == {b"q1": 1, b"q2": 0}
+
+
+def test_a_change_of_rules_keeps_what_stays_and_drops_what_goes() -> None:
+    traffic = named(bindings=2)
+    held = traffic.tally("/", X, "routed", ((X, "b0"), (X, "b1"), (X, "client")), (b"q1", b"q2"))
+    count(held, 2)
+    traffic.name([("/", X), ("/", b"new")], [(X, "b1"), (X, "b9")], [b"q2"])
+    assert rows(traffic) == {("/", X, "routed"): 2}
+    assert matches(traffic) == {(X, "b1"): 2, (X, "client"): 2, (X, "b9"): 0, (b"other", "other"): 0}
+    assert dict(traffic.destinations()) == {b"q2": 2}
+
+
+def test_a_tally_of_rules_that_are_gone_still_counts_without_a_series_of_its_own() -> None:
+    traffic = named(bindings=1)
+    held = traffic.tally("/", X, "routed", ((X, "b0"),), ())
+    traffic.name([], [], [])
+    count(held, 7)
+    fold(traffic)
+    assert rows(traffic) == {("/", b"other", "routed"): 7}
+    assert sum(matches(traffic).values()) == 7
+
+
+def test_folding_pauses_after_every_few_tallies() -> None:
+    traffic = named()
+    held = [traffic.tally("/", X, "routed", (), (b"%d" % index,)) for index in range(2 * FOLD_STEP + 1)]
+    assert len(list(traffic.folding())) == 2
+    assert len(held) == 2 * FOLD_STEP + 1

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from proxy.amqp.counters import Counters
+from proxy.observe.admin import Admin, GuardedRoute
+from proxy.observe.exposition import Exposition
+
+Start = Callable[..., Awaitable[str]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    running: list[Admin] = []
+
+    async def run(
+        readiness: Callable[[], Sequence[str]] = tuple,
+        status: Callable[[], Mapping[str, object]] = dict,
+        allow: Iterable[str] = (),
+        routes: Iterable[GuardedRoute] = (),
+    ) -> str:
+        admin = Admin(Exposition(Counters(), "1.2.3"), readiness, status, allow, routes)
+        running.append(admin)
+        host, port = await admin.start("127.0.0.1", 0)
+        return f"http://{host}:{port}"
+
+    yield run
+    for admin in running:
+        await admin.stop()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def test_metrics_are_negotiated(start: Start, http: aiohttp.ClientSession) -> None:
+    base = await start()
+    async with http.get(base + "/metrics") as plain:
+        assert plain.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert plain.headers["Content-Encoding"] == "gzip"
+        assert 'oxproxy_build_info{version="1.2.3"} 1.0' in await plain.text()
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "identity"}
+    async with http.get(base + "/metrics", headers=accept) as openmetrics:
+        assert openmetrics.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert "Content-Encoding" not in openmetrics.headers
+        assert (await openmetrics.text()).endswith("# EOF\n")
+
+
+async def test_alive_while_not_ready(start: Start, http: aiohttp.ClientSession) -> None:
+    base = await start(readiness=lambda: ["draining"])
+    async with http.get(base + "/livez") as response:
+        assert response.status == 200
+
+
+async def test_readiness_follows_its_reasons(start: Start, http: aiohttp.ClientSession) -> None:
+    reasons = ["carriers of / are not declared yet", "inventory of / not read yet"]
+    base = await start(readiness=lambda: reasons)
+    async with http.get(base + "/readyz") as response:
+        assert response.status == 503
+        assert await response.text() == "not ready\n" + "\n".join(reasons) + "\n"
+    async with http.get(base + "/readyz", headers={"Accept": "application/json"}) as response:
+        assert response.status == 503
+        assert await response.json() == {"ready": False, "reasons": reasons}
+    reasons.clear()
+    async with http.get(base + "/readyz") as response:
+        assert (response.status, await response.text()) == (200, "ready\n")
+
+
+async def test_status_is_json_whatever_it_holds(start: Start, http: aiohttp.ClientSession) -> None:
+    status = {"rules": "abc", "missing": {b"q\xff", b"p"}, "nested": {"n": 1}}
+    base = await start(status=lambda: status)
+    async with http.get(base + "/status") as response:
+        assert await response.json() == {"rules": "abc", "missing": ["p", "q\\xff"], "nested": {"n": 1}}
+
+
+async def test_an_unknown_page_is_404_and_a_wrong_method_405(
+    start: Start, http: aiohttp.ClientSession
+) -> None:
+    base = await start()
+    async with http.get(base + "/") as response:
+        assert response.status == 404
+    async with http.post(base + "/metrics") as response:
+        assert response.status == 405
+
+
+@pytest.mark.parametrize(
+    ("remote", "allow", "expected"),
+    [
+        ("127.0.0.1", (), True),
+        ("127.9.9.9", (), True),
+        ("::1", (), True),
+        ("::ffff:127.0.0.1", (), True),
+        ("10.0.0.5", (), False),
+        ("10.0.0.5", ("10.0.0.0/8",), True),
+        ("::ffff:10.0.0.5", ("10.0.0.5",), True),
+        ("fe80::1%eth0", (), False),
+        (None, ("0.0.0.0/0",), False),
+        ("", (), False),
+    ],
+)
+def test_guarded_pages_are_for_loopback_and_allowed_networks(
+    remote: str | None, allow: tuple[str, ...], expected: bool
+) -> None:
+    admin = Admin(Exposition(Counters(), "1"), tuple, dict, allow)
+    assert admin._is_allowed(remote) is expected
+
+
+async def test_a_guarded_page_refuses_others_and_pages_in_a_browser(
+    start: Start, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def reload(request: web.Request) -> web.Response:
+        return web.Response(text="reloaded")
+
+    base = await start(routes=[GuardedRoute("POST", "/-/reload", reload)])
+    async with http.post(base + "/-/reload") as response:
+        assert await response.text() == "reloaded"
+    async with http.post(base + "/-/reload", headers={"Origin": "http://evil.example"}) as response:
+        assert response.status == 403
+    monkeypatch.setattr("proxy.observe.admin.Admin._is_allowed", lambda self, remote: False)
+    for method, path in (("POST", "/-/reload"), ("GET", "/status")):
+        async with http.request(method, base + path) as response:
+            assert response.status == 403
+    async with http.get(base + "/metrics") as response:
+        assert response.status == 200
+
+
+def test_a_network_that_is_none_is_an_error() -> None:
+    with pytest.raises(ValueError, match="everybody"):
+        Admin(Exposition(Counters(), "1"), tuple, dict, ["everybody"])
+
+
+async def test_a_taken_port_is_an_error_and_can_be_stopped() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        admin = Admin(Exposition(Counters(), "1"), tuple, dict)
+        with pytest.raises(OSError, match="in use"):
+            await admin.start("127.0.0.1", taken.getsockname()[1])
+        await admin.stop()
+
+
+async def test_a_stop_ends_a_request_that_never_answers(http: aiohttp.ClientSession) -> None:
+    asked = asyncio.Event()
+
+    async def never(request: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    admin = Admin(Exposition(Counters(), "1"), tuple, dict, (), [GuardedRoute("GET", "/never", never)])
+    host, port = await admin.start("127.0.0.1", 0)
+    pending = asyncio.ensure_future(http.get(f"http://{host}:{port}/never"))
+    await asked.wait()
+    await admin.stop()
+    with pytest.raises(aiohttp.ClientError):
+        await pending

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import asyncio
+import re
+
+from prometheus_client import Metric
+from prometheus_client.openmetrics import parser as openmetrics_parser
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from proxy.amqp.counters import Counters
+from proxy.observe.exposition import PIECE_SERIES, Exposition
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def openmetrics_families(page: bytes) -> list[Metric]:
+    return list(openmetrics_parser.text_string_to_metric_families(page.decode()))  # type: ignore[no-untyped-call]
+
+
+def many(series: int) -> Counters:
+    counters = Counters(series)
+    counters.traffic.name(
+        [("/", b"x")], [(b"x", f"b{n}") for n in range(series)], [b"q%d" % n for n in range(series)]
+    )
+    return counters
+
+
+async def test_a_family_of_many_pieces_has_one_headline() -> None:
+    page, _ = await Exposition(many(3 * PIECE_SERIES + 1), "1").render()
+    lines = page.decode().splitlines()
+    headlines = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(headlines) == len(set(headlines))
+    assert (
+        sum(line.startswith("oxproxy_destination_publishes_total{") for line in lines) == 3 * PIECE_SERIES + 1
+    )
+    assert len(list(parse(page.decode()))) == len(headlines)
+
+
+async def test_openmetrics_is_written_where_it_is_asked_for() -> None:
+    page, content_type = await Exposition(many(PIECE_SERIES + 1), "1").render(OPENMETRICS)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert page.endswith(b"# EOF\n")
+    assert page.count(b"# EOF") == 1
+    names = {sample.name for family in openmetrics_families(page) for sample in family.samples}
+    assert {"oxproxy_connections", "oxproxy_connections_total", "oxproxy_channels"} <= names
+
+
+async def test_both_formats_name_the_same_series() -> None:
+    def series(page: bytes) -> set[str]:
+        lines = [line.rpartition(" ")[0] for line in page.decode().splitlines() if not line.startswith("#")]
+        # OpenMetrics wants bounds of buckets as floats in another form.
+        return {re.sub(r'le="[^"]*"', "le", line) for line in lines}
+
+    exposition = Exposition(many(3), "1")
+    plain, _ = await exposition.render()
+    openmetrics, _ = await exposition.render(OPENMETRICS)
+    assert series(plain) == series(openmetrics)
+
+
+async def test_other_tasks_run_while_a_large_page_is_written() -> None:
+    exposition = Exposition(many(5000), "1")
+    rendering = asyncio.ensure_future(exposition.render())
+    turns = 0
+    while not rendering.done():
+        await asyncio.sleep(0)
+        turns += 1
+    # 10,000 series are tens of milliseconds of work anywhere; in one go there would be a handful of turns.
+    assert turns > 10
+
+
+async def test_counting_goes_on_while_a_page_is_written() -> None:
+    counters = many(2000)
+    held = [counters.traffic.tally("/", b"x", "routed", (), (b"q%d" % n,)) for n in range(2000)]
+    rendering = asyncio.ensure_future(Exposition(counters, "1").render())
+    published = 0
+    while not rendering.done():
+        await asyncio.sleep(0)
+        held[published % 2000].publishes += 1
+        published += 1
+        counters.relay(f"v{published}").returns += 1
+    await rendering
+    page, _ = await Exposition(counters, "1").render()
+    assert f'exchange="x",outcome="routed",vhost="/"}} {float(published)}\n' in page.decode()
+
+
+async def test_the_process_shows_its_own_use() -> None:
+    page, _ = await Exposition(Counters(), "1").render()
+    assert b"process_resident_memory_bytes" in page
+    assert b"python_info" in page

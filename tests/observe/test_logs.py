@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.observe.logs import LogSettings, RepeatLimit, configure, render_json, render_text
+
+Lines = Callable[[], list[str]]
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def logging_to(style: str, level: str = "info") -> tuple[structlog.typing.FilteringBoundLogger, Lines]:
+    stream = io.StringIO()
+    configure(LogSettings(level=level, style=style), stream)
+    return structlog.get_logger(), lambda: stream.getvalue().splitlines()
+
+
+def test_text_style_is_key_value_with_time_level_and_event_first() -> None:
+    log, lines = logging_to("text")
+    log.info("upstream connected", address="127.0.0.1:5672", attempts=2, tls=False, reason=None)
+    (line,) = lines()
+    timestamp, rest = line.split(" ", 1)
+    assert timestamp.startswith("ts=20")
+    assert timestamp.endswith("Z")
+    assert (
+        rest
+        == 'level=info event="upstream connected" address=127.0.0.1:5672 attempts=2 tls=false reason=null'
+    )
+
+
+def test_json_style_is_one_object_a_line() -> None:
+    log, lines = logging_to("json")
+    log.warning("x", name=b"\xff", nested={"a": [1, b"b"]})
+    got = json.loads(lines()[0])
+    assert got.pop("ts").endswith("Z")
+    assert got == {"level": "warning", "event": "x", "name": "\\xff", "nested": {"a": [1, "b"]}}
+
+
+def test_the_level_holds_back_what_is_below() -> None:
+    log, lines = logging_to("text", "warning")
+    log.info("no")
+    log.warning("yes")
+    assert [line.split("event=")[1] for line in lines()] == ["yes"]
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_secrets_are_masked_at_any_depth(style: str) -> None:
+    log, lines = logging_to(style)
+    log.info(
+        "connecting to amqp://user:h/u@nter2@host/",
+        password="hunter2",
+        nested={"Authorization": "hunter2", "list": [{"client_secret": "hunter2"}]},
+        url="amqps://user:hunter2@host",
+        error=ValueError("amqp://u:hunter2@h refused"),
+        upstream_password_bytes=b"hunter2",
+    )
+    (line,) = lines()
+    assert "nter2" not in line
+    assert line.count("***") == 7
+    assert "host" in line
+
+
+def test_an_exception_is_one_line() -> None:
+    log, lines = logging_to("text")
+    try:
+        raise RuntimeError("two\nlines")
+    except RuntimeError:
+        log.exception("connection failed")
+    (line,) = lines()
+    assert "RuntimeError: two\\nlines" in line
+
+
+@given(st.dictionaries(st.text(min_size=1), st.text()), st.text())
+def test_any_text_is_one_line_and_json_reads_it_back(values: dict[str, str], event: str) -> None:
+    fields = {"event": event, **{f"k{key}": value for key, value in values.items()}}
+    line = render_text(None, "", dict(fields))
+    assert len(line.splitlines()) == 1
+    assert "\x1b" not in line
+    as_json = render_json(None, "", dict(fields))
+    assert len(as_json.splitlines()) == 1
+    assert json.loads(as_json) == fields
+
+
+def test_repeats_are_left_out_and_counted_per_event_and_key() -> None:
+    now = 0.0
+    limit = RepeatLimit(10, lambda: now)
+    log: list[dict[str, object]] = []
+
+    def event(name: str, key: str) -> None:
+        try:
+            log.append(dict(limit(None, "", {"event": name, "repeat": key})))
+        except structlog.DropEvent:
+            return
+
+    for key in ("a", "a", "b", "a"):
+        event("full", key)
+    event("gone", "a")
+    now = 9.9
+    event("full", "a")
+    now = 10.0
+    event("full", "a")
+    event("full", "a")
+    assert log == [
+        {"event": "full"},
+        {"event": "full"},
+        {"event": "gone"},
+        {"event": "full", "suppressed": 3},
+    ]
+
+
+def test_events_without_a_repeat_key_are_never_left_out() -> None:
+    log, lines = logging_to("text")
+    for _ in range(3):
+        log.info("same")
+    assert len(lines()) == 3
+
+
+def test_keys_of_repeats_are_bounded() -> None:
+    limit = RepeatLimit(10, lambda: 0.0)
+    for number in range(5000):
+        limit(None, "", {"event": "e", "repeat": number})
+    assert len(limit._seen) <= 1024
+
+
+def test_lines_of_libraries_take_the_same_way() -> None:
+    _, lines = logging_to("json")
+    logging.getLogger("aiormq").warning("lost %s", "amqp://a:hunter2@b")
+    logging.getLogger("aiormq").info("chatter")
+    logging.getLogger("aiormq").error("bad %d", "format")
+    got = [json.loads(line) for line in lines()]
+    assert [(line["level"], line["logger"], line["event"]) for line in got] == [
+        ("warning", "aiormq", "lost amqp://a:***@b"),
+        ("error", "aiormq", "bad %d"),
+    ]
+
+
+def test_a_stream_that_fails_does_not_fail_the_caller() -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    configure(LogSettings(), Broken())
+    structlog.get_logger().info("x")
+    closed = io.StringIO()
+    closed.close()
+    configure(LogSettings(), closed)
+    structlog.get_logger().info("x")

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from proxy.amqp.counters import Counters, RemoteCounters
+from proxy.observe.exposition import Exposition
+from proxy.observe.metrics import METRICS
+from tests.observe.test_exposition import openmetrics_families
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+async def scrape(counters: Counters) -> dict[str, float]:
+    page, _ = await Exposition(counters, "1.2.3").render()
+    return samples(parse(page.decode()))
+
+
+def samples(families: Iterable[Metric]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for family in families:
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            key = f"{sample.name}{{{labels}}}"
+            assert key not in found, f"{key} stands twice"
+            found[key] = sample.value
+    return found
+
+
+async def test_counters_are_read_at_the_moment_of_the_scrape() -> None:
+    counters = Counters()
+    exposition = Exposition(counters, "1.2.3")
+    for expected in (1, 2):
+        counters.relay("/").returns += 1
+        page, _ = await exposition.render()
+        assert f"oxproxy_returns_total {expected}.0\n" in page.decode()
+
+
+async def test_every_plain_counter_shows_under_its_name() -> None:
+    counters = Counters()
+    relay = counters.relay("/")
+    relay.publishes_passed, relay.bytes_passed = 11, 1100
+    relay.cache_hits, relay.cache_misses, relay.cache_bypassed = 5, 4, 3
+    relay.confirms_acked, relay.confirms_nacked = 7, 1
+    relay.regex_limit_hits, relay.channels, relay.paused_producers, relay.upstream_blocked = 2, 6, 1, 1
+    relay.protocol_error(406)
+    counters.relay("v").channels = 1
+    counters.downstream.open = 9
+    counters.upstream.attempt("unavailable")
+    counters.rules.version = "abc"
+    counters.rules.reloads["error"] += 1
+    counters.rules.last_success_seconds = 1700000000.5
+    counters.audit.lines, counters.audit.dropped, counters.audit.text_bytes = 21, 22, 23
+    counters.remotes["archive"] = RemoteCounters(up=True)
+    counters.remotes["archive"].results["lost"] += 1
+    counters.missing_destinations = 8
+    got = await scrape(counters)
+    expected = {
+        "oxproxy_build_info{version=1.2.3}": 1,
+        "oxproxy_rules_info{version=abc}": 1,
+        "oxproxy_rules_reload_total{result=ok}": 0,
+        "oxproxy_rules_reload_total{result=error}": 1,
+        "oxproxy_rules_last_reload_success_timestamp_seconds{}": 1700000000.5,
+        "oxproxy_connections{side=downstream}": 9,
+        "oxproxy_connections_total{result=unavailable,side=upstream}": 1,
+        "oxproxy_channels{}": 7,
+        "oxproxy_publishes_total{exchange=other,outcome=passed,vhost=/}": 11,
+        "oxproxy_publish_bytes_total{exchange=other,vhost=/}": 1100,
+        "oxproxy_decision_cache_total{result=hit}": 5,
+        "oxproxy_decision_cache_total{result=miss}": 4,
+        "oxproxy_decision_cache_total{result=bypassed}": 3,
+        "oxproxy_confirms_total{result=acked}": 7,
+        "oxproxy_confirms_total{result=nacked}": 1,
+        "oxproxy_regex_limit_hits_total{}": 2,
+        "oxproxy_paused_producers{}": 1,
+        "oxproxy_upstream_blocked{}": 1,
+        "oxproxy_topology_missing_destinations{}": 8,
+        "oxproxy_audit_lines_total{}": 21,
+        "oxproxy_audit_dropped_total{}": 22,
+        "oxproxy_audit_bytes_total{}": 23,
+        "oxproxy_remote_up{broker=archive}": 1,
+        "oxproxy_remote_publishes_total{broker=archive,result=lost}": 1,
+        "oxproxy_protocol_errors_total{reply_code=406}": 1,
+    }
+    assert {key: got.get(key) for key in expected} == expected
+
+
+async def test_traffic_of_the_rules_shows_with_zeros_for_what_did_not_happen() -> None:
+    counters = Counters()
+    counters.traffic.name([("/", b"x")], [(b"x", "b0"), (b"x", "b1")], [b"q"])
+    held = counters.traffic.tally("/", b"x", "routed", ((b"x", "b0"),), (b"q",))
+    held.publishes, held.body_bytes = 2, 20
+    got = await scrape(counters)
+    expected = {
+        "oxproxy_publishes_total{exchange=x,outcome=routed,vhost=/}": 2,
+        "oxproxy_publishes_total{exchange=x,outcome=unrouted,vhost=/}": 0,
+        "oxproxy_publish_bytes_total{exchange=x,vhost=/}": 20,
+        "oxproxy_binding_matches_total{binding=b0,exchange=x}": 2,
+        "oxproxy_binding_matches_total{binding=b1,exchange=x}": 0,
+        "oxproxy_destination_publishes_total{destination=q}": 2,
+    }
+    assert {key: got.get(key) for key in expected} == expected
+
+
+async def test_what_passes_and_what_the_rules_call_other_share_one_series() -> None:
+    counters = Counters()
+    counters.traffic.add("/", b"unnamed", "passed", (), (), 1, 10)
+    counters.relay("/").publishes_passed = 2
+    got = await scrape(counters)
+    assert got["oxproxy_publishes_total{exchange=other,outcome=passed,vhost=/}"] == 3
+
+
+async def test_names_with_any_bytes_make_a_page_that_parses() -> None:
+    odd = [
+        b'quo"te',
+        b"back\\slash",
+        b"new\nline",
+        b"cr\r# HELP",
+        b"\xff\xfe",
+        b"\\xff\\xfe",
+        "ünï".encode(),
+        b"",
+    ]
+    counters = Counters()
+    counters.traffic.name([("/", name) for name in odd], [(b"x", "\udc80")], odd)
+    for name in odd:
+        counters.traffic.add("/", name, "routed", (), (name,), 1, 0)
+    page, _ = await Exposition(counters, "1").render("application/openmetrics-text; version=1.0.0")
+    got = samples(openmetrics_families(page))
+    assert got["oxproxy_destination_publishes_total{destination=new\nline}"] == 1
+    assert got["oxproxy_destination_publishes_total{destination=\\xff\\xfe}"] == 2
+    assert got["oxproxy_binding_matches_total{binding=\\udc80,exchange=x}"] == 0
+
+
+async def test_a_histogram_counts_up_to_each_bound() -> None:
+    counters = Counters()
+    counters.confirm_seconds.observe(0.003)
+    got = await scrape(counters)
+    assert got["oxproxy_confirm_seconds_bucket{le=0.0025}"] == 0
+    assert got["oxproxy_confirm_seconds_bucket{le=0.005}"] == 1
+    assert got["oxproxy_confirm_seconds_bucket{le=+Inf}"] == 1
+    assert got["oxproxy_confirm_seconds_sum{}"] == 0.003
+
+
+def test_the_documentation_lists_exactly_these_metrics() -> None:
+    rows = re.findall(r"^\| `(oxproxy_\w+)` \| (\w+) \| ([^|]*) \| (.+) \|$", DOCS.read_text(), re.MULTILINE)
+    assert rows == [(spec.name, spec.kind.value, ", ".join(spec.labels), spec.help) for spec in METRICS]
+
+
+def test_counters_and_only_counters_end_in_total() -> None:
+    for spec in METRICS:
+        assert spec.name.endswith("_total") == (spec.kind.value == "counter"), spec.name
