@@ -1,0 +1,176 @@
+"""Who takes part in a benchmark? Starts the ways to the broker and the producers when first asked for.
+
+What failed to start is not tried again, so that one broken way costs one deadline and the other cases go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from tests.bench import arrangement
+from tests.bench.cases import MICROSECONDS, Case, Sample, Way
+from tests.bench.processes import Child, ChildError, Producer, answers
+from tests.private_broker import PrivateBroker, free_port
+
+OXPROXY = str(Path(sys.executable).with_name("oxproxy"))
+PING_WARM_UP = 5
+"""Publishes at the head of each block of pings that are not counted: they wake three processes."""
+
+Key = TypeVar("Key")
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How long and how hard each case is run."""
+
+    seconds: float = 2.0
+    warm_up_seconds: float = 0.5
+    producers: int = 1
+    audit: str = ""
+    wrap: tuple[str, ...] = ()
+    """A command to run the sidecar under, such as a profiler's."""
+
+
+class Arena:
+    """A private broker and what stands in front of it, for as long as the context lasts."""
+
+    def __init__(self, broker: PrivateBroker, folder: Path, terms: Terms) -> None:
+        self.broker = broker
+        self.folder = folder
+        self.terms = terms
+        self._children = contextlib.ExitStack()
+        self._ways: dict[Way, tuple[int, int] | ChildError] = {}
+        self._producers: dict[str, list[Producer] | ChildError] = {}
+
+    def __enter__(self) -> Self:
+        arrangement.declare(self.broker)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._children.close()
+
+    def run(self, case: Case) -> Sample:
+        """One sample of a case at full speed, with the CPU time of every way and of the broker."""
+        producers = self.producers(case)
+        watch = self._watched() | {"producer": producers[0].pid}
+        command: dict[str, object] = {
+            "run": self.terms.seconds,
+            "warm_up": self.terms.warm_up_seconds,
+            "watch": watch,
+        }
+        for producer in producers:
+            producer.tell(command)
+        runs = [producer.answer() for producer in producers]
+        per_second = sum(run["confirmed"] / run["seconds"] for run in runs)
+        messages = per_second * runs[0]["seconds"]
+        if not messages:
+            raise ChildError(f"{case.name}: nothing was confirmed")
+        cpu = {name: spent / messages * MICROSECONDS for name, spent in runs[0]["cpu_seconds"].items()}
+        return Sample(per_second, cpu)
+
+    def ping(self, case: Case, count: int) -> list[float]:
+        """Seconds to each confirm of `count` publishes, one at a time."""
+        times: list[float] = self.producers(case)[0].ask({"ping": count + PING_WARM_UP})
+        return times[PING_WARM_UP:]
+
+    def producers(self, case: Case) -> list[Producer]:
+        """The generators of a case, connected and waiting."""
+        return once(self._producers, case.name, lambda: self._start_producers(case))
+
+    def port(self, way: Way) -> int:
+        """The port at which this way to the broker listens."""
+        return self._way(way)[0]
+
+    def pid(self, way: Way) -> int:
+        return self._way(way)[1]
+
+    def start_sidecar(self, name: str, rules: Path, wrap: tuple[str, ...] = ()) -> tuple[int, int]:
+        """A sidecar with this rules file; returns its port and its process id once it says it is ready."""
+        port, admin_port = free_port(), free_port()
+        config = arrangement.sidecar_config(
+            self.folder / f"{name.replace(' ', '-')}.yaml",
+            self.broker,
+            port,
+            admin_port,
+            rules,
+            self.terms.audit,
+        )
+        if not Path(OXPROXY).exists():
+            raise ChildError(f"{OXPROXY} is not installed")
+        command = [*wrap, OXPROXY, "serve", "--config", str(config)]
+        child = self._children.enter_context(Child(name.replace(" ", "-"), command, self.folder))
+        child.wait_until(lambda: answers(f"http://127.0.0.1:{admin_port}/readyz"))
+        return port, child.pid
+
+    def _way(self, way: Way) -> tuple[int, int]:
+        return once(self._ways, way, lambda: self._start_way(way))
+
+    def _start_way(self, way: Way) -> tuple[int, int]:
+        match way:
+            case Way.BROKER:
+                return self.broker.port, self._broker_pid()
+            case Way.HAPROXY:
+                return self._start_haproxy()
+            case Way.SIDECAR:
+                rules = arrangement.small_rules(self.folder)
+                return self.start_sidecar(way, rules, self.terms.wrap)
+            case Way.LOADED:
+                return self.start_sidecar(way, arrangement.large_rules(self.folder))
+
+    def _start_haproxy(self) -> tuple[int, int]:
+        program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        if program is None:
+            raise ChildError("HAProxy is not installed")
+        port = free_port()
+        config = arrangement.haproxy_config(self.folder / "haproxy.cfg", self.broker, port)
+        child = Child("haproxy", [program, "-db", "-f", str(config)], self.folder)
+        self._children.enter_context(child)
+        child.wait_until(lambda: listens(port))
+        return port, child.pid
+
+    def _start_producers(self, case: Case) -> list[Producer]:
+        plan = {"port": self.port(case.way), "shape": asdict(case.shape)}
+        return [
+            self._children.enter_context(Producer(f"{case.name}-{number}", self.folder, plan))
+            for number in range(self.terms.producers)
+        ]
+
+    def _watched(self) -> dict[str, int]:
+        return {way.value: found[1] for way, found in self._ways.items() if isinstance(found, tuple)}
+
+    def _broker_pid(self) -> int:
+        return int((self.broker.folder / "pid").read_text())
+
+
+def once(known: dict[Key, Found | ChildError], key: Key, start: Callable[[], Found]) -> Found:
+    """What `start` gives, or raises as ChildError, the first time that `key` is asked for."""
+    if key not in known:
+        try:
+            known[key] = start()
+        except ChildError as error:
+            known[key] = error
+    found = known[key]
+    if isinstance(found, ChildError):
+        raise found
+    return found
+
+
+def listens(port: int) -> bool:
+    """Whether somebody accepts connections at this port of the loopback."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

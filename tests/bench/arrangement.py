@@ -1,0 +1,141 @@
+"""Which exchanges, queues and rules do the cases publish to? Declares them, and writes the sidecar's files.
+
+In every case each message ends in exactly one of ten short queues, taken in turn, so that what the broker has
+to do after routing is equal. Measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pamqp import commands
+from pamqp.common import FieldTable
+
+from tests.bench.cases import KEYS_IN_TURN, MANY, QUEUES, kind, routing_key
+from tests.bench.link import Link
+from tests.rabbitmq import Broker
+
+MAX_LENGTH = 1_000
+"""Messages a queue keeps; older ones are dropped, so that the broker's memory is never what is measured."""
+NOWHERE = "bench.nowhere"
+"""An ordinary exchange without bindings, and a kind that no rule names: what is sent there is dropped."""
+
+Arguments = Callable[[int], str]
+
+
+def queue(number: int) -> str:
+    return f"bench.queue-{number % QUEUES}"
+
+
+def declare(broker: Broker) -> None:
+    """Make the queues and the ordinary exchange that the direct and the pass-through cases use."""
+    with Link(broker.host, broker.port) as link:
+        for name in ("bench.direct", NOWHERE):
+            link.call(commands.Exchange.Declare(exchange=name, durable=True), commands.Exchange.DeclareOk)
+        for number in range(QUEUES):
+            arguments: FieldTable = {"x-max-length": MAX_LENGTH}
+            link.call(
+                commands.Queue.Declare(queue=queue(number), durable=True, arguments=arguments),
+                commands.Queue.DeclareOk,
+            )
+            bind = commands.Queue.Bind(
+                queue=queue(number), exchange="bench.direct", routing_key=routing_key(number)
+            )
+            link.call(bind, commands.Queue.BindOk)
+
+
+def by_kind(number: int) -> str:
+    return f'"x-?hkv= kind": {kind(number)}'
+
+
+def by_key(number: int) -> str:
+    return f'"x-?rk=": {routing_key(number)}'
+
+
+def by_last_digit(number: int) -> str:
+    return f"x-?rkre: '^key\\.\\d+{number}$'"
+
+
+def by_pattern(number: int) -> str:
+    return f"x-?rkre: '^key\\.{number:04}(\\.|$)'"
+
+
+def exchange_rules(name: str, count: int, arguments: Arguments) -> str:
+    """One open exchange of a rules file, its bindings spread over the queues."""
+    bindings = (
+        f"      - queue: {queue(number)}\n        arguments: {{{arguments(number)}}}\n"
+        for number in range(count)
+    )
+    return f"  - name: {name}\n    type: x-open\n    bindings:\n" + "".join(bindings)
+
+
+def rules_file(path: Path, exchanges: Iterable[str]) -> Path:
+    path.write_text("vhost: /\nexchanges:\n" + "".join(exchanges))
+    return path
+
+
+def small_rules(folder: Path) -> Path:
+    return rules_file(
+        folder / "small.yaml",
+        (
+            exchange_rules("bench.hkv-10", 10, by_kind),
+            exchange_rules("bench.rk-10", 10, by_key),
+            exchange_rules("bench.rkre-10", 10, by_last_digit),
+        ),
+    )
+
+
+def large_rules(folder: Path) -> Path:
+    return rules_file(
+        folder / "large.yaml",
+        (
+            exchange_rules("bench.hkv-many", MANY, by_kind),
+            exchange_rules("bench.rk-many", MANY, by_key),
+            exchange_rules("bench.rkre-many", KEYS_IN_TURN, by_pattern),
+        ),
+    )
+
+
+def many_rules(folder: Path) -> Path:
+    """10,000 bindings of one exchange: the file whose loading is timed."""
+    return rules_file(folder / "many.yaml", (exchange_rules("bench.load", MANY, by_kind),))
+
+
+def sidecar_config(path: Path, broker: Broker, port: int, admin_port: int, rules: Path, audit: str) -> Path:
+    """A configuration of the sidecar; `audit` is the scope of the audit log, empty for none."""
+    lines = [
+        "listen:",
+        f"  - address: 127.0.0.1:{port}",
+        "upstream:",
+        f"  address: {broker.address}",
+        f"  control: {{username: {broker.username}, password: {broker.password}}}",
+        f"  management: {broker.management}",
+        f"rules: [{rules}]",
+        f"admin: {{address: 127.0.0.1:{admin_port}}}",
+    ]
+    if audit:
+        lines.append(f"audit: {{directory: {path.with_suffix('.audit')}, scope: {audit}}}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+HAPROXY_CONFIG = """\
+global
+    nbthread 1
+    maxconn 4000
+defaults
+    mode tcp
+    timeout connect 5s
+    timeout client 1h
+    timeout server 1h
+listen amqp
+    bind 127.0.0.1:{port}
+    server broker {address}
+"""
+
+
+def haproxy_config(path: Path, broker: Broker, port: int) -> Path:
+    """HAProxy as Debian ships it, in TCP mode, on one thread as the sidecar is."""
+    path.write_text(HAPROXY_CONFIG.format(port=port, address=broker.address))
+    return path

@@ -1,0 +1,166 @@
+"""What is compared with what? The cases that are run, and the rows of the table that are made from them.
+
+A case is a stream of publishes through one way to the broker; a row is a number made of one round of cases,
+with what it must reach. Starts nothing and measures nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tests.bench.publishes import Shape
+
+QUEUES = 10
+KEYS_IN_TURN = 1_000
+MANY = 10_000
+MICROSECONDS = 1e6
+
+
+class Way(StrEnum):
+    """How a case reaches the broker."""
+
+    BROKER = "broker"
+    HAPROXY = "haproxy"
+    SIDECAR = "sidecar"
+    LOADED = "loaded sidecar"
+    """The same program with the big rules file, so that a case pays for its own bindings only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    way: Way
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One case in one round; `cpu_us` is microseconds of CPU per message, by process."""
+
+    per_second: float
+    cpu_us: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Round:
+    """What one round gave: samples at full speed and seconds to each confirm, by case."""
+
+    samples: dict[str, Sample] = field(default_factory=dict)
+    confirm_seconds: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table; `value` makes it of one round and raises KeyError where a case of it failed."""
+
+    name: str
+    label: str
+    unit: str
+    target: float | None
+    at_least: bool = True
+    cases: tuple[str, ...] = ()
+    pings: tuple[str, ...] = ()
+    value: Callable[[Round], float] = lambda _: float("nan")
+
+    def reached(self, value: float) -> bool | None:
+        """Whether the value is as good as it must be; None where nothing is demanded."""
+        if self.target is None:
+            return None
+        return value >= self.target if self.at_least else value <= self.target
+
+
+def routing_key(number: int) -> str:
+    return f"key.{number:04}"
+
+
+def kind(number: int) -> str:
+    return f"kind.{number:04}"
+
+
+def shape(exchange: str, keys: int = QUEUES, kinds: int = QUEUES, distinct: bool = False) -> Shape:
+    return Shape(
+        exchange=exchange,
+        routing_keys=tuple(map(routing_key, range(keys))),
+        kinds=tuple(map(kind, range(kinds))),
+        distinct=distinct,
+    )
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("direct", Way.BROKER, shape("bench.direct")),
+        Case("direct-distinct", Way.BROKER, shape("bench.direct", distinct=True)),
+        Case("haproxy", Way.HAPROXY, shape("bench.direct")),
+        Case("pass", Way.SIDECAR, shape("bench.direct")),
+        Case("open", Way.SIDECAR, shape("bench.hkv-10")),
+        Case("open-distinct", Way.SIDECAR, shape("bench.hkv-10", distinct=True)),
+        Case("hkv-many", Way.LOADED, shape("bench.hkv-many")),
+        Case("rk-10", Way.SIDECAR, shape("bench.rk-10")),
+        Case("rk-many", Way.LOADED, shape("bench.rk-many")),
+        Case("rkre-10", Way.SIDECAR, shape("bench.rkre-10", keys=KEYS_IN_TURN)),
+        Case("rkre-many", Way.LOADED, shape("bench.rkre-many", keys=KEYS_IN_TURN)),
+        Case("hkv-turn", Way.LOADED, shape("bench.hkv-many", kinds=MANY)),
+        Case("rk-turn", Way.LOADED, shape("bench.rk-many", keys=MANY)),
+    )
+}
+
+
+def ratio(name: str, label: str, case: str, base: str, target: float | None) -> Row:
+    """Confirmed messages per second of `case` as a part of those of `base`."""
+
+    def value(measured: Round) -> float:
+        return measured.samples[case].per_second / measured.samples[base].per_second
+
+    return Row(name, label, "", target, cases=(base, case), value=value)
+
+
+def cpu(name: str, label: str, case: str, target: float | None) -> Row:
+    """CPU per message of the sidecar as a multiple of HAProxy's."""
+
+    def value(measured: Round) -> float:
+        ours = measured.samples[case].cpu_us[Way.SIDECAR]
+        return ours / measured.samples["haproxy"].cpu_us[Way.HAPROXY]
+
+    return Row(name, label, "x", target, at_least=False, cases=("haproxy", case), value=value)
+
+
+def latency(name: str, label: str, case: str, target: float | None) -> Row:
+    """Median time to the confirm, one publish at a time, beyond that at the broker itself."""
+
+    def value(measured: Round) -> float:
+        through, direct = (statistics.median(measured.confirm_seconds[one]) for one in (case, "direct"))
+        return (through - direct) * MICROSECONDS
+
+    return Row(name, label, "us", target, at_least=False, pings=("direct", case), value=value)
+
+
+ROWS = (
+    ratio("pass", "pass-through publish / direct to the broker", "pass", "direct", 0.90),
+    ratio("open", "open exchange, 10 bindings, headers that repeat / direct", "open", "direct", 0.85),
+    ratio(
+        "distinct",
+        "the same, message_id and timestamp always different / direct",
+        "open-distinct",
+        "direct-distinct",
+        0.75,
+    ),
+    ratio("hkv", "10,000 x-?hkv= bindings, one matches / with 10", "hkv-many", "open", 0.90),
+    ratio("rk", "10,000 x-?rk= bindings, one matches / with 10", "rk-many", "rk-10", 0.90),
+    ratio("rkre", "1,000 x-?rkre bindings, 1,000 keys in turn / with 10", "rkre-many", "rkre-10", 0.60),
+    latency("latency", "added latency, open exchange, p50", "open", 150),
+    latency("latency", "added latency, pass-through, p50", "pass", 150),
+    cpu("cpu", "CPU per message, pass-through / HAProxy", "pass", 3),
+    cpu("cpu", "CPU per message, open exchange / HAProxy", "open", 5),
+)
+"""Rows that are measured in rounds; those of `memory` stand apart."""
+
+EXTRA_ROWS = (
+    ratio("turn", "10,000 x-?hkv= bindings, 10,000 values in turn / direct", "hkv-turn", "direct", None),
+    ratio("turn", "10,000 x-?rk= bindings, 10,000 keys in turn / direct", "rk-turn", "direct", None),
+    ratio("haproxy", "HAProxy in TCP mode / direct", "haproxy", "direct", None),
+)
+"""Asked for by name: nothing is demanded of them, but they tell where the time goes."""

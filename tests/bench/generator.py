@@ -1,0 +1,162 @@
+"""What can one producer push through? A process that publishes pre-built frames and counts the acks.
+
+It has to be far cheaper than what it measures, so it sleeps between ticks: each tick reads all acks that have
+come and sends as many bytes as the window and the socket take. Commands come as JSON lines on standard input,
+each answered by one line: `run` at full speed, `ping` with one publish at a time. Ends at end of file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from tests.bench.confirms import ConfirmCounter
+from tests.bench.link import Link
+from tests.bench.processes import cpu_seconds
+from tests.bench.publishes import Ring, Shape
+
+WINDOW_MESSAGES = 10_000
+TICK_SECONDS = 0.001
+CHUNK_BYTES = 262_144
+SETTLE_SECONDS = 30.0
+"""How long the last acks of a run may take; beyond it the run fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run at full speed measured between warm-up and end."""
+
+    confirmed: int
+    seconds: float
+    cpu_seconds: dict[str, float]
+
+    @property
+    def per_second(self) -> float:
+        return self.confirmed / self.seconds
+
+
+class Generator:
+    """A producer on one connection: sends a ring of publishes, at most a window of them unconfirmed."""
+
+    def __init__(self, link: Link, ring: Ring, window: int = WINDOW_MESSAGES) -> None:
+        self._socket = link.socket
+        self._ring = ring
+        self._window = window
+        self._counter = ConfirmCounter()
+        self._sent_bytes = 0
+        self._position = 0
+
+    @property
+    def confirmed(self) -> int:
+        return self._counter.confirmed
+
+    def run(self, seconds: float, warm_up_seconds: float, watch: dict[str, int]) -> Run:
+        """Publish at full speed; CPU time is that of the processes in `watch` over the counted interval."""
+        self._socket.setblocking(False)
+        self._until(time.perf_counter() + warm_up_seconds)
+        before, confirmed, start = cpu_of(watch), self.confirmed, time.perf_counter()
+        self._until(start + seconds)
+        after, counted, end = cpu_of(watch), self.confirmed - confirmed, time.perf_counter()
+        self._drain()
+        return Run(counted, end - start, {name: after[name] - before[name] for name in watch})
+
+    def ping(self, count: int) -> list[float]:
+        """Publish one at a time; returns the seconds from each publish to its confirm."""
+        self._socket.settimeout(SETTLE_SECONDS)
+        stride = self._ring.stride
+        times = []
+        for _ in range(count):
+            message = self._ring.data[self._position : self._position + stride]
+            wanted = self.confirmed + 1
+            start = time.perf_counter()
+            self._socket.sendall(message)
+            while self.confirmed < wanted:
+                self._feed(self._socket.recv(65_536))
+            times.append(time.perf_counter() - start)
+            self._advance(stride)
+        return times
+
+    def _until(self, deadline: float) -> None:
+        while time.perf_counter() < deadline:
+            self._receive()
+            # A window kept full in steps of a tick: the socket's buffers hold many ticks' worth of publishes.
+            self._send((self.confirmed + self._window) * self._ring.stride - self._sent_bytes)
+            time.sleep(TICK_SECONDS)
+
+    def _drain(self) -> None:
+        """Send the rest of a publish that is half out, then wait for every confirm."""
+        stride = self._ring.stride
+        deadline = time.perf_counter() + SETTLE_SECONDS
+        while self._sent_bytes > self.confirmed * stride:
+            if time.perf_counter() > deadline:
+                raise TimeoutError(f"{self._sent_bytes // stride - self.confirmed} publishes unconfirmed")
+            self._send(-self._sent_bytes % stride)
+            self._receive()
+            time.sleep(TICK_SECONDS)
+
+    def _send(self, allowed_bytes: int) -> None:
+        with memoryview(self._ring.data) as view:
+            while allowed_bytes > 0:
+                end = self._position + min(allowed_bytes, CHUNK_BYTES)
+                try:
+                    sent = self._socket.send(view[self._position : end])
+                except BlockingIOError:
+                    return
+                allowed_bytes -= sent
+                self._advance(sent)
+
+    def _advance(self, sent_bytes: int) -> None:
+        self._sent_bytes += sent_bytes
+        self._position += sent_bytes
+        if self._position == len(self._ring.data):
+            self._position = 0
+            self._ring.next_turn()
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                data = self._socket.recv(CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            self._feed(data)
+            if len(data) < CHUNK_BYTES:
+                return
+
+    def _feed(self, data: bytes) -> None:
+        if not data:
+            raise ConnectionError("the other side closed the socket")
+        self._counter.feed(data)
+
+
+def cpu_of(watch: dict[str, int]) -> dict[str, float]:
+    return {name: cpu_seconds(pid) for name, pid in watch.items()}
+
+
+def answer(generator: Generator, command: dict[str, object]) -> object:
+    match command:
+        case {"run": float(seconds), "warm_up": float(warm_up), "watch": dict(watch)}:
+            return asdict(generator.run(seconds, warm_up, watch))
+        case {"ping": int(count)}:
+            return generator.ping(count)
+    raise ValueError(f"unknown command {command}")
+
+
+def serve(generator: Generator, lines: Iterable[str]) -> None:
+    """Answer each command line with one line of JSON; the first line says that the connection is up."""
+    print(json.dumps("ready"), flush=True)
+    for line in lines:
+        print(json.dumps(answer(generator, json.loads(line))), flush=True)
+
+
+def main(argument: str) -> None:
+    plan = json.loads(argument)
+    ring = Ring(Shape(**plan["shape"]))
+    with Link("127.0.0.1", plan["port"], confirms=True) as link:
+        serve(Generator(link, ring), sys.stdin)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

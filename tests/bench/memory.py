@@ -1,0 +1,116 @@
+"""How much memory does the sidecar take: idle, for one more connection, for one very large message?
+
+Asks a sidecar that has carried nothing yet, and looks at its resident set from outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from pathlib import Path
+
+from pamqp import commands
+
+from tests.bench import arrangement
+from tests.bench.arena import OXPROXY, Arena
+from tests.bench.cases import Row
+from tests.bench.link import FRAME_MAX_BYTES, Link, LinkError
+from tests.bench.processes import ChildError, memory_kib, reset_peak
+from tests.bench.publishes import content_header, frame, publish_method
+
+WARM_CONNECTIONS = 20
+CONNECTIONS = 200
+LARGE_BODY_BYTES = 1 << 30
+LOAD_RUNS = 3
+STEADY_SECONDS = 1.0
+STEADY_DEADLINE_SECONDS = 10.0
+
+IDLE = Row("memory", "memory of an idle sidecar", "MiB", 70, at_least=False)
+CONNECTION = Row("memory", "memory of one more idle connection", "KiB", 64, at_least=False)
+LARGE_PASS = Row("memory", "extra memory for a 1 GiB message, pass-through", "MiB", 16, at_least=False)
+LARGE_OPEN = Row("memory", "extra memory for a 1 GiB message, open exchange", "MiB", 16, at_least=False)
+LOAD = Row("load", "load a rules file of 10,000 bindings (oxproxy check)", "s", 3, at_least=False)
+ROWS = (IDLE, CONNECTION, LARGE_PASS, LARGE_OPEN)
+LOAD_ROWS = (LOAD,)
+
+
+def measure_memory(arena: Arena) -> list[list[float]]:
+    """The values of `ROWS`: idle, for a connection, for 1 GiB to an ordinary and to an open exchange."""
+    port, pid = arena.start_sidecar("idle sidecar", arrangement.small_rules(arena.folder))
+    idle = steady_memory_kib(pid)
+    with contextlib.ExitStack() as links:
+        for _ in range(WARM_CONNECTIONS):
+            links.enter_context(Link("127.0.0.1", port))
+        before = steady_memory_kib(pid)
+        for _ in range(CONNECTIONS):
+            links.enter_context(Link("127.0.0.1", port))
+        after = steady_memory_kib(pid)
+    large = [large_message_kib(port, pid, exchange) for exchange in (arrangement.NOWHERE, "bench.hkv-10")]
+    return [[idle / 1024], [(after - before) / CONNECTIONS], *([kib / 1024] for kib in large)]
+
+
+def steady_memory_kib(pid: int) -> int:
+    """The resident set once it has not grown for a second, as a start's last steps still may."""
+    deadline = time.monotonic() + STEADY_DEADLINE_SECONDS
+    seen = memory_kib(pid)
+    since = time.monotonic()
+    while time.monotonic() < min(since + STEADY_SECONDS, deadline):
+        time.sleep(0.1)
+        now = memory_kib(pid)
+        if now > seen:
+            since = time.monotonic()
+        seen = now
+    return seen
+
+
+def large_message_kib(port: int, pid: int, exchange: str) -> int:
+    """How far the peak rises above what is in use before, while one very large message passes.
+
+    RabbitMQ takes such a message in whole before it says that it is larger than its limit (512 MiB at most,
+    whatever is configured), so its refusal is an answer as good as an ack here: every byte went through.
+    """
+    with Link("127.0.0.1", port, confirms=True) as link:
+        send_large(link, exchange, body_size_bytes=FRAME_MAX_BYTES)
+        expect_settled(link)
+        reset_peak(pid)
+        before = memory_kib(pid)
+        send_large(link, exchange, LARGE_BODY_BYTES)
+        expect_settled(link)
+        return memory_kib(pid, "VmHWM") - before
+
+
+def send_large(link: Link, exchange: str, body_size_bytes: int) -> None:
+    """Stream one publish that no queue gets; the body is made of one frame, sent again and again."""
+    method = publish_method(exchange, arrangement.NOWHERE)
+    link.socket.sendall(method + content_header(arrangement.NOWHERE, body_size_bytes))
+    largest = FRAME_MAX_BYTES - 8
+    whole = frame(3, bytes(largest))
+    for _ in range(body_size_bytes // largest):
+        link.socket.sendall(whole)
+    if rest := body_size_bytes % largest:
+        link.socket.sendall(frame(3, bytes(rest)))
+
+
+def expect_settled(link: Link) -> None:
+    seen = link.next_frame()
+    refused = isinstance(seen, commands.Channel.Close) and seen.reply_code == 406
+    if not refused and not isinstance(seen, commands.Basic.Ack):
+        raise LinkError(f"expected an ack or a refusal for its size, saw {seen!r}")
+
+
+def measure_load(arena: Arena) -> list[list[float]]:
+    """The values of `LOAD_ROWS`: wall time of `oxproxy check`, the interpreter's start included."""
+    path = arrangement.many_rules(arena.folder)
+    return [[check_seconds(path) for _ in range(LOAD_RUNS)]]
+
+
+def check_seconds(path: Path) -> float:
+    start = time.perf_counter()
+    try:
+        done = subprocess.run([OXPROXY, "check", str(path)], capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise ChildError(f"{OXPROXY} is not installed") from error
+    if done.returncode:
+        raise ChildError(f"oxproxy check ended with {done.returncode}: {done.stderr.strip()[-600:]}")
+    return time.perf_counter() - start

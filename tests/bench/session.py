@@ -1,0 +1,84 @@
+"""In what order is everything measured? In interleaved rounds: a drift of the machine then meets all cases.
+
+A case that failed is told and left out; the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from tests.bench import memory, report
+from tests.bench.arena import Arena
+from tests.bench.cases import CASES, EXTRA_ROWS, ROWS, Round
+from tests.bench.link import LinkError
+from tests.bench.processes import ChildError
+from tests.bench.report import Outcome
+
+PING_BLOCKS, PINGS = 8, 50
+"""Pings of a round: the cases take turns in short blocks, as an added latency is a small difference."""
+SINGLES = {"memory": (memory.ROWS, memory.measure_memory), "load": (memory.LOAD_ROWS, memory.measure_load)}
+"""What is measured once, beside the rounds: its rows, and what gives the values of each."""
+STANDARD = (*dict.fromkeys(row.name for row in ROWS), *SINGLES)
+EXTRA = tuple(dict.fromkeys(row.name for row in EXTRA_ROWS))
+
+Found = TypeVar("Found")
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+class Session:
+    """One benchmark: `prepare`, then `round` as often as wanted, then `singles`, then `outcomes`."""
+
+    def __init__(self, arena: Arena, names: Sequence[str]) -> None:
+        self._arena = arena
+        self._rows = [row for row in (*ROWS, *EXTRA_ROWS) if row.name in names]
+        self._names = names
+        self._single_outcomes: list[Outcome] = []
+        self.rounds: list[Round] = []
+        self.failures: dict[str, str] = {}
+
+    def prepare(self) -> None:
+        """Start everything before the first round, so that no start disturbs another case."""
+        for name in unique(case for row in self._rows for case in (*row.cases, *row.pings)):
+            self._guarded(name, partial(self._arena.producers, CASES[name]))
+
+    def round(self) -> None:
+        """Every case once at full speed, then the pings."""
+        measured = Round()
+        self.rounds.append(measured)
+        for name in unique(case for row in self._rows for case in row.cases):
+            sample = self._guarded(name, partial(self._arena.run, CASES[name]))
+            if sample is not None:
+                measured.samples[name] = sample
+        pings = unique(case for row in self._rows for case in row.pings)
+        for name in pings * PING_BLOCKS:
+            times = self._guarded(name, partial(self._arena.ping, CASES[name], PINGS))
+            if times is not None:
+                measured.confirm_seconds.setdefault(name, []).extend(times)
+
+    def singles(self) -> None:
+        """Memory and load time, where asked for."""
+        for name, (rows, measure) in SINGLES.items():
+            if name in self._names:
+                values = self._guarded(name, partial(measure, self._arena)) or [[]] * len(rows)
+                failure = self.failures.get(name, "")
+                self._single_outcomes += [
+                    Outcome(row, one, failure) for row, one in zip(rows, values, strict=True)
+                ]
+
+    def outcomes(self) -> list[Outcome]:
+        measured = [report.outcome(row, self.rounds, self.failures) for row in self._rows]
+        return measured + self._single_outcomes
+
+    def _guarded(self, name: str, work: Callable[[], Found]) -> Found | None:
+        if name in self.failures:
+            return None
+        try:
+            return work()
+        except (ChildError, LinkError, OSError) as error:
+            self.failures[name] = f"{name}: {error}"
+            return None
