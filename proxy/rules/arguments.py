@@ -1,0 +1,184 @@
+"""Which AMQP values an operator's YAML means: arguments of bindings, exchanges, queues; headers of messages.
+
+Values become what a person expects: text ``S``, whole number ``I`` or ``l``, decimal ``d``, true and false
+``t``, list ``A``, mapping ``F``, null ``V``; every other type is asked for by a tag. It knows nothing of what
+an argument does.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable
+
+from proxy.routing.values import Table, Value
+from proxy.rules.clock import instant
+from proxy.rules.faults import Faults, Place
+from proxy.rules.nodes import Mapping, Node, Scalar, Sequence, join, resolve, shown
+
+#: AMQP 0-9-1 spec, 4.2.5.3: the name of a table entry is a short string.
+MAX_NAME_BYTES = 255
+_INT32 = range(-(2**31), 2**31)
+_INT64 = range(-(2**63), 2**63)
+_NO_VALUE = (
+    "seen no value; put it in quotes where it begins with one of # * & ! | > % @ `, "
+    "write null for the value void"
+)
+
+
+class _RefusedError(Exception):
+    """One value can't be used."""
+
+    def __init__(self, place: Place, message: str, path: str = "") -> None:
+        super().__init__(place, message, path)
+        self.place = place
+        self.message = message
+        self.path = path
+
+
+def read_table(node: Mapping, path: str, faults: Faults) -> Table:
+    """Turn a mapping into a table, entry by entry.
+
+    Args:
+        node: the mapping.
+        path: its dotted path.
+        faults: takes one error for each entry that can't be used; such entries are left out.
+
+    Returns:
+        The entries in file order.
+    """
+    entries = []
+    for key, child in node.entries:
+        try:
+            entries.append(_entry(key, child))
+        except _RefusedError as error:
+            faults.error(error.place, join(path, key.text) + error.path, error.message)
+    return tuple(entries)
+
+
+def _entry(key: Scalar, node: Node) -> tuple[bytes, Value]:
+    name = key.text.encode()
+    if len(name) > MAX_NAME_BYTES:
+        raise _RefusedError(key.place, f"seen a key of {len(name)} bytes, expected at most {MAX_NAME_BYTES}")
+    return name, _value(node)
+
+
+def _value(node: Node) -> Value:
+    match node:
+        case Scalar():
+            return _scalar(node)
+        case Sequence():
+            return Value("A", tuple(_item(index, item) for index, item in enumerate(node.items)))
+        case Mapping():
+            return Value("F", tuple(_member(key, child) for key, child in node.entries))
+
+
+def _item(index: int, node: Node) -> Value:
+    try:
+        return _value(node)
+    except _RefusedError as error:
+        raise _RefusedError(error.place, error.message, f"[{index}]{error.path}") from None
+
+
+def _member(key: Scalar, node: Node) -> tuple[bytes, Value]:
+    try:
+        return _entry(key, node)
+    except _RefusedError as error:
+        raise _RefusedError(error.place, error.message, join("", key.text) + error.path) from None
+
+
+def _scalar(node: Scalar) -> Value:
+    if node.absent:
+        raise _RefusedError(node.place, _NO_VALUE)
+    if node.tag is not None:
+        return _tagged(node)
+    value = node.value
+    if isinstance(value, str):
+        return Value("S", value.encode())
+    if value is None:
+        return Value("V", None)
+    if isinstance(value, bool):
+        return Value("t", value)
+    return _number(node, value)
+
+
+def _number(node: Scalar, value: int | float) -> Value:
+    if isinstance(value, float):
+        # RabbitMQ drops the connection of a bind with such a double and answers a publish with 541.
+        if not math.isfinite(value):
+            raise _RefusedError(node.place, f"seen {node.text}, expected a finite number")
+        return Value("d", value)
+    if value not in _INT64:
+        raise _RefusedError(
+            node.place, f"seen {shown(node)}, expected a whole number of at most 64 bits with sign"
+        )
+    return Value("I" if value in _INT32 else "l", value)
+
+
+def _tagged(node: Scalar) -> Value:
+    read = _TAGS.get(node.tag or "")
+    if read is None:
+        expected = ", ".join(sorted(_TAGS))
+        raise _RefusedError(
+            node.place, f"seen the tag {node.tag}, expected one of {expected}; or put text in quotes"
+        )
+    return read(node)
+
+
+def _timestamp(node: Scalar) -> Value:
+    seconds = resolve(node.text)
+    if not isinstance(seconds, int) or isinstance(seconds, bool):
+        seconds = instant(node.text)
+    if seconds is None or seconds != int(seconds) or int(seconds) not in _INT64:
+        expected = "a time such as 2026-11-21T08:00:00Z or whole seconds since 1970"
+        raise _RefusedError(node.place, f"seen {shown(node)}, expected {expected}")
+    return Value("T", int(seconds))
+
+
+def _bytes(node: Scalar) -> Value:
+    digits = re.sub(r"\s", "", node.text)
+    if not re.fullmatch(r"([0-9a-fA-F]{2})*", digits):
+        raise _RefusedError(node.place, f"seen {shown(node)}, expected pairs of hexadecimal digits")
+    return Value("x", bytes.fromhex(digits))
+
+
+def _float32(node: Scalar) -> Value:
+    number = resolve(node.text)
+    if isinstance(number, (int, float)) and not isinstance(number, bool):
+        try:
+            (single,) = struct.unpack(">f", struct.pack(">f", number))
+        except OverflowError:
+            single = math.inf
+        if math.isfinite(single):
+            return Value("f", single)
+    raise _RefusedError(node.place, f"seen {shown(node)}, expected a finite number of single precision")
+
+
+def _integer(letter: str, bits: int, signed: bool) -> Callable[[Scalar], Value]:
+    allowed = range(-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else range(2**bits)
+
+    def read(node: Scalar) -> Value:
+        number = resolve(node.text)
+        if not isinstance(number, int) or isinstance(number, bool) or number not in allowed:
+            expected = f"a whole number from {allowed.start} to {allowed.stop - 1}"
+            raise _RefusedError(node.place, f"seen {shown(node)}, expected {expected}")
+        return Value(letter, number)
+
+    return read
+
+
+_TAGS: dict[str, Callable[[Scalar], Value]] = {
+    "!timestamp": _timestamp,
+    "!bytes": _bytes,
+    "!float32": _float32,
+    "!int8": _integer("b", 8, signed=True),
+    "!uint8": _integer("B", 8, signed=False),
+    "!int16": _integer("s", 16, signed=True),
+    "!uint16": _integer("u", 16, signed=False),
+    "!int32": _integer("I", 32, signed=True),
+    "!uint32": _integer("i", 32, signed=False),
+    "!int64": _integer("l", 64, signed=True),
+}
+#: Tags that ask for a type that YAML has no scalar for.
+TAGS = frozenset(_TAGS)

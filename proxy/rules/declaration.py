@@ -1,0 +1,130 @@
+"""What one key of the configuration is, and how a section of such keys is read and listed.
+
+The dataclasses of `settings` are made of these: ``Annotated[int, Key(whole(1, 10), "what it does")]`` is a
+key, a field of a dataclass type is a section, a tuple of them a list of sections. It knows no key by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+
+from proxy.rules.faults import Faults, Place
+from proxy.rules.fields import Fields
+from proxy.rules.kinds import Kind, UnexpectedError, unfold
+from proxy.rules.nodes import Node, Sequence, join, shown
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key.
+
+    Args:
+        kind: how its value is written.
+        doc: what it does, in one sentence for the documentation.
+        name: the key in the file, where it differs from the attribute.
+    """
+
+    kind: Kind[Any]  # of whatever type the attribute has
+    doc: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One attribute of a section: a key, a section, or a list of sections."""
+
+    attribute: str
+    name: str
+    key: Key | None = None
+    section: type[DataclassInstance] | None = None
+    several: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key as the documentation lists it: ``limits.frame_max`` or ``listen[].address``."""
+
+    path: str
+    default: str
+    doc: str
+
+
+@lru_cache
+def members(kind: type[DataclassInstance]) -> tuple[Member, ...]:
+    """Give what can stand in a section."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(found for name, hint in hints.items() if (found := _member(name, hint)) is not None)
+
+
+def _member(name: str, hint: object) -> Member | None:
+    for mark in getattr(hint, "__metadata__", ()):
+        if isinstance(mark, Key):
+            return Member(name, mark.name or name, key=mark)
+    item = get_args(hint)[0] if get_args(hint) else hint
+    if isinstance(item, type) and dataclasses.is_dataclass(item):
+        return Member(name, name, section=item, several=item is not hint)
+    return None
+
+
+def entries(section: DataclassInstance, path: str = "") -> Iterator[Entry]:
+    """List every key under a section that holds the defaults."""
+    for member in members(type(section)):
+        value = getattr(section, member.attribute)
+        here = join(path, member.name)
+        if member.key is not None:
+            yield Entry(here, member.key.kind.write(value), member.key.doc)
+        elif member.several:
+            yield from entries(value[0], here + "[]")
+        else:
+            yield from entries(value, here)
+
+
+def read_section(kind: type[D], fields: Fields, places: dict[str, Place]) -> D:
+    """Read one section; keys that are not there, or not as expected, get their defaults.
+
+    Args:
+        kind: the dataclass of the section.
+        fields: the mapping to read; takes the faults.
+        places: filled with the place of every key that was written.
+    """
+    values: dict[str, object] = {}
+    for member in members(kind):
+        node = fields.take(member.name)
+        if node is None:
+            continue
+        path = fields.at(member.name)
+        places[path] = fields.place_of(member.name)
+        try:
+            values[member.attribute] = _read(member, node, path, fields.faults, places)
+        except UnexpectedError as error:
+            fields.faults.error(node.place, path, str(error))
+    fields.finish()
+    return kind(**values)
+
+
+def _read(member: Member, node: Node, path: str, faults: Faults, places: dict[str, Place]) -> object:
+    if member.key is not None:
+        return member.key.kind.read(node)
+    if member.section is None:
+        raise TypeError(f"{member.attribute} is neither a key nor a section")
+    unfolded = unfold(node, faults)
+    if unfolded is None:
+        raise UnexpectedError("seen something else, expected a list or a mapping as in YAML")
+    if not member.several:
+        return read_section(member.section, Fields(unfolded, path, faults), places)
+    if not isinstance(unfolded, Sequence) or not unfolded.items:
+        seen = "an empty list" if isinstance(unfolded, Sequence) else shown(unfolded)
+        raise UnexpectedError(f"seen {seen}, expected a list with at least one item")
+    return tuple(
+        read_section(member.section, Fields(item, f"{path}[{index}]", faults), places)
+        for index, item in enumerate(unfolded.items)
+    )

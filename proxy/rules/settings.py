@@ -1,0 +1,250 @@
+"""How the sidecar itself is to run: the configuration file, the environment over it, the defaults under both.
+
+Every key that is accepted has an effect; unknown keys are errors. It reads no rules file and opens no socket.
+docs/configuration.md lists every key; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Environment
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+from proxy.rules.declaration import Key, read_section
+from proxy.rules.document import read_document
+from proxy.rules.environment import override
+from proxy.rules.faults import ConfigWarning, Faults, Place
+from proxy.rules.fields import Fields
+from proxy.rules.kinds import (
+    ADDRESS,
+    ADDRESSES,
+    HTTP_URL,
+    SECRET,
+    TEXT,
+    TEXTS,
+    Address,
+    Secret,
+    duration,
+    optional,
+    whole,
+    word,
+)
+from proxy.rules.nodes import Mapping, Node
+
+_HERE = Address("127.0.0.1", 5673)
+_BROKER = Address("127.0.0.1", 5672)
+_ADMIN = Address("127.0.0.1", 15693)
+_GUEST = Secret("guest")
+_WAIT = duration(0.01, 3600)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One address where producers connect."""
+
+    address: Annotated[Address, Key(ADDRESS, "`host:port` where producers connect")] = _HERE
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The user that declares carriers and reads the inventory; `password` holds the one to use."""
+
+    username: Annotated[str, Key(TEXT, "name of the control user")] = "guest"
+    password: Annotated[
+        Secret, Key(SECRET, "its password; here it is a warning unless every broker address is loopback")
+    ] = _GUEST
+    password_env: Annotated[
+        str | None, Key(optional(TEXT), "name of an environment variable that holds the password")
+    ] = None
+    password_file: Annotated[
+        str | None, Key(optional(TEXT), "file that holds the password; one line break at its end is left out")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The broker."""
+
+    addresses: Annotated[
+        tuple[Address, ...],
+        Key(ADDRESSES, "`host:port` of the broker, or a list, tried in turn at each connect", "address"),
+    ] = (_BROKER,)
+    connect_timeout_seconds: Annotated[
+        float, Key(_WAIT, "longest wait for a TCP connection to one address", "connect_timeout")
+    ] = 5.0
+    handshake_timeout_seconds: Annotated[
+        float, Key(_WAIT, "longest time from the TCP connection to Connection.OpenOk", "handshake_timeout")
+    ] = 10.0
+    control: Control = field(default_factory=Control)
+    management: Annotated[
+        str | None,
+        Key(optional(HTTP_URL), "address of the management API, which lists queues and exchanges"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What exists on the broker."""
+
+    refresh_seconds: Annotated[
+        float, Key(duration(0.1, 3600), "how often the management API is read", "refresh")
+    ] = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """The port for operators."""
+
+    address: Annotated[
+        Address | None,
+        Key(optional(ADDRESS), "where `/metrics`, `/livez`, `/readyz` are served; `null`: not"),
+    ] = _ADMIN
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What is counted."""
+
+    bindings: Annotated[
+        int, Key(whole(0, 1_000_000), "bindings with a series of their own; the rest counts as `other`")
+    ] = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What producers may ask for."""
+
+    connections: Annotated[int, Key(whole(1, 1_000_000), "producer connections at one time")] = 10_000
+    frame_max: Annotated[
+        int,
+        Key(whole(4096, 2**31 - 1), "largest frame offered to producers, in bytes; the broker may say less"),
+    ] = 131_072
+    handshake_timeout_seconds: Annotated[
+        float,
+        Key(
+            _WAIT,
+            "longest time a producer may take from the TCP connection to Connection.Open",
+            "handshake_timeout",
+        ),
+    ] = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What is logged and how."""
+
+    level: Annotated[
+        str,
+        Key(word("debug", "info", "warning", "error"), "least severity: `debug`, `info`, `warning`, `error`"),
+    ] = "info"
+    format: Annotated[str, Key(word("text", "json"), "`text` (key=value) or `json` (one object a line)")] = (
+        "text"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """How the sidecar ends."""
+
+    deadline_seconds: Annotated[
+        float, Key(duration(0, 86400), "after SIGTERM, longest wait for unsettled publishes", "deadline")
+    ] = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The whole configuration.
+
+    `folder` is the configuration file's folder: `rules` and `password_file` are relative to it.
+    """
+
+    listen: tuple[Listener, ...] = field(default_factory=lambda: (Listener(),))
+    upstream: Upstream = field(default_factory=Upstream)
+    rules: Annotated[
+        tuple[str, ...],
+        Key(TEXTS, "rules files: a name or pattern such as `rules/*.yaml`, or a list of them"),
+    ] = ()
+    inventory: Inventory = field(default_factory=Inventory)
+    admin: Admin = field(default_factory=Admin)
+    metrics: Metrics = field(default_factory=Metrics)
+    limits: Limits = field(default_factory=Limits)
+    log: Log = field(default_factory=Log)
+    shutdown: Shutdown = field(default_factory=Shutdown)
+    folder: Path = field(default=Path())
+
+
+def load_settings(path: Path, environ: Environment[str, str]) -> tuple[Settings, list[ConfigWarning]]:
+    """Read the configuration file and the environment over it.
+
+    Args:
+        path: the file.
+        environ: the environment; variables that begin with ``OXPROXY_`` override keys.
+
+    Returns:
+        The settings, and what the operator should know about them.
+
+    Raises:
+        ConfigErrors: every fault that was found.
+    """
+    faults = Faults()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
+        data = b"{}"
+    root = read_document(data, str(path), faults)
+    if root is None:
+        faults.check()
+        root = Mapping(Place(str(path), 1), [])
+    settings = read_settings(root, path.parent, environ, faults)
+    faults.check()
+    return settings, faults.warnings
+
+
+def read_settings(root: Node, folder: Path, environ: Environment[str, str], faults: Faults) -> Settings:
+    """Read settings from a document; `faults` takes everything that is wrong."""
+    places: dict[str, Place] = {}
+    settings = read_section(Settings, Fields(override(root, environ, faults), "", faults), places)
+    upstream = settings.upstream
+    password = _password(upstream, folder, environ, places, faults)
+    control = replace(upstream.control, password=password)
+    return replace(settings, upstream=replace(upstream, control=control), folder=folder)
+
+
+def _password(
+    upstream: Upstream, folder: Path, environ: Environment[str, str], places: dict[str, Place], faults: Faults
+) -> Secret:
+    """Find the control user's password among the three ways to give it."""
+    control, path = upstream.control, "upstream.control."
+    given = [key for key in ("password", "password_env", "password_file") if path + key in places]
+    overriding = [key for key in given if not places[path + key].line]
+    given = overriding or given
+    if len(given) > 1:
+        message = f"seen {' and '.join(given)}, expected one of them"
+        faults.error(places[path + given[1]], path + given[1], message)
+    place = places.get(path + given[0]) if given else None
+    if place is None or (given == ["password"] and not place.line):
+        return control.password
+    if given[0] == "password_env":
+        name = control.password_env or ""
+        if name not in environ:
+            faults.error(place, path + "password_env", f'there is no environment variable "{name}"')
+        return Secret(environ.get(name, ""))
+    if given[0] == "password_file":
+        return _password_file(folder / (control.password_file or ""), place, faults)
+    if not all(each.loopback for each in upstream.addresses):
+        message = "a password as text, for a broker elsewhere: use password_env or password_file"
+        faults.warn(place, path + "password", message)
+    return control.password
+
+
+def _password_file(path: Path, place: Place, faults: Faults) -> Secret:
+    try:
+        return Secret(path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r"))
+    except OSError as error:
+        message = f"{path} can't be read: {error.strerror or error}"
+    except UnicodeDecodeError:
+        message = f"{path} is not UTF-8 text"
+    faults.error(place, "upstream.control.password_file", message)
+    return Secret("")
