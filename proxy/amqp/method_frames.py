@@ -1,0 +1,183 @@
+"""Which frames do we send in our own name? Ready bytes of the methods that the proxy makes itself.
+
+Names and keys are bytes of at most 255; a table is given as its entries. Everything else is built by
+``methods.method_frame``.
+
+Source: AMQP 0-9-1 spec, 1.2 "Constants" (reply codes), 1.3 to 1.8; reply texts as RabbitMQ writes them.
+"""
+
+from __future__ import annotations
+
+from proxy.amqp import methods
+from proxy.amqp.methods import method_frame
+
+#: Reply code -> its name, the way RabbitMQ begins a reply text.
+REPLY_NAMES = {
+    200: b"REPLY_SUCCESS",
+    311: b"CONTENT_TOO_LARGE",
+    312: b"NO_ROUTE",
+    313: b"NO_CONSUMERS",
+    320: b"CONNECTION_FORCED",
+    402: b"INVALID_PATH",
+    403: b"ACCESS_REFUSED",
+    404: b"NOT_FOUND",
+    405: b"RESOURCE_LOCKED",
+    406: b"PRECONDITION_FAILED",
+    501: b"FRAME_ERROR",
+    502: b"SYNTAX_ERROR",
+    503: b"COMMAND_INVALID",
+    504: b"CHANNEL_ERROR",
+    505: b"UNEXPECTED_FRAME",
+    506: b"RESOURCE_ERROR",
+    530: b"NOT_ALLOWED",
+    540: b"NOT_IMPLEMENTED",
+    541: b"INTERNAL_ERROR",
+}
+
+#: A reply text is a short string (spec, 4.2.5.3); a longer one ends in `_CUT`, as RabbitMQ's do.
+MAX_REPLY_TEXT_BYTES = 255
+_CUT = b"..."
+
+_UTF8_LONGEST = 4
+
+
+def reply_text(reply_code: int, text: bytes) -> bytes:
+    """Give a reply text as RabbitMQ would: name of the code, `` - ``, text, cut to 255 bytes.
+
+    Args:
+        reply_code: AMQP reply code; for an unknown one the text stands alone.
+        text: what happened; cut between two UTF-8 characters where it is too long.
+    """
+    name = REPLY_NAMES.get(reply_code)
+    whole = name + b" - " + text if name else text
+    if len(whole) <= MAX_REPLY_TEXT_BYTES:
+        return whole
+    cut = MAX_REPLY_TEXT_BYTES - len(_CUT)
+    for at in range(cut, cut - _UTF8_LONGEST, -1):
+        if whole[at] & 0xC0 != 0x80:  # not in the middle of a character; text that is no UTF-8 is cut anyway
+            cut = at
+            break
+    return whole[:cut] + _CUT
+
+
+def connection_close(reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> bytes:
+    """Build ``Connection.Close``.
+
+    Args:
+        reply_code: AMQP reply code.
+        text: the whole reply text, at most 255 bytes: from `reply_text`, or the broker's own.
+        class_id: class of the offending method, 0 where there is none.
+        method_id: its method id.
+    """
+    return method_frame(0, methods.CONNECTION_CLOSE, reply_code, text, class_id, method_id)
+
+
+def connection_close_ok() -> bytes:
+    """Build ``Connection.CloseOk``."""
+    return method_frame(0, methods.CONNECTION_CLOSE_OK)
+
+
+def channel_open(channel: int) -> bytes:
+    """Build ``Channel.Open``."""
+    return method_frame(channel, methods.CHANNEL_OPEN, b"")
+
+
+def channel_open_ok(channel: int) -> bytes:
+    """Build ``Channel.OpenOk``."""
+    return method_frame(channel, methods.CHANNEL_OPEN_OK, b"")
+
+
+def channel_close(channel: int, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> bytes:
+    """Build ``Channel.Close``; arguments as in `connection_close`."""
+    return method_frame(channel, methods.CHANNEL_CLOSE, reply_code, text, class_id, method_id)
+
+
+def channel_close_ok(channel: int) -> bytes:
+    """Build ``Channel.CloseOk``."""
+    return method_frame(channel, methods.CHANNEL_CLOSE_OK)
+
+
+def empty_ok(channel: int, method: int) -> bytes:
+    """Build a reply without arguments, such as ``Queue.BindOk`` or ``Exchange.DeclareOk``."""
+    return method_frame(channel, method)
+
+
+def exchange_declare(
+    channel: int,
+    exchange: bytes,
+    exchange_type: bytes,
+    entries: bytes = b"",
+    *,
+    passive: bool = False,
+    durable: bool = True,
+    auto_delete: bool = False,
+    internal: bool = False,
+    nowait: bool = False,
+) -> bytes:
+    """Build ``Exchange.Declare`` with these argument entries."""
+    bits = (passive, durable, auto_delete, internal, nowait)
+    return method_frame(channel, methods.EXCHANGE_DECLARE, 0, exchange, exchange_type, *bits, entries)
+
+
+def exchange_delete(channel: int, exchange: bytes, *, if_unused: bool = False, nowait: bool = False) -> bytes:
+    """Build ``Exchange.Delete``."""
+    return method_frame(channel, methods.EXCHANGE_DELETE, 0, exchange, if_unused, nowait)
+
+
+def exchange_bind(
+    channel: int, destination: bytes, source: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
+) -> bytes:
+    """Build ``Exchange.Bind`` with these argument entries."""
+    return method_frame(channel, methods.EXCHANGE_BIND, 0, destination, source, key, nowait, entries)
+
+
+def exchange_unbind(
+    channel: int, destination: bytes, source: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
+) -> bytes:
+    """Build ``Exchange.Unbind`` with these argument entries."""
+    return method_frame(channel, methods.EXCHANGE_UNBIND, 0, destination, source, key, nowait, entries)
+
+
+def queue_bind(
+    channel: int, queue: bytes, exchange: bytes, key: bytes, entries: bytes = b"", *, nowait: bool = False
+) -> bytes:
+    """Build ``Queue.Bind`` with these argument entries."""
+    return method_frame(channel, methods.QUEUE_BIND, 0, queue, exchange, key, nowait, entries)
+
+
+def queue_unbind(channel: int, queue: bytes, exchange: bytes, key: bytes, entries: bytes = b"") -> bytes:
+    """Build ``Queue.Unbind`` with these argument entries."""
+    return method_frame(channel, methods.QUEUE_UNBIND, 0, queue, exchange, key, entries)
+
+
+def basic_publish(channel: int, exchange: bytes, key: bytes, *, mandatory: bool = False) -> bytes:
+    """Build ``Basic.Publish``; content header and body must follow."""
+    return method_frame(channel, methods.BASIC_PUBLISH, 0, exchange, key, mandatory, False)
+
+
+def basic_return(channel: int, reply_code: int, text: bytes, exchange: bytes, key: bytes) -> bytes:
+    """Build ``Basic.Return``; content header and body must follow.
+
+    Args:
+        channel: channel number.
+        reply_code: 312 or 313.
+        text: reply text; RabbitMQ writes the bare name here, ``NO_ROUTE``.
+        exchange: exchange of the publish.
+        key: routing key of the publish.
+    """
+    return method_frame(channel, methods.BASIC_RETURN, reply_code, text, exchange, key)
+
+
+def basic_ack(channel: int, delivery_tag: int, *, multiple: bool = False) -> bytes:
+    """Build ``Basic.Ack``."""
+    return method_frame(channel, methods.BASIC_ACK, delivery_tag, multiple)
+
+
+def basic_nack(channel: int, delivery_tag: int, *, multiple: bool = False, requeue: bool = False) -> bytes:
+    """Build ``Basic.Nack``."""
+    return method_frame(channel, methods.BASIC_NACK, delivery_tag, multiple, requeue)
+
+
+def confirm_select(channel: int, *, nowait: bool = False) -> bytes:
+    """Build ``Confirm.Select``."""
+    return method_frame(channel, methods.CONFIRM_SELECT, nowait)

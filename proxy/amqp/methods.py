@@ -1,0 +1,258 @@
+"""Which methods are there, how do their arguments read, and how is a method frame built?
+
+The layouts come from pamqp, the one place where it is used; the values don't, since pamqp turns text into
+``str`` (which fails on binary names) and tables into ``dict`` (which loses types, order and duplicates). Here
+text and tables stay bytes. Knows no state: whether a method may come now is for handshake and relay to say.
+
+Source: AMQP 0-9-1 spec, 1.3 to 1.8 (classes), RabbitMQ "Protocol extensions". A method is named by one
+number, class id << 16 | method id, as its first four bytes read. All lengths are in bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, TypeAlias, cast
+
+from pamqp import base, commands
+
+from proxy.amqp.frames import METHOD, frame
+from proxy.amqp.tables import pick
+from proxy.errors import LocalProtocolError, ProtocolError
+
+#: An argument: number, bit, text (short or long string), or the entries of a table.
+Argument: TypeAlias = int | bool | bytes
+
+CONNECTION_START: Final = 10 << 16 | 10
+CONNECTION_START_OK: Final = 10 << 16 | 11
+CONNECTION_SECURE: Final = 10 << 16 | 20
+CONNECTION_SECURE_OK: Final = 10 << 16 | 21
+CONNECTION_TUNE: Final = 10 << 16 | 30
+CONNECTION_TUNE_OK: Final = 10 << 16 | 31
+CONNECTION_OPEN: Final = 10 << 16 | 40
+CONNECTION_OPEN_OK: Final = 10 << 16 | 41
+CONNECTION_CLOSE: Final = 10 << 16 | 50
+CONNECTION_CLOSE_OK: Final = 10 << 16 | 51
+CONNECTION_BLOCKED: Final = 10 << 16 | 60
+CONNECTION_UNBLOCKED: Final = 10 << 16 | 61
+CONNECTION_UPDATE_SECRET: Final = 10 << 16 | 70
+CONNECTION_UPDATE_SECRET_OK: Final = 10 << 16 | 71
+CHANNEL_OPEN: Final = 20 << 16 | 10
+CHANNEL_OPEN_OK: Final = 20 << 16 | 11
+CHANNEL_FLOW: Final = 20 << 16 | 20
+CHANNEL_FLOW_OK: Final = 20 << 16 | 21
+CHANNEL_CLOSE: Final = 20 << 16 | 40
+CHANNEL_CLOSE_OK: Final = 20 << 16 | 41
+EXCHANGE_DECLARE: Final = 40 << 16 | 10
+EXCHANGE_DECLARE_OK: Final = 40 << 16 | 11
+EXCHANGE_DELETE: Final = 40 << 16 | 20
+EXCHANGE_DELETE_OK: Final = 40 << 16 | 21
+EXCHANGE_BIND: Final = 40 << 16 | 30
+EXCHANGE_BIND_OK: Final = 40 << 16 | 31
+EXCHANGE_UNBIND: Final = 40 << 16 | 40
+EXCHANGE_UNBIND_OK: Final = 40 << 16 | 51
+QUEUE_DECLARE: Final = 50 << 16 | 10
+QUEUE_DECLARE_OK: Final = 50 << 16 | 11
+QUEUE_BIND: Final = 50 << 16 | 20
+QUEUE_BIND_OK: Final = 50 << 16 | 21
+QUEUE_PURGE: Final = 50 << 16 | 30
+QUEUE_PURGE_OK: Final = 50 << 16 | 31
+QUEUE_DELETE: Final = 50 << 16 | 40
+QUEUE_DELETE_OK: Final = 50 << 16 | 41
+QUEUE_UNBIND: Final = 50 << 16 | 50
+QUEUE_UNBIND_OK: Final = 50 << 16 | 51
+BASIC_QOS: Final = 60 << 16 | 10
+BASIC_QOS_OK: Final = 60 << 16 | 11
+BASIC_CONSUME: Final = 60 << 16 | 20
+BASIC_CONSUME_OK: Final = 60 << 16 | 21
+BASIC_CANCEL: Final = 60 << 16 | 30
+BASIC_CANCEL_OK: Final = 60 << 16 | 31
+BASIC_PUBLISH: Final = 60 << 16 | 40
+BASIC_RETURN: Final = 60 << 16 | 50
+BASIC_DELIVER: Final = 60 << 16 | 60
+BASIC_GET: Final = 60 << 16 | 70
+BASIC_GET_OK: Final = 60 << 16 | 71
+BASIC_GET_EMPTY: Final = 60 << 16 | 72
+BASIC_ACK: Final = 60 << 16 | 80
+BASIC_REJECT: Final = 60 << 16 | 90
+BASIC_RECOVER_ASYNC: Final = 60 << 16 | 100
+BASIC_RECOVER: Final = 60 << 16 | 110
+BASIC_RECOVER_OK: Final = 60 << 16 | 111
+BASIC_NACK: Final = 60 << 16 | 120
+CONFIRM_SELECT: Final = 85 << 16 | 10
+CONFIRM_SELECT_OK: Final = 85 << 16 | 11
+TX_SELECT: Final = 90 << 16 | 10
+TX_SELECT_OK: Final = 90 << 16 | 11
+TX_COMMIT: Final = 90 << 16 | 20
+TX_COMMIT_OK: Final = 90 << 16 | 21
+TX_ROLLBACK: Final = 90 << 16 | 30
+TX_ROLLBACK_OK: Final = 90 << 16 | 31
+
+#: Methods that a content header and body follow (spec, 4.2.6).
+CARRYING_CONTENT: Final = frozenset((BASIC_PUBLISH, BASIC_RETURN, BASIC_DELIVER, BASIC_GET_OK))
+
+_KINDS = cast("dict[int, type[base.Frame]]", commands.INDEX_MAPPING)
+
+#: Method -> its name, e.g. ``Queue.DeclareOk``.
+NAMES: Final[dict[int, str]] = {method: kind.name for method, kind in _KINDS.items()}
+
+_BY_NAME = {name: method for method, name in NAMES.items()}
+
+#: Synchronous method -> the replies it may get. With its nowait bit set it gets none (so does a
+#: ``Basic.Cancel`` from the broker, whose nowait bit is set).
+REPLIES: Final[dict[int, frozenset[int]]] = {
+    method: frozenset(_BY_NAME[name] for name in kind.valid_responses)
+    for method, kind in _KINDS.items()
+    if kind.synchronous
+}
+
+#: What only a broker sends; from a producer it is a 503.
+ONLY_FROM_BROKER: Final = frozenset(
+    {CONNECTION_START, CONNECTION_SECURE, CONNECTION_TUNE, CONNECTION_BLOCKED, CONNECTION_UNBLOCKED}
+    | {BASIC_RETURN, BASIC_DELIVER}
+    | {
+        reply
+        for request, replies in REPLIES.items()
+        if request not in (CONNECTION_START, CONNECTION_SECURE, CONNECTION_TUNE)
+        for reply in replies - {CONNECTION_CLOSE_OK, CHANNEL_CLOSE_OK, CHANNEL_FLOW_OK, BASIC_CANCEL_OK}
+    }
+)
+
+_SYNTAX_ERROR = 502
+_NOT_IMPLEMENTED = 540
+
+_METHOD = struct.Struct(">I")
+_NUMBERS = {
+    "octet": struct.Struct(">B"),
+    "short": struct.Struct(">H"),
+    "long": struct.Struct(">I"),
+    "longlong": struct.Struct(">Q"),
+}
+_LENGTHS = {"shortstr": _NUMBERS["octet"], "longstr": _NUMBERS["long"], "table": _NUMBERS["long"]}
+
+#: Method -> kinds of its arguments in wire order.
+_LAYOUTS: dict[int, tuple[str, ...]] = {
+    method: tuple(kind.amqp_type(argument) for argument in kind.attributes())
+    for method, kind in _KINDS.items()
+}
+
+#: Method -> where its nowait bit stands among the arguments.
+_NOWAIT = {
+    method: list(kind.attributes()).index("nowait")
+    for method, kind in _KINDS.items()
+    if "nowait" in kind.attributes()
+}
+
+
+def method_of(payload: bytes) -> int:
+    """Read which method a method frame's payload is.
+
+    Raises:
+        ProtocolError: 502, shorter than the two ids; 540, unknown (RabbitMQ drops the connection without a
+            word).
+    """
+    if len(payload) < 4:
+        raise ProtocolError(_SYNTAX_ERROR, f"method frame of {len(payload)} bytes, expected 4 or more")
+    method: int = _METHOD.unpack_from(payload)[0]
+    if method not in _LAYOUTS:
+        class_id, method_id = divmod(method, 1 << 16)
+        text = f"method {method_id} of class {class_id} is not known"
+        raise ProtocolError(_NOT_IMPLEMENTED, text, class_id=class_id, method_id=method_id)
+    return method
+
+
+def arguments(payload: bytes) -> tuple[Argument, ...]:
+    """Read the arguments of a method.
+
+    Args:
+        payload: a method frame's payload, ids included.
+
+    Returns:
+        Arguments in wire order, reserved ones included; a table as its entries, which have been walked, not
+        decoded.
+
+    Raises:
+        ProtocolError: 502 with class and method ids, the arguments don't fill the payload exactly or a table
+            is
+            malformed; 540 as in `method_of`.
+    """
+    method = method_of(payload)
+    values: list[Argument] = []
+    at, bit = 4, 0
+    try:
+        for kind in _LAYOUTS[method]:
+            if kind == "bit":
+                values.append(bool(payload[at] >> bit & 1))
+                bit += 1
+                continue
+            at, bit = at + (bit > 0), 0
+            value, at = _read(payload, at, kind)
+            values.append(value)
+    except (IndexError, struct.error, ProtocolError):
+        at = -1
+    if at + (bit > 0) != len(payload):
+        text = f"arguments of {NAMES[method]} are malformed"
+        raise ProtocolError(_SYNTAX_ERROR, text, class_id=method >> 16, method_id=method & 0xFFFF)
+    return tuple(values)
+
+
+def nowait(payload: bytes) -> bool:
+    """Say whether a method asks for no reply; False where it has no nowait bit.
+
+    Raises:
+        ProtocolError: as in `arguments`.
+    """
+    at = _NOWAIT.get(method_of(payload))
+    return at is not None and bool(arguments(payload)[at])
+
+
+def method_frame(channel: int, method: int, *values: Argument) -> bytes:
+    """Build a method frame.
+
+    Args:
+        channel: channel number.
+        method: one of the constants above.
+        values: its arguments in wire order, reserved ones included; a table as its entries.
+
+    Raises:
+        LocalProtocolError: the values don't fit the method.
+    """
+    parts = [_METHOD.pack(method)]
+    octet = bits = 0
+    try:
+        for kind, value in zip(_LAYOUTS[method], values, strict=True):
+            if kind == "bit":
+                octet |= bool(value) << bits
+                bits += 1
+                continue
+            if bits:
+                parts.append(bytes((octet,)))
+                octet = bits = 0
+            parts.append(_written(kind, value))
+    except (struct.error, ValueError, TypeError) as error:
+        raise LocalProtocolError(f"arguments that don't fit {NAMES[method]}") from error
+    if bits:
+        parts.append(bytes((octet,)))
+    return frame(METHOD, channel, b"".join(parts))
+
+
+def _read(payload: bytes, at: int, kind: str) -> tuple[int | bytes, int]:
+    number = _NUMBERS.get(kind)
+    if number is not None:
+        return number.unpack_from(payload, at)[0], at + number.size
+    length = _LENGTHS[kind]
+    start = at + length.size
+    stop = start + length.unpack_from(payload, at)[0]
+    if stop > len(payload):
+        raise IndexError(stop)
+    if kind == "table":
+        pick(payload, start, stop, frozenset())
+    return payload[start:stop], stop
+
+
+def _written(kind: str, value: Argument) -> bytes:
+    number = _NUMBERS.get(kind)
+    if number is not None:
+        return number.pack(value)
+    if not isinstance(value, bytes):
+        raise TypeError(kind)
+    return _LENGTHS[kind].pack(len(value)) + value

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.amqp import method_frames as frames
+from proxy.amqp import methods
+from proxy.amqp.methods import Argument, arguments, method_of
+
+TABLE = b"\x01aV"
+
+
+@pytest.mark.parametrize(
+    ("frame", "channel", "method", "values"),
+    [
+        (frames.connection_close(320, b"gone", 10, 40), 0, methods.CONNECTION_CLOSE, (320, b"gone", 10, 40)),
+        (frames.connection_close_ok(), 0, methods.CONNECTION_CLOSE_OK, ()),
+        (frames.channel_open(7), 7, methods.CHANNEL_OPEN, (b"",)),
+        (frames.channel_open_ok(7), 7, methods.CHANNEL_OPEN_OK, (b"",)),
+        (frames.channel_close(7, 406, b"no", 60, 40), 7, methods.CHANNEL_CLOSE, (406, b"no", 60, 40)),
+        (frames.channel_close_ok(7), 7, methods.CHANNEL_CLOSE_OK, ()),
+        (frames.empty_ok(7, methods.QUEUE_BIND_OK), 7, methods.QUEUE_BIND_OK, ()),
+        (
+            frames.exchange_declare(1, b"e", b"direct", TABLE, passive=True),
+            1, methods.EXCHANGE_DECLARE, (0, b"e", b"direct", True, True, False, False, False, TABLE),
+        ),
+        (frames.exchange_delete(1, b"e", if_unused=True), 1, methods.EXCHANGE_DELETE, (0, b"e", True, False)),
+        (
+            frames.exchange_bind(1, b"d", b"s", b"k"),
+            1, methods.EXCHANGE_BIND, (0, b"d", b"s", b"k", False, b""),
+        ),
+        (
+            frames.exchange_unbind(1, b"d", b"s", b"k", TABLE, nowait=True),
+            1, methods.EXCHANGE_UNBIND, (0, b"d", b"s", b"k", True, TABLE),
+        ),
+        (
+            frames.queue_bind(1, b"q", b"e", b"k", TABLE),
+            1, methods.QUEUE_BIND, (0, b"q", b"e", b"k", False, TABLE),
+        ),
+        (frames.queue_unbind(1, b"q", b"e", b"k"), 1, methods.QUEUE_UNBIND, (0, b"q", b"e", b"k", b"")),
+        (
+            frames.basic_publish(1, b"e", b"k", mandatory=True),
+            1, methods.BASIC_PUBLISH, (0, b"e", b"k", True, False),
+        ),
+        (
+            frames.basic_return(1, 312, b"NO_ROUTE", b"e", b"k"),
+            1, methods.BASIC_RETURN, (312, b"NO_ROUTE", b"e", b"k"),
+        ),
+        (frames.basic_ack(1, 9, multiple=True), 1, methods.BASIC_ACK, (9, True)),
+        (frames.basic_nack(1, 9), 1, methods.BASIC_NACK, (9, False, False)),
+        (frames.confirm_select(1), 1, methods.CONFIRM_SELECT, (False,)),
+    ],
+)  # fmt: skip
+def test_frame_says_what_was_asked(
+    frame: bytes, channel: int, method: int, values: tuple[Argument, ...]
+) -> None:
+    assert frame[:3] == b"\x01" + channel.to_bytes(2, "big")
+    assert (method_of(frame[7:-1]), arguments(frame[7:-1])) == (method, values)
+
+
+def test_reply_text_begins_with_the_name_of_its_code() -> None:
+    assert frames.reply_text(406, b"Max size payload hit.") == b"PRECONDITION_FAILED - Max size payload hit."
+    assert frames.reply_text(299, b"strange") == b"strange"
+
+
+def test_long_reply_text_is_cut_between_characters() -> None:
+    for padding in range(4):
+        text = b"x" * padding + "\N{EURO SIGN}".encode() * 100
+        cut = frames.reply_text(403, text)
+        assert cut.startswith(b"ACCESS_REFUSED - ")
+        assert cut.endswith("\N{EURO SIGN}...".encode())
+        assert 252 <= len(cut) <= 255
+
+
+@given(st.integers(0, 600), st.text(max_size=300))
+def test_reply_text_fits_and_stays_text(reply_code: int, text: str) -> None:
+    cut = frames.reply_text(reply_code, text.encode())
+    assert len(cut) <= 255
+    assert cut.decode().rstrip(".")[:200] in f"{frames.REPLY_NAMES.get(reply_code, b'').decode()} - {text}"
+
+
+def test_text_that_is_no_utf8_is_cut_anyway() -> None:
+    assert frames.reply_text(0, b"\x80" * 300) == b"\x80" * 252 + b"..."

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import base, commands
+
+from proxy.amqp import methods
+from proxy.amqp.frames import FRAME_END, METHOD
+from proxy.amqp.methods import Argument, arguments, method_frame, method_of
+from proxy.amqp.tables import encode_table
+from proxy.errors import LocalProtocolError, ProtocolError, Scope
+from tests.amqp.test_tables import refusal, tables
+
+CONSTANTS = {
+    name: number
+    for name, number in vars(methods).items()
+    if name[0].isalpha() and isinstance(number, int) and number >> 16
+}
+
+_kinds: dict[str, st.SearchStrategy[int] | st.SearchStrategy[bytes]] = {
+    "bit": st.booleans(),
+    "octet": st.integers(0, 2**8 - 1),
+    "short": st.integers(0, 2**16 - 1),
+    "long": st.integers(0, 2**32 - 1),
+    "longlong": st.integers(0, 2**64 - 1),
+    "shortstr": st.binary(max_size=255),
+    "longstr": st.binary(max_size=300),
+    "table": tables.map(encode_table),
+}
+
+
+def _calls_of(method: int) -> st.SearchStrategy[tuple[int, tuple[Argument, ...]]]:
+    kind = cast("type[base.Frame]", commands.INDEX_MAPPING[method])
+    values = st.tuples(*(_kinds[kind.amqp_type(argument)] for argument in kind.attributes()))
+    return values.map(lambda drawn: (method, drawn))
+
+
+calls = st.sampled_from(sorted(methods.NAMES)).flatmap(_calls_of)
+
+
+def payload_of(frame: bytes) -> bytes:
+    assert frame[0] == METHOD
+    assert int.from_bytes(frame[3:7], "big") == len(frame) - 8
+    assert frame[-1] == FRAME_END
+    return frame[7:-1]
+
+
+def test_every_method_has_its_constant() -> None:
+    named = {name.replace("_", "").lower(): number for name, number in CONSTANTS.items()}
+    assert named == {name.replace(".", "").lower(): number for number, name in methods.NAMES.items()}
+
+
+@given(calls, st.integers(0, 65535))
+def test_arguments_of_every_method_survive_a_round_trip(
+    call: tuple[int, tuple[Argument, ...]], channel: int
+) -> None:
+    method, values = call
+    frame = method_frame(channel, method, *values)
+    assert int.from_bytes(frame[1:3], "big") == channel
+    payload = payload_of(frame)
+    assert method_of(payload) == method
+    assert arguments(payload) == values
+
+
+@given(calls)
+def test_every_prefix_of_a_method_and_bytes_behind_it_are_a_502_with_its_ids(
+    call: tuple[int, tuple[Argument, ...]],
+) -> None:
+    method, values = call
+    payload = payload_of(method_frame(1, method, *values))
+    for wrong in [payload[:end] for end in range(4, len(payload))] + [payload + b"\0"]:
+        with pytest.raises(ProtocolError) as refused:
+            arguments(wrong)
+        error = refused.value
+        assert (error.reply_code, error.scope) == (502, Scope.CONNECTION)
+        assert (error.class_id << 16 | error.method_id) == method
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0", b"\0\x3c\0"])
+def test_payload_without_ids_is_a_502(payload: bytes) -> None:
+    assert refusal(lambda: method_of(payload)) == (502, Scope.CONNECTION)
+
+
+def test_unknown_method_is_a_540_with_its_ids() -> None:
+    with pytest.raises(ProtocolError) as refused:
+        method_of(b"\0\x3c\0\x63")
+    error = refused.value
+    assert (error.reply_code, error.class_id, error.method_id) == (540, 60, 99)
+
+
+def test_malformed_table_among_the_arguments_is_a_502_with_the_ids_of_the_method() -> None:
+    payload = b"\0\x32\0\x0a" + b"\0\0\x01q\x02\0\0\0\x03\x01aZ"
+    with pytest.raises(ProtocolError) as refused:
+        arguments(payload)
+    error = refused.value
+    assert (error.reply_code, error.class_id, error.method_id) == (502, 50, 10)
+
+
+@given(st.sampled_from(sorted(methods.NAMES)), st.binary(max_size=40))
+def test_random_arguments_are_read_or_refused(method: int, behind: bytes) -> None:
+    assert refusal(lambda: arguments(method.to_bytes(4, "big") + behind)) in (None, (502, Scope.CONNECTION))
+
+
+def test_bits_share_an_octet_lowest_first() -> None:
+    frame = method_frame(1, methods.QUEUE_DECLARE, 0, b"q", True, False, True, False, True, b"")
+    assert payload_of(frame)[4:] == b"\0\0\x01q\x15\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(), (b"a", b"b"), ("text",), (1,), (b"x" * 256,)],
+    ids=["too few", "too many", "text", "number", "long"],
+)
+def test_arguments_that_do_not_fit_are_our_own_error(values: tuple[Argument, ...]) -> None:
+    with pytest.raises(LocalProtocolError, match=r"Basic\.ConsumeOk"):
+        method_frame(1, methods.BASIC_CONSUME_OK, *values)
+
+
+def test_number_that_is_too_large_is_our_own_error() -> None:
+    with pytest.raises(LocalProtocolError):
+        method_frame(1, methods.BASIC_ACK, 2**64, False)
+
+
+def test_nowait_bit_is_found_where_there_is_one() -> None:
+    for wanted in (False, True):
+        bind = method_frame(1, methods.QUEUE_BIND, 0, b"q", b"e", b"k", wanted, b"")
+        assert methods.nowait(payload_of(bind)) is wanted
+    assert methods.nowait(payload_of(method_frame(1, methods.BASIC_QOS, 0, 1, True))) is False
+
+
+def test_replies_pair_requests_with_their_answers() -> None:
+    assert methods.REPLIES[methods.BASIC_GET] == {methods.BASIC_GET_OK, methods.BASIC_GET_EMPTY}
+    assert methods.REPLIES[methods.CHANNEL_CLOSE] == {methods.CHANNEL_CLOSE_OK}
+    assert methods.REPLIES[methods.CONNECTION_UPDATE_SECRET] == {methods.CONNECTION_UPDATE_SECRET_OK}
+    assert methods.BASIC_PUBLISH not in methods.REPLIES
+    assert all(methods.REPLIES.values())
+
+
+def test_what_a_producer_may_send_is_told_from_what_only_a_broker_sends() -> None:
+    from_producer = {name for method, name in methods.NAMES.items() if method not in methods.ONLY_FROM_BROKER}
+    assert from_producer == {
+        "Connection.StartOk", "Connection.SecureOk", "Connection.TuneOk", "Connection.Open",
+        "Connection.Close", "Connection.CloseOk", "Connection.UpdateSecret",
+        "Channel.Open", "Channel.Flow", "Channel.FlowOk", "Channel.Close", "Channel.CloseOk",
+        "Exchange.Declare", "Exchange.Delete", "Exchange.Bind", "Exchange.Unbind",
+        "Queue.Declare", "Queue.Bind", "Queue.Purge", "Queue.Delete", "Queue.Unbind",
+        "Basic.Qos", "Basic.Consume", "Basic.Cancel", "Basic.CancelOk", "Basic.Publish", "Basic.Get",
+        "Basic.Ack", "Basic.Nack", "Basic.Reject", "Basic.Recover", "Basic.RecoverAsync",
+        "Confirm.Select", "Tx.Select", "Tx.Commit", "Tx.Rollback",
+    }  # fmt: skip
