@@ -11,6 +11,7 @@ from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.routing.values import Table
 from tests.amqp.test_tables import refusal, tables
+from tests.client import encode_properties
 
 _texts = st.binary(max_size=255) | st.just(b"")
 _layout: list[tuple[str, st.SearchStrategy[bytes | int] | st.SearchStrategy[bytes]]] = [
@@ -34,18 +35,8 @@ _sets = st.fixed_dictionaries({}, optional=dict(_layout))
 
 def _encode(properties: dict[str, bytes | int], entries: bytes) -> tuple[bytes, int]:
     """Content of a header behind its flags, and the flags; ``entries`` fill the table where there is one."""
-    flags, encoded = 0, b""
-    for bit, (name, _) in enumerate(_layout):
-        if name not in properties:
-            continue
-        flags |= 0x8000 >> bit
-        content = properties[name]
-        if name == "headers":
-            encoded += struct.pack(">I", len(entries)) + entries
-        elif isinstance(content, bytes):
-            encoded += bytes((len(content),)) + content
-        else:
-            encoded += struct.pack(">Q" if name == "timestamp" else ">B", content)
+    others = {name: content for name, content in properties.items() if name != "headers"}
+    flags, encoded = encode_properties(others, entries if "headers" in properties else None)
     return encoded, flags
 
 

@@ -1,0 +1,143 @@
+"""The test producer: builds frames from words and reads frames back into words. No sockets, no state.
+
+Independent of proxy.amqp on purpose: methods go through pamqp, content is packed by hand. Only the entries of
+a header table are encoded by proxy.amqp.tables, since pamqp can't write every type.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, cast
+
+from pamqp import base, commands
+from pamqp import frame as pamqp_frame
+
+from proxy.amqp.tables import encode_table
+from proxy.routing.values import Table
+
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+KINDS = {2: "Header", 3: "Body", 8: "Heartbeat"}
+
+#: Properties in wire order (AMQP 0-9-1 spec, 4.2.6.1 and 1.8), with the struct code of numbers.
+PROPERTIES = (
+    ("content_type", ""), ("content_encoding", ""), ("headers", ""), ("delivery_mode", "B"),
+    ("priority", "B"), ("correlation_id", ""), ("reply_to", ""), ("expiration", ""), ("message_id", ""),
+    ("timestamp", "Q"), ("type", ""), ("user_id", ""), ("app_id", ""), ("cluster_id", ""),
+)  # fmt: skip
+
+
+class Frame(NamedTuple):
+    """One frame as it stood on the wire."""
+
+    kind: int
+    channel: int
+    payload: bytes
+
+    @property
+    def name(self) -> str:
+        """``Basic.Publish``, ``Header``, ``Body`` or ``Heartbeat``."""
+        if self.kind == 1:
+            return str(_KINDS_OF_METHODS[int.from_bytes(self.payload[:4], "big")].name)
+        return KINDS[self.kind]
+
+    @property
+    def raw(self) -> bytes:
+        return frame(*self)
+
+    @property
+    def method(self) -> base.Frame:
+        """The method, decoded by pamqp."""
+        decoded = pamqp_frame.unmarshal(self.raw)[2]
+        assert isinstance(decoded, base.Frame)
+        return decoded
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        return dict(self.method)
+
+
+_KINDS_OF_METHODS = cast("dict[int, type[base.Frame]]", commands.INDEX_MAPPING)
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+
+
+def method(channel: int, command: base.Frame) -> bytes:
+    """A method frame, e.g. ``method(1, commands.Queue.Bind(queue="q", exchange="e"))``."""
+    return frame(1, channel, struct.pack(">I", command.index) + command.marshal())
+
+
+def publish(
+    channel: int,
+    exchange: bytes,
+    key: bytes,
+    headers: Table | None = None,
+    body: bytes = b"",
+    properties: dict[str, bytes | int] | None = None,
+    *,
+    mandatory: bool = False,
+    frame_max: int = 131072,
+) -> bytes:
+    """Method, content header and body frames of one publish; ``headers`` None sends no header table."""
+    names = b"".join(bytes((len(name),)) + name for name in (exchange, key))
+    start = frame(1, channel, struct.pack(">HHH", 60, 40, 0) + names + bytes((mandatory,)))
+    return start + content(channel, headers, body, properties, frame_max=frame_max)
+
+
+def content(
+    channel: int,
+    headers: Table | None = None,
+    body: bytes = b"",
+    properties: dict[str, bytes | int] | None = None,
+    *,
+    frame_max: int = 131072,
+) -> bytes:
+    """Content header and body frames, as they follow a publish, deliver, return or get-ok."""
+    entries = None if headers is None else encode_table(headers)
+    size = frame_max - 8
+    bodies = (frame(3, channel, body[at : at + size]) for at in range(0, len(body), size))
+    return content_header(channel, len(body), entries, properties) + b"".join(bodies)
+
+
+def content_header(
+    channel: int,
+    body_size_bytes: int,
+    entries: bytes | None = None,
+    properties: dict[str, bytes | int] | None = None,
+) -> bytes:
+    """A content header frame; ``entries`` are the raw bytes of the header table without its length."""
+    flags, encoded = encode_properties(properties or {}, entries)
+    return frame(2, channel, struct.pack(">HHQH", 60, 0, body_size_bytes, flags) + encoded)
+
+
+def encode_properties(properties: dict[str, bytes | int], entries: bytes | None = None) -> tuple[int, bytes]:
+    """Property flags, and the properties behind them."""
+    flags, encoded = 0, b""
+    for bit, (name, code) in enumerate(PROPERTIES):
+        value = properties.get(name, entries if name == "headers" else None)
+        if value is None:
+            continue
+        flags |= 0x8000 >> bit
+        if isinstance(value, int):
+            encoded += struct.pack(">" + code, value)
+        else:
+            encoded += struct.pack(">I" if name == "headers" else ">B", len(value)) + value
+    return flags, encoded
+
+
+def split(data: bytes) -> list[Frame]:
+    """Cut whole frames; anything else in the bytes fails the test."""
+    frames = []
+    while data:
+        kind, channel, size = struct.unpack_from(">BHI", data)
+        assert data[7 + size] == 0xCE, data
+        frames.append(Frame(kind, channel, data[7 : 7 + size]))
+        data = data[8 + size :]
+    return frames
+
+
+def names(data: bytes) -> list[str]:
+    """Names of the frames, e.g. ``["Basic.Return", "Header", "Body", "Basic.Ack"]``."""
+    return [one.name for one in split(data)]
