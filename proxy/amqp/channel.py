@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from proxy.amqp.confirms import Ledger, Settled
 
 if TYPE_CHECKING:
+    from proxy.amqp.outgoing import Outgoing
     from proxy.amqp.plan import ExchangePlan
 
 
@@ -59,15 +60,17 @@ class Publish(NamedTuple):
 class Collected:
     """A publish that leaves in several copies: its body is kept until it is whole."""
 
-    __slots__ = ("body", "header", "publish")
+    __slots__ = ("body", "header", "outgoing", "publish")
 
-    def __init__(self, publish: Publish, header: bytes) -> None:
+    def __init__(self, publish: Publish, header: bytes, outgoing: Outgoing) -> None:
         """Start with no body.
 
         Args:
             publish: the method.
             header: the producer's whole content header frame.
+            outgoing: how it leaves.
         """
+        self.outgoing = outgoing
         self.publish = publish
         self.header = header
         self.body = bytearray()
@@ -95,9 +98,9 @@ class Channel:
     """
 
     __slots__ = (
-        "awaiting", "collected", "confirming", "content", "discard_upstream", "held", "held_back", "held_bytes",
-        "ledger", "life", "number", "publish", "published", "remaining", "replies", "returned", "sample",
-        "settled", "transactional", "waited",
+        "collected", "confirming", "content", "discard_upstream", "held", "held_back", "held_bytes",
+        "ledger", "life", "number", "opened", "publish", "published", "remaining", "replies", "returned", "sample",
+        "settled", "swallowed", "swallowing", "transactional", "waited",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -105,6 +108,8 @@ class Channel:
         self.number = number
         #: our own close was sent upstream: what comes from there is discarded until its close-ok
         self.discard_upstream = False
+        #: whether it counts in the gauge of open channels
+        self.opened = False
         self.reset()
 
     def reset(self) -> None:
@@ -129,6 +134,8 @@ class Channel:
         self.waited = False
         #: (producer tag, time of the publish) whose confirm is being timed
         self.sample: tuple[int, float] | None = None
-        #: header of a return, delivery or get under way that is to be restored: its method frame
+        #: method frame of a return, delivery or get whose content header is looked at
         self.returned: bytes | None = None
-        self.awaiting = False
+        #: a return is under way that the producer must not see, and how much of its body is still to come
+        self.swallowing = False
+        self.swallowed = 0

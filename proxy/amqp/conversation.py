@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from proxy.amqp import methods
+from proxy.amqp import method_frames
 from proxy.amqp.channel import Channel, Life
 from proxy.amqp.handshake import Tuning
 from proxy.amqp.own_channel import OwnChannel
@@ -101,7 +101,15 @@ class Conversation:
         self.to_producer: list[bytes] = []
         self.requests: list[Request] = []
         self.own = OwnChannel(tuning.channel_max_upstream, self.to_upstream)
+        #: our Connection.Close, or the producer's, went upstream
         self.upstream_closing = False
+        #: nothing more is expected from upstream
+        self.upstream_done = False
+        self.blocked = False
+        #: channels on which the broker's content frames or replies are not simply copied
+        self.odd: set[int] = set()
+        #: channels whose kept-back frames may go to the producer now
+        self.released: list[Channel] = []
         #: what to tell the logs when it ended by a fault
         self.fault: ProtocolError | None = None
         self.held_bytes = 0
@@ -122,10 +130,23 @@ class Conversation:
         """A channel is closed on both sides; its number is free."""
         self.shape += 1
         self.drop_held(channel)
+        self.count_closed(channel)
         if channel.discard_upstream:
             channel.reset()
         else:
+            self.odd.discard(channel.number)
             self.channels.pop(channel.number, None)
+
+    def count_closed(self, channel: Channel) -> None:
+        """Take an open channel out of the gauge."""
+        self.counters.channels -= channel.opened
+        channel.opened = False
+
+    def time_confirm(self, channel: Channel) -> None:
+        """Observe the confirm that is being timed, once it is there."""
+        if channel.sample is not None and channel.settled.low >= channel.sample[0]:
+            self.plans.confirm_timing.observe(self.now - channel.sample[1])
+            channel.sample = None
 
     def drop_held(self, channel: Channel) -> None:
         """Throw away what a closing channel kept back."""
@@ -143,16 +164,18 @@ class Conversation:
         """
         self.counters.protocol_error(error.reply_code)
         self.drop_held(channel)
+        self.count_closed(channel)
         channel.reset()
+        self.odd.add(channel.number)
         channel.life = Life.CLOSED_HERE
         self.shape += 1
-        text = methods.reply_text(error.reply_code, error.text)
+        text = method_frames.reply_text(error.reply_code, error.text)
         self.to_producer.append(
-            methods.channel_close(channel.number, error.reply_code, text, error.class_id, error.method_id)
+            method_frames.channel_close(channel.number, error.reply_code, text, error.class_id, error.method_id)
         )
         if not channel.discard_upstream:
             channel.discard_upstream = True
-            self.to_upstream.append(methods.channel_close(channel.number, 200, b"closed by the proxy", 0, 0))
+            self.to_upstream.append(method_frames.channel_close(channel.number, 200, b"closed by the proxy", 0, 0))
 
     def fail(self, error: ProtocolError) -> None:
         """Answer a fault of the producer on the connection: Connection.Close to both sides."""
@@ -178,11 +201,11 @@ class Conversation:
         self.phase = Phase.CLOSING
         self.shape += 1
         self.to_producer.append(
-            methods.connection_close(reply_code, methods.reply_text(reply_code, text), class_id, method_id)
+            method_frames.connection_close(reply_code, method_frames.reply_text(reply_code, text), class_id, method_id)
         )
 
     def close_upstream(self) -> None:
         """Say goodbye to the broker; its close-ok, or the end of the link, ends that side."""
         if not self.upstream_closing:
             self.upstream_closing = True
-            self.to_upstream.append(methods.connection_close(200, b"Goodbye", 0, 0))
+            self.to_upstream.append(method_frames.connection_close(200, b"Goodbye", 0, 0))

@@ -118,9 +118,7 @@ class RemoteCounters:
     """One broker that address rules lead to: whether its link stands, and its publishes by result."""
 
     up: bool = False
-    results: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("acked", "nacked", "returned", "lost"), 0)
-    )
+    results: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("acked", "nacked", "returned", "lost"), 0))
 
 
 @dataclass(slots=True, eq=False)

@@ -131,15 +131,12 @@ _LENGTHS = {"shortstr": _NUMBERS["octet"], "longstr": _NUMBERS["long"], "table":
 
 #: Method -> kinds of its arguments in wire order.
 _LAYOUTS: dict[int, tuple[str, ...]] = {
-    method: tuple(kind.amqp_type(argument) for argument in kind.attributes())
-    for method, kind in _KINDS.items()
+    method: tuple(kind.amqp_type(argument) for argument in kind.attributes()) for method, kind in _KINDS.items()
 }
 
 #: Method -> where its nowait bit stands among the arguments.
 _NOWAIT = {
-    method: list(kind.attributes()).index("nowait")
-    for method, kind in _KINDS.items()
-    if "nowait" in kind.attributes()
+    method: list(kind.attributes()).index("nowait") for method, kind in _KINDS.items() if "nowait" in kind.attributes()
 }
 
 

@@ -105,9 +105,7 @@ def _carrier_copies(
 def _queue_copies(
     decision: Decision, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
-    queues = [name for name in decision.queues if ("queue", name) not in state.missing] or list(
-        decision.queues[:1]
-    )
+    queues = [name for name in decision.queues if ("queue", name) not in state.missing] or list(decision.queues[:1])
     copies = []
     if queues:
         copies.append(Copy(b"", queues[0], tuple(queues[1:]), moved=True, hide_cc=True))
@@ -144,9 +142,7 @@ def table_entries(entries: bytes, copy: Copy, original: Address) -> bytes:
             cut = _CUT_CC
             aside = b"".join(shortstr(CC_ASIDE) + raw for raw in raws)
     kept = (
-        without(entries, 0, len(entries), cut)
-        if b"BCC" in entries or b"x-original-" in entries or aside
-        else entries
+        without(entries, 0, len(entries), cut) if b"BCC" in entries or b"x-original-" in entries or aside else entries
     )
     if b"BCC" in entries and _first_bcc_is_no_array(entries):
         return entries  # forwarded as it is: the broker's own 406 is the right answer

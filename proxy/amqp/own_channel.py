@@ -15,6 +15,8 @@ from typing import TypeAlias
 
 from proxy.amqp import methods
 from proxy.amqp.frames import U32
+from proxy.amqp.method_arguments import read_close
+from proxy.amqp.method_frames import channel_close_ok, channel_open
 
 #: called with None when the method was done, with the broker's text when it was refused
 Done: TypeAlias = Callable[[str | None], None]
@@ -55,8 +57,8 @@ class OwnChannel:
         if index == methods.CHANNEL_OPEN_OK:
             self._state = _State.IDLE
         elif index == methods.CHANNEL_CLOSE:
-            code, text, _, _ = methods.read_close(payload)
-            self._out.append(methods.channel_close_ok(self.number))
+            code, text, _, _ = read_close(payload)
+            self._out.append(channel_close_ok(self.number))
             waiting = self._state is _State.WAITING
             self._state = _State.CLOSED
             if waiting:
@@ -71,7 +73,7 @@ class OwnChannel:
             return
         if self._state is _State.CLOSED:
             self._state = _State.OPENING
-            self._out.append(methods.channel_open(self.number))
+            self._out.append(channel_open(self.number))
         elif self._state is _State.IDLE:
             self._state = _State.WAITING
             self._out.append(self._queue[0][0])

@@ -14,13 +14,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
-from proxy.amqp.counters import Histogram, RelayCounters
 from proxy.amqp.frames import FRAME_HEAD, HEADER, OVERHEAD, U16, U32, U64, shortstr
 from proxy.amqp.original import Address
 from proxy.amqp.outgoing import Copy, Outgoing, outgoing, refuse_reserved, table_entries
 from proxy.amqp.properties import decode_properties
 from proxy.amqp.tables import decode_table, decode_value, pick
-from proxy.amqp.traffic import Traffic
 from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
 from proxy.errors import ProtocolError
 from proxy.routing.decision import Facts
@@ -54,9 +52,7 @@ class Plans:
 
     Args:
         state: the virtual host.
-        counters: what its relays count.
-        traffic: totals of publishes.
-        timing: histogram of the engine's seconds.
+        counters: what the process counts.
         sources: clocks and dice.
     """
 
@@ -206,9 +202,7 @@ class ExchangePlan:
         key = routing_key if copy.routing_key is None else copy.routing_key
         return key, FRAME_HEAD.pack(HEADER, U16.unpack_from(header, 1)[0], len(payload) - 1) + payload
 
-    def _look_up(
-        self, key: object, routing_key: bytes, entries: bytes, header: bytes
-    ) -> tuple[bytes, Outgoing]:
+    def _look_up(self, key: object, routing_key: bytes, entries: bytes, header: bytes) -> tuple[bytes, Outgoing]:
         refuse_reserved(routing_key, entries)
         facts_key, facts = self._facts_of(routing_key, entries, header)
         out = self._facts.get(facts_key)

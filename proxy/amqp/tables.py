@@ -35,11 +35,7 @@ _FIXED_BY_OCTET = {ord(letter): (letter, codec) for letter, codec in _FIXED.item
 _LENGTH = struct.Struct(">I")
 
 #: Octet of the letter -> size of letter and value, where it is fixed; 0: a length of four bytes tells it.
-_SIZES = (
-    {ord(letter): 1 + codec.size for letter, codec in _FIXED.items()}
-    | {ord("V"): 1}
-    | dict.fromkeys(b"SxAF", 0)
-)
+_SIZES = {ord(letter): 1 + codec.size for letter, codec in _FIXED.items()} | {ord("V"): 1} | dict.fromkeys(b"SxAF", 0)
 
 _VOID = Value("V", None)
 
@@ -194,9 +190,7 @@ def _encode_sized(letter: str, content: object) -> bytes:
 
 def _encode_name(name: bytes) -> bytes:
     if len(name) > MAX_NAME_BYTES:
-        raise LocalProtocolError(
-            f"a name of {len(name)} bytes in a field table, at most {MAX_NAME_BYTES} fit"
-        )
+        raise LocalProtocolError(f"a name of {len(name)} bytes in a field table, at most {MAX_NAME_BYTES} fit")
     return bytes((len(name),)) + name
 
 

@@ -70,6 +70,23 @@ class VhostState:
     missing: dict[Destination, str] = field(default_factory=dict)
     epoch: int = 0
 
+    @property
+    def carriers(self) -> frozenset[bytes]:
+        """Names of the broker's exchanges that carry the exchanges evaluated here."""
+        return frozenset(owned.carrier for owned in self.carried())
+
+    @property
+    def restores(self) -> bool:
+        """Whether publishes may leave under another exchange or key, so that originals have to be put back."""
+        return any(
+            owned.delivery is Delivery.QUEUE or owned.carrier != owned.name or owned.alternate is not None
+            for owned in self.exchanges.values()
+        )
+
+    def carried(self) -> list[OwnedExchange]:
+        """Give the exchanges that have a carrier on the broker."""
+        return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
+
     def changed(self) -> None:
         """Make every relay forget what it derived from this state."""
         self.epoch += 1

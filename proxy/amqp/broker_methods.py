@@ -1,0 +1,234 @@
+"""Broker to producer: what does a method mean for its channel or the connection?
+
+Source: AMQP 0-9-1 spec, 1.4 to 1.8; RabbitMQ guides "Publisher confirms" and "Blocked connections".
+"""
+
+from __future__ import annotations
+
+from proxy.amqp import methods
+from proxy.amqp.channel import Channel, Life
+from proxy.amqp.conversation import Conversation, EnsureQueue, Phase
+from proxy.amqp.frames import U32
+from proxy.amqp.method_arguments import read_ack, read_nack, read_queue_declare_ok
+from proxy.amqp.methods import method_frame
+from proxy.amqp.tokens import token
+from proxy.amqp.vhost import OwnedExchange
+
+_WITH_CONTENT = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
+
+
+class BrokerMethods:
+    """Takes the broker's methods that are looked at.
+
+    Args:
+        conversation: what both directions share.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        """Find out which methods matter here."""
+        self._conversation = conversation
+        self._channel = {
+            methods.BASIC_ACK: self._ack,
+            methods.BASIC_NACK: self._nack,
+            methods.BASIC_RETURN: self._return,
+            methods.QUEUE_DECLARE_OK: self._declared,
+            methods.QUEUE_DELETE_OK: self._deleted,
+            methods.CHANNEL_OPEN_OK: self._opened,
+            methods.CHANNEL_CLOSE: self._close,
+            methods.CHANNEL_CLOSE_OK: self._close_ok,
+            methods.BASIC_DELIVER: self._content,
+            methods.BASIC_GET_OK: self._content,
+        }
+        self._connection = {
+            methods.CONNECTION_CLOSE: self._connection_close,
+            methods.CONNECTION_CLOSE_OK: self._connection_close_ok,
+            methods.CONNECTION_BLOCKED: self._blocked,
+            methods.CONNECTION_UNBLOCKED: self._unblocked,
+        }
+        #: methods that are not copied through unseen; deliveries only where an address may have to be restored
+        self.looked_at = frozenset(self._channel) | frozenset(self._connection)
+        if not conversation.state.restores:
+            self.looked_at -= _WITH_CONTENT
+
+    def connection(self, frame: bytes) -> bool:
+        """Take a method on channel 0; answer whether it goes to the producer as it came."""
+        index = U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0
+        taken = self._connection.get(index)
+        return taken() if taken else self._conversation.phase is not Phase.CLOSING
+
+    def channel(self, channel: Channel, index: int, frame: bytes) -> bool:
+        """Take a method on an open channel; answer whether it goes to the producer as it came."""
+        taken = self._channel.get(index)
+        return taken(channel, frame) if taken else True
+
+    def closing(self, channel: Channel, index: int) -> bool:
+        """Take a frame on a channel that was closed by the broker or by us: all but its closing is discarded."""
+        conversation = self._conversation
+        if channel.discard_upstream:
+            if index == methods.CHANNEL_CLOSE:
+                conversation.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
+            elif index == methods.CHANNEL_CLOSE_OK:
+                channel.discard_upstream = False
+                conversation.odd.discard(channel.number)
+        return False
+
+    def _ack(self, channel: Channel, frame: bytes) -> bool:
+        tag, multiple = read_ack(frame[7:-1]) if len(frame) != 21 else _tag(frame)
+        return self._settle(channel, tag, multiple, ack=True)
+
+    def _nack(self, channel: Channel, frame: bytes) -> bool:
+        tag, multiple, _ = read_nack(frame[7:-1])
+        return self._settle(channel, tag, multiple, ack=False)
+
+    def _settle(self, channel: Channel, tag: int, multiple: bool, *, ack: bool) -> bool:
+        conversation = self._conversation
+        counters = conversation.counters
+        if channel.ledger is None:
+            count = channel.settled.settle(tag, multiple, channel.published)
+            if ack:
+                counters.confirms_acked += count
+            else:
+                counters.confirms_nacked += count
+            if channel.sample is not None:
+                conversation.time_confirm(channel)
+            return True
+        for producer_tag, acked in channel.ledger.settle(tag, multiple, ack):
+            channel.settled.settle(producer_tag, False, channel.published)
+            if acked:
+                counters.confirms_acked += 1
+                conversation.to_producer.append(method_frame(channel.number, methods.BASIC_ACK, producer_tag, False))
+            else:
+                counters.confirms_nacked += 1
+                conversation.to_producer.append(
+                    method_frame(channel.number, methods.BASIC_NACK, producer_tag, False, False)
+                )
+        return False
+
+    def _return(self, channel: Channel, frame: bytes) -> bool:
+        conversation = self._conversation
+        channel.swallowing = channel.ledger is not None and not channel.ledger.returned()
+        if not channel.swallowing:
+            conversation.counters.returns += 1
+            if not conversation.state.restores:
+                return True
+        return self._content(channel, frame)
+
+    def _content(self, channel: Channel, frame: bytes) -> bool:
+        channel.returned = frame
+        self._conversation.odd.add(channel.number)
+        return False
+
+    def _opened(self, channel: Channel, frame: bytes) -> bool:
+        channel.opened = True
+        self._conversation.counters.channels += 1
+        return True
+
+    def _declared(self, channel: Channel, frame: bytes) -> bool:
+        conversation = self._conversation
+        queue = read_queue_declare_ok(frame[7:-1]).queue
+        asked = channel.replies.popleft() if channel.replies else None
+        inventory = conversation.inventory
+        inventory.queue_declared(queue)
+        if not inventory.interested(queue):
+            return True
+        channel.held_back = [frame]
+        conversation.held_back_bytes += len(frame)
+        conversation.odd.add(channel.number)
+        if asked is not None and asked.exclusive:
+            self._bind_exclusive(channel, queue)
+        else:
+            conversation.requests.append(EnsureQueue(channel, queue))
+        return False
+
+    def _bind_exclusive(self, channel: Channel, queue: bytes) -> None:
+        """Bind a queue that only this connection may bind, on the channel of our own."""
+        conversation = self._conversation
+        state = conversation.state
+        destination = ("queue", queue)
+        carriers = [one for one in state.carried() if destination in state.router.destinations(one.name)]
+        waiting = len(carriers)
+        if not waiting:
+            conversation.requests.append(EnsureQueue(channel, queue))
+
+        def bound(owned: OwnedExchange, refused: str | None) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if refused is None:
+                owned.bound.add(destination)
+                state.missing.pop(destination, None)
+            else:
+                state.missing[destination] = refused
+            if not waiting:
+                state.changed()
+                conversation.released.append(channel)
+
+        for owned in carriers:
+            bind = method_frame(
+                conversation.own.number,
+                methods.QUEUE_BIND,
+                0,
+                queue,
+                owned.carrier,
+                token(*destination),
+                False,
+                b"",
+            )
+            conversation.own.run(bind, lambda refused, owned=owned: bound(owned, refused))
+
+    def _deleted(self, channel: Channel, frame: bytes) -> bool:
+        if channel.replies:
+            self._conversation.inventory.queue_deleted(channel.replies.popleft().queue)
+        return True
+
+    def _close(self, channel: Channel, frame: bytes) -> bool:
+        conversation = self._conversation
+        if channel.held_back is not None:
+            conversation.to_producer += channel.held_back
+        conversation.drop_held(channel)
+        channel.life = Life.CLOSED_UPSTREAM
+        conversation.shape += 1
+        conversation.odd.add(channel.number)
+        return True
+
+    def _close_ok(self, channel: Channel, frame: bytes) -> bool:
+        if channel.held_back is not None:
+            self._conversation.to_producer += channel.held_back
+        self._conversation.forget(channel)
+        return True
+
+    def _connection_close(self) -> bool:
+        conversation = self._conversation
+        if conversation.phase is Phase.OPEN:
+            conversation.phase = Phase.CLOSING
+            conversation.shape += 1
+            return True
+        conversation.to_upstream.append(method_frame(0, methods.CONNECTION_CLOSE_OK))
+        conversation.upstream_done = True
+        if conversation.phase is Phase.PRODUCER_CLOSES:
+            conversation.to_producer.append(method_frame(0, methods.CONNECTION_CLOSE_OK))
+            conversation.phase = Phase.CLOSED
+        return False
+
+    def _connection_close_ok(self) -> bool:
+        conversation = self._conversation
+        conversation.upstream_done = True
+        if conversation.phase is Phase.PRODUCER_CLOSES:
+            conversation.phase = Phase.CLOSED
+            return True
+        return False
+
+    def _blocked(self) -> bool:
+        conversation = self._conversation
+        conversation.counters.upstream_blocked += not conversation.blocked
+        conversation.blocked = True
+        return conversation.phase is not Phase.CLOSING
+
+    def _unblocked(self) -> bool:
+        conversation = self._conversation
+        conversation.counters.upstream_blocked -= conversation.blocked
+        conversation.blocked = False
+        return conversation.phase is not Phase.CLOSING
+
+
+def _tag(frame: bytes) -> tuple[int, bool]:
+    return int.from_bytes(frame[11:19], "big"), bool(frame[19] & 1)

@@ -1,0 +1,311 @@
+"""Producer to broker: which frames pass as they came, and which publishes leave in another form?
+
+This is the publish path, the one place written for speed: runs of frames in one pass over the read buffer, no
+object per frame. A publish that lies whole in the buffer is looked up by its raw bytes; what passes untouched is
+copied once per read, as one slice. Everything rarer goes frame by frame through `producer_frames`.
+
+Source: architecture, "Bodies stream, headers are read in place"; AMQP 0-9-1 spec, 4.2.3 and 4.2.6.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from proxy.amqp.channel import Content, Publish
+from proxy.amqp.conversation import Conversation, Phase
+from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, METHOD, OVERHEAD, check_head
+from proxy.amqp.outgoing import Outgoing
+from proxy.amqp.plan import publish_frame
+from proxy.amqp.producer_frames import ProducerFrames
+from proxy.errors import ProtocolError, Scope
+
+#: Publishes remembered by their method frame, and by method and header frame together. A few hundred bytes each:
+#: an active connection may hold about a MiB of them, an idle one holds none.
+REMEMBERED = 2048
+#: A publish up to this size is waited for until it is whole; a larger one streams frame by frame.
+WHOLE_BYTES = 65536
+#: Of header frames that never repeat, only every 64th is remembered, as a probe.
+PROBE_EVERY = 64
+_CREDIT = 256
+
+#: what leaves in place of method and header frame, size of the body, start of its body frame, tally holder
+_Remembered: TypeAlias = tuple[bytes, int, bytes, Outgoing, Publish]
+
+
+class Publishing:
+    """The producer's side of one connection.
+
+    Args:
+        conversation: what both directions share.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        """Start at a frame boundary."""
+        self._conversation: Final = conversation
+        self._frames: Final = ProducerFrames(conversation)
+        self._frame_max: Final = conversation.tuning.frame_max_producer
+        self._tail = b""
+        self._publishes: dict[bytes, Publish] = {}
+        self._heads: dict[bytes, _Remembered] = {}
+        self._credit = _CREDIT
+        self._shape = -1
+        self._epoch = -1
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of an unfinished frame or small publish."""
+        return len(self._tail)
+
+    def resume(self, frames: bytes) -> None:
+        """Go on with frames that a channel kept back, in front of everything that comes."""
+        tail, self._tail = self._tail, b""
+        self.receive(frames)
+        self._tail += tail
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the producer; what leaves gathers in the conversation.
+
+        Args:
+            data: any piece of the stream.
+        """
+        conversation = self._conversation
+        if self._tail:
+            data = self._tail + data
+            self._tail = b""
+        try:
+            at = self._run(data)
+        except ProtocolError as error:
+            conversation.fail(error)
+            at = len(data)
+        if at < len(data) and conversation.phase is not Phase.CLOSED:
+            self._tail = data[at:]
+
+    def _run(self, data: bytes) -> int:
+        """Take whole frames; answer the offset of what is left."""
+        conversation = self._conversation
+        out = conversation.to_upstream
+        frame_max = self._frame_max
+        end = len(data)
+        at = 0
+        start = 0  # what passes as it came begins here and has not been copied yet
+        unpack_head = FRAME_HEAD.unpack_from
+        while end - at >= OVERHEAD:
+            if self._shape != conversation.shape or self._epoch != conversation.state.epoch:
+                self._start_anew()
+            kind, number, size = unpack_head(data, at)
+            stop = at + size + OVERHEAD
+            if stop > end:
+                check_head(kind, number, size, frame_max)
+                break
+            if kind == METHOD:
+                publish = self._publishes.get(data[at:stop])
+                if publish is not None:
+                    if publish.plan is None:
+                        behind = self._passing(data, at, stop, end, publish)
+                        if behind > at:
+                            at = behind
+                            continue
+                    else:
+                        if start < at:
+                            out.append(data[start:at])
+                        behind = self._routed(data, at, stop, end, publish)
+                        start = at = behind if behind > 0 else at
+                        if behind > 0:
+                            continue
+                        if behind < 0:
+                            break
+            if data[stop - 1] != FRAME_END or size + OVERHEAD > frame_max:
+                check_head(kind, number, size, frame_max)
+                raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")
+            if kind == BODY:
+                channel = conversation.channels.get(number)
+                if (
+                    channel is not None
+                    and size < channel.remaining
+                    and channel.held is None
+                    and channel.collected is None
+                ):
+                    channel.remaining -= size
+                    at = stop
+                    continue
+            if start < at:
+                out.append(data[start:at])
+            frame = data[at:stop]
+            if self._frames.take(kind, number, frame):
+                start = at
+            else:
+                start = stop
+            at = stop
+            publish = self._frames.published
+            if publish is not None:
+                self._frames.published = None
+                self._remember(publish)
+                if publish.plan is not None and self._whole_may_come(data, stop, end):
+                    # The method frame is taken back: the whole publish goes through the fast path.
+                    publish.channel.content = Content.METHOD
+                    publish.channel.publish = None
+                    at = start = stop - len(frame)
+        if start < at:
+            out.append(data[start:at] if start or at < end else data)
+        return at
+
+    def _start_anew(self) -> None:
+        conversation = self._conversation
+        self._shape = conversation.shape
+        self._epoch = conversation.state.epoch
+        self._publishes.clear()
+        self._heads.clear()
+
+    def _remember(self, publish: Publish) -> None:
+        channel = publish.channel
+        if channel.held is None and channel.ledger is None:
+            if len(self._publishes) >= REMEMBERED:
+                self._publishes.clear()
+            self._publishes[publish.frame] = publish
+
+    @staticmethod
+    def _whole_may_come(data: bytes, header_at: int, end: int) -> bool:
+        """Whether the publish whose header frame begins here is small enough to be taken whole."""
+        if end - header_at < CONTENT_HEAD.size:
+            return True
+        _, _, size, _, _, body_size = CONTENT_HEAD.unpack_from(data, header_at)
+        return bool(size + body_size <= WHOLE_BYTES)
+
+    def _passing(self, data: bytes, at: int, header_at: int, end: int, publish: Publish) -> int:
+        """Step over whole publishes to an exchange that is not evaluated here.
+
+        Returns:
+            The offset behind them; `at` where the first is not whole, or anything is odd about it.
+        """
+        channel = publish.channel
+        if channel.content is not Content.METHOD or end - header_at < CONTENT_HEAD.size:
+            return at
+        kind, number, size, class_id, _, body_size = CONTENT_HEAD.unpack_from(data, header_at)
+        body_at = header_at + size + OVERHEAD
+        stop = body_at + body_size + OVERHEAD if body_size else body_at
+        if (
+            stop > end
+            or kind != 2
+            or number != channel.number
+            or class_id != 60
+            or size + OVERHEAD > self._frame_max
+            or body_size + OVERHEAD > self._frame_max
+            or data[body_at - 1] != FRAME_END
+            or data[stop - 1] != FRAME_END
+            or (body_size and FRAME_HEAD.unpack_from(data, body_at) != (BODY, number, body_size))
+        ):
+            return at
+        count = 1
+        method = publish.frame
+        starts = data.startswith
+        if starts(method, stop):
+            # A run of publishes of one shape: only what differs in content is left unread.
+            head = data[header_at : header_at + CONTENT_HEAD.size]
+            body_head = data[body_at : body_at + 7] if body_size else b""
+            to_header, to_body, length = header_at - at, body_at - at, stop - at
+            to_header_end, to_end = to_body - 1, length - 1
+            while (
+                stop + length <= end
+                and starts(method, stop)
+                and starts(head, stop + to_header)
+                and data[stop + to_header_end] == FRAME_END
+                and starts(body_head, stop + to_body)
+                and data[stop + to_end] == FRAME_END
+            ):
+                stop += length
+                count += 1
+        channel.published += count
+        counters = self._conversation.counters
+        counters.publishes_passed += count
+        counters.bytes_passed += count * body_size
+        return stop
+
+    def _routed(self, data: bytes, at: int, header_at: int, end: int, publish: Publish) -> int:
+        """Send whole publishes to an exchange of ours on their way.
+
+        Returns:
+            The offset behind them; 0 where the frame-by-frame path must look at it; -1 where more bytes must come.
+        """
+        channel = publish.channel
+        if channel.content is not Content.METHOD:
+            return 0
+        if end - header_at < CONTENT_HEAD.size:
+            return -1
+        kind, number, size, class_id, _, body_size = CONTENT_HEAD.unpack_from(data, header_at)
+        body_at = header_at + size + OVERHEAD
+        stop = body_at + body_size + OVERHEAD if body_size else body_at
+        if (
+            kind != 2
+            or number != channel.number
+            or class_id != 60
+            or size + body_size > WHOLE_BYTES
+            or size + OVERHEAD > self._frame_max
+            or body_size + OVERHEAD > self._frame_max
+        ):
+            return 0
+        if stop > end:
+            return -1
+        if (
+            data[body_at - 1] != FRAME_END
+            or data[stop - 1] != FRAME_END
+            or (body_size and FRAME_HEAD.unpack_from(data, body_at) != (BODY, number, body_size))
+        ):
+            return 0
+        head = data[at:body_at]
+        found = self._heads.get(head)
+        if found is None:
+            found = self._look_up(publish, head, data[header_at:body_at], body_size)
+            if found is None:
+                return 0
+        else:
+            self._credit = _CREDIT
+        head_out, _, body_head, outgoing, _ = found
+        out = self._conversation.to_upstream
+        out.append(head_out)
+        if body_size:
+            out.append(data[body_at:stop])
+        count = 1
+        same = head + body_head
+        if data.startswith(same, stop):
+            length, to_body = stop - at, body_at - at
+            starts = data.startswith
+            while stop + length <= end and starts(same, stop) and data[stop + length - 1] == FRAME_END:
+                out.append(head_out)
+                if body_size:
+                    out.append(data[stop + to_body : stop + length])
+                stop += length
+                count += 1
+            self._conversation.counters.cache_hits += count - 1
+        tally = outgoing.tally
+        tally.publishes += count
+        tally.body_bytes += count * body_size
+        channel.published += count
+        return stop
+
+    def _look_up(self, publish: Publish, head: bytes, header: bytes, body_size: int) -> _Remembered | None:
+        """Ask the plan; None where the publish does not leave as one publish at once."""
+        plan = publish.plan
+        assert plan is not None
+        try:
+            header_out, outgoing = plan.forward(publish.routing_key, header)
+        except ProtocolError as error:
+            if error.scope is Scope.CONNECTION:
+                raise
+            return None
+        if outgoing.unbound or len(outgoing.copies) != 1:
+            return None
+        if len(header_out) > self._conversation.tuning.frame_max_upstream:
+            return None
+        copy = outgoing.copies[0]
+        method = publish.frame
+        if copy.moved:
+            key = publish.routing_key if copy.routing_key is None else copy.routing_key
+            method = publish_frame(method, copy.exchange, key)
+        body_head = FRAME_HEAD.pack(BODY, publish.channel.number, body_size) if body_size else b""
+        found = (method + header_out, body_size, body_head, outgoing, publish)
+        self._credit -= 1
+        if outgoing.decision.keep and plan.repeatable and (self._credit > 0 or not self._credit % PROBE_EVERY):
+            if len(self._heads) >= REMEMBERED:
+                self._heads.clear()
+            self._heads[head] = found
+        return found

@@ -1,0 +1,176 @@
+"""One producer connection joined to one upstream connection: bytes in, bytes out, for both sides.
+
+The driver gives bytes, time and answers, and sends what gathers in `to_upstream` and `to_producer`. It carries out
+`requests` and answers them with `release` and `resume`. Knows no sockets.
+
+Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
+"""
+
+from __future__ import annotations
+
+from proxy.amqp.channel import Channel
+from proxy.amqp.conversation import Conversation, Inventory, Limits, Phase, Request
+from proxy.amqp.delivering import Delivering
+from proxy.amqp.frames import HEARTBEAT_FRAME
+from proxy.amqp.handshake import Tuning
+from proxy.amqp.plan import Plans
+from proxy.amqp.publishing import Publishing
+from proxy.errors import ProtocolError
+
+
+class Relay:
+    """Both directions of one producer connection.
+
+    Args:
+        tuning: what the handshake agreed on, both sides.
+        plans: the virtual host's plans.
+        inventory: the control plane.
+        limits: see Limits.
+    """
+
+    __slots__ = ("_conversation", "_delivering", "_publishing")
+
+    def __init__(self, tuning: Tuning, plans: Plans, inventory: Inventory, limits: Limits) -> None:
+        """Start open, with no channel."""
+        self._conversation = Conversation(tuning, plans, inventory, limits)
+        self._publishing = Publishing(self._conversation)
+        self._delivering = Delivering(self._conversation)
+
+    @property
+    def to_upstream(self) -> list[bytes]:
+        """Pieces for the broker, in order; the driver sends and clears them."""
+        return self._conversation.to_upstream
+
+    @property
+    def to_producer(self) -> list[bytes]:
+        """Pieces for the producer, in order; the driver sends and clears them."""
+        return self._conversation.to_producer
+
+    @property
+    def requests(self) -> list[Request]:
+        """What needs the control plane; the driver takes and clears them."""
+        return self._conversation.requests
+
+    @property
+    def phase(self) -> Phase:
+        """How far the connection is."""
+        return self._conversation.phase
+
+    @property
+    def fault(self) -> ProtocolError | None:
+        """The producer's fault that ended the connection, if one did."""
+        return self._conversation.fault
+
+    @property
+    def upstream_done(self) -> bool:
+        """Whether nothing more is expected from upstream."""
+        return self._conversation.upstream_done
+
+    @property
+    def producer_full(self) -> bool:
+        """Whether so much is held for the producer's channels that its socket must not be read."""
+        return self._conversation.held_bytes >= self._conversation.limits.held_bytes
+
+    @property
+    def upstream_full(self) -> bool:
+        """Whether so much is kept back from the producer that the broker's socket must not be read."""
+        return self._conversation.held_back_bytes >= self._conversation.limits.held_bytes
+
+    @property
+    def unsettled(self) -> int:
+        """Publishes in confirm mode that are neither acked nor nacked yet."""
+        return sum(
+            channel.published - channel.settled.count
+            for channel in self._conversation.channels.values()
+            if channel.confirming
+        )
+
+    def receive_from_producer(self, data: bytes, now: float) -> None:
+        """Take bytes from the producer.
+
+        Args:
+            data: any piece of the stream.
+            now: monotonic seconds.
+        """
+        conversation = self._conversation
+        conversation.now = now
+        self._publishing.receive(data)
+
+    def receive_from_upstream(self, data: bytes, now: float) -> None:
+        """Take bytes from the broker.
+
+        Args:
+            data: any piece of the stream.
+            now: monotonic seconds.
+        """
+        conversation = self._conversation
+        conversation.now = now
+        try:
+            self._delivering.receive(data)
+        except ProtocolError as error:
+            self.upstream_lost(f"the broker sent malformed frames: {error.text.decode(errors='replace')}")
+        self._go_on()
+
+    def release(self, channel: Channel) -> None:
+        """The queue declared on a channel has its tokens: the producer gets its answer."""
+        self._conversation.released.append(channel)
+        self._go_on()
+
+    def resume(self, channel: Channel) -> None:
+        """The destinations a channel waited for are bound, or known to be missing: its publishes go on."""
+        conversation = self._conversation
+        if channel.held is None or conversation.phase is not Phase.OPEN:
+            return
+        frames = b"".join(channel.held)
+        conversation.drop_held(channel)
+        conversation.shape += 1
+        channel.waited = True
+        self._publishing.resume(frames)
+
+    def _go_on(self) -> None:
+        conversation = self._conversation
+        while conversation.released:
+            channel = conversation.released.pop()
+            frames = channel.held_back
+            if frames is None:
+                continue
+            conversation.held_back_bytes -= sum(map(len, frames))
+            channel.held_back = None
+            conversation.odd.discard(channel.number)
+            # The answer itself has been looked at; only what came behind it has not.
+            conversation.to_producer.append(frames[0])
+            self._delivering.release(frames[1:])
+
+    def heartbeat_producer(self) -> None:
+        """Send a heartbeat to the producer."""
+        self._conversation.to_producer.append(HEARTBEAT_FRAME)
+
+    def heartbeat_upstream(self) -> None:
+        """Send a heartbeat to the broker."""
+        self._conversation.to_upstream.append(HEARTBEAT_FRAME)
+
+    def close(self, reply_code: int, text: str) -> None:
+        """Close both connections on our own account (drain, limits)."""
+        self._conversation.close(reply_code, text.encode())
+
+    def upstream_lost(self, reason: str) -> None:
+        """The upstream link is gone: the producer is told 320, unless a close is under way already.
+
+        Args:
+            reason: what the producer reads, e.g. ``upstream connection lost``.
+        """
+        conversation = self._conversation
+        conversation.upstream_closing = conversation.upstream_done = True
+        conversation.to_upstream.clear()
+        if conversation.phase is Phase.PRODUCER_CLOSES:
+            conversation.phase = Phase.CLOSED
+        conversation.close(320, reason.encode())
+
+    def ended(self) -> None:
+        """Both sides are gone: take what is still counted out of the gauges."""
+        conversation = self._conversation
+        conversation.phase = Phase.CLOSED
+        for channel in conversation.channels.values():
+            conversation.count_closed(channel)
+        conversation.counters.upstream_blocked -= conversation.blocked
+        conversation.blocked = False
