@@ -1,7 +1,7 @@
 """How a RabbitMQ of our own is started and ended, without touching any other on the machine.
 
 Everything it has is its own: node name, Erlang port mapper, ports (all on loopback), configuration, plugins,
-data, log and cookie, under one temporary folder. It is ended by process id, through ``watchdog``, also when
+data, log and cookie, under one temporary folder. It is ended by process id, through ``watched``, also when
 this process fails or is killed. Sources: RabbitMQ's guides on configuration and on the server's environment.
 
 As a script, ``python -m tests.private_broker [--config LINE]... [-- COMMAND...]`` runs COMMAND with
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import json
 import os
 import random
 import secrets
@@ -31,6 +30,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.rabbitmq import Broker, broker_of_environment
+from tests.watched import Watched
 
 #: Seconds for the broker to answer; a start takes 4 to 8 on two idle cores.
 START_SECONDS = 90.0
@@ -43,8 +43,6 @@ ATTEMPTS = 3
 
 #: Below the range that systems take outgoing ports from, so that no connection occupies one by chance.
 PORTS = range(20000, 32000)
-
-WATCHDOG = Path(__file__).with_name("watchdog.py")
 
 CONFIG = """\
 listeners.tcp.private = 127.0.0.1:{amqp}
@@ -102,7 +100,7 @@ class PrivateBroker(Broker):
         self.folder = Path()
         self._epmd_port = 0
         self._dist_port = 0
-        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._processes: Watched | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -131,6 +129,7 @@ class PrivateBroker(Broker):
         if self.node:
             self._launch()
             return
+        atexit.register(self.stop)
         for attempt in range(1, ATTEMPTS + 1):
             self._choose_places()
             try:
@@ -143,6 +142,7 @@ class PrivateBroker(Broker):
     def stop(self) -> None:
         """End it and remove everything it left; nothing happens where it does not run."""
         self._end(keep=False)
+        atexit.unregister(self.stop)
         if self.node:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.node = ""
@@ -198,18 +198,9 @@ class PrivateBroker(Broker):
     def _launch(self) -> None:
         # epmd by ourselves: the one that Erlang starts on its own would be a daemon that outlives us.
         epmd = [str(program("epmd")), "-address", "127.0.0.1", "-port", str(self._epmd_port)]
-        commands = json.dumps([epmd, [str(program("rabbitmq-server"))]])
-        with (self.folder / "log" / "start.log").open("wb") as output:
-            self._watchdog = subprocess.Popen(
-                [sys.executable, "-I", str(WATCHDOG), str(self.folder), commands],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env=self._environment(),
-                cwd=self.folder,
-                start_new_session=True,
-            )
-        atexit.register(self.stop)
+        commands = [epmd, [str(program("rabbitmq-server"))]]
+        output = self.folder / "log" / "start.log"
+        self._processes = Watched(self.folder, commands, self._environment(), output)
         try:
             self._await_answer()
         except BaseException:
@@ -219,7 +210,7 @@ class PrivateBroker(Broker):
     def _await_answer(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
-            if self._watchdog is None or self._watchdog.poll() is not None:
+            if self._processes is None or not self._processes.running:
                 raise BrokerFailed(f"RabbitMQ ended at its start:\n{self._last_words()}")
             if time.monotonic() > deadline:
                 raise BrokerFailed(f"RabbitMQ gave no answer for {START_SECONDS:g} s:\n{self._last_words()}")
@@ -237,23 +228,14 @@ class PrivateBroker(Broker):
     def _last_words(self) -> str:
         # The cause stands in the first errors; what follows them is supervisors giving up one after another.
         logs = (self.log, self.folder / "log" / "start.log")
-        lines = [
-            line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()
-        ]
+        lines = [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()]
         errors = [line for line in lines if "[error]" in line]
         return "\n".join(errors[:20] or lines[-20:])
 
     def _end(self, keep: bool) -> None:
-        watchdog, self._watchdog = self._watchdog, None
-        if watchdog is None:
-            return
-        atexit.unregister(self.stop)
-        if watchdog.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                if keep:
-                    watchdog.stdin.write(b"keep")
-                watchdog.stdin.close()
-        watchdog.wait()
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.end(keep)
 
 
 @contextlib.contextmanager
@@ -274,9 +256,7 @@ def some_broker(config: Sequence[str] = ()) -> Iterator[Broker]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.private_broker", description=__doc__)
-    parser.add_argument(
-        "--config", action="append", default=[], metavar="LINE", help="added to rabbitmq.conf"
-    )
+    parser.add_argument("--config", action="append", default=[], metavar="LINE", help="added to rabbitmq.conf")
     parser.add_argument("command", nargs="*")
     options = parser.parse_args()
     with PrivateBroker(options.config) as broker:

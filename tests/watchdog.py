@@ -1,10 +1,12 @@
 """Which processes must not outlive the one that started them: run as a script, it owns them and ends them.
 
-Started with a folder and a JSON list of commands, it runs the commands in one process group until its
-standard input is closed (by its starter, or by the starter's death of whatever kind), a signal tells it to
-end, or one of the commands exits. Then it kills the group. The folder goes with them, but for two cases:
-standard input said ``keep``, or a command ended by itself, so that the starter can read why. Nothing is ended
-by name. It imports nothing of the project, so that it can be started by path with ``python -I``.
+Started with a folder, a JSON list of commands and a grace in seconds, it runs the commands in one process
+group until its standard input is closed (by its starter, or by the starter's death of whatever kind), a
+signal tells it to end, or one of the commands exits. Then it ends the group: with a grace, politely first.
+The folder goes with them, but for two cases: standard input said ``keep``, or a command ended by itself, so
+that the starter can read why. Exit status: 0 where every command ended with 0, else 1. Nothing is ended by
+name. It imports nothing of the project, so that it can be started by path with ``python -I`` (see
+``watched``).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 #: Seconds between two looks at the commands and at the parent's process id.
 INTERVAL_SECONDS = 0.25
@@ -36,12 +39,21 @@ class Group:
     def complete(self) -> bool:
         return all(process.poll() is None for process in self.processes)
 
-    def kill(self) -> None:
+    def end(self, grace_seconds: float) -> bool:
+        """Return whether every process ended well."""
+        if grace_seconds:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                for process in self.processes:
+                    process.wait(grace_seconds)
+        self._signal(signal.SIGKILL)
+        statuses = [process.wait() for process in self.processes]
+        return not any(statuses)
+
+    def _signal(self, number: signal.Signals) -> None:
         if self.processes:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.processes[0].pid, signal.SIGKILL)
-        for process in self.processes:
-            process.wait()
+                os.killpg(self.processes[0].pid, number)
 
 
 def wait(group: Group) -> bool:
@@ -59,20 +71,23 @@ def wait(group: Group) -> bool:
     return True
 
 
-def main(folder: str, commands: list[list[str]]) -> None:
+def main(folder: str, commands: list[list[str]], grace_seconds: float) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     remove = True
+    well = False
     group = Group()
     try:
         for command in commands:
             group.start(command)
+        Path(folder, "pids").write_text(json.dumps([process.pid for process in group.processes]))
         remove = wait(group)
     finally:
-        group.kill()
+        well = group.end(grace_seconds)
         if remove:
             shutil.rmtree(folder, ignore_errors=True)
+    return 0 if well else 1
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    sys.exit(main(sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3])))

@@ -1,0 +1,167 @@
+"""How a sidecar is run as a user runs it: ``oxproxy serve`` as a process of its own, in front of a given broker.
+
+It writes the configuration, waits until /readyz agrees and ends the process by SIGTERM. It knows no more of
+the sidecar than the names promised to users: configuration keys, admin paths, exit status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import yaml
+
+from tests.private_broker import free_port
+from tests.rabbitmq import Broker
+from tests.watched import Watched
+
+#: Seconds until /readyz must agree; a start takes about one, with ten thousand bindings a few.
+READY_SECONDS = 40.0
+
+#: Seconds for draining, before the process is killed.
+DRAIN_SECONDS = 15.0
+
+PROGRAM = Path(sys.executable).with_name("oxproxy")
+
+
+class SidecarFailed(Exception):  # noqa: N818 - reads as the fact it states
+    """The sidecar did not get ready, with the end of its log."""
+
+
+class Sidecar:
+    """A sidecar that lives as long as this object's context.
+
+    Args:
+        broker: its upstream.
+        rules: rules files, absolute or relative to the working directory.
+        settings: configuration keys to add or to replace, as deep as they go.
+    """
+
+    def __init__(
+        self, broker: Broker, rules: Sequence[Path] = (), settings: Mapping[str, object] | None = None
+    ) -> None:
+        self.port = free_port()
+        self.admin = f"http://127.0.0.1:{free_port()}"
+        self.folder = Path(tempfile.mkdtemp(prefix="oxproxy-sidecar-"))
+        self._broker = broker
+        self._rules = [str(path.resolve()) for path in rules]
+        self._settings = settings or {}
+        self._processes: Watched | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """``host:port`` for producers."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def configuration(self) -> Path:
+        """The configuration file it runs with."""
+        return self.folder / "oxproxy.yaml"
+
+    @property
+    def log(self) -> Path:
+        """What it writes to standard output and error; gone after ``stop``."""
+        return self.folder / "oxproxy.log"
+
+    @property
+    def audit(self) -> Path:
+        """Where its audit segments lie; gone after ``stop``."""
+        return self.folder / "audit"
+
+    @property
+    def process_id(self) -> int:
+        """Of the running process."""
+        assert self._processes is not None
+        return self._processes.process_ids[0]
+
+    def start(self) -> None:
+        """Start it and return when it is ready.
+
+        Raises:
+            SidecarFailed: it ended, or was not ready in time.
+        """
+        self.configuration.write_text(yaml.safe_dump(self._configured(), sort_keys=False))
+        command = [str(PROGRAM), "serve", "--config", str(self.configuration)]
+        self._processes = Watched(self.folder, [command], os.environ, self.log, DRAIN_SECONDS)
+        try:
+            self._await_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> bool:
+        """End it by SIGTERM, remove its folder and return whether it exited with 0."""
+        processes, self._processes = self._processes, None
+        return processes is None or processes.end()
+
+    def get(self, path: str) -> str:
+        """Return what the admin endpoint answers, e.g. to ``/metrics``.
+
+        Raises:
+            urllib.error.HTTPError: any status from 400 on.
+        """
+        with urllib.request.urlopen(self.admin + path, timeout=10) as answer:
+            text: bytes = answer.read()
+        return text.decode()
+
+    def _configured(self) -> dict[str, object]:
+        broker = self._broker
+        control = {"username": broker.username, "password": broker.password}
+        settings: dict[str, object] = {
+            "listen": [{"address": self.address}],
+            "upstream": {"address": broker.address, "control": control, "management": broker.management},
+            "rules": self._rules,
+            "audit": {"directory": f"{self.audit}/"},
+            "admin": {"address": self.admin.removeprefix("http://")},
+        }
+        return merged(settings, self._settings)
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while not self._ready():
+            if self._processes is None or not self._processes.running:
+                raise SidecarFailed(f"oxproxy ended at its start:\n{self.last_words()}")
+            if time.monotonic() > deadline:
+                raise SidecarFailed(f"oxproxy was not ready after {READY_SECONDS:g} s:\n{self.last_words()}")
+            time.sleep(0.05)
+
+    def _ready(self) -> bool:
+        with contextlib.suppress(OSError, urllib.error.URLError):
+            self.get("/readyz")
+            return True
+        return False
+
+    def last_words(self) -> str:
+        """Return the end of its log."""
+        with contextlib.suppress(FileNotFoundError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
+        return ""
+
+
+def merged(settings: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
+    """Return ``settings`` with ``more`` laid over them, mapping by mapping."""
+    result = dict(settings)
+    for key, value in more.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merged(old, value)
+        result[key] = value
+    return result
