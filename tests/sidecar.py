@@ -44,14 +44,20 @@ class Sidecar:
         broker: its upstream.
         rules: rules files, absolute or relative to the working directory.
         settings: configuration keys to add or to replace, as deep as they go.
+        folder: an empty one for configuration, log and audit, which then stay; else a temporary one.
     """
 
     def __init__(
-        self, broker: Broker, rules: Sequence[Path] = (), settings: Mapping[str, object] | None = None
+        self,
+        broker: Broker,
+        rules: Sequence[Path] = (),
+        settings: Mapping[str, object] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.port = free_port()
         self.admin = f"http://127.0.0.1:{free_port()}"
-        self.folder = Path(tempfile.mkdtemp(prefix="oxproxy-sidecar-"))
+        self.folder = (folder or Path(tempfile.mkdtemp(prefix="oxproxy-sidecar-"))).resolve()
+        self._keep = folder is not None
         self._broker = broker
         self._rules = [str(path.resolve()) for path in rules]
         self._settings = settings or {}
@@ -78,12 +84,12 @@ class Sidecar:
 
     @property
     def log(self) -> Path:
-        """What it writes to standard output and error; gone after ``stop``."""
+        """What it writes to standard output and error."""
         return self.folder / "oxproxy.log"
 
     @property
     def audit(self) -> Path:
-        """Where its audit segments lie; gone after ``stop``."""
+        """Where its audit segments lie."""
         return self.folder / "audit"
 
     @property
@@ -108,9 +114,9 @@ class Sidecar:
             raise
 
     def stop(self) -> bool:
-        """End it by SIGTERM, remove its folder and return whether it exited with 0."""
+        """End it by SIGTERM and return whether it exited with 0; a temporary folder goes."""
         processes, self._processes = self._processes, None
-        return processes is None or processes.end()
+        return processes is None or processes.end(self._keep)
 
     def get(self, path: str) -> str:
         """Return what the admin endpoint answers, e.g. to ``/metrics``.
@@ -129,7 +135,7 @@ class Sidecar:
             "listen": [{"address": self.address}],
             "upstream": {"address": broker.address, "control": control, "management": broker.management},
             "rules": self._rules,
-            "audit": {"directory": f"{self.audit}/"},
+            "audit": {"directory": str(self.audit)},
             "admin": {"address": self.admin.removeprefix("http://")},
         }
         return merged(settings, self._settings)
