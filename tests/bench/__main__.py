@@ -28,13 +28,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
     parser.add_argument("--seconds", type=float, default=2.0, help="measured seconds of a case in a round")
     parser.add_argument("--producers", type=int, default=1, help="producer processes of each case")
-    parser.add_argument(
-        "--cases", default="", help=f"names with commas: {','.join(STANDARD)}; also {','.join(EXTRA)}"
-    )
+    parser.add_argument("--cases", default="", help=f"names with commas: {','.join(STANDARD)}; also {','.join(EXTRA)}")
     parser.add_argument("--quick", action="store_true", help="one short round: does it run, not how fast")
-    parser.add_argument(
-        "--audit", default="", help="scope of the audit log (all, ruled); without it none is set"
-    )
+    parser.add_argument("--audit", default="", help="scope of the audit log (all, ruled); without it none is set")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json")
     options = parser.parse_args(given)
     if options.quick:

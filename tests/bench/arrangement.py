@@ -39,9 +39,7 @@ def declare(broker: Broker) -> None:
                 commands.Queue.Declare(queue=queue(number), durable=True, arguments=arguments),
                 commands.Queue.DeclareOk,
             )
-            bind = commands.Queue.Bind(
-                queue=queue(number), exchange="bench.direct", routing_key=routing_key(number)
-            )
+            bind = commands.Queue.Bind(queue=queue(number), exchange="bench.direct", routing_key=routing_key(number))
             link.call(bind, commands.Queue.BindOk)
 
 
@@ -64,8 +62,7 @@ def by_pattern(number: int) -> str:
 def exchange_rules(name: str, count: int, arguments: Arguments) -> str:
     """One open exchange of a rules file, its bindings spread over the queues."""
     bindings = (
-        f"      - queue: {queue(number)}\n        arguments: {{{arguments(number)}}}\n"
-        for number in range(count)
+        f"      - queue: {queue(number)}\n        arguments: {{{arguments(number)}}}\n" for number in range(count)
     )
     return f"  - name: {name}\n    type: x-open\n    bindings:\n" + "".join(bindings)
 

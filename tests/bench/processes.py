@@ -56,9 +56,7 @@ def reset_peak(pid: int) -> None:
 class Child:
     """A child process whose output goes to a file; ended with SIGTERM, then SIGKILL."""
 
-    def __init__(
-        self, name: str, command: list[str], folder: Path, **options: Any
-    ) -> None:  # Popen's own options
+    def __init__(self, name: str, command: list[str], folder: Path, **options: Any) -> None:  # Popen's own options
         self.name = name
         self._log = folder / f"{name}.log"
         with self._log.open("wb") as log:

@@ -15,8 +15,8 @@ FRAME_END = b"\xce"
 CONTENT_TYPE, HEADERS, DELIVERY_MODE, MESSAGE_ID, TIMESTAMP = 1 << 15, 1 << 13, 1 << 12, 1 << 7, 1 << 6
 MIN_RING = 1_000
 DISTINCT_RING = 1 << 16
-"""Messages in a ring whose messages are all different: a power of 256, so that the bytes of the turn and
-those of the index never mix in one byte of the timestamp."""
+"""Messages in a ring whose messages are all different; no more fit, as the index has two bytes of the
+timestamp for itself and the turn the others."""
 FIRST_TURN = 1_760_000_000 >> 16
 """Turn number of the first timestamp, in units of 65,536 seconds: a date in 2025."""
 
@@ -81,10 +81,10 @@ class Ring:
     out: where the shape asks for distinct messages it gives each of them a new message id and timestamp.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, distinct_count: int = DISTINCT_RING) -> None:
         self.shape = shape
         cycle = math.lcm(len(shape.routing_keys), len(shape.kinds))
-        self.count = DISTINCT_RING if shape.distinct else cycle * math.ceil(MIN_RING / cycle)
+        self.count = distinct_count if shape.distinct else cycle * math.ceil(MIN_RING / cycle)
         self.turn = 0
         body = frame(3, bytes(shape.body_size_bytes))
         methods = [publish_method(shape.exchange, key) for key in shape.routing_keys]

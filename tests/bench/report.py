@@ -96,9 +96,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
 def rates(rounds: Sequence[Round]) -> str:
     """What lies behind the ratios: messages per second and microseconds of CPU per message, by process."""
     names = list(dict.fromkeys(name for measured in rounds for name in measured.samples))
-    ways = list(
-        dict.fromkeys(way for one in rounds for sample in one.samples.values() for way in sample.cpu_us)
-    )
+    ways = list(dict.fromkeys(way for one in rounds for sample in one.samples.values() for way in sample.cpu_us))
     lines = [["messages per second; CPU us per message", "msg/s", *ways]]
     for name in names:
         samples = [measured.samples[name] for measured in rounds if name in measured.samples]
@@ -125,9 +123,7 @@ def machine() -> dict[str, object]:
     }
 
 
-def write_json(
-    path: Path, command: str, broker: str, outcomes: Iterable[Outcome], rounds: Sequence[Round]
-) -> None:
+def write_json(path: Path, command: str, broker: str, outcomes: Iterable[Outcome], rounds: Sequence[Round]) -> None:
     """Everything that was measured, with the date, the machine and the command."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [

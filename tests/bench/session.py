@@ -66,9 +66,7 @@ class Session:
             if name in self._names:
                 values = self._guarded(name, partial(measure, self._arena)) or [[]] * len(rows)
                 failure = self.failures.get(name, "")
-                self._single_outcomes += [
-                    Outcome(row, one, failure) for row, one in zip(rows, values, strict=True)
-                ]
+                self._single_outcomes += [Outcome(row, one, failure) for row, one in zip(rows, values, strict=True)]
 
     def outcomes(self) -> list[Outcome]:
         measured = [report.outcome(row, self.rounds, self.failures) for row in self._rows]
