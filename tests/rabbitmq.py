@@ -94,9 +94,7 @@ class Broker:
         """Delete a user."""
         self.api("DELETE", f"users/{quoted(name)}")
 
-    def grant(
-        self, user: str, vhost: str, configure: str = ".*", write: str = ".*", read: str = ".*"
-    ) -> None:
+    def grant(self, user: str, vhost: str, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
         """Set a user's permissions in a virtual host, each as the regular expression RabbitMQ takes."""
         permissions = {"configure": configure, "write": write, "read": read}
         self.api("PUT", f"permissions/{quoted(vhost)}/{quoted(user)}", permissions)

@@ -32,9 +32,7 @@ LINES = 400
 FORBIDDEN = {
     "an absolute path of one machine": re.compile(r"/(?:work|root|home|Users)" + r"/\w"),
     "a path beside the project": re.compile(r"\.\./" + "shared"),
-    "a package registry": re.compile(
-        "|".join(("pypi" + r"\.org", "files" + r"\.pythonhosted", "index" + "-url"))
-    ),
+    "a package registry": re.compile("|".join(("pypi" + r"\.org", "files" + r"\.pythonhosted", "index" + "-url"))),
     "unfinished work": re.compile(r"\b(?:TO" + "DO|FIX" + r"ME)\b"),
 }
 
