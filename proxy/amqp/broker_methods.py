@@ -5,6 +5,8 @@ Source: AMQP 0-9-1 spec, 1.4 to 1.8; RabbitMQ guides "Publisher confirms" and "B
 
 from __future__ import annotations
 
+from functools import partial
+
 from proxy.amqp import methods
 from proxy.amqp.channel import Channel, Life
 from proxy.amqp.conversation import Conversation, EnsureQueue, Phase
@@ -150,7 +152,7 @@ class BrokerMethods:
         if not waiting:
             conversation.requests.append(EnsureQueue(channel, queue))
 
-        def bound(owned: OwnedExchange, refused: str | None) -> None:
+        def bound(refused: str | None, owned: OwnedExchange) -> None:
             nonlocal waiting
             waiting -= 1
             if refused is None:
@@ -173,7 +175,7 @@ class BrokerMethods:
                 False,
                 b"",
             )
-            conversation.own.run(bind, lambda refused, owned=owned: bound(owned, refused))
+            conversation.own.run(bind, partial(bound, owned=owned))
 
     def _deleted(self, channel: Channel, frame: bytes) -> bool:
         if channel.replies:
@@ -200,7 +202,7 @@ class BrokerMethods:
         conversation = self._conversation
         if conversation.phase is Phase.OPEN:
             conversation.phase = Phase.CLOSING
-            conversation.shape += 1
+            conversation.forget_all()
             return True
         conversation.to_upstream.append(method_frame(0, methods.CONNECTION_CLOSE_OK))
         conversation.upstream_done = True

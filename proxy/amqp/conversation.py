@@ -137,6 +137,14 @@ class Conversation:
             self.odd.discard(channel.number)
             self.channels.pop(channel.number, None)
 
+    def forget_all(self) -> None:
+        """No frame of any channel matters any more."""
+        self.shape += 1
+        for channel in self.channels.values():
+            self.drop_held(channel)
+            self.count_closed(channel)
+        self.channels.clear()
+
     def count_closed(self, channel: Channel) -> None:
         """Take an open channel out of the gauge."""
         self.counters.channels -= channel.opened
@@ -199,7 +207,7 @@ class Conversation:
         if self.phase is Phase.OPEN:
             self.close_upstream()
         self.phase = Phase.CLOSING
-        self.shape += 1
+        self.forget_all()
         self.to_producer.append(
             method_frames.connection_close(reply_code, method_frames.reply_text(reply_code, text), class_id, method_id)
         )

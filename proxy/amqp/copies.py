@@ -29,7 +29,7 @@ def send_collected(conversation: Conversation, collected: Collected) -> None:
     """Send every copy of a publish whose body is whole; the channel has counted the publish already."""
     publish = collected.publish
     plan = publish.plan
-    assert plan is not None
+    assert plan is not None  # noqa: S101 -- only publishes with a plan are collected
     frames: list[tuple[bytes, bytes]] = []
     limit = conversation.tuning.frame_max_upstream
     for copy in collected.outgoing.copies:

@@ -13,10 +13,11 @@ from typing import Final
 
 from proxy.amqp import methods
 from proxy.amqp.broker_methods import BrokerMethods
-from proxy.amqp.channel import Life
+from proxy.amqp.channel import Channel, Life
 from proxy.amqp.conversation import Conversation, Phase
 from proxy.amqp.frames import (
     BODY,
+    CONTENT_HEAD,
     FRAME_END,
     FRAME_HEAD,
     HEADER,
@@ -117,25 +118,26 @@ class Delivering:
             return False
         if kind == METHOD:
             return self._methods.channel(channel, index, frame)
+        if channel.swallowing:
+            self._swallow(channel, kind, frame)
+            return False
         if channel.returned is not None and kind == HEADER:
             method, channel.returned = channel.returned, None
             conversation.odd.discard(number)
-            if channel.swallowing:
-                channel.swallowed = int.from_bytes(frame[11:19], "big")
-                if channel.swallowed:
-                    conversation.odd.add(number)
-                else:
-                    channel.swallowing = False
-                return False
             conversation.to_producer += restored_content(conversation.state, method, frame)
             return False
-        if channel.swallowing:
-            channel.swallowed -= len(frame) - OVERHEAD
-            if channel.swallowed <= 0:
-                channel.swallowing = False
-                conversation.odd.discard(number)
-            return False
         return self._cut(kind, number, frame)
+
+    def _swallow(self, channel: Channel, kind: int, frame: bytes) -> None:
+        """Drop the content of a return that is one of several copies."""
+        if kind == HEADER:
+            channel.returned = None
+            channel.swallowed = CONTENT_HEAD.unpack_from(frame)[5]
+        else:
+            channel.swallowed -= len(frame) - OVERHEAD
+        if channel.swallowed <= 0:
+            channel.swallowing = False
+            self._conversation.odd.discard(channel.number)
 
     def _cut(self, kind: int, number: int, frame: bytes) -> bool:
         """Cut a frame smaller for a producer that insists on less than the broker accepts."""

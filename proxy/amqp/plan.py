@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
+from proxy.amqp.counters import Counters
 from proxy.amqp.frames import FRAME_HEAD, HEADER, OVERHEAD, U16, U32, U64, shortstr
 from proxy.amqp.original import Address
 from proxy.amqp.outgoing import Copy, Outgoing, outgoing, refuse_reserved, table_entries
@@ -56,21 +57,15 @@ class Plans:
         sources: clocks and dice.
     """
 
-    __slots__ = ("_plans", "counters", "epoch", "sources", "state", "timing", "traffic")
+    __slots__ = ("_plans", "confirm_timing", "counters", "epoch", "sources", "state", "timing", "traffic")
 
-    def __init__(
-        self,
-        state: VhostState,
-        counters: RelayCounters,
-        traffic: Traffic,
-        timing: Histogram,
-        sources: Sources,
-    ) -> None:
+    def __init__(self, state: VhostState, counters: Counters, sources: Sources) -> None:
         """Start with no plan."""
         self.state = state
-        self.counters = counters
-        self.traffic = traffic
-        self.timing = timing
+        self.counters = counters.relay(state.name)
+        self.traffic = counters.traffic
+        self.timing = counters.decision_seconds
+        self.confirm_timing = counters.confirm_seconds
         self.sources = sources
         self.epoch = state.epoch
         self._plans: dict[bytes, ExchangePlan] = {}

@@ -12,7 +12,7 @@ from proxy.amqp import methods
 from proxy.amqp.channel import Channel, Collected, Content, Declared, Life, Publish
 from proxy.amqp.conversation import BindDestinations, Conversation, Phase
 from proxy.amqp.copies import send_collected
-from proxy.amqp.frames import BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METHOD, U16, U32
+from proxy.amqp.frames import BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METHOD, OVERHEAD, U16, U32
 from proxy.amqp.method_arguments import read_publish, read_queue_declare, read_queue_delete
 from proxy.amqp.method_frames import channel_close_ok, connection_close_ok
 from proxy.amqp.outgoing import PUBLISH, Outgoing, refuse_reserved
@@ -102,6 +102,7 @@ class ProducerFrames:
         if index == methods.CONNECTION_CLOSE:
             conversation.phase = Phase.PRODUCER_CLOSES
             conversation.upstream_closing = True
+            conversation.forget_all()
             return True
         if index >> 16 != 10:
             raise ProtocolError(
@@ -139,9 +140,12 @@ class ProducerFrames:
             if len(frame) < CONTENT_HEAD.size + 3:
                 raise ProtocolError(502, "content header frame is too short", Scope.CONNECTION, *PUBLISH)
             return self._header(channel, channel.publish, frame)
-        if content is not Content.BODY:
+        return self._body(channel, kind, frame)
+
+    def _body(self, channel: Channel, kind: int, frame: bytes) -> bool:
+        if channel.content is not Content.BODY:
             raise _unexpected(channel, kind)
-        size = len(frame) - 8
+        size = len(frame) - OVERHEAD
         if size > channel.remaining:
             raise ProtocolError(
                 501,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from proxy.amqp.channel import Channel
 from proxy.amqp.conversation import Conversation, Inventory, Limits, Phase, Request
+from proxy.amqp.counters import RelayCounters
 from proxy.amqp.delivering import Delivering
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.handshake import Tuning
@@ -50,6 +51,16 @@ class Relay:
     def requests(self) -> list[Request]:
         """What needs the control plane; the driver takes and clears them."""
         return self._conversation.requests
+
+    @property
+    def vhost(self) -> str:
+        """The virtual host the producer logged in to."""
+        return self._conversation.state.name
+
+    @property
+    def counters(self) -> RelayCounters:
+        """What the relays of the virtual host count."""
+        return self._conversation.counters
 
     @property
     def phase(self) -> Phase:
@@ -126,6 +137,7 @@ class Relay:
         conversation.shape += 1
         channel.waited = True
         self._publishing.resume(frames)
+        channel.waited = False
 
     def _go_on(self) -> None:
         conversation = self._conversation

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from proxy.amqp import methods, original
 from proxy.amqp.frames import HEADER, U16, U32, frame
-from proxy.amqp.method_arguments import read_deliver, read_get_ok, read_return
+from proxy.amqp.method_arguments import Deliver, GetOk, Return, read_deliver, read_get_ok, read_return
 from proxy.amqp.methods import method_frame
 from proxy.amqp.original import Address
 from proxy.amqp.properties import table_span
@@ -36,8 +36,13 @@ def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[b
     """
     payload = method[7:-1]
     index = U32.unpack_from(payload)[0]
-    read = {methods.BASIC_DELIVER: read_deliver, methods.BASIC_GET_OK: read_get_ok}.get(index, read_return)
-    fields = read(payload)
+    fields: Deliver | GetOk | Return
+    if index == methods.BASIC_DELIVER:
+        fields = read_deliver(payload)
+    elif index == methods.BASIC_GET_OK:
+        fields = read_get_ok(payload)
+    else:
+        fields = read_return(payload)
     span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
     if span is None:
         return method, header

@@ -1,0 +1,124 @@
+"""One socket: what has come, what goes out, who may be read. Nothing of AMQP.
+
+Back-pressure, as a rule: when a link can't be written, the other side's link is not read; below half it is again.
+
+Source: asyncio "Transports and Protocols", flow control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+#: Bytes waiting for a socket before the other side is no longer read, and before it is again. A few reads' worth:
+#: enough for full speed on loopback, little enough for thousands of connections.
+WRITE_HIGH_BYTES = 1 << 20
+WRITE_LOW_BYTES = 1 << 18
+
+
+class Link(asyncio.Protocol):
+    """One side of a session.
+
+    Args:
+        received: called with every piece of bytes.
+        lost: called once when the socket is gone, with the cause if there is one.
+        writable: called with False when too much waits to be sent, with True when it has left.
+        made: called when the socket is connected.
+    """
+
+    __slots__ = ("_lost", "_made", "_paused_for", "_received", "_writable", "connected", "transport")
+
+    def __init__(
+        self,
+        received: Callable[[bytes], None],
+        lost: Callable[[Exception | None], None],
+        writable: Callable[[bool], None],
+        made: Callable[[], None],
+    ) -> None:
+        """Start without a socket."""
+        self._received = received
+        self._lost = lost
+        self._writable = writable
+        self._made = made
+        self._paused_for: set[str] = set()
+        self.transport: asyncio.Transport | None = None
+        self.connected = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the socket."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
+        self.connected = True
+        self._made()
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on what has come."""
+        self._received(data)
+
+    def eof_received(self) -> bool:
+        """A peer that only shuts its sending side down is gone to us: close."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        self.connected = False
+        self._lost(exc)
+
+    def pause_writing(self) -> None:
+        """Too much waits to be sent."""
+        self._writable(False)
+
+    def resume_writing(self) -> None:
+        """It has left."""
+        self._writable(True)
+
+    def send(self, pieces: list[bytes]) -> None:
+        """Send all pieces as one write, and clear the list.
+
+        Args:
+            pieces: bytes in order.
+        """
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if self.connected and self.transport is not None:
+            self.transport.write(data)
+
+    def pause(self, reason: str, paused: bool) -> None:
+        """Stop or go on reading; it goes on when no reason is left.
+
+        Args:
+            reason: who asks.
+            paused: True to stop.
+        """
+        before = bool(self._paused_for)
+        if paused:
+            self._paused_for.add(reason)
+        else:
+            self._paused_for.discard(reason)
+        now = bool(self._paused_for)
+        if before == now or not self.connected or self.transport is None or self.transport.is_closing():
+            return
+        if now:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+    def paused_for(self, reason: str) -> bool:
+        """Whether the socket is not being read for this reason, among others."""
+        return reason in self._paused_for
+
+    @property
+    def paused(self) -> bool:
+        """Whether the socket is not being read."""
+        return bool(self._paused_for)
+
+    def close(self) -> None:
+        """Send what waits, then close."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self.transport is not None:
+            self.transport.abort()

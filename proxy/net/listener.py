@@ -1,0 +1,108 @@
+"""Where producers connect: listening sockets, the sessions behind them, and the drain at the end.
+
+Draining is a state: stop accepting, let unsettled publishes settle until the deadline, Connection.Close 320 to
+every producer, then close what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from proxy.net.session import Session, Surroundings
+
+_log = structlog.get_logger(__name__)
+#: How often a drain looks whether everything is settled.
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """Limits of the listener.
+
+    Args:
+        connections: producers at a time; one more is closed at once.
+        settle_seconds: a drain waits this long for unsettled publishes.
+        close_seconds: then this long for close-oks.
+    """
+
+    connections: int = 10000
+    settle_seconds: float = 10.0
+    close_seconds: float = 5.0
+
+
+class Listener:
+    """The listening side.
+
+    Args:
+        addresses: (host, port) to listen on; port 0 picks a free one.
+        surroundings: what sessions share.
+        limits: see ListenerLimits.
+    """
+
+    def __init__(
+        self, addresses: Sequence[tuple[str, int]], surroundings: Surroundings, limits: ListenerLimits
+    ) -> None:
+        """Start closed."""
+        self._addresses = addresses
+        self._surroundings = surroundings
+        self._limits = limits
+        self._servers: list[asyncio.Server] = []
+        self._sessions: set[Session] = set()
+        self._empty = asyncio.Event()
+        self.draining = False
+
+    async def start(self) -> list[tuple[str, int]]:
+        """Listen.
+
+        Returns:
+            The addresses listened on.
+
+        Raises:
+            OSError: an address can't be listened on.
+        """
+        loop = asyncio.get_running_loop()
+        bound: list[tuple[str, int]] = []
+        for host, port in self._addresses:
+            server = await loop.create_server(self._accept, host, port, backlog=1024)
+            self._servers.append(server)
+            bound += [socket.getsockname()[:2] for socket in server.sockets]
+        return bound
+
+    def _accept(self) -> asyncio.Protocol:
+        session = Session(self._surroundings, self._ended)
+        self._sessions.add(session)
+        if len(self._sessions) > self._limits.connections:
+            _log.warning("too many connections", limit=self._limits.connections)
+            asyncio.get_running_loop().call_soon(session.abort)
+        return session.producer
+
+    def _ended(self, session: Session) -> None:
+        self._sessions.discard(session)
+        if not self._sessions:
+            self._empty.set()
+
+    async def drain(self) -> None:
+        """Stop accepting, let publishes settle, close every producer with 320, close the sockets."""
+        self.draining = True
+        for server in self._servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._limits.settle_seconds
+        while any(session.relay and session.relay.unsettled for session in self._sessions) and loop.time() < end:
+            await asyncio.sleep(_LOOK_SECONDS)
+        for session in tuple(self._sessions):
+            session.close(320, "the proxy is shutting down")
+        self._empty.clear()
+        if self._sessions:
+            try:
+                async with asyncio.timeout(self._limits.close_seconds):
+                    await self._empty.wait()
+            except TimeoutError:
+                for session in tuple(self._sessions):
+                    session.abort()
+        for server in self._servers:
+            await server.wait_closed()

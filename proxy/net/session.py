@@ -1,0 +1,365 @@
+"""One producer connection and the upstream connection it leases: sockets, deadlines, heartbeats.
+
+Decides nothing about AMQP: `amqp.handshake` and then `amqp.relay` get the bytes and say what to send and when to end.
+
+Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 4.2.7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from proxy.amqp.conversation import BindDestinations, EnsureQueue, Limits, Phase, Request
+from proxy.amqp.counters import Counters
+from proxy.amqp.handshake import Handshake, HandshakeLimits, HandshakeState
+from proxy.amqp.relay import Relay
+from proxy.errors import Failure, UpstreamError
+from proxy.net.link import Link
+from proxy.net.tasks import Tasks
+from proxy.net.upstream import Upstream
+from proxy.net.vhosts import Vhosts
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Deadlines and limits of one session.
+
+    Args:
+        handshake_seconds: from the first byte to Connection.OpenOk.
+        close_seconds: from a Connection.Close to the end of the socket.
+        bind_seconds: a publish or a declare waits this long for the control plane.
+        frame_max: largest frame offered to producers, in bytes.
+        relay: limits of the relay.
+    """
+
+    handshake_seconds: float = 10.0
+    close_seconds: float = 5.0
+    bind_seconds: float = 5.0
+    frame_max: int = 131072
+    relay: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all sessions share.
+
+    Args:
+        upstream: how RabbitMQ is reached.
+        vhosts: plans and control plane.
+        counters: what the process counts.
+        limits: see SessionLimits.
+        version: our version, told to both sides.
+    """
+
+    upstream: Upstream
+    vhosts: Vhosts
+    counters: Counters
+    limits: SessionLimits
+    version: str
+
+
+class Session:
+    """One producer connection.
+
+    Args:
+        surroundings: what all sessions share.
+        ended: called once when both sockets are gone.
+    """
+
+    def __init__(self, surroundings: Surroundings, ended: Callable[[Session], None]) -> None:
+        """Start with a producer that has not said anything."""
+        self._shared = surroundings
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks()
+        self.producer = Link(self._from_producer, self._producer_lost, self._producer_writable, self._accepted)
+        self._upstream = Link(self._from_upstream, self._upstream_lost, self._upstream_writable, self._connected)
+        self._handshake: Handshake | None = None
+        self.relay: Relay | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._heard_producer = self._heard_upstream = 0.0
+        self._sent_producer = self._sent_upstream = 0.0
+        self._connecting = False
+        self._over = False
+        self._held_full = False
+        self._log = _log
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def _accepted(self) -> None:
+        peer = _peer(self.producer)
+        self._log = _log.bind(peer=peer)
+        limits = self._shared.limits
+        self._handshake = Handshake(peer, self._shared.version, HandshakeLimits(frame_max=limits.frame_max))
+        self._deadline = self._loop.call_later(limits.handshake_seconds, self._handshake_timeout)
+
+    def _handshake_timeout(self) -> None:
+        if self.relay is None:
+            self._shared.counters.downstream.attempt("timeout")
+            self._log.info("handshake not finished in time", seconds=self._shared.limits.handshake_seconds)
+            self.abort()
+
+    async def _connect(self) -> None:
+        handshake = self._handshake
+        if handshake is None:
+            return
+        try:
+            await self._shared.upstream.connect(lambda: self._upstream)
+        except UpstreamError as error:
+            self._shared.counters.upstream.attempt("timeout" if error.failure is Failure.TIMEOUT else "unavailable")
+            self._log.warning("upstream not reachable", error=str(error))
+            handshake.upstream_lost(error)
+            self._after_handshake()
+
+    def _connected(self) -> None:
+        if self._over:
+            self._upstream.abort()
+            return
+        self._after_handshake()
+
+    def _opened(self, handshake: Handshake) -> None:
+        """Both sides are open: from here on the relay gets the bytes."""
+        tuning, vhosts = handshake.tuning, self._shared.vhosts
+        plans = vhosts.plans(handshake.vhost)
+        self.relay = relay = Relay(tuning, plans, vhosts.inventory(handshake.vhost), self._shared.limits.relay)
+        self._handshake = None
+        self._cancel_deadline()
+        counters = self._shared.counters
+        for side in (counters.downstream, counters.upstream):
+            side.attempt("ok")
+            side.open += 1
+        self._log = self._log.bind(vhost=handshake.vhost, user=handshake.user, name=handshake.client_name)
+        self._log.info("producer connected")
+        now = self._loop.time()
+        self._heard_producer = self._heard_upstream = self._sent_producer = self._sent_upstream = now
+        beats = [one for one in (tuning.heartbeat_producer, tuning.heartbeat_upstream) if one]
+        if beats:
+            self._beat(min(beats) / 4, tuning.heartbeat_producer, tuning.heartbeat_upstream)
+        if handshake.leftover_upstream:
+            relay.receive_from_upstream(handshake.leftover_upstream, now)
+        if handshake.leftover_producer:
+            relay.receive_from_producer(handshake.leftover_producer, now)
+        self._flush(relay, now)
+
+    def _beat(self, every: float, producer: int, upstream: int) -> None:
+        """Send heartbeats where a side has not heard from us, and notice a side that is silent."""
+        relay = self.relay
+        if relay is None or self._over:
+            return
+        now = self._loop.time()
+        if producer:
+            if now - self._sent_producer >= producer / 2 - every:
+                relay.heartbeat_producer()
+            # A socket that we don't read can't tell us anything: its silence is ours.
+            if now - self._heard_producer > 2 * producer and not self.producer.paused:
+                self._log.warning("missed heartbeats from the producer", seconds=2 * producer)
+                self.producer.abort()
+                return
+        if upstream:
+            if now - self._sent_upstream >= upstream / 2 - every:
+                relay.heartbeat_upstream()
+            if now - self._heard_upstream > 2 * upstream and not self._upstream.paused:
+                self._log.warning("missed heartbeats from the broker", seconds=2 * upstream)
+                self._upstream.abort()
+        self._flush(relay, now)
+        self._timer = self._loop.call_later(every, self._beat, every, producer, upstream)
+
+    def close(self, reply_code: int, text: str) -> None:
+        """Close both connections on our own account.
+
+        Args:
+            reply_code: AMQP reply code.
+            text: reply text.
+        """
+        if self.relay is None:
+            self.abort()
+        else:
+            self.relay.close(reply_code, text)
+            self._flush(self.relay, self._loop.time())
+
+    def abort(self) -> None:
+        """Close both sockets at once."""
+        self.producer.abort()
+        self._upstream.abort()
+        if not self.producer.connected and not self._upstream.connected:
+            self._finish()
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    # -- bytes -------------------------------------------------------------------------------------------------
+
+    def _from_producer(self, data: bytes) -> None:
+        relay = self.relay
+        now = self._loop.time()
+        self._heard_producer = now
+        if relay is not None:
+            relay.receive_from_producer(data, now)
+            self._flush(relay, now)
+        elif self._handshake is not None:
+            self._handshake.receive_from_producer(data)
+            self._after_handshake()
+
+    def _from_upstream(self, data: bytes) -> None:
+        relay = self.relay
+        now = self._loop.time()
+        self._heard_upstream = now
+        if relay is not None:
+            relay.receive_from_upstream(data, now)
+            self._flush(relay, now)
+        elif self._handshake is not None:
+            self._handshake.receive_from_upstream(data)
+            self._after_handshake()
+
+    def _after_handshake(self) -> None:
+        handshake = self._handshake
+        if handshake is None:
+            return
+        if handshake.to_upstream and self._upstream.connected:
+            self._upstream.send(handshake.to_upstream)
+        if handshake.to_producer:
+            self.producer.send(handshake.to_producer)
+        if handshake.wants_upstream and not self._connecting:
+            self._connecting = True
+            self._tasks.start(self._connect(), "connect upstream")
+        if handshake.state is HandshakeState.OPEN:
+            self._opened(handshake)
+        elif handshake.close_after_flush_producer:
+            self.producer.close()
+            self._upstream.close()
+        elif handshake.close_upstream:
+            self._upstream.close()
+
+    def _flush(self, relay: Relay, now: float) -> None:
+        """Send what the relay has for either side, start what it asks for, end what it has ended."""
+        if relay.to_upstream:
+            self._sent_upstream = now
+            self._upstream.send(relay.to_upstream)
+        if relay.to_producer:
+            self._sent_producer = now
+            self.producer.send(relay.to_producer)
+        if relay.requests:
+            requests = tuple(relay.requests)
+            relay.requests.clear()
+            for request in requests:
+                self._tasks.start(self._carry_out(relay, request), "bind")
+        if relay.producer_full != self._held_full:
+            self._held_full = relay.producer_full
+            self._pause_producer("held", self._held_full)
+        if relay.upstream_full != self._upstream.paused_for("held"):
+            self._upstream.pause("held", relay.upstream_full)
+        if relay.phase is not Phase.OPEN:
+            self._ending(relay)
+
+    async def _carry_out(self, relay: Relay, request: Request) -> None:
+        """Do what a relay asked for, within the deadline; without an answer it goes on all the same."""
+        control = self._shared.vhosts.control
+        vhost = relay.vhost
+        try:
+            async with asyncio.timeout(self._shared.limits.bind_seconds):
+                if control is None:
+                    pass
+                elif isinstance(request, EnsureQueue):
+                    await control.ensure_queue(vhost, request.queue)
+                else:
+                    await control.bind(vhost, request.exchange, request.destinations)
+        except TimeoutError:
+            self._log.warning("control plane did not answer in time", request=type(request).__name__)
+        finally:
+            if not self._over:
+                if isinstance(request, BindDestinations):
+                    relay.resume(request.channel)
+                else:
+                    relay.release(request.channel)
+                self._flush(relay, self._loop.time())
+
+    # -- ends --------------------------------------------------------------------------------------------------
+
+    def _ending(self, relay: Relay) -> None:
+        if relay.phase is Phase.CLOSED:
+            self.producer.close()
+            self._upstream.close()
+        elif relay.upstream_done:
+            self._upstream.close()
+        if self._deadline is None:
+            self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self.abort)
+
+    def _producer_writable(self, writable: bool) -> None:
+        self._upstream.pause("producer is slow", not writable)
+
+    def _upstream_writable(self, writable: bool) -> None:
+        self._pause_producer("upstream is slow", not writable)
+
+    def _pause_producer(self, reason: str, paused: bool) -> None:
+        before = self.producer.paused
+        self.producer.pause(reason, paused)
+        if self.relay is not None:
+            self.relay.counters.paused_producers += self.producer.paused - before
+
+    def _producer_lost(self, error: Exception | None) -> None:
+        # Whole frames only have gone upstream: the broker drops a publish that is not complete.
+        self._upstream.close()
+        if self._handshake is not None:
+            self._handshake.producer_lost()
+        if not self._upstream.connected:
+            self._finish()
+
+    def _upstream_lost(self, error: Exception | None) -> None:
+        now = self._loop.time()
+        if self.relay is not None and self.producer.connected:
+            self.relay.upstream_lost("upstream connection lost")
+            self._flush(self.relay, now)
+        elif self._handshake is not None and self.producer.connected:
+            self._handshake.upstream_lost(None)
+            self._after_handshake()
+            self.producer.close()
+        if not self.producer.connected:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Both sockets are gone."""
+        if self._over:
+            return
+        self._over = True
+        self._cancel_deadline()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tasks.cancel()
+        counters = self._shared.counters
+        relay = self.relay
+        if relay is not None:
+            relay.counters.paused_producers -= self.producer.paused
+            relay.ended()
+            counters.downstream.open -= 1
+            counters.upstream.open -= 1
+            fault = relay.fault
+            if fault is not None:
+                self._log.warning("producer closed for a fault", fault=str(fault))
+            else:
+                self._log.info("producer disconnected")
+        elif self._handshake is not None:
+            self._handshake_failed(self._handshake)
+        self._ended(self)
+
+    def _handshake_failed(self, handshake: Handshake) -> None:
+        if not self._connecting:  # a probe that connects and leaves is no event
+            return
+        self._shared.counters.downstream.attempt("refused")
+        self._log.info("producer not connected", vhost=handshake.vhost, user=handshake.user)
+
+
+def _peer(link: Link) -> str:
+    name = link.transport.get_extra_info("peername") if link.transport is not None else None
+    if isinstance(name, tuple) and len(name) >= 2:
+        host = str(name[0]).removeprefix("::ffff:")
+        return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
+    return "unknown"

@@ -1,0 +1,51 @@
+"""Which tasks are under way? A place that keeps a reference to each, logs its failure and ends it.
+
+Source: asyncio "Coroutines and Tasks": the loop itself keeps weak references only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+_log = structlog.get_logger(__name__)
+
+
+class Tasks:
+    """A set of named tasks."""
+
+    __slots__ = ("_tasks",)
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._tasks: set[asyncio.Task[Any]] = set()  # Any: results are not looked at
+
+    def start(self, coroutine: Coroutine[Any, Any, object], name: str) -> None:  # Any: asyncio's own signature
+        """Run a coroutine; a failure is logged with its trace.
+
+        Args:
+            coroutine: what to run.
+            name: its name in logs.
+        """
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("task failed", task=task.get_name(), exc_info=task.exception())
+
+    def cancel(self) -> None:
+        """End all of them."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    async def ended(self) -> None:
+        """Cancel all and wait until they are gone."""
+        self.cancel()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)

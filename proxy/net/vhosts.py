@@ -1,0 +1,81 @@
+"""What does a session need to know of its virtual host? Plans and the control plane, also where no rules name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from proxy.amqp.conversation import Inventory
+from proxy.amqp.counters import Counters
+from proxy.amqp.plan import Plans, Sources
+from proxy.amqp.vhost import Destination, VhostState
+from proxy.routing.router import Router
+
+
+class Control(Protocol):
+    """What sessions ask of the control plane."""
+
+    def interested(self, vhost: str, name: str) -> bool:
+        """Whether a rule has the queue as a destination, or looks at queue names."""
+
+    async def ensure_queue(self, vhost: str, name: str) -> None:
+        """Bind the tokens of a queue that has just been declared."""
+
+    async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
+        """Bind destinations that a publish waits for."""
+
+    def queue_declared(self, vhost: str, name: str) -> None:
+        """A queue exists now."""
+
+    def queue_deleted(self, vhost: str, name: str) -> None:
+        """A queue is gone."""
+
+
+class Vhosts:
+    """Plans and inventory by virtual host.
+
+    Args:
+        states: virtual hosts that rules name.
+        control: the control plane; None where no rules need one.
+        counters: what the process counts.
+        sources: clocks and dice.
+    """
+
+    __slots__ = ("_control", "_counters", "_plans", "_sources")
+
+    def __init__(
+        self, states: Iterable[VhostState], control: Control | None, counters: Counters, sources: Sources
+    ) -> None:
+        """Make the plans of the named virtual hosts."""
+        self._control = control
+        self._counters = counters
+        self._sources = sources
+        self._plans = {state.name: Plans(state, counters, sources) for state in states}
+
+    def plans(self, vhost: str) -> Plans:
+        """Give the plans of a virtual host that a producer has logged in to (so their number is the broker's)."""
+        found = self._plans.get(vhost)
+        if found is None:
+            state = VhostState(vhost, Router(()))
+            found = self._plans[vhost] = Plans(state, self._counters, self._sources)
+        return found
+
+    def inventory(self, vhost: str) -> Inventory:
+        """Give what a relay of the virtual host tells and asks the control plane without waiting."""
+        control = self._control
+        if control is None or not self.plans(vhost).state.exchanges:
+            return Inventory(lambda _: False, lambda _: None, lambda _: None)
+
+        def text(name: bytes) -> str:
+            return name.decode(errors="backslashreplace")
+
+        return Inventory(
+            lambda name: control.interested(vhost, text(name)),
+            lambda name: control.queue_declared(vhost, text(name)),
+            lambda name: control.queue_deleted(vhost, text(name)),
+        )
+
+    @property
+    def control(self) -> Control | None:
+        """The control plane."""
+        return self._control
