@@ -81,15 +81,15 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """The rows with what each must reach; failures are told below the table."""
+    """The rows with what each must reach; each reason for a failure is told once, below the table."""
     lines = [["case", "median", "must reach", "", "lowest .. highest round"]]
-    notes = []
+    notes: dict[str, None] = {}
     for one in outcomes:
         unit = one.row.unit
         values = [number(one.median, unit), target(one.row), one.verdict, spread(one.values, unit)]
         lines.append([one.row.label, *values])
         if one.failure:
-            notes.append(f"{one.row.label}: {one.failure}")
+            notes[f"failed: {one.failure}"] = None
     return "\n".join([aligned(lines), *notes])
 
 
