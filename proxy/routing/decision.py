@@ -35,7 +35,7 @@ class Facts:
 
     routing_key: bytes
     headers: Table = ()
-    properties: Mapping[str, bytes | int] = NO_PROPERTIES
+    properties: Mapping[str, bytes | int] = field(default_factory=lambda: NO_PROPERTIES)
     body_size_bytes: int = 0
 
 
