@@ -22,8 +22,7 @@ MAX_NAME_BYTES = 255
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
 _NO_VALUE = (
-    "seen no value; put it in quotes where it begins with one of # * & ! | > % @ `, "
-    "write null for the value void"
+    "seen no value; put it in quotes where it begins with one of # * & ! | > % @ `, write null for the value void"
 )
 
 
@@ -110,9 +109,7 @@ def _number(node: Scalar, value: int | float) -> Value:
             raise _RefusedError(node.place, f"seen {node.text}, expected a finite number")
         return Value("d", value)
     if value not in _INT64:
-        raise _RefusedError(
-            node.place, f"seen {shown(node)}, expected a whole number of at most 64 bits with sign"
-        )
+        raise _RefusedError(node.place, f"seen {shown(node)}, expected a whole number of at most 64 bits with sign")
     return Value("I" if value in _INT32 else "l", value)
 
 
@@ -120,9 +117,7 @@ def _tagged(node: Scalar) -> Value:
     read = _TAGS.get(node.tag or "")
     if read is None:
         expected = ", ".join(sorted(_TAGS))
-        raise _RefusedError(
-            node.place, f"seen the tag {node.tag}, expected one of {expected}; or put text in quotes"
-        )
+        raise _RefusedError(node.place, f"seen the tag {node.tag}, expected one of {expected}; or put text in quotes")
     return read(node)
 
 

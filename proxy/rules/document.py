@@ -132,9 +132,7 @@ class _Builder:
         if tag in ("!", _STR_TAG):
             return Scalar(node.place, node.text, plain=False)
         if not tag.startswith("!"):
-            self._faults.error(
-                node.place, self._path(), f"seen the tag {_short(tag)}, which is not supported"
-            )
+            self._faults.error(node.place, self._path(), f"seen the tag {_short(tag)}, which is not supported")
             return Scalar(node.place, node.text, plain=False)
         return Scalar(node.place, node.text, plain=False, tag=tag)
 

@@ -15,9 +15,7 @@ from proxy.rules.nodes import Mapping, Node, Scalar, Sequence
 
 PREFIX = "OXPROXY_"
 #: What Kubernetes gives to each pod for a Service of our name: addresses of that Service, not settings.
-_KUBERNETES = re.compile(
-    r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
-)
+_KUBERNETES = re.compile(r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 
 
 class _NoSuchKeyError(Exception):

@@ -26,11 +26,7 @@ class ConfigWarning(NamedTuple):
     def __str__(self) -> str:
         """``file:line: key: warning: message``."""
         where = f"{self.place.source}:{self.place.line}" if self.place.line else self.place.source
-        return (
-            f"{where}: {self.key}: warning: {self.message}"
-            if self.key
-            else f"{where}: warning: {self.message}"
-        )
+        return f"{where}: {self.key}: warning: {self.message}" if self.key else f"{where}: warning: {self.message}"
 
 
 @dataclass(slots=True)

@@ -65,9 +65,7 @@ class Fields:
         """Report the key's value as not what was expected."""
         entry = self._entries.get(key)
         place = entry[1].place if entry else self.place
-        self.faults.error(
-            place, self.at(key), f"seen {shown(entry[1] if entry else None)}, expected {expected}"
-        )
+        self.faults.error(place, self.at(key), f"seen {shown(entry[1] if entry else None)}, expected {expected}")
 
     def error(self, key: str, message: str) -> None:
         """Report a fault at the key."""
@@ -156,11 +154,7 @@ class Fields:
             if name in self._asked:
                 continue
             near = difflib.get_close_matches(name, self._asked, 1)
-            meant = (
-                f"; did you mean {near[0]}?"
-                if near
-                else f", expected one of {', '.join(sorted(self._asked))}"
-            )
+            meant = f"; did you mean {near[0]}?" if near else f", expected one of {', '.join(sorted(self._asked))}"
             self.faults.error(key.place, join(self.path, name), f"unknown key{meant}")
 
 

@@ -87,9 +87,7 @@ class Upstream:
 class Inventory:
     """What exists on the broker."""
 
-    refresh_seconds: Annotated[
-        float, Key(duration(0.1, 3600), "how often the management API is read", "refresh")
-    ] = 5.0
+    refresh_seconds: Annotated[float, Key(duration(0.1, 3600), "how often the management API is read", "refresh")] = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +136,7 @@ class Log:
         str,
         Key(word("debug", "info", "warning", "error"), "least severity: `debug`, `info`, `warning`, `error`"),
     ] = "info"
-    format: Annotated[str, Key(word("text", "json"), "`text` (key=value) or `json` (one object a line)")] = (
-        "text"
-    )
+    format: Annotated[str, Key(word("text", "json"), "`text` (key=value) or `json` (one object a line)")] = "text"
 
 
 @dataclass(frozen=True, slots=True)

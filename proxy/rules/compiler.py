@@ -1,0 +1,159 @@
+"""What the drafts mean: exchanges compiled by the routing room, its refusals brought back to the operator's lines.
+
+The routing room says what is wrong as the broker would, once per declaration and without a place. Here each argument
+of a refused declaration is tried alone, so that every fault is reported at its own line.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from proxy.errors import ProtocolError
+from proxy.routing.bindings import Binding
+from proxy.routing.exchange import Exchange
+from proxy.routing.values import Table
+from proxy.rules.faults import Faults
+from proxy.rules.fields import short_fault
+from proxy.rules.nodes import join
+from proxy.rules.schema import BindingDraft, ExchangeDraft
+
+_MATCH = b"x-match"
+#: Operators and flags of open exchanges, for "did you mean".
+_HEADER_TESTS = ("=", "!=", "<", "<=", ">=", ">", "re", "!re")
+_OPERATORS = (
+    *(f"x-?hk{form}v{test}" for form in ("", "?") for test in _HEADER_TESTS),
+    *(f"x-?hk{test}" for test in ("ex", "!ex")),
+    *(f"x-?hkex{sign}{letter}" for sign in ("", "!") for letter in "snbia"),
+    *(f"x-?rk{test}" for test in ("=", "!=", "re", "!re", "ta", "!ta", "taci", "!taci")),
+    *(f"x-?pr{test}" for test in ("ex", "!ex", *_HEADER_TESTS)),
+    *(f"x-?dt{clock}{test}" for clock in "ul" for test in ("re", "!re")),
+    *(
+        f"x-{verb}-{when}"
+        for verb in (
+            *(f"{act}{kind}" for act in ("add", "del") for kind in ("q", "e", "qre", "q!re")),
+            *("add1qre", "add1q!re", "stop", "goto"),
+            *(f"msg-{act}{kind}" for act in ("add", "del") for kind in ("q", "e", "qre")),
+        )
+        for when in ("ontrue", "onfalse")
+    ),
+    *("x-match", "x-order", "x-del-dest", "x-msg-destq-rk"),
+)
+
+
+def compile_exchange(draft: ExchangeDraft, faults: Faults) -> Exchange | None:
+    """Compile one exchange with all its bindings.
+
+    Args:
+        draft: as read from the file.
+        faults: takes every refusal of the routing room.
+
+    Returns:
+        The exchange with the bindings that are good; None where its own arguments are refused.
+    """
+    # What no binding routes is passed to the broker, so no alternate exchange is evaluated here.
+    alternate = None if draft.unmatched_pass else draft.alternate
+    try:
+        exchange = Exchange(draft.name, draft.type, draft.arguments, draft.local_time, alternate)
+    except ProtocolError:
+        _blame_exchange(draft, faults)
+        return None
+    for binding in draft.bindings:
+        _bind(exchange, binding, draft, faults)
+    return exchange
+
+
+def _blame_exchange(draft: ExchangeDraft, faults: Faults) -> None:
+    """Find which arguments of a refused exchange are at fault, by trying each alone."""
+    path = draft.fields.at("arguments")
+    found = False
+    for name, value in draft.arguments:
+        try:
+            Exchange(draft.name, draft.type, ((name, value),), draft.local_time)
+        except ProtocolError as error:
+            found = True
+            message = f"{_text(error)} Expected a whole number, 0 or more"
+            faults.error(draft.argument_place(name), join(path, name.decode()), message)
+    if not found:
+        faults.error(draft.fields.place_of("arguments"), path, "these arguments are refused together")
+
+
+def _bind(exchange: Exchange, draft: BindingDraft, owner: ExchangeDraft, faults: Faults) -> None:
+    reserved = _reserved(draft, faults)
+    try:
+        fresh = exchange.bind(draft.binding)
+    except ProtocolError as error:
+        _blame_binding(error, draft, owner, faults)
+        return
+    if not fresh and not reserved:
+        first = next(each for each in owner.bindings if each.binding.identity == draft.binding.identity)
+        faults.error(draft.place, draft.path, f"the same binding as in line {first.place.line}")
+
+
+def _reserved(draft: BindingDraft, faults: Faults) -> bool:
+    """Report destinations under the reserved prefix among the routing operators."""
+    found = False
+    for name, value in draft.binding.arguments:
+        if not name.startswith((b"x-addq-", b"x-adde-", b"x-delq-", b"x-dele-")):
+            continue
+        for element in value.value if isinstance(value.value, tuple) else (value,):
+            text = getattr(element, "value", None)
+            fault = short_fault(text) if isinstance(text, bytes) else None
+            if fault:
+                found = True
+                key = name.decode()
+                faults.error(draft.argument_place(key), _argument_path(draft, key), f"seen {fault}")
+    return found
+
+
+def _argument_path(draft: BindingDraft, key: str) -> str:
+    return join(f"{draft.path}.arguments", key)
+
+
+def _blame_binding(error: ProtocolError, draft: BindingDraft, owner: ExchangeDraft, faults: Faults) -> None:
+    """Find which lines of a refused binding are at fault, by trying each argument alone."""
+    binding = draft.binding
+    found = False
+    if binding.routing_key and _refusal(owner, binding, binding.routing_key, ()):
+        found = True
+        message = f"{_text(error)}: it must be empty for type {owner.type}"
+        faults.error(draft.key_place, f"{draft.path}.routing_key", message)
+    match = tuple(entry for entry in binding.arguments if entry[0] == _MATCH)
+    refusal = _refusal(owner, binding, b"", match) if match else None
+    if refusal:
+        found = True
+        key = _MATCH.decode()
+        faults.error(draft.argument_place(key), _argument_path(draft, key), _text(refusal))
+        match = ()
+    for entry in binding.arguments:
+        if entry[0] == _MATCH:
+            continue
+        refusal = _refusal(owner, binding, b"", (*match, entry))
+        if refusal:
+            found = True
+            key = entry[0].decode()
+            faults.error(draft.argument_place(key), _argument_path(draft, key), _text(refusal) + _hint(key, owner))
+    if not found:
+        faults.error(draft.place, draft.path, _text(error))
+
+
+def _refusal(owner: ExchangeDraft, binding: Binding, key: bytes, arguments: Table) -> ProtocolError | None:
+    try:
+        Exchange(owner.name, owner.type, (), owner.local_time).bind(
+            Binding(owner.name, binding.destination_type, binding.destination, key, arguments)
+        )
+    except ProtocolError as error:
+        return error
+    return None
+
+
+def _hint(key: str, owner: ExchangeDraft) -> str:
+    """Name the operator that was probably meant."""
+    head, blank, rest = key.partition(" ")
+    if owner.type != "x-open" or head in _OPERATORS:
+        return ""
+    near = difflib.get_close_matches(head, _OPERATORS, 1)
+    return f"; did you mean {near[0]}{blank}{rest}?" if near else ""
+
+
+def _text(error: ProtocolError) -> str:
+    return error.text.decode("utf-8", "backslashreplace")

@@ -1,0 +1,157 @@
+"""Which rules hold: all rules files read, checked and compiled together, or every fault in them.
+
+It reads files and asks no broker. What comes out is complete: whoever has a `LoadedRules` can route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+from proxy.errors import ConfigError, ConfigErrors
+from proxy.routing.router import Router
+from proxy.rules.compiler import compile_exchange
+from proxy.rules.document import read_document
+from proxy.rules.expectations import Failure, RulesTest, check_tests
+from proxy.rules.faults import ConfigWarning, Faults, Place
+from proxy.rules.lint import check_vhost
+from proxy.rules.model import ExchangeRule, QueueRule, Rules, VhostRules
+from proxy.rules.schema import ExchangeDraft, FileDraft, read_rules_file
+from proxy.rules.settings import Settings
+
+_WILDCARDS = "*?["
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRules:
+    """Rules that can be used.
+
+    Args:
+        rules: what the files say.
+        routers: the same compiled, by virtual host.
+        tests: the tests that the files carry.
+        warnings: what the operator should know.
+    """
+
+    rules: Rules
+    routers: Mapping[str, Router] = field(default_factory=dict)
+    tests: tuple[RulesTest, ...] = ()
+    warnings: tuple[ConfigWarning, ...] = ()
+
+    def failures(self) -> list[Failure]:
+        """Run the tests that the files carry; give those that do not hold."""
+        return check_tests(self.tests, self.rules, self.routers)
+
+
+def rules_files(settings: Settings) -> list[Path]:
+    """Find the files that the configuration names, in the order in which they are read.
+
+    Raises:
+        ConfigErrors: a name or pattern that leads to no file.
+    """
+    found: set[Path] = set()
+    errors = []
+    for pattern in settings.rules:
+        paths = _matching(settings.folder, pattern)
+        if not paths:
+            what = "pattern matches no file" if _is_pattern(pattern) else "file does not exist"
+            errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {what}"))
+        found.update(paths)
+    if errors:
+        raise ConfigErrors(errors)
+    return sorted(found)
+
+
+def _is_pattern(pattern: str) -> bool:
+    return any(letter in pattern for letter in _WILDCARDS)
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    if not _is_pattern(pattern):
+        path = folder / pattern
+        return [path] if path.is_file() else []
+    absolute = Path(pattern).is_absolute()
+    base = Path(Path(pattern).anchor) if absolute else folder
+    relative = str(Path(pattern).relative_to(base)) if absolute else pattern
+    return [path for path in base.glob(relative) if path.is_file()]
+
+
+def load_rules(paths: Iterable[Path]) -> LoadedRules:
+    """Read, check and compile rules files as one set, in the given order.
+
+    Args:
+        paths: the files; `rules_files` gives those of a configuration.
+
+    Returns:
+        The rules. Their tests have not been run: ask `failures` for them.
+
+    Raises:
+        ConfigErrors: every fault found in any of the files.
+    """
+    faults = Faults()
+    contents = []
+    for path in paths:
+        try:
+            contents.append((str(path), path.read_bytes()))
+        except OSError as error:
+            faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
+    return compile_rules(contents, faults)
+
+
+def compile_rules(contents: Sequence[tuple[str, bytes]], faults: Faults | None = None) -> LoadedRules:
+    """Compile rules files from their names and contents; see `load_rules`."""
+    faults = faults or Faults()
+    files = []
+    for source, data in contents:
+        noted = len(faults.errors)
+        root = read_document(data, source, faults)
+        if root is not None:
+            files.append(read_rules_file(root, source, faults))
+        elif len(faults.errors) == noted:
+            faults.warn(Place(source, 0), "", "the file says nothing")
+    by_vhost: dict[str, list[FileDraft]] = {}
+    for file in files:
+        by_vhost.setdefault(file.vhost, []).append(file)
+    vhosts, routers = {}, {}
+    for name, drafts in by_vhost.items():
+        check_vhost(drafts, faults)
+        vhosts[name], routers[name] = _compile_vhost(name, drafts, faults)
+    faults.check()
+    tests = tuple(test for file in files for test in file.tests)
+    rules = Rules(_version(contents), vhosts)
+    return LoadedRules(rules, routers, tests, tuple(faults.warnings))
+
+
+def _compile_vhost(name: str, files: Sequence[FileDraft], faults: Faults) -> tuple[VhostRules, Router]:
+    queues: dict[bytes, QueueRule] = {}
+    for file in files:
+        for queue in file.queues:
+            queues.setdefault(queue.rule.name, queue.rule)
+    drafts = [draft for file in files for draft in file.exchanges]
+    compiled = [compile_exchange(draft, faults) for draft in drafts]
+    router = Router(exchange for exchange in compiled if exchange is not None) if not faults.errors else Router(())
+    return VhostRules(name, tuple(queues.values()), tuple(_rule(draft) for draft in drafts)), router
+
+
+def _rule(draft: ExchangeDraft) -> ExchangeRule:
+    return ExchangeRule(
+        name=draft.name,
+        type=draft.type,
+        delivery=draft.delivery,
+        carrier=draft.carrier,
+        unmatched_pass=draft.unmatched_pass,
+        arguments=draft.arguments,
+        alternate=draft.alternate,
+        bindings=tuple(binding.binding for binding in draft.bindings),
+        local_time=draft.local_time,
+    )
+
+
+def _version(contents: Iterable[tuple[str, bytes]]) -> str:
+    """Hash what the files say, not where they lie: two sidecars with the same rules name the same version."""
+    digest = blake2b(digest_size=6)
+    for _, data in contents:
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()

@@ -1,0 +1,243 @@
+"""What one rules file says, key by key, before anything is compiled: drafts that still know their places.
+
+It checks what can be said of a file alone: keys, types, names. What the arguments of a binding mean is the
+routing room's to say (`compiler`), what two files say together is looked at in `lint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import tzinfo
+from typing import TypeVar
+
+from proxy.routing.bindings import EXCHANGE, QUEUE, Binding, binding_hash
+from proxy.routing.values import Table
+from proxy.rules.arguments import read_table
+from proxy.rules.clock import SystemZone, zone
+from proxy.rules.expectations import RulesTest, read_test
+from proxy.rules.faults import Faults, Place
+from proxy.rules.fields import Fields, name_fault, short_fault, text_of
+from proxy.rules.model import QueueRule
+from proxy.rules.nodes import Mapping, Node, join, shown
+
+T = TypeVar("T")
+
+#: Top-level keys of a rules file; they also tell it from a configuration file.
+TOP_KEYS = ("vhost", "timezone", "queues", "exchanges", "tests")
+TYPES = ("x-open", "headers", "topic", "direct", "fanout")
+CARRIER = "carrier"
+DELIVERIES = (CARRIER, "queue")
+ALTERNATE = b"alternate-exchange"
+#: Arguments that the proxy itself puts on exchanges and bindings of the broker.
+OWN_ARGUMENTS = frozenset((b"x-open-exchange", b"x-oxproxy"))
+
+
+@dataclass(slots=True)
+class QueueDraft:
+    """A queue that a file asks for."""
+
+    place: Place
+    path: str
+    rule: QueueRule
+
+
+@dataclass(slots=True)
+class BindingDraft:
+    """One binding; `arguments` is its mapping in the file."""
+
+    place: Place
+    path: str
+    binding: Binding
+    arguments: Mapping | None
+    key_place: Place
+    #: places of the id, where the operator gave one
+    name_place: Place | None = None
+
+    def argument_place(self, key: str) -> Place:
+        """Where an argument was written."""
+        for name, _ in self.arguments.entries if self.arguments else ():
+            if name.text == key:
+                return name.place
+        return self.arguments.place if self.arguments else self.place
+
+
+@dataclass(slots=True)
+class ExchangeDraft:
+    """One exchange; `fields` finds the places of its keys."""
+
+    fields: Fields
+    name: bytes
+    type: str
+    delivery: str
+    carrier: bytes
+    unmatched_pass: bool
+    arguments: Table
+    local_time: tzinfo
+    bindings: list[BindingDraft] = field(default_factory=list)
+
+    def argument_place(self, name: bytes) -> Place:
+        """Where an argument was written."""
+        table = self.fields.mapping("arguments")
+        for key, _ in table.entries if table else ():
+            if key.text.encode() == name:
+                return key.place
+        return self.fields.place_of("arguments")
+
+    @property
+    def alternate(self) -> bytes | None:
+        """Name of the alternate exchange."""
+        for name, value in self.arguments:
+            if name == ALTERNATE and isinstance(value.value, bytes):
+                return value.value
+        return None
+
+
+@dataclass(slots=True)
+class FileDraft:
+    """One rules file."""
+
+    source: str
+    vhost: str
+    queues: list[QueueDraft]
+    exchanges: list[ExchangeDraft]
+    tests: list[RulesTest]
+
+
+def read_rules_file(root: Node, source: str, faults: Faults) -> FileDraft:
+    """Read the document of one rules file.
+
+    Args:
+        root: the document.
+        source: the file's name.
+        faults: takes everything that is wrong; what can't be used is left out of the draft.
+    """
+    fields = Fields(root, "", faults)
+    vhost = fields.text("vhost", "the name of a virtual host")
+    if vhost is not None and (not vhost or len(vhost.encode()) > 255):
+        fields.wrong("vhost", "the name of a virtual host, 1 to 255 bytes")
+    local_time = _local_time(fields)
+    queues = _present(_queue(path, node, faults) for path, node in fields.items("queues"))
+    exchanges = _present(_exchange(path, node, local_time, faults) for path, node in fields.items("exchanges"))
+    name = vhost or "/"
+    tests = _present(read_test(Fields(node, path, faults), name) for path, node in fields.items("tests"))
+    fields.finish()
+    return FileDraft(source, name, queues, exchanges, tests)
+
+
+def _present(found: Iterable[T | None]) -> list[T]:
+    return [each for each in found if each is not None]
+
+
+def _local_time(fields: Fields) -> tzinfo:
+    name = fields.text("timezone", "a time zone such as Europe/Berlin")
+    if name is None:
+        return SystemZone()
+    found = zone(name)
+    if found is None:
+        fields.wrong("timezone", "a name of the time zone database such as Europe/Berlin or UTC")
+    return found or SystemZone()
+
+
+def _queue(path: str, node: Node, faults: Faults) -> QueueDraft | None:
+    arguments: Table = ()
+    if isinstance(node, Mapping):
+        fields = Fields(node, path, faults)
+        name = fields.name("name", "the name of a queue", required=True)
+        table = fields.mapping("arguments")
+        fields.finish()
+        arguments = read_table(table, fields.at("arguments"), faults) if table else ()
+    else:
+        name = _queue_name(path, node, faults)
+    if name is None:
+        return None
+    if name.startswith(b"amq."):
+        faults.error(node.place, path, "names that begin with \"amq.\" are the broker's own and can't be declared")
+    return QueueDraft(node.place, path, QueueRule(name, arguments))
+
+
+def _queue_name(path: str, node: Node, faults: Faults) -> bytes | None:
+    text = text_of(node)
+    fault = shown(node) if text is None else name_fault(text)
+    if fault:
+        faults.error(node.place, path, f"seen {fault}, expected the name of a queue, or a mapping with its name")
+        return None
+    return (text or "").encode()
+
+
+def _exchange(path: str, node: Node, local_time: tzinfo, faults: Faults) -> ExchangeDraft | None:
+    fields = Fields(node, path, faults)
+    name = fields.name("name", "the name of an exchange", required=isinstance(node, Mapping))
+    kind = fields.choice("type", TYPES, "x-open")
+    delivery = fields.choice("delivery", DELIVERIES, CARRIER)
+    carrier = fields.name("carrier", "the name of an exchange")
+    unmatched = fields.choice("unmatched", ("pass",), "")
+    table = fields.mapping("arguments")
+    arguments = read_table(table, fields.at("arguments"), faults) if table else ()
+    items = fields.items("bindings")
+    fields.finish()
+    if name is None:
+        return None
+    draft = ExchangeDraft(fields, name, kind, delivery, carrier or name, bool(unmatched), arguments, local_time)
+    _exchange_arguments(draft)
+    _carrier(draft)
+    bindings = (_binding(name, each, item, -index, faults) for index, (each, item) in enumerate(items, 1))
+    draft.bindings = _present(bindings)
+    return draft
+
+
+def _exchange_arguments(draft: ExchangeDraft) -> None:
+    for name, value in draft.arguments:
+        path = join(draft.fields.at("arguments"), name.decode())
+        if name in OWN_ARGUMENTS:
+            draft.fields.faults.error(draft.argument_place(name), path, "this argument is the proxy's own")
+        if name != ALTERNATE:
+            continue
+        text = value.value.decode() if value.letter == "S" and isinstance(value.value, bytes) else None
+        fault = "something else than a text" if text is None else name_fault(text)
+        if fault:
+            message = f"seen {fault}, expected the name of an exchange"
+            draft.fields.faults.error(draft.argument_place(name), path, message)
+
+
+def _carrier(draft: ExchangeDraft) -> None:
+    fields = draft.fields
+    if draft.delivery != CARRIER:
+        if "carrier" in fields:
+            fields.error("carrier", "goes with delivery: carrier only")
+        return
+    if draft.carrier.startswith(b"amq."):
+        key = "carrier" if "carrier" in fields else "name"
+        ways = "give another name under carrier:, or delivery: queue"
+        fields.error(key, f"names that begin with \"amq.\" are the broker's own and can't be declared: {ways}")
+    if draft.unmatched_pass and draft.carrier == draft.name:
+        message = "needs another name for the carrier under carrier:, or delivery: queue; "
+        fields.error("unmatched", message + "otherwise the broker's own exchange of this name is the carrier itself")
+
+
+def _binding(exchange: bytes, path: str, node: Node, sequence: int, faults: Faults) -> BindingDraft | None:
+    fields = Fields(node, path, faults)
+    queue = fields.name("queue", "the name of a queue")
+    target = fields.name("exchange", "the name of an exchange")
+    name = fields.text("name", "a name for metrics, audit and explain")
+    if name == "":
+        fields.wrong("name", "a name for metrics, audit and explain")
+    key = (fields.text("routing_key", "a text") or "").encode()
+    fault = short_fault(key)
+    if fault:
+        fields.error("routing_key", f"seen {fault}")
+    table = fields.mapping("arguments")
+    fields.finish()
+    if isinstance(node, Mapping) and ("queue" in fields) == ("exchange" in fields):
+        seen = "both" if "queue" in fields else "neither"
+        faults.error(fields.place, path, f"seen {seen}, expected either queue: or exchange:")
+        return None
+    destination = queue if queue is not None else target
+    if destination is None:
+        return None
+    kind = QUEUE if queue is not None else EXCHANGE
+    arguments = read_table(table, fields.at("arguments"), faults) if table else ()
+    ident = name or binding_hash(kind, destination, key, arguments)
+    binding = Binding(exchange, kind, destination, key, arguments, ident, sequence)
+    name_place = fields.place_of("name") if name else None
+    return BindingDraft(fields.place, path, binding, table, fields.place_of("routing_key"), name_place)

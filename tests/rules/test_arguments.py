@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from proxy.routing.values import Table, Value
+from proxy.rules.arguments import read_table
+from proxy.rules.document import read_document
+from proxy.rules.faults import Faults
+from proxy.rules.nodes import Mapping
+
+
+def read(text: str) -> tuple[Table, list[str]]:
+    faults = Faults()
+    root = read_document(text, "f.yaml", faults)
+    assert isinstance(root, Mapping)
+    table = read_table(root, "arguments", faults)
+    return table, [str(error) for error in faults.errors]
+
+
+def single(written: str) -> Value:
+    table, errors = read(f"a: {written}\n")
+    assert errors == []
+    return table[0][1]
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("text", Value("S", b"text")),
+        ("é", Value("S", b"\xc3\xa9")),
+        ("no", Value("S", b"no")),
+        ("2026-11-21", Value("S", b"2026-11-21")),
+        ("1:30", Value("S", b"1:30")),
+        ("'5'", Value("S", b"5")),
+        ("''", Value("S", b"")),
+        ("5", Value("I", 5)),
+        ("010", Value("I", 10)),
+        ("0x1F", Value("I", 31)),
+        ("2147483647", Value("I", 2**31 - 1)),
+        ("2147483648", Value("l", 2**31)),
+        ("-2147483648", Value("I", -(2**31))),
+        ("-2147483649", Value("l", -(2**31) - 1)),
+        ("9223372036854775807", Value("l", 2**63 - 1)),
+        ("1.0", Value("d", 1.0)),
+        ("true", Value("t", True)),
+        ("null", Value("V", None)),
+        ("~", Value("V", None)),
+        ("[1, a]", Value("A", (Value("I", 1), Value("S", b"a")))),
+        ("[]", Value("A", ())),
+        ("{b: 1, a: null}", Value("F", ((b"b", Value("I", 1)), (b"a", Value("V", None))))),
+        ("!timestamp 2026-11-21T08:00:00Z", Value("T", 1795248000)),
+        ("!timestamp 2026-11-21T09:00:00+01:00", Value("T", 1795248000)),
+        ("!timestamp 5", Value("T", 5)),
+        ("!bytes 0a0B", Value("x", b"\n\x0b")),
+        ("!bytes '0a 0b'", Value("x", b"\n\x0b")),
+        ("!bytes ''", Value("x", b"")),
+        ("!int64 5", Value("l", 5)),
+        ("!int8 -128", Value("b", -128)),
+        ("!uint8 255", Value("B", 255)),
+        ("!int16 5", Value("s", 5)),
+        ("!uint16 65535", Value("u", 65535)),
+        ("!int32 5", Value("I", 5)),
+        ("!uint32 4294967295", Value("i", 4294967295)),
+        ("!float32 0.1", Value("f", struct.unpack(">f", struct.pack(">f", 0.1))[0])),
+        ("!float32 2", Value("f", 2.0)),
+    ],
+)
+def test_a_value_becomes_what_a_person_expects(written: str, value: Value) -> None:
+    found = single(written)
+    assert found == value
+    assert type(found.value) is type(value.value)
+
+
+def test_entries_keep_their_order() -> None:
+    assert [name for name, _ in read("z: 1\na: 2\nm: 3\n")[0]] == [b"z", b"a", b"m"]
+
+
+@pytest.mark.parametrize("key", ["x-?hkv= type", "x-?rkre", "plain"])
+def test_a_key_without_a_value_is_a_fault_that_says_to_quote(key: str) -> None:
+    table, errors = read(f"first: 1\n{key}: # not a value\n")
+    assert [name for name, _ in table] == [b"first"]
+    assert len(errors) == 1
+    assert errors[0].startswith("f.yaml:2: arguments")
+    assert "no value" in errors[0]
+    assert "in quotes" in errors[0]
+
+
+def test_a_list_item_without_a_value_is_a_fault_at_its_place() -> None:
+    assert read("a:\n  - 1\n  -\n")[1][0].startswith("f.yaml:3: arguments.a[1]: seen no value")
+
+
+@pytest.mark.parametrize(
+    ("written", "seen"),
+    [
+        (".nan", "seen .nan, expected a finite number"),
+        ("-.inf", "seen -.inf, expected a finite number"),
+        ("1e999", "seen 1e999, expected a finite number"),
+        (
+            "9223372036854775808",
+            "seen the number 9223372036854775808, expected a whole number of at most 64 bits with sign",
+        ),
+        ("!int8 128", "seen !int8 128, expected a whole number from -128 to 127"),
+        ("!int64 x", "seen !int64 x, expected a whole number from -9223372036854775808 to 9223372036854775807"),
+        ("!int64 true", "seen !int64 true, expected a whole number from -9223372036854775808 to 9223372036854775807"),
+        ("!bytes 0", "seen !bytes 0, expected pairs of hexadecimal digits"),
+        ("!bytes 0g", "seen !bytes 0g, expected pairs of hexadecimal digits"),
+        ("!float32 1e39", "seen !float32 1e39, expected a finite number of single precision"),
+        ("!float32 .nan", "seen !float32 .nan, expected a finite number of single precision"),
+        ("!float32 x", "seen !float32 x, expected a finite number of single precision"),
+    ],
+)
+def test_a_value_that_no_message_can_carry_is_a_fault(written: str, seen: str) -> None:
+    assert read(f"a: {written}\n") == ((), [f"f.yaml:1: arguments.a: {seen}"])
+
+
+@pytest.mark.parametrize(
+    "written", ["2026-11-21T08:00:00", "2026-11-21", "soon", "2026-11-21T08:00:00.5Z", "1.5", "true"]
+)
+def test_a_timestamp_is_whole_seconds_or_a_time_with_its_zone(written: str) -> None:
+    assert "expected a time such as 2026-11-21T08:00:00Z or whole seconds" in read(f"a: !timestamp {written}\n")[1][0]
+
+
+def test_an_unknown_tag_is_a_fault_that_lists_the_known_ones() -> None:
+    error = read("a: !re x\n")[1][0]
+    assert "seen the tag !re, expected one of !bytes, " in error
+    assert "quotes" in error
+
+
+def test_a_fault_inside_a_nested_value_names_its_path() -> None:
+    assert read("a:\n  b c:\n    - 1\n    - .nan\n")[1] == [
+        'f.yaml:4: arguments.a["b c"][1]: seen .nan, expected a finite number'
+    ]
+
+
+def test_a_key_longer_than_a_short_string_is_a_fault() -> None:
+    assert "seen a key of 256 bytes, expected at most 255" in read(f"{'é' * 128}: 1\n")[1][0]
+
+
+def test_every_bad_entry_is_reported_and_the_good_ones_stay() -> None:
+    table, errors = read("a: .nan\nb: 1\nc: !foo 1\n")
+    assert (table, len(errors)) == (((b"b", Value("I", 1)),), 2)

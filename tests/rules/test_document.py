@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.rules.document import MAX_DEPTH, read_document
+from proxy.rules.faults import Faults
+from proxy.rules.nodes import Mapping, Node, Plain, Scalar, Sequence
+
+Tree = dict[str, "Tree"] | list["Tree"] | Plain
+
+
+def plain(node: Node | None) -> Tree:
+    match node:
+        case None:
+            return None
+        case Scalar():
+            return node.value
+        case Sequence():
+            return [plain(item) for item in node.items]
+        case Mapping():
+            return {key.text: plain(child) for key, child in node.entries}
+
+
+def read(text: str | bytes) -> tuple[Tree, list[str]]:
+    faults = Faults()
+    root = read_document(text, "f.yaml", faults)
+    return plain(root), [str(error) for error in faults.errors]
+
+
+def test_lists_mappings_and_scalars_become_a_tree() -> None:
+    text = "a: [1, two, {b: null}]\nc:\n  - 'yes'\n  - |\n    line\n  - no\n"
+    assert read(text) == ({"a": [1, "two", {"b": None}], "c": ["yes", "line\n", "no"]}, [])
+
+
+def test_json_is_yaml() -> None:
+    assert read('{"a": [1, 2.5, true, null, "x\\u00e9\\n"]}') == ({"a": [1, 2.5, True, None, "xé\n"]}, [])
+
+
+def test_every_node_knows_its_line_and_column() -> None:
+    root = read_document("a:\n  - b\n  - c: d\n", "f.yaml", Faults())
+    assert isinstance(root, Mapping)
+    items = root.entries[0][1]
+    assert isinstance(items, Sequence)
+    last = items.items[1]
+    assert isinstance(last, Mapping)
+    assert [(node.place.line, node.place.column) for node in (*items.items, last.entries[0][1])] == [
+        (2, 5),
+        (3, 5),
+        (3, 8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "f.yaml:3: a: the key is there twice"),
+        ('a: {"x y": 1, "x y": 2}\n', 'f.yaml:1: a["x y"]: the key is there twice'),
+        ("a: 1\n'a': 2\n", "f.yaml:2: a: the key is there twice"),
+        ("a:\n  - &x 1\n", "f.yaml:2: a[0]: seen the anchor &x; there are no anchors here: put a text in quotes"),
+        ("a: &x {}\n", "f.yaml:1: a: seen the anchor &x; there are no anchors here: put a text in quotes"),
+        ("a: *x\n", "f.yaml:1: a: seen the alias *x; there are no aliases here: put a text in quotes"),
+        ("a:\n  <<: {b: 1}\n", 'f.yaml:2: a["<<"]: merge keys are not supported'),
+        ("a: {5: 1}\n", "f.yaml:1: a: seen the number 5 as a key, expected a text: put it in quotes"),
+        ("true: 1\n", "f.yaml:1: seen the boolean true as a key, expected a text: put it in quotes"),
+        ("? [1, 2]\n: 3\n", "f.yaml:1: seen a list as a key, expected a text"),
+        ("a: !!python/name:x y\n", "f.yaml:1: a: seen the tag !!python/name:x, which is not supported"),
+        ("a: !set [1]\n", "f.yaml:1: a: seen the tag !set before a list; put text in quotes"),
+        ("a: 1\n---\nb: 2\n", "f.yaml:2: seen a second document, expected one to a file"),
+    ],
+)
+def test_what_makes_a_file_mean_something_else_is_a_fault(text: str, message: str) -> None:
+    assert read(text)[1] == [message]
+
+
+def test_all_faults_of_a_file_are_found_at_once() -> None:
+    assert [error.split(":")[1] for error in read("a: &x 1\nb: *x\na: 2\n5: 3\n")[1]] == ["1", "2", "3", "4"]
+
+
+def test_the_first_of_two_equal_keys_is_kept() -> None:
+    assert read("a: {b: 1}\na: {c: 2}\nd: 3\n")[0] == {"a": {"b": 1}, "d": 3}
+
+
+def test_a_list_as_a_key_does_not_put_keys_and_values_out_of_step() -> None:
+    assert read("? [1]\n: 2\na: 3\n")[0] == {"": 2, "a": 3}
+
+
+@pytest.mark.parametrize(
+    "text", ["a: *\n", "a: %x\n", "a: @x\n", "a: `x\n", "a: [b\n", "a: 'b\n", "a:\n\t- b\n", "a: b: c\n"]
+)
+def test_a_syntax_error_names_its_line_and_says_to_quote(text: str) -> None:
+    _, errors = read("first: 1\n" + text)
+    assert len(errors) == 1
+    assert errors[0].startswith(("f.yaml:2: YAML syntax: ", "f.yaml:3: YAML syntax: "))
+    assert "in quotes" in errors[0]
+
+
+def test_faults_before_a_syntax_error_are_reported_too() -> None:
+    assert [error.split(": ")[1] for error in read("a: 1\na: 2\nb: %\n")[1]] == ["a", "YAML syntax"]
+
+
+def test_bytes_that_are_not_utf_8_are_a_fault_with_their_line() -> None:
+    assert read(b"a: 1\nb: \xff\n")[1] == ["f.yaml:2: seen bytes that are not UTF-8, expected UTF-8 text"]
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_key() -> None:
+    assert read(b"\xef\xbb\xbfa: 1\n") == ({"a": 1}, [])
+
+
+def test_control_characters_are_a_fault() -> None:
+    assert "control characters are not allowed" in read("a: \x01\n")[1][0]
+
+
+def test_an_empty_file_has_no_root_and_no_fault() -> None:
+    assert read("# nothing\n") == (None, [])
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_nesting_beyond_the_limit_is_a_fault_and_no_recursion_error(opening: str) -> None:
+    errors = read(opening * 50_000)[1]
+    assert errors == [f"f.yaml:1: seen more than {MAX_DEPTH} lists and mappings inside each other"]
+
+
+@pytest.mark.parametrize("text", ["!!str 5", "! 5", "'5'", '"5"'])
+def test_a_tag_or_quotes_make_a_text(text: str) -> None:
+    assert read(f"a: {text}\n") == ({"a": "5"}, [])
+
+
+def test_a_local_tag_is_left_to_the_reader() -> None:
+    root = read_document("!bytes 0a", "f.yaml", Faults())
+    assert isinstance(root, Scalar)
+    assert (root.tag, root.text) == ("!bytes", "0a")
+
+
+@given(st.text(alphabet=st.sampled_from("ab:-?!&*[]{},#|>'\"% \n\t~1.\\<=\x00é"), max_size=60) | st.binary(max_size=40))
+def test_any_text_gives_a_tree_or_faults(text: str | bytes) -> None:
+    faults = Faults()
+    read_document(text, "f.yaml", faults)
+    assert all(str(error).startswith("f.yaml") for error in faults.errors)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.rules.document import read_document
+from proxy.rules.environment import override
+from proxy.rules.faults import Faults
+from proxy.rules.nodes import Mapping, Node, Scalar, Sequence
+
+Shape = str | list["Shape"] | dict[str, "Shape"]
+
+FILE = "log: {level: info}\nlisten:\n  - address: a:1\nupstream:\n"
+
+
+def shape(node: Node) -> Shape:
+    match node:
+        case Scalar():
+            return node.text
+        case Sequence():
+            return [shape(item) for item in node.items]
+        case Mapping():
+            return {key.text: shape(child) for key, child in node.entries}
+
+
+def overridden(**environ: str) -> tuple[Shape, list[str]]:
+    faults = Faults()
+    root = read_document(FILE, "f.yaml", faults)
+    assert root is not None
+    found = override(root, environ, faults)
+    return shape(found), [str(error) for error in faults.errors]
+
+
+def test_a_variable_replaces_what_the_file_says() -> None:
+    found = overridden(OXPROXY_LOG__LEVEL="debug")
+    assert found == ({"log": {"level": "debug"}, "listen": [{"address": "a:1"}], "upstream": ""}, [])
+
+
+def test_a_variable_adds_what_the_file_does_not_say() -> None:
+    found, errors = overridden(OXPROXY_ADMIN__ADDRESS="b:2", OXPROXY_UPSTREAM__CONTROL__USERNAME="me")
+    assert isinstance(found, dict)
+    assert (found["admin"], found["upstream"], errors) == ({"address": "b:2"}, {"control": {"username": "me"}}, [])
+
+
+def test_an_item_of_a_list_is_reached_by_its_number() -> None:
+    found, errors = overridden(OXPROXY_LISTEN__0__ADDRESS="b:2", OXPROXY_LISTEN__1__ADDRESS="c:3")
+    assert isinstance(found, dict)
+    assert (found["listen"], errors) == ([{"address": "b:2"}, {"address": "c:3"}], [])
+
+
+def test_a_list_that_the_file_does_not_have_begins_with_item_0() -> None:
+    found, errors = overridden(OXPROXY_BROKERS__0__ADDRESS="b:2")
+    assert isinstance(found, dict)
+    assert (found["brokers"], errors) == ([{"address": "b:2"}], [])
+
+
+def test_a_deeper_variable_refines_a_shorter_one() -> None:
+    found, errors = overridden(OXPROXY_UPSTREAM="{address: a:1, management: b}", OXPROXY_UPSTREAM__ADDRESS="c:3")
+    assert isinstance(found, dict)
+    assert (found["upstream"], errors) == ({"address": "c:3", "management": "b"}, [])
+
+
+@pytest.mark.parametrize("name", ["OXPROXY_LISTEN__2__ADDRESS", "OXPROXY_LISTEN__ADDRESS", "OXPROXY_LOG__LEVEL__X"])
+def test_a_variable_that_leads_nowhere_is_a_fault_under_its_name(name: str) -> None:
+    errors = overridden(**{name: "x"})[1]
+    key = name.removeprefix("OXPROXY_").lower().replace("__", ".")
+    assert errors == [f"{name}: {key}: there is no such key"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OXPROXY_PORT",
+        "OXPROXY_SERVICE_HOST",
+        "OXPROXY_SERVICE_PORT",
+        "OXPROXY_SERVICE_PORT_AMQP",
+        "OXPROXY_PORT_5672_TCP_ADDR",
+        "OXPROXY_ADMIN_SERVICE_HOST",
+        "OTHER_LOG__LEVEL",
+    ],
+)
+def test_variables_that_are_not_ours_change_nothing(name: str) -> None:
+    assert overridden(**{name: "tcp://10.0.0.1:5672"}) == overridden()
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert overridden(OXPROXY_LOG__LEVEL="") == overridden()

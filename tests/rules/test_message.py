@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.routing.decision import Facts
+from proxy.routing.values import Value
+from proxy.rules.document import read_document
+from proxy.rules.faults import Faults
+from proxy.rules.fields import Fields
+from proxy.rules.message import TEXT_PROPERTIES, Message, read_message
+
+
+def read(text: str) -> tuple[Message, list[str]]:
+    faults = Faults()
+    root = read_document(text, "f.yaml", faults)
+    assert root is not None
+    fields = Fields(root, "", faults)
+    message = read_message(fields)
+    fields.finish()
+    return message, [str(error) for error in faults.errors]
+
+
+def test_a_message_has_key_headers_properties_and_size() -> None:
+    text = """
+exchange: documents
+routing_key: a.b
+headers: {type: public, size: 5, when: !timestamp 5}
+properties: {type: doc, delivery_mode: 2, priority: 0, timestamp: 7, expiration: 60000}
+body_size: 10
+"""
+    headers = ((b"type", Value("S", b"public")), (b"size", Value("I", 5)), (b"when", Value("T", 5)))
+    properties: dict[str, bytes | int] = {
+        "type": b"doc",
+        "delivery_mode": 2,
+        "priority": 0,
+        "timestamp": 7,
+        "expiration": b"60000",
+    }
+    assert read(text) == (Message(b"documents", Facts(b"a.b", headers, properties, 10)), [])
+
+
+def test_a_message_needs_an_exchange_and_nothing_else() -> None:
+    assert read("exchange: a") == (Message(b"a", Facts(b"")), [])
+    assert read("{}")[1] == ["f.yaml:1: exchange: seen nothing, expected the name of the exchange"]
+
+
+def test_every_text_property_is_read() -> None:
+    section = ", ".join(f"{key}: {key}" for key in TEXT_PROPERTIES)
+    message, errors = read(f"exchange: a\nproperties: {{{section}}}\n")
+    assert (message.facts.properties, errors) == ({key: key.encode() for key in TEXT_PROPERTIES}, [])
+
+
+def test_the_header_that_the_broker_takes_out_is_not_seen_by_rules() -> None:
+    message, _ = read("exchange: a\nheaders: {BCC: [b], CC: [c]}\n")
+    assert [name for name, _ in message.facts.headers] == [b"CC"]
+
+
+@pytest.mark.parametrize("written", ["2026-07-01T12:00:00Z", "!timestamp 2026-07-01T12:00:00Z", "1782907200"])
+def test_a_timestamp_is_seconds_or_a_time(written: str) -> None:
+    message, errors = read(f"exchange: a\nproperties: {{timestamp: {written}}}\n")
+    assert (message.facts.properties, errors) == ({"timestamp": 1782907200}, [])
+
+
+@pytest.mark.parametrize(("written", "value"), [("5", b"5"), ("'005'", b"005"), ("'+5'", b"+5"), ("0", b"0")])
+def test_an_expiration_keeps_its_text(written: str, value: bytes) -> None:
+    message, errors = read(f"exchange: a\nproperties: {{expiration: {written}}}\n")
+    assert (message.facts.properties, errors) == ({"expiration": value}, [])
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{delivery_mode: 3}",
+        "{delivery_mode: '2'}",
+        "{priority: 256}",
+        "{priority: -1}",
+        "{timestamp: -1}",
+        "{timestamp: true}",
+        "{timestamp: 1.5}",
+        "{timestamp: noon}",
+        "{timestamp: .inf}",
+        "{timestamp: [1]}",
+        "{expiration: -5}",
+        "{expiration: five}",
+        "{expiration: 1.5}",
+        "{expiration: ''}",
+        "{type: 5}",
+        f"{{type: {'a' * 256}}}",
+        "{headers: {}}",
+        "[]",
+    ],
+)
+def test_properties_that_the_broker_would_refuse_are_faults(written: str) -> None:
+    assert len(read(f"exchange: a\nproperties: {written}\n")[1]) == 1
+
+
+@pytest.mark.parametrize("line", ["routing_key: x.o.p.e.n.x.q.1", "body_size: -1", "headers: [a]", "rk: a"])
+def test_other_keys_and_values_are_faults(line: str) -> None:
+    assert len(read(f"exchange: a\n{line}\n")[1]) == 1

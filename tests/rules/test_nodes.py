@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from proxy.rules.faults import Place
+from proxy.rules.nodes import Mapping, Node, Plain, Scalar, Sequence, join, resolve, shown
+
+HERE = Place("f.yaml", 1, 1)
+
+
+@pytest.mark.parametrize("text", ["no", "No", "off", "on", "yes", "Y", "n", "NO"])
+def test_the_words_of_yaml_1_1_for_booleans_are_texts(text: str) -> None:
+    assert resolve(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-11-21", "2026-11-21T08:00:00Z", "1:30", "190:20:30", "1_000", "0b11", "=", "<<"]
+)
+def test_other_inventions_of_yaml_1_1_are_texts(text: str) -> None:
+    assert resolve(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["tRUE", "nULL", "-", "+", ".", "1.2.3", "0x", "0o8", "-0x1F", "0O7", "1e", "+.e3", "\u0661"]
+)
+def test_what_only_resembles_a_boolean_or_a_number_is_a_text(text: str) -> None:
+    assert resolve(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("True", True),
+        ("FALSE", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("010", 10),
+        ("-010", -10),
+        ("+5", 5),
+        ("0o10", 8),
+        ("0x1F", 31),
+        ("9223372036854775807", 9223372036854775807),
+        ("1.0", 1.0),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("-1e3", -1000.0),
+        ("1E-2", 0.01),
+        (".inf", math.inf),
+        ("+.Inf", math.inf),
+        ("-.INF", -math.inf),
+    ],
+)
+def test_a_plain_scalar_is_what_the_core_schema_says(text: str, value: Plain) -> None:
+    found = resolve(text)
+    assert (type(found), found) == (type(value), value)
+
+
+def test_not_a_number_is_a_float() -> None:
+    found = resolve(".NaN")
+    assert isinstance(found, float)
+    assert math.isnan(found)
+
+
+@pytest.mark.parametrize("text", ["9" * 10_000, "-" + "9" * 10_000, "0x" + "f" * 10_000, "0o" + "7" * 10_000])
+def test_a_number_of_ten_thousand_digits_is_out_of_range_and_no_error(text: str) -> None:
+    found = resolve(text)
+    assert isinstance(found, int)
+    assert abs(found) >= 10**60
+    assert (found < 0) == text.startswith("-")
+
+
+def test_a_quoted_scalar_is_a_text_whatever_it_holds() -> None:
+    assert Scalar(HERE, "5", plain=False).value == "5"
+
+
+def test_a_scalar_with_a_local_tag_is_its_text() -> None:
+    assert Scalar(HERE, "5", plain=True, tag="!int64").value == "5"
+
+
+def test_only_an_empty_plain_scalar_is_absent() -> None:
+    texts = [("", True), ("", False), ("~", True)]
+    assert [Scalar(HERE, text, plain).absent for text, plain in texts] == [True, False, False]
+
+
+def test_a_path_quotes_keys_that_are_no_words() -> None:
+    assert join(join("", "arguments"), "x-?hkv= document.type") == 'arguments["x-?hkv= document.type"]'
+    assert join("a", "x-match") == "a.x-match"
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (None, "nothing"),
+        (Scalar(HERE, "", plain=True), "no value"),
+        (Scalar(HERE, "", plain=False), 'the text ""'),
+        (Scalar(HERE, "5", plain=True), "the number 5"),
+        (Scalar(HERE, "true", plain=True), "the boolean true"),
+        (Scalar(HERE, "null", plain=True), "null"),
+        (Scalar(HERE, "5", plain=False), 'the text "5"'),
+        (Scalar(HERE, "0a", plain=False, tag="!bytes"), "!bytes 0a"),
+        (Scalar(HERE, "x" * 100, plain=True), f'the text "{"x" * 57}..."'),
+        (Sequence(HERE, []), "a list"),
+        (Mapping(HERE, []), "a mapping"),
+    ],
+)
+def test_what_was_seen_is_said_in_words(node: Node | None, words: str) -> None:
+    assert shown(node) == words

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import ConfigErrors
+from proxy.rules.kinds import Address
+from proxy.rules.settings import Listener, Settings, load_settings
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "oxproxy.yaml"
+    path.write_text(text)
+    return path
+
+
+def load(folder: Path, text: str, **environ: str) -> Settings:
+    return load_settings(write(folder, text), environ)[0]
+
+
+def faults(folder: Path, text: str, **environ: str) -> list[str]:
+    with pytest.raises(ConfigErrors) as raised:
+        load(folder, text, **environ)
+    return str(raised.value).replace(f"{folder}/", "").splitlines()
+
+
+def warnings(folder: Path, text: str, **environ: str) -> list[str]:
+    found = load_settings(write(folder, text), environ)[1]
+    return [str(warning).replace(f"{folder}/", "") for warning in found]
+
+
+def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
+    settings = load(tmp_path, "# nothing\n")
+    assert settings.listen == (Listener(Address("127.0.0.1", 5673)),)
+    assert settings.upstream.addresses == (Address("127.0.0.1", 5672),)
+    assert settings.upstream.control.password.reveal() == "guest"
+    assert settings.folder == tmp_path
+
+
+def test_every_key_of_the_interface_is_read(tmp_path: Path) -> None:
+    text = """
+listen: [{address: 0.0.0.0:5673}]
+upstream:
+  address: [a:1, b:2]
+  control: {username: me, password: secret}
+  management: http://127.0.0.1:15672
+rules: [rules/*.yaml]
+admin: {address: 127.0.0.1:1}
+"""
+    settings = load(tmp_path, text)
+    assert settings.listen[0].address == Address("0.0.0.0", 5673)
+    assert settings.upstream.addresses == (Address("a", 1), Address("b", 2))
+    assert (settings.upstream.control.username, settings.upstream.control.password.reveal()) == ("me", "secret")
+    assert settings.upstream.management == "http://127.0.0.1:15672"
+    assert (settings.rules, settings.admin.address) == (("rules/*.yaml",), Address("127.0.0.1", 1))
+
+
+def test_all_faults_are_reported_at_once_with_file_and_line(tmp_path: Path) -> None:
+    text = "listen:\n  - adress: a:1\nlimits: {connections: 0}\nlog: {level: loud}\naudit: {directory: x}\n"
+    assert faults(tmp_path, text, OXPROXY_ADMIN__ADDRESS="nowhere") == [
+        "oxproxy.yaml:2: listen[0].adress: unknown key; did you mean address?",
+        "oxproxy.yaml:3: limits.connections: seen the number 0, expected a whole number from 1 to 1000000",
+        'oxproxy.yaml:4: log.level: seen the text "loud", expected one of debug, info, warning, error',
+        "oxproxy.yaml:5: audit: unknown key, expected one of admin, inventory, limits, listen, log, metrics, "
+        "rules, shutdown, upstream",
+        'OXPROXY_ADMIN__ADDRESS: admin.address: seen the text "nowhere", expected host:port such as '
+        "127.0.0.1:5672 or [::1]:5672",
+    ]
+
+
+def test_a_key_that_is_there_without_a_value_is_a_fault(tmp_path: Path) -> None:
+    assert faults(tmp_path, "upstream:\n  address:\n") == [
+        "oxproxy.yaml:2: upstream.address: seen no value, expected a text"
+    ]
+
+
+def test_a_list_in_place_of_the_configuration_is_a_fault(tmp_path: Path) -> None:
+    assert faults(tmp_path, "- a\n") == ["oxproxy.yaml:1: seen a list, expected a mapping"]
+
+
+def test_a_file_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigErrors, match="can't be read: No such file"):
+        load_settings(tmp_path / "none.yaml", {})
+
+
+def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        "upstream: {address: a:1}\nlimits: {connections: 5}\n",
+        OXPROXY_UPSTREAM__ADDRESS="[b:2, c:3]",
+        OXPROXY_LIMITS__CONNECTIONS="7",
+        OXPROXY_LISTEN__0__ADDRESS="d:4",
+        OXPROXY_RULES="[one.yaml, two.yaml]",
+        OXPROXY_INVENTORY__REFRESH="1m",
+        OXPROXY_ADMIN__ADDRESS="null",
+    )
+    assert settings.upstream.addresses == (Address("b", 2), Address("c", 3))
+    assert (settings.limits.connections, settings.inventory.refresh_seconds) == (7, 60.0)
+    assert (settings.listen[0].address, settings.admin.address) == (Address("d", 4), None)
+    assert settings.rules == ("one.yaml", "two.yaml")
+
+
+def test_an_unknown_variable_is_a_fault_under_its_name(tmp_path: Path) -> None:
+    assert faults(tmp_path, "{}", OXPROXY_LOG__LEVL="info") == [
+        "OXPROXY_LOG__LEVL: log.levl: unknown key; did you mean level?"
+    ]
+
+
+def test_a_password_comes_from_the_environment_as_it_stands(tmp_path: Path) -> None:
+    settings = load(tmp_path, "{}", OXPROXY_UPSTREAM__CONTROL__PASSWORD="a: #b [c")
+    assert settings.upstream.control.password.reveal() == "a: #b [c"
+
+
+def test_a_password_is_read_from_a_named_variable(tmp_path: Path) -> None:
+    settings = load(tmp_path, "upstream: {control: {password_env: SECRET}}", SECRET="hunter2")
+    assert settings.upstream.control.password.reveal() == "hunter2"
+
+
+def test_a_named_variable_that_is_not_set_is_a_fault(tmp_path: Path) -> None:
+    assert faults(tmp_path, "upstream:\n  control: {password_env: SECRET}\n") == [
+        'oxproxy.yaml:2: upstream.control.password_env: there is no environment variable "SECRET"'
+    ]
+
+
+@pytest.mark.parametrize("content", ["hunter2", "hunter2\n", "hunter2\r\n"])
+def test_a_password_is_read_from_a_file_beside_the_configuration(tmp_path: Path, content: str) -> None:
+    (tmp_path / "password").write_bytes(content.encode())
+    settings = load(tmp_path, "upstream: {control: {password_file: password}}")
+    assert settings.upstream.control.password.reveal() == "hunter2"
+
+
+@pytest.mark.parametrize("content", [None, b"\xff"])
+def test_a_password_file_that_can_not_be_read_is_a_fault(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "password").write_bytes(content)
+    errors = faults(tmp_path, "upstream: {control: {password_file: password}}")
+    assert len(errors) == 1
+    assert errors[0].startswith("oxproxy.yaml:1: upstream.control.password_file: password ")
+
+
+def test_two_ways_to_give_the_password_are_a_fault(tmp_path: Path) -> None:
+    text = "upstream:\n  control:\n    password: a\n    password_env: B\n"
+    assert faults(tmp_path, text, B="b") == [
+        "oxproxy.yaml:4: upstream.control.password_env: seen password and password_env, expected one of them"
+    ]
+
+
+def test_a_password_in_the_environment_wins_over_the_ways_of_the_file(tmp_path: Path) -> None:
+    text = "upstream: {control: {password_file: none}}"
+    assert load(tmp_path, text, OXPROXY_UPSTREAM__CONTROL__PASSWORD="b").upstream.control.password.reveal() == "b"
+
+
+def test_a_password_as_text_is_a_warning_unless_every_broker_is_on_loopback(tmp_path: Path) -> None:
+    control = "  control: {password: a}\n"
+    assert warnings(tmp_path, "upstream:\n  address: [127.0.0.1:1, localhost:2, '[::1]:3']\n" + control) == []
+    assert warnings(tmp_path, "upstream:\n  address: [127.0.0.1:1, rabbit:2]\n" + control) == [
+        "oxproxy.yaml:3: upstream.control.password: warning: a password as text, for a broker elsewhere: "
+        "use password_env or password_file"
+    ]
+
+
+def test_no_fault_and_no_text_of_the_settings_shows_a_password(tmp_path: Path) -> None:
+    text = "upstream: {control: {password: [hunter2]}, management: 'http://guest:hunter2@a'}\nlog: {level: x}\n"
+    assert "hunter2" not in "\n".join(faults(tmp_path, text))
+    assert "hunter2" not in repr(load(tmp_path, "upstream: {control: {password: hunter2}}"))
