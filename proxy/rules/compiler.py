@@ -151,7 +151,7 @@ def _hint(key: str, owner: ExchangeDraft) -> str:
     head, blank, rest = key.partition(" ")
     if owner.type != "x-open" or head in _OPERATORS:
         return ""
-    near = difflib.get_close_matches(head, _OPERATORS, 1)
+    near = difflib.get_close_matches(head, _OPERATORS, 1, 0.75)
     return f"; did you mean {near[0]}{blank}{rest}?" if near else ""
 
 

@@ -153,7 +153,7 @@ class Fields:
         for name, (key, _) in self._entries.items():
             if name in self._asked:
                 continue
-            near = difflib.get_close_matches(name, self._asked, 1)
+            near = difflib.get_close_matches(name, self._asked, 1, 0.75)
             meant = f"; did you mean {near[0]}?" if near else f", expected one of {', '.join(sorted(self._asked))}"
             self.faults.error(key.place, join(self.path, name), f"unknown key{meant}")
 
