@@ -75,7 +75,7 @@ class BrokerMethods:
         return False
 
     def _ack(self, channel: Channel, frame: bytes) -> bool:
-        tag, multiple = read_ack(frame[7:-1]) if len(frame) != 21 else _tag(frame)
+        tag, multiple = read_ack(frame[7:-1])
         return self._settle(channel, tag, multiple, ack=True)
 
     def _nack(self, channel: Channel, frame: bytes) -> bool:
@@ -230,7 +230,3 @@ class BrokerMethods:
         conversation.counters.upstream_blocked -= conversation.blocked
         conversation.blocked = False
         return conversation.phase is not Phase.CLOSING
-
-
-def _tag(frame: bytes) -> tuple[int, bool]:
-    return int.from_bytes(frame[11:19], "big"), bool(frame[19] & 1)

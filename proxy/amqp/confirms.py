@@ -26,18 +26,22 @@ class Settled:
         #: settled tags in all
         self.count = 0
 
-    def settle(self, tag: int, multiple: bool, published: int) -> int:
+    def settle(self, tag: int, multiple: int, published: int) -> int:
         """Count one ack or nack.
 
         Args:
             tag: its delivery tag; 0 with `multiple`: all that are outstanding.
-            multiple: whether all tags up to it are meant.
+            multiple: whether all tags up to it are meant (any non-zero number).
             published: highest tag in use.
 
         Returns:
             How many publishes it settled.
         """
         above = self._above
+        if not above and tag == self.low + 1:  # in order, with or without `multiple`: the usual case
+            self.low = tag
+            self.count += 1
+            return 1
         if multiple:
             tag = min(tag or published, published)
             if tag <= self.low:

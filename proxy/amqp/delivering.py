@@ -25,11 +25,15 @@ from proxy.amqp.frames import (
     METHOD,
     OVERHEAD,
     U32,
+    U64,
     body_frames,
     check_head,
 )
 from proxy.amqp.restoring import restored_content
 from proxy.errors import ProtocolError
+
+#: payload of a Basic.Ack: class, method, delivery tag, bits
+_ACK_BYTES = 13
 
 
 class Delivering:
@@ -71,9 +75,10 @@ class Delivering:
         frame_max = conversation.tuning.frame_max_upstream
         own = conversation.own.number
         looked_at = self._methods.looked_at
+        channels = conversation.channels
         end = len(data)
-        at = start = 0
-        unpack_head, unpack_method = FRAME_HEAD.unpack_from, U32.unpack_from
+        at = start = acked = 0
+        unpack_head, unpack_method, unpack_tag = FRAME_HEAD.unpack_from, U32.unpack_from, U64.unpack_from
         while end - at >= OVERHEAD:
             kind, number, size = unpack_head(data, at)
             stop = at + size + OVERHEAD
@@ -83,6 +88,14 @@ class Delivering:
             if data[stop - 1] != FRAME_END:
                 raise ProtocolError(501, f"the broker's frame on channel {number} does not end with octet 206")
             if kind == METHOD:
+                if size == _ACK_BYTES and unpack_method(data, at + 7)[0] == methods.BASIC_ACK and number not in odd:
+                    channel = channels.get(number)
+                    if channel is not None and channel.ledger is None:
+                        acked += channel.settled.settle(unpack_tag(data, at + 11)[0], data[at + 19], channel.published)
+                        if channel.sample is not None:
+                            conversation.time_confirm(channel)
+                        at = stop
+                        continue
                 plain = number != own and not (size >= 4 and unpack_method(data, at + 7)[0] in looked_at)
             else:
                 plain = kind != HEARTBEAT and not (cut_at and size + OVERHEAD > cut_at)
@@ -93,6 +106,8 @@ class Delivering:
                 out.append(data[start:at])
             start = at if self._take(kind, number, data[at:stop]) else stop
             at = stop
+        if acked:
+            conversation.counters.confirms_acked += acked
         if start < at:
             out.append(data[start:at] if start or at < end else data)
         return at

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from proxy.amqp.counters import Counters
 from proxy.amqp.frames import FRAME_HEAD, HEADER, OVERHEAD, U16, U32, U64, shortstr
@@ -46,6 +46,10 @@ CACHED_TABLE_BYTES = 2048
 _TABLE_FLAG, _TYPE_FLAG, _ENCODING_FLAG = 0x2000, 0x8000, 0x4000
 #: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
 _FLAGS_AT = 19
+
+
+#: the header table that leaves (length and entries), how, and the new address where it changes
+_Found: TypeAlias = tuple[bytes, Outgoing, Address | None]
 
 
 class Plans:
@@ -112,61 +116,57 @@ class ExchangePlan:
         self._by_key = interest.routing_key or moves
         #: Whether equal bytes get an equal answer as long as the state stays (no clock).
         self.repeatable = not interest.clock
-        self._tables: dict[object, tuple[bytes, Outgoing]] = {}
+        self._tables: dict[object, _Found] = {}
         self._facts: dict[object, Outgoing] = {}
 
-    def forward(self, routing_key: bytes, header: bytes) -> tuple[bytes, Outgoing]:
-        """Give the header frame to send upstream for one publish, and how it leaves.
+    def forward(self, method: bytes, routing_key: bytes, data: bytes, start: int, stop: int) -> tuple[bytes, Outgoing]:
+        """Give what leaves in place of a publish's method and header frames, and how it leaves.
 
         Args:
+            method: the producer's whole method frame.
             routing_key: the publish's routing key.
-            header: its whole content header frame.
+            data: bytes with the content header frame in them, the frame being whole.
+            start: offset of the header frame.
+            stop: offset behind it.
 
         Returns:
-            The header frame for the first (usually only) copy, b"" where there is none, and the outgoing.
+            Method and header frame of the first (usually only) copy, b"" where nothing of ours leaves, and the outgoing.
 
         Raises:
             ProtocolError: 502 malformed header, 403 reserved CC.
         """
-        flags = (header[19] << 8) | header[20]
-        at = 21
+        flags = (data[start + 19] << 8) | data[start + 20]
+        at = start + 21
         if flags & 0xC000:
-            at = _behind_strings(header, flags)
+            at = _behind_strings(data, start, flags)
         if flags & _TABLE_FLAG:
-            table_at = at + 4
-            table_end = table_at + U32.unpack_from(header, at)[0] if table_at < len(header) else len(header)
-            if table_end >= len(header):
+            table_end = at + 4 + (U32.unpack_from(data, at)[0] if at + 4 < stop else stop)
+            if table_end >= stop:
                 raise ProtocolError(502, "the header table ends behind its frame", class_id=60, method_id=40)
-            entries = header[table_at:table_end]
+            entries = data[at + 4 : table_end]
         else:
             entries = b""
             table_end = at
         key: object = (routing_key, entries) if self._by_key else entries
         if not self._plain:
-            key = (key, self._beside_headers(header, table_end, flags))
-        found = self._tables.get(key) or self._look_up(key, routing_key, entries, header)
-        table, out = found
+            key = (key, self._beside_headers(data, start, stop, flags))
+        found = self._tables.get(key)
+        if found is None:
+            found = self._look_up(key, routing_key, entries, data[start:stop])
+        else:
+            self._counters.cache_hits += 1
+        table, out, address = found
         if not out.copies:
             return b"", out
-        rest = header[table_end:]
-        size = at + len(table) + len(rest) - OVERHEAD
+        if address is not None:
+            method = publish_frame(method, *address)
+        size = at - start + len(table) + stop - table_end - OVERHEAD
         if flags & _TABLE_FLAG:
-            return b"".join((b"\x02", header[1:3], U32.pack(size), header[7:at], table, rest)), out
-        return (
-            b"".join(
-                (
-                    b"\x02",
-                    header[1:3],
-                    U32.pack(size),
-                    header[7:19],
-                    U16.pack(flags | _TABLE_FLAG),
-                    header[21:at],
-                    table,
-                    rest,
-                )
-            ),
-            out,
-        )
+            head = data[start + 7 : at]
+        else:
+            head = data[start + 7 : start + 19] + U16.pack(flags | _TABLE_FLAG) + data[start + 21 : at]
+        frame_head = FRAME_HEAD.pack(HEADER, (data[start + 1] << 8) | data[start + 2], size)
+        return b"".join((method, frame_head, head, table, data[table_end:stop])), out
 
     def further(self, routing_key: bytes, header: bytes, copy: Copy) -> tuple[bytes, bytes]:
         """Give exchange-and-header of one more copy of a publish whose first copy `forward` made.
@@ -180,7 +180,7 @@ class ExchangePlan:
             The routing key it leaves under, and its header frame.
         """
         flags = U16.unpack_from(header, _FLAGS_AT)[0]
-        at = _behind_strings(header, flags)
+        at = _behind_strings(header, 0, flags)
         table_end = at + 4 + U32.unpack_from(header, at)[0] if flags & _TABLE_FLAG else at
         entries = header[at + 4 : table_end] if flags & _TABLE_FLAG else b""
         table = table_entries(entries, copy, Address(self.owned.name, routing_key))
@@ -197,7 +197,7 @@ class ExchangePlan:
         key = routing_key if copy.routing_key is None else copy.routing_key
         return key, FRAME_HEAD.pack(HEADER, U16.unpack_from(header, 1)[0], len(payload) - 1) + payload
 
-    def _look_up(self, key: object, routing_key: bytes, entries: bytes, header: bytes) -> tuple[bytes, Outgoing]:
+    def _look_up(self, key: object, routing_key: bytes, entries: bytes, header: bytes) -> _Found:
         refuse_reserved(routing_key, entries)
         facts_key, facts = self._facts_of(routing_key, entries, header)
         out = self._facts.get(facts_key)
@@ -212,11 +212,14 @@ class ExchangePlan:
                 self._counters.cache_bypassed += 1
         else:
             self._counters.cache_hits += 1
-        table = b""
+        table, address = b"", None
         if out.copies:
-            table = table_entries(entries, out.copies[0], Address(self.owned.name, routing_key))
+            copy = out.copies[0]
+            table = table_entries(entries, copy, Address(self.owned.name, routing_key))
             table = U32.pack(len(table)) + table
-        found = (table, out)
+            if copy.moved:
+                address = Address(copy.exchange, routing_key if copy.routing_key is None else copy.routing_key)
+        found = (table, out, address)
         if out.decision.keep and not out.unbound and len(entries) <= CACHED_TABLE_BYTES:
             if len(self._tables) >= CACHE_ENTRIES:
                 self._tables.clear()
@@ -230,7 +233,7 @@ class ExchangePlan:
         size = U64.unpack_from(header, 11)[0]
         if not self._plain:
             flags = U16.unpack_from(header, _FLAGS_AT)[0]
-            beside = self._beside_headers(header, 0, flags)
+            beside = self._beside_headers(header, 0, len(header), flags)
             if interest.properties:
                 properties = decode_properties(header, 21, len(header) - 1, flags, interest.properties)
         if interest.headers is None:
@@ -244,14 +247,14 @@ class ExchangePlan:
         # A moved publish carries its own key in our header, but the decision does not depend on it.
         return (routing_key if interest.routing_key else b"", picked, beside), facts
 
-    def _beside_headers(self, header: bytes, table_end: int, flags: int) -> object:
+    def _beside_headers(self, data: bytes, start: int, stop: int, flags: int) -> object:
         interest = self.interest
         parts: list[object] = []
         if interest.properties:
-            found = decode_properties(header, 21, len(header) - 1, flags, interest.properties)
+            found = decode_properties(data, start + 21, stop - 1, flags, interest.properties)
             parts += sorted(found.items())
         if interest.body_sizes:
-            parts.append(bisect_right(interest.body_sizes, U64.unpack_from(header, 11)[0]))
+            parts.append(bisect_right(interest.body_sizes, U64.unpack_from(data, start + 11)[0]))
         if interest.clock:
             parts.append(int(self._sources.wall()))
         if interest.queues:
@@ -268,12 +271,12 @@ class ExchangePlan:
         return outgoing(decision, self.owned, self._state, self._traffic)
 
 
-def _behind_strings(header: bytes, flags: int) -> int:
+def _behind_strings(data: bytes, start: int, flags: int) -> int:
     """Offset behind content-type and content-encoding, which precede the header table."""
-    at = 21
+    at = start + 21
     for flag in (_TYPE_FLAG, _ENCODING_FLAG):
         if flags & flag:
-            at += 1 + (header[at] if at < len(header) else 0)
+            at += 1 + (data[at] if at < len(data) else 0)
     return at
 
 
@@ -287,20 +290,3 @@ def publish_frame(method: bytes, exchange: bytes, routing_key: bytes) -> bytes:
     """
     payload = method[7:13] + shortstr(exchange) + shortstr(routing_key) + method[-2:-1]
     return method[:3] + U32.pack(len(payload)) + payload + b"\xce"
-
-
-def spread(out: Outgoing, limit: int, used: int) -> tuple[Copy, ...]:
-    """Divide the one copy of a carrier decision so that no header frame exceeds a limit.
-
-    Args:
-        out: an outgoing whose first copy carries too many tokens.
-        limit: largest content header frame in bytes.
-        used: bytes of that frame without any token.
-    """
-    copy = out.copies[0]
-    per_copy = max(1, (limit - used - 16) // (5 + max((len(key) for key in copy.bcc), default=1)))
-    keys = copy.bcc
-    return (
-        tuple(copy._replace(bcc=keys[at : at + per_copy]) for at in range(0, max(len(keys), 1), per_copy))
-        + out.copies[1:]
-    )

@@ -16,7 +16,6 @@ from proxy.amqp.frames import BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METHOD, OVE
 from proxy.amqp.method_arguments import read_publish, read_queue_declare, read_queue_delete
 from proxy.amqp.method_frames import channel_close_ok, connection_close_ok
 from proxy.amqp.outgoing import PUBLISH, Outgoing, refuse_reserved
-from proxy.amqp.plan import publish_frame
 from proxy.amqp.properties import table_span
 from proxy.errors import ProtocolError, Scope
 
@@ -205,7 +204,7 @@ class ProducerFrames:
             conversation.counters.publishes_passed += 1
             conversation.counters.bytes_passed += body_size
             return True
-        header, outgoing = plan.forward(publish.routing_key, frame)
+        head, outgoing = plan.forward(publish.frame, publish.routing_key, frame, 0, len(frame))
         if outgoing.unbound and not channel.waited:
             return self._hold(channel, publish, frame, outgoing)
         channel.waited = False
@@ -214,20 +213,14 @@ class ProducerFrames:
         if outgoing.decision.error:
             raise ProtocolError(406, outgoing.decision.error, Scope.CHANNEL, *PUBLISH)
         out = conversation.to_upstream
-        copy = outgoing.copies[0] if outgoing.copies else None
-        if copy is not None and (len(outgoing.copies) > 1 or len(header) > conversation.tuning.frame_max_upstream):
-            return self._several(channel, publish, frame, body_size, outgoing)
-        self._count(channel, publish)
-        if copy is None:
+        if not outgoing.copies:
             out.append(publish.frame)
             out.append(frame)
+        elif len(outgoing.copies) > 1 or _header_bytes(head) > conversation.tuning.frame_max_upstream:
+            return self._several(channel, publish, frame, body_size, outgoing)
         else:
-            method = publish.frame
-            if copy.moved:
-                key = publish.routing_key if copy.routing_key is None else copy.routing_key
-                method = publish_frame(method, copy.exchange, key)
-            out.append(method)
-            out.append(header)
+            out.append(head)
+        self._count(channel, publish)
         self._begin_body(channel, body_size)
         return False
 
@@ -275,6 +268,11 @@ class ProducerFrames:
         channel.publish = None
         conversation.requests.append(BindDestinations(channel, publish.exchange, outgoing.unbound))
         return False
+
+
+def _header_bytes(head: bytes) -> int:
+    """Size of the header frame behind a method frame."""
+    return len(head) - U32.unpack_from(head, 3)[0] - OVERHEAD
 
 
 def _unexpected(channel: Channel, kind: int) -> ProtocolError:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from proxy.amqp.channel import Content, Publish
+from proxy.amqp.channel import Channel, Content, Publish
 from proxy.amqp.conversation import Conversation, Phase
-from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, METHOD, OVERHEAD, check_head
+from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, HEADER, METHOD, OVERHEAD, check_head
 from proxy.amqp.outgoing import Outgoing
-from proxy.amqp.plan import publish_frame
 from proxy.amqp.producer_frames import ProducerFrames
+from proxy.amqp.traffic import Tally
 from proxy.errors import ProtocolError, Scope
 
 #: Publishes remembered by their method frame, and by method and header frame together. A few hundred bytes each:
@@ -27,9 +27,11 @@ WHOLE_BYTES = 65536
 #: Of header frames that never repeat, only every 64th is remembered, as a probe.
 PROBE_EVERY = 64
 _CREDIT = 256
+#: payload of a content header without any property
+_LEAST_HEADER = 14
 
-#: what leaves in place of method and header frame, size of the body, start of its body frame, tally holder
-_Remembered: TypeAlias = tuple[bytes, int, bytes, Outgoing, Publish]
+#: what leaves in place of method and header frame; these and the head of the body frame as they came; how it leaves
+_Remembered: TypeAlias = tuple[bytes, bytes, Outgoing]
 
 
 class Publishing:
@@ -44,6 +46,8 @@ class Publishing:
         self._conversation: Final = conversation
         self._frames: Final = ProducerFrames(conversation)
         self._frame_max: Final = conversation.tuning.frame_max_producer
+        #: method and header frame together up to this size can't break the broker's frame-max
+        self._safe_bytes: Final = conversation.tuning.frame_max_upstream
         self._tail = b""
         self._publishes: dict[bytes, Publish] = {}
         self._heads: dict[bytes, _Remembered] = {}
@@ -199,9 +203,9 @@ class Publishing:
         stop = body_at + body_size + OVERHEAD if body_size else body_at
         if (
             stop > end
-            or kind != 2
+            or kind != HEADER
             or number != channel.number
-            or class_id != 60
+            or class_id != BASIC
             or size + OVERHEAD > self._frame_max
             or body_size + OVERHEAD > self._frame_max
             or data[body_at - 1] != FRAME_END
@@ -255,9 +259,10 @@ class Publishing:
         body_at = header_at + size + OVERHEAD
         stop = body_at + body_size + OVERHEAD if body_size else body_at
         if (
-            kind != 2
+            kind != HEADER
             or number != channel.number
-            or class_id != 60
+            or class_id != BASIC
+            or size < _LEAST_HEADER
             or size + body_size > WHOLE_BYTES
             or size + OVERHEAD > self._frame_max
             or body_size + OVERHEAD > self._frame_max
@@ -271,63 +276,55 @@ class Publishing:
             or (body_size and FRAME_HEAD.unpack_from(data, body_at) != (BODY, number, body_size))
         ):
             return 0
-        head = data[at:body_at]
-        found = self._heads.get(head)
-        if found is None:
-            found = self._look_up(publish, head, data[header_at:body_at], body_size)
-            if found is None:
-                return 0
-        else:
-            self._credit = _CREDIT
-        head_out, _, body_head, outgoing, _ = found
         out = self._conversation.to_upstream
+        count = 1
+        self._credit -= 1
+        if self._credit > 0 or not self._credit % PROBE_EVERY:
+            head = data[at:body_at]
+            found = self._heads.get(head)
+            if found is not None:
+                self._credit = _CREDIT
+                head_out, same, outgoing = found
+                length, to_body = stop - at, body_at - at
+                starts = data.startswith
+                out.append(head_out)
+                if body_size:
+                    out.append(data[body_at:stop])
+                while starts(same, stop) and stop + length <= end and data[stop + length - 1] == FRAME_END:
+                    out.append(head_out)
+                    if body_size:
+                        out.append(data[stop + to_body : stop + length])
+                    stop += length
+                    count += 1
+                self._conversation.counters.cache_hits += count
+                self._count(channel, outgoing.tally, count, body_size)
+                return stop
+        else:
+            head = b""
+        plan = publish.plan
+        assert plan is not None  # noqa: S101 -- only publishes with a plan come here
+        try:
+            head_out, outgoing = plan.forward(publish.frame, publish.routing_key, data, header_at, body_at)
+        except ProtocolError as error:
+            if error.scope is Scope.CONNECTION:
+                raise
+            return 0
+        if outgoing.unbound or len(outgoing.copies) != 1 or len(head_out) > self._safe_bytes:
+            return 0
         out.append(head_out)
         if body_size:
             out.append(data[body_at:stop])
-        count = 1
-        same = head + body_head
-        if data.startswith(same, stop):
-            length, to_body = stop - at, body_at - at
-            starts = data.startswith
-            while stop + length <= end and starts(same, stop) and data[stop + length - 1] == FRAME_END:
-                out.append(head_out)
-                if body_size:
-                    out.append(data[stop + to_body : stop + length])
-                stop += length
-                count += 1
-            self._conversation.counters.cache_hits += count - 1
-        tally = outgoing.tally
+        if head and outgoing.decision.keep and plan.repeatable:
+            if len(self._heads) >= REMEMBERED:
+                self._heads.clear()
+            body_head = data[body_at : body_at + FRAME_HEAD.size] if body_size else b""
+            self._heads[head] = (head_out, head + body_head, outgoing)
+        self._count(channel, outgoing.tally, count, body_size)
+        return stop
+
+    def _count(self, channel: Channel, tally: Tally, count: int, body_size: int) -> None:
         tally.publishes += count
         tally.body_bytes += count * body_size
         channel.published += count
         if channel.sample is None and channel.confirming:
             channel.sample = (channel.published, self._conversation.now)
-        return stop
-
-    def _look_up(self, publish: Publish, head: bytes, header: bytes, body_size: int) -> _Remembered | None:
-        """Ask the plan; None where the publish does not leave as one publish at once."""
-        plan = publish.plan
-        assert plan is not None  # noqa: S101 -- only publishes with a plan come here
-        try:
-            header_out, outgoing = plan.forward(publish.routing_key, header)
-        except ProtocolError as error:
-            if error.scope is Scope.CONNECTION:
-                raise
-            return None
-        if outgoing.unbound or len(outgoing.copies) != 1:
-            return None
-        if len(header_out) > self._conversation.tuning.frame_max_upstream:
-            return None
-        copy = outgoing.copies[0]
-        method = publish.frame
-        if copy.moved:
-            key = publish.routing_key if copy.routing_key is None else copy.routing_key
-            method = publish_frame(method, copy.exchange, key)
-        body_head = FRAME_HEAD.pack(BODY, publish.channel.number, body_size) if body_size else b""
-        found = (method + header_out, body_size, body_head, outgoing, publish)
-        self._credit -= 1
-        if outgoing.decision.keep and plan.repeatable and (self._credit > 0 or not self._credit % PROBE_EVERY):
-            if len(self._heads) >= REMEMBERED:
-                self._heads.clear()
-            self._heads[head] = found
-        return found

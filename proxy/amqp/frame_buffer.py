@@ -1,0 +1,99 @@
+"""How are whole frames got out of a stream that arrives in pieces? For the handshake, where nothing is hot.
+
+Holds what has arrived and is not yet asked for; knows nothing of what the frames mean.
+Source: AMQP 0-9-1 spec, 4.2.3 "General frame format".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from proxy.amqp.frames import FRAME_END, FRAME_HEAD, OVERHEAD, check_head
+from proxy.errors import ProtocolError
+
+_FRAME_ERROR = 501
+_RESOURCE_ERROR = 506
+
+
+class RawFrame(NamedTuple):
+    """One whole frame.
+
+    Args:
+        kind: frame type (1 method, 2 content header, 3 content body, 8 heartbeat).
+        channel: channel number.
+        payload: what it carries.
+        raw: the frame as it came.
+    """
+
+    kind: int
+    channel: int
+    payload: bytes
+    raw: bytes
+
+
+class FrameBuffer:
+    """Bytes in, whole frames out.
+
+    Args:
+        limit_bytes: bytes that may wait here (506 beyond it), and the largest frame (501 as soon as a larger
+            one's
+            length is read).
+    """
+
+    __slots__ = ("_limit_bytes", "_waiting")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._waiting = bytearray()
+
+    def __len__(self) -> int:
+        """Bytes that wait."""
+        return len(self._waiting)
+
+    def feed(self, data: bytes) -> None:
+        """Add what arrived; call `check_limit` once everything that can be taken is taken."""
+        self._waiting += data
+
+    def peek(self, size: int) -> bytes:
+        """Look at the first bytes, at most ``size``."""
+        return bytes(self._waiting[:size])
+
+    def take(self, size: int) -> bytes:
+        """Take the first bytes, at most ``size``."""
+        taken = bytes(self._waiting[:size])
+        del self._waiting[:size]
+        return taken
+
+    def clear(self) -> None:
+        """Forget everything that waits."""
+        self._waiting.clear()
+
+    def next_frame(self) -> RawFrame | None:
+        """Take the next whole frame, None until it is all there.
+
+        Raises:
+            ProtocolError: 501, unknown type, too large, or no frame-end where it should be.
+        """
+        waiting = self._waiting
+        if len(waiting) < FRAME_HEAD.size:
+            return None
+        kind, channel, size = FRAME_HEAD.unpack_from(waiting)
+        check_head(kind, channel, size, self._limit_bytes)
+        whole = size + OVERHEAD
+        if len(waiting) < whole:
+            return None
+        if waiting[whole - 1] != FRAME_END:
+            text = f"frame on channel {channel} ends with {waiting[whole - 1]}, expected {FRAME_END}"
+            raise ProtocolError(_FRAME_ERROR, text)
+        raw = self.take(whole)
+        return RawFrame(kind, channel, raw[FRAME_HEAD.size : -1], raw)
+
+    def check_limit(self) -> None:
+        """Refuse a peer that sends more than may wait.
+
+        Raises:
+            ProtocolError: 506.
+        """
+        if len(self._waiting) > self._limit_bytes:
+            text = f"{len(self._waiting)} bytes wait for the other side, at most {self._limit_bytes} may"
+            raise ProtocolError(_RESOURCE_ERROR, text)
