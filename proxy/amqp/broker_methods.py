@@ -130,13 +130,14 @@ class BrokerMethods:
         queue = read_queue_declare_ok(frame[7:-1]).queue
         asked = channel.replies.popleft() if channel.replies else None
         inventory = conversation.inventory
-        inventory.queue_declared(queue)
+        exclusive = asked is not None and asked.exclusive
+        inventory.queue_declared(queue, exclusive)
         if not inventory.interested(queue):
             return True
         channel.held_back = [frame]
         conversation.held_back_bytes += len(frame)
         conversation.odd.add(channel.number)
-        if asked is not None and asked.exclusive:
+        if exclusive:
             self._bind_exclusive(channel, queue)
         else:
             conversation.requests.append(EnsureQueue(channel, queue))

@@ -68,13 +68,17 @@ class Inventory(NamedTuple):
 
     Args:
         interested: whether rules name a queue, or look at queue names at all.
-        queue_declared: a queue exists now.
+        queue_declared: a queue exists now; whether it is exclusive to its connection.
         queue_deleted: a queue is gone.
     """
 
     interested: Callable[[bytes], bool]
-    queue_declared: Callable[[bytes], None]
+    queue_declared: Callable[[bytes, bool], None]
     queue_deleted: Callable[[bytes], None]
+
+
+#: where no rule needs to know
+NO_INVENTORY = Inventory(lambda queue: False, lambda queue, exclusive: None, lambda queue: None)
 
 
 class Conversation:

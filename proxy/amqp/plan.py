@@ -130,7 +130,8 @@ class ExchangePlan:
             stop: offset behind it.
 
         Returns:
-            Method and header frame of the first (usually only) copy, b"" where nothing of ours leaves, and the outgoing.
+            Method and header frame of the first (usually only) copy, b"" where nothing of ours leaves, and how it
+            leaves.
 
         Raises:
             ProtocolError: 502 malformed header, 403 reserved CC.

@@ -272,7 +272,8 @@ class ProducerFrames:
 
 def _header_bytes(head: bytes) -> int:
     """Size of the header frame behind a method frame."""
-    return len(head) - U32.unpack_from(head, 3)[0] - OVERHEAD
+    method_bytes: int = U32.unpack_from(head, 3)[0]
+    return len(head) - method_bytes - OVERHEAD
 
 
 def _unexpected(channel: Channel, kind: int) -> ProtocolError:
@@ -287,7 +288,7 @@ def _declare(conversation: Conversation, channel: Channel, payload: bytes) -> No
     if not declare.nowait:
         channel.replies.append(Declared(methods.QUEUE_DECLARE_OK, declare.queue, declare.exclusive))
     elif declare.queue and not declare.passive:
-        conversation.inventory.queue_declared(declare.queue)
+        conversation.inventory.queue_declared(declare.queue, declare.exclusive)
 
 
 def _delete(conversation: Conversation, channel: Channel, payload: bytes) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Protocol
 
-from proxy.amqp.conversation import Inventory
+from proxy.amqp.conversation import NO_INVENTORY, Inventory
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import Plans, Sources
 from proxy.amqp.vhost import Destination, VhostState
@@ -15,19 +16,19 @@ from proxy.routing.router import Router
 class Control(Protocol):
     """What sessions ask of the control plane."""
 
-    def interested(self, vhost: str, name: str) -> bool:
+    def interested(self, vhost: str, queue: bytes) -> bool:
         """Whether a rule has the queue as a destination, or looks at queue names."""
 
-    async def ensure_queue(self, vhost: str, name: str) -> None:
+    async def ensure_queue(self, vhost: str, queue: bytes) -> None:
         """Bind the tokens of a queue that has just been declared."""
 
     async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations that a publish waits for."""
 
-    def queue_declared(self, vhost: str, name: str) -> None:
+    def queue_declared(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
         """A queue exists now."""
 
-    def queue_deleted(self, vhost: str, name: str) -> None:
+    def queue_deleted(self, vhost: str, queue: bytes) -> None:
         """A queue is gone."""
 
 
@@ -64,15 +65,11 @@ class Vhosts:
         """Give what a relay of the virtual host tells and asks the control plane without waiting."""
         control = self._control
         if control is None or not self.plans(vhost).state.exchanges:
-            return Inventory(lambda _: False, lambda _: None, lambda _: None)
-
-        def text(name: bytes) -> str:
-            return name.decode(errors="backslashreplace")
-
+            return NO_INVENTORY
         return Inventory(
-            lambda name: control.interested(vhost, text(name)),
-            lambda name: control.queue_declared(vhost, text(name)),
-            lambda name: control.queue_deleted(vhost, text(name)),
+            partial(control.interested, vhost),
+            partial(control.queue_declared, vhost),
+            partial(control.queue_deleted, vhost),
         )
 
     @property
