@@ -167,7 +167,7 @@ class BrokerMethods:
 
         for owned in carriers:
             bind = method_frame(
-                conversation.own.number,
+                conversation.own.number or 0,
                 methods.QUEUE_BIND,
                 0,
                 queue,

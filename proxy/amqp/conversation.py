@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from proxy.amqp import method_frames
 from proxy.amqp.channel import Channel, Life
-from proxy.amqp.handshake import Tuning
+from proxy.amqp.tuning import Tuning
 from proxy.amqp.own_channel import OwnChannel
 from proxy.amqp.plan import Plans
 from proxy.amqp.vhost import Destination
@@ -104,7 +104,8 @@ class Conversation:
         self.to_upstream: list[bytes] = []
         self.to_producer: list[bytes] = []
         self.requests: list[Request] = []
-        self.own = OwnChannel(tuning.channel_max_upstream, self.to_upstream)
+        spare = tuning.channel_max_upstream > tuning.channel_max_producer
+        self.own = OwnChannel(tuning.channel_max_upstream if spare else None, self.to_upstream)
         #: our Connection.Close, or the producer's, went upstream
         self.upstream_closing = False
         #: nothing more is expected from upstream

@@ -5,7 +5,7 @@ Ours are three changes: our entries in the properties of both sides (`greeting`)
 what a producer is told where the broker can't say it.
 
 Where no broker is there, a producer that has sent its protocol header is not closed at once: it gets a Start
-of our own, and Connection.Close 320 behind its StartOk. Seen with pika 1.4, aiormq 6.9, py-amqp 5.3 and
+of our own, and Connection.Close 320 behind its StartOk. Seen with pika 1.4, aiormq 7.2, py-amqp 5.4 and
 amqp-tools 0.11: after a Close instead of Start, aiormq says "Expected Connection.Start" and amqp-tools
 "unexpected method received"; after Start and StartOk all four show code and text (pika wrapped as
 ProbableAuthenticationError).
@@ -21,13 +21,21 @@ Source: AMQP 0-9-1 spec, 2.2.4 "The connection class", 4.2.2, 4.2.3; RabbitMQ "P
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias
 
 from proxy.amqp.frame_buffer import FrameBuffer, RawFrame
 from proxy.amqp.frames import HEARTBEAT, METHOD
 from proxy.amqp.greeting import Server, own_start, read_start, read_start_ok
+from proxy.amqp.handshake_states import (
+    BROKERS_TURN,
+    PRODUCERS_TURN,
+    WITH_BROKER,
+    WITHOUT_BROKER,
+    Ending,
+    HandshakeLimits,
+    HandshakeState,
+    Side,
+)
 from proxy.amqp.method_arguments import read_close
 from proxy.amqp.method_frames import connection_close, connection_close_ok, reply_text
 from proxy.amqp.methods import (
@@ -49,68 +57,14 @@ from proxy.amqp.methods import (
 from proxy.amqp.tuning import FRAME_MIN_BYTES, Limits, Tuning, agree, offer
 from proxy.errors import LocalProtocolError, ProtocolError, UpstreamError
 
-PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+__all__ = ["Ending", "Handshake", "HandshakeLimits", "HandshakeState", "Side", "Tuning"]
 
-#: Bytes from one side that may wait until the other has answered, and the largest frame before OpenOk.
-#: StartOk can carry a token of some KiB; 128 KiB is RabbitMQ's frame-max. Beyond: 506; a larger frame: 501.
-WAITING_BYTES = 131072
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 
 _CONNECTION_FORCED = 320
 _COMMAND_INVALID = 503
 _CHANNEL_ERROR = 504
 _UNEXPECTED_FRAME = 505
-
-
-class HandshakeState(Enum):
-    """What is awaited; the value says it for texts."""
-
-    AWAITING_HEADER = "protocol header"
-    AWAITING_START = "Connection.Start"
-    AWAITING_START_OK = "Connection.StartOk"
-    AWAITING_TUNE = "Connection.Secure or Connection.Tune"
-    AWAITING_SECURE_OK = "Connection.SecureOk"
-    AWAITING_TUNE_OK = "Connection.TuneOk"
-    AWAITING_OPEN = "Connection.Open"
-    AWAITING_OPEN_OK = "Connection.OpenOk"
-    REFUSING = "Connection.StartOk, to be refused"
-    CLOSING = "Connection.CloseOk"
-    OPEN = "nothing: open"
-    CLOSED = "nothing: closed"
-
-
-class Side(Enum):
-    """One of the two peers."""
-
-    PRODUCER = "producer"
-    UPSTREAM = "upstream"
-
-
-@dataclass(frozen=True, slots=True)
-class HandshakeLimits:
-    """Limits of one handshake.
-
-    Args:
-        frame_max: largest frame that is offered to producers, in bytes; at least 4096.
-        waiting_bytes: see `WAITING_BYTES`.
-    """
-
-    frame_max: int = 131072
-    waiting_bytes: int = WAITING_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Why there is no open connection, for logs and metrics.
-
-    Args:
-        side: whose doing it was.
-        reply_code: what the producer was told, 0 where it was told nothing.
-        text: reply text, or what was seen.
-    """
-
-    side: Side
-    reply_code: int
-    text: str
 
 
 class Handshake:
@@ -179,9 +133,9 @@ class Handshake:
     @property
     def waiting_for(self) -> Side | None:
         """Whose turn it is, so that a driver whose deadline is over knows whom to blame."""
-        if self.state in _PRODUCERS_TURN:
+        if self.state in PRODUCERS_TURN:
             return Side.PRODUCER
-        return Side.UPSTREAM if self.state in _BROKERS_TURN else None
+        return Side.UPSTREAM if self.state in BROKERS_TURN else None
 
     def receive_from_producer(self, data: bytes) -> None:
         """Take bytes of the producer."""
@@ -191,7 +145,7 @@ class Handshake:
 
     def receive_from_upstream(self, data: bytes) -> None:
         """Take bytes of the broker."""
-        if self.state not in _WITHOUT_BROKER:
+        if self.state not in WITHOUT_BROKER:
             self._upstream.feed(data)
             self._run()
 
@@ -207,7 +161,7 @@ class Handshake:
         Args:
             failure: what went wrong; None: the broker closed the socket.
         """
-        if self.state in _WITHOUT_BROKER:
+        if self.state in WITHOUT_BROKER or self.state is HandshakeState.OPEN:
             return
         if failure is None and self.state is HandshakeState.AWAITING_TUNE and not self._is_told_of_refusals():
             # RabbitMQ "Authentication failures": without the capability a refusal is a closed socket.
@@ -215,6 +169,7 @@ class Handshake:
             self._close()
             return
         self._upstream_failed(str(failure) if failure is not None else "connection lost")
+        self._run()
 
     def _run(self) -> None:
         """Go on until neither side has a frame whose turn it is."""
@@ -225,7 +180,7 @@ class Handshake:
         try:
             if self.state is HandshakeState.AWAITING_HEADER:
                 return self._protocol_header()
-            frame = self._producer.next_frame() if self.state in _PRODUCERS_TURN else None
+            frame = self._producer.next_frame() if self.state in PRODUCERS_TURN else None
             if frame is None:
                 if self.state is not HandshakeState.OPEN:
                     self._producer.check_limit()
@@ -240,7 +195,7 @@ class Handshake:
         return True
 
     def _step_upstream(self) -> bool:
-        if self.state in _WITHOUT_BROKER or self.state is HandshakeState.OPEN:
+        if self.state in WITHOUT_BROKER or self.state is HandshakeState.OPEN:
             return False
         try:
             frame = self._upstream.next_frame()
@@ -248,9 +203,8 @@ class Handshake:
                 return False
             self._take(frame, _FROM_UPSTREAM)
         except ProtocolError as error:
-            spoken = "AMQP 0-9-1" if self._upstream.peek(4) == b"AMQP" else str(error)
-            self._upstream_failed(f"protocol not understood: {spoken}")
-            return False
+            is_header = self._upstream.peek(4) == PROTOCOL_HEADER[:4]
+            self._upstream_failed("does not speak AMQP 0-9-1" if is_header else f"broke AMQP 0-9-1: {error}")
         return True
 
     def _take(self, frame: RawFrame, table: Transitions) -> None:
@@ -292,16 +246,18 @@ class Handshake:
         return False
 
     def _start_ok(self, frame: RawFrame) -> HandshakeState:
-        client = read_start_ok(frame.payload, self._version, self._peer, self._frame_min_bytes)
-        self.user, self.client_name, self.capabilities = client.user, client.name, client.capabilities
-        self.to_upstream.append(client.frame)
+        self.to_upstream.append(self._read_client(frame))
         return HandshakeState.AWAITING_TUNE
 
     def _refuse(self, frame: RawFrame) -> HandshakeState:
-        client = read_start_ok(frame.payload, self._version, self._peer, self._frame_min_bytes)
-        self.user, self.client_name, self.capabilities = client.user, client.name, client.capabilities
+        self._read_client(frame)
         self.to_producer.append(self._last_word)
         return HandshakeState.CLOSING
+
+    def _read_client(self, frame: RawFrame) -> bytes:
+        client = read_start_ok(frame.payload, self._version, self._peer, self._frame_min_bytes)
+        self.user, self.client_name, self.capabilities = client.user, client.name, client.capabilities
+        return client.frame
 
     def _secure_ok(self, frame: RawFrame) -> HandshakeState:
         arguments(frame.payload)
@@ -396,7 +352,6 @@ class Handshake:
                 self.to_producer.append(own_start(self._version))
             self._last_word = close
             self.state = HandshakeState.REFUSING
-            self._run()
         else:
             self.to_producer.append(close)
             self.state = HandshakeState.CLOSING
@@ -415,31 +370,6 @@ class Handshake:
 Handler: TypeAlias = Callable[[Handshake, RawFrame], HandshakeState]
 Transitions: TypeAlias = dict[tuple[HandshakeState, int], Handler]
 
-_PRODUCERS_TURN = frozenset(
-    (
-        HandshakeState.AWAITING_HEADER,
-        HandshakeState.AWAITING_START_OK,
-        HandshakeState.AWAITING_SECURE_OK,
-        HandshakeState.AWAITING_TUNE_OK,
-        HandshakeState.AWAITING_OPEN,
-        HandshakeState.REFUSING,
-        HandshakeState.CLOSING,
-    )
-)
-_BROKERS_TURN = frozenset(
-    (HandshakeState.AWAITING_START, HandshakeState.AWAITING_TUNE, HandshakeState.AWAITING_OPEN_OK)
-)
-#: There is no broker yet or no more; what comes from there is dropped.
-_WITHOUT_BROKER = frozenset(
-    (
-        HandshakeState.AWAITING_HEADER,
-        HandshakeState.REFUSING,
-        HandshakeState.CLOSING,
-        HandshakeState.CLOSED,
-    )
-)
-_WITH_BROKER = frozenset(HandshakeState) - _WITHOUT_BROKER - {HandshakeState.OPEN}
-
 #: The producer's part of the conversation: what may come when, and what becomes of it.
 _FROM_PRODUCER: Transitions = {
     (HandshakeState.AWAITING_START_OK, CONNECTION_START_OK): Handshake._start_ok,
@@ -448,7 +378,7 @@ _FROM_PRODUCER: Transitions = {
     (HandshakeState.AWAITING_OPEN, CONNECTION_OPEN): Handshake._open,
     (HandshakeState.REFUSING, CONNECTION_START_OK): Handshake._refuse,
     (HandshakeState.CLOSING, CONNECTION_CLOSE_OK): Handshake._producer_confirms_close,
-    **{(state, CONNECTION_CLOSE): Handshake._producer_closes for state in _PRODUCERS_TURN},
+    **{(state, CONNECTION_CLOSE): Handshake._producer_closes for state in PRODUCERS_TURN},
 }
 
 #: The broker's part.
@@ -457,5 +387,5 @@ _FROM_UPSTREAM: Transitions = {
     (HandshakeState.AWAITING_TUNE, CONNECTION_SECURE): Handshake._secure,
     (HandshakeState.AWAITING_TUNE, CONNECTION_TUNE): Handshake._tune,
     (HandshakeState.AWAITING_OPEN_OK, CONNECTION_OPEN_OK): Handshake._open_ok,
-    **{(state, CONNECTION_CLOSE): Handshake._upstream_closes for state in _WITH_BROKER},
+    **{(state, CONNECTION_CLOSE): Handshake._upstream_closes for state in WITH_BROKER},
 }

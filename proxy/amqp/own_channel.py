@@ -33,13 +33,13 @@ class OwnChannel:
     """The one channel of a leased connection that is ours.
 
     Args:
-        number: its channel number.
+        number: its channel number; None where the broker gives a single channel, then every method is refused.
         to_upstream: where frames to the broker gather.
     """
 
     __slots__ = ("_out", "_queue", "_state", "number")
 
-    def __init__(self, number: int, to_upstream: list[bytes]) -> None:
+    def __init__(self, number: int | None, to_upstream: list[bytes]) -> None:
         """Start closed; it is opened when first needed."""
         self.number = number
         self._out = to_upstream
@@ -48,6 +48,9 @@ class OwnChannel:
 
     def run(self, frame: bytes, done: Done) -> None:
         """Send a method that is answered by exactly one method, behind those already waiting."""
+        if self.number is None:
+            done("the broker leaves no channel to spare")
+            return
         self._queue.append((frame, done))
         self._go_on()
 
@@ -56,7 +59,7 @@ class OwnChannel:
         index = U32.unpack_from(payload)[0] if len(payload) >= 4 else 0
         if index == methods.CHANNEL_OPEN_OK:
             self._state = _State.IDLE
-        elif index == methods.CHANNEL_CLOSE:
+        elif index == methods.CHANNEL_CLOSE and self.number is not None:
             code, text, _, _ = read_close(payload)
             self._out.append(channel_close_ok(self.number))
             waiting = self._state is _State.WAITING
@@ -69,7 +72,7 @@ class OwnChannel:
         self._go_on()
 
     def _go_on(self) -> None:
-        if not self._queue:
+        if not self._queue or self.number is None:
             return
         if self._state is _State.CLOSED:
             self._state = _State.OPENING

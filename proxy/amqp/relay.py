@@ -13,7 +13,7 @@ from proxy.amqp.conversation import Conversation, Inventory, Limits, Phase, Requ
 from proxy.amqp.counters import RelayCounters
 from proxy.amqp.delivering import Delivering
 from proxy.amqp.frames import HEARTBEAT_FRAME
-from proxy.amqp.handshake import Tuning
+from proxy.amqp.tuning import Tuning
 from proxy.amqp.plan import Plans
 from proxy.amqp.publishing import Publishing
 from proxy.errors import ProtocolError

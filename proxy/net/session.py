@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -42,7 +42,7 @@ class SessionLimits:
     close_seconds: float = 5.0
     bind_seconds: float = 5.0
     frame_max: int = 131072
-    relay: Limits = Limits()
+    relay: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True)

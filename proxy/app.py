@@ -1,0 +1,270 @@
+"""The sidecar as a process: settings and rules in, everything put together, run until SIGTERM, drained.
+
+The only module that knows all rooms; it decides nothing that one of them could.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import structlog
+
+from proxy.amqp.conversation import Limits as RelayLimits
+from proxy.amqp.counters import Counters
+from proxy.amqp.plan import Sources
+from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
+from proxy.broker.settings import ControlSettings
+from proxy.broker.topology import Topology
+from proxy.errors import ConfigErrors, Failure, UpstreamError
+from proxy.net.listener import Listener, ListenerLimits
+from proxy.net.session import SessionLimits, Surroundings
+from proxy.net.tasks import Tasks
+from proxy.net.upstream import Upstream
+from proxy.net.vhosts import Vhosts
+from proxy.observe.admin import Admin
+from proxy.observe.exposition import Exposition
+from proxy.observe.logs import LogSettings, configure
+from proxy.rules.loader import LoadedRules, load_rules, rules_files
+from proxy.rules.model import ExchangeRule
+from proxy.rules.settings import Settings, load_settings
+
+_log = structlog.get_logger(__name__)
+_DISTRIBUTION = "open-exchange-proxy"
+#: How often numbers that nobody pushes are brought up to date.
+_WATCH_SECONDS = 1.0
+
+OK, FAULTY = 0, 2
+
+
+def product_version() -> str:
+    """Give the installed version of this program."""
+    try:
+        return version(_DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def run(config: Path, environ: Mapping[str, str]) -> int:
+    """Run the sidecar until SIGTERM or SIGINT.
+
+    Args:
+        config: the configuration file.
+        environ: environment, for overrides and passwords.
+
+    Returns:
+        Exit status: 0 drained, 2 wrong configuration or rules, or refused by the broker.
+    """
+    try:
+        settings, warnings = load_settings(config, environ)
+        loaded = load_rules(rules_files(settings))
+    except ConfigErrors as errors:
+        sys.stderr.write(f"{errors}\n")
+        return FAULTY
+    failures = loaded.failures()
+    if failures:
+        sys.stderr.write("".join(f"{failure}\n" for failure in failures))
+        return FAULTY
+    configure(LogSettings(level=settings.log.level, style=settings.log.format))
+    for warning in (*warnings, *loaded.warnings):
+        _log.warning("configuration", text=str(warning))
+    try:
+        import uvloop
+    except ImportError:  # not on this platform: the loop of the standard library serves as well, slower
+        runner = asyncio.Runner()
+    else:
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    with runner:
+        return runner.run(Sidecar(settings, loaded).serve())
+
+
+class Sidecar:
+    """All rooms put together.
+
+    Args:
+        settings: the configuration.
+        loaded: the compiled rules.
+    """
+
+    def __init__(self, settings: Settings, loaded: LoadedRules) -> None:
+        """Build everything; nothing is opened yet."""
+        self._settings = settings
+        self._loaded = loaded
+        self._version = product_version()
+        self._counters = counters = Counters(settings.metrics.bindings)
+        self._states = {
+            name: VhostState(name, loaded.routers[name], {rule.name: owned_exchange(rule) for rule in vhost.exchanges})
+            for name, vhost in loaded.rules.vhosts.items()
+        }
+        counters.rules.version = loaded.rules.version
+        counters.rules.last_success_seconds = time.time()
+        name_traffic(counters, loaded)
+        self._topology = self._make_topology()
+        sources = Sources(time.time, time.perf_counter, random.randrange)
+        vhosts = Vhosts(self._states.values(), self._topology, counters, sources)
+        self._listener = self._make_listener(vhosts)
+        self._stopping = asyncio.Event()
+        self._listening = False
+        self._refused: UpstreamError | None = None
+
+    async def serve(self) -> int:
+        """Run until told to stop; give the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        tasks = Tasks()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(tasks.ended)
+            if self._settings.admin.address is not None:
+                admin = Admin(Exposition(self._counters, self._version), self.not_ready, self.status)
+                stack.push_async_callback(admin.stop)
+                try:
+                    bound = await admin.start(self._settings.admin.address.host, self._settings.admin.address.port)
+                except OSError as error:
+                    return self._cannot_listen(str(self._settings.admin.address), error)
+                _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
+            tasks.start(self._watch(), "watch")
+            stack.push_async_callback(self._topology.close)
+            tasks.start(self._control(tasks), "control plane")
+            await self._stopping.wait()
+            if self._refused is not None:
+                sys.stderr.write(f"{self._refused}\n")
+                return FAULTY
+            _log.info("draining")
+            if self._listening:
+                await self._listener.drain()
+        _log.info("stopped")
+        return OK
+
+    async def _control(self, tasks: Tasks) -> None:
+        """Bring the broker in step with the rules, then let producers in."""
+        try:
+            await self._topology.start()
+        except UpstreamError as error:
+            if error.failure is Failure.REFUSED:
+                self._refused = error
+                self._stopping.set()
+                return
+            _log.warning("the broker is not reachable yet", error=str(error))
+        tasks.start(self._topology.run(), "topology")
+        while not self._topology.ready:
+            await asyncio.sleep(0.05)
+        # What was loaded stays: keep it out of the collector's way, and out of its pauses.
+        gc.collect()
+        gc.freeze()
+        try:
+            bound = await self._listener.start()
+        except OSError as error:
+            self._cannot_listen(", ".join(str(one.address) for one in self._settings.listen), error)
+            self._refused = UpstreamError(Failure.UNAVAILABLE, f"can't listen: {error.strerror or error}")
+            self._stopping.set()
+            return
+        self._listening = True
+        _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._loaded.rules.version)
+
+    def _cannot_listen(self, address: str, error: OSError) -> int:
+        sys.stderr.write(f"listen on {address}: {error.strerror or error}\n")
+        return FAULTY
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            _log.warning("told to stop twice: ending at once")
+            sys.stderr.flush()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+        self._stopping.set()
+
+    async def _watch(self) -> None:
+        while True:
+            self._counters.missing_destinations = self._topology.missing_count
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def not_ready(self) -> list[str]:
+        """Give the reasons why producers should not come now."""
+        reasons = [
+            f"vhost {one.vhost}: inventory and carriers don't stand yet"
+            for one in self._topology.status()
+            if not one.ready
+        ]
+        if self._stopping.is_set():
+            reasons.append("draining")
+        elif not reasons and not self._listening:
+            reasons.append("not listening yet")
+        return reasons
+
+    def status(self) -> dict[str, object]:
+        """Give what an operator may know."""
+        return {
+            "version": self._version,
+            "rules": self._loaded.rules.version,
+            "ready": not self.not_ready(),
+            "not_ready": self.not_ready(),
+            "vhosts": [{name: getattr(one, name) for name in one.__slots__} for one in self._topology.status()],
+        }
+
+    def _make_topology(self) -> Topology:
+        settings = self._settings
+        upstream = settings.upstream
+        control = ControlSettings(
+            hosts=tuple((one.host, one.port) for one in upstream.addresses),
+            username=upstream.control.username,
+            password=upstream.control.password.reveal(),
+            management=upstream.management,
+            refresh_seconds=settings.inventory.refresh_seconds,
+        )
+        queues = {name: vhost.queues for name, vhost in self._loaded.rules.vhosts.items()}
+        return Topology(control, self._states, queues)
+
+    def _make_listener(self, vhosts: Vhosts) -> Listener:
+        settings = self._settings
+        surroundings = Surroundings(
+            Upstream(
+                tuple((one.host, one.port) for one in settings.upstream.addresses),
+                settings.upstream.connect_timeout_seconds,
+            ),
+            vhosts,
+            self._counters,
+            SessionLimits(
+                handshake_seconds=settings.limits.handshake_timeout_seconds,
+                frame_max=settings.limits.frame_max,
+                relay=RelayLimits(),
+            ),
+            self._version,
+        )
+        return Listener(
+            tuple((one.address.host, one.address.port) for one in settings.listen),
+            surroundings,
+            ListenerLimits(settings.limits.connections, settings.shutdown.deadline_seconds),
+        )
+
+
+def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
+    """Give what relays and control plane know of an exchange of the rules."""
+    return OwnedExchange(
+        rule.name,
+        rule.type,
+        Delivery(rule.delivery),
+        rule.carrier,
+        rule.unmatched_pass,
+        rule.alternate,
+        rule.arguments,
+    )
+
+
+def name_traffic(counters: Counters, loaded: LoadedRules) -> None:
+    """Tell the counters which exchanges, bindings and destinations have numbers of their own."""
+    rules = [(vhost.vhost, exchange) for vhost in loaded.rules.vhosts.values() for exchange in vhost.exchanges]
+    destinations = {name for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)}
+    counters.traffic.name(
+        ((vhost, exchange.name) for vhost, exchange in rules),
+        ((exchange.name, binding.id) for _, exchange in rules for binding in exchange.bindings),
+        sorted(destinations),
+    )
