@@ -44,7 +44,7 @@ class Sidecar:
         broker: its upstream.
         rules: rules files, absolute or relative to the working directory.
         settings: configuration keys to add or to replace, as deep as they go.
-        folder: an empty one for configuration, log and audit, which then stay; else a temporary one.
+        folder: an empty one for configuration and log, which then stay; else a temporary one.
     """
 
     def __init__(
@@ -86,11 +86,6 @@ class Sidecar:
     def log(self) -> Path:
         """What it writes to standard output and error."""
         return self.folder / "oxproxy.log"
-
-    @property
-    def audit(self) -> Path:
-        """Where its audit segments lie."""
-        return self.folder / "audit"
 
     @property
     def process_id(self) -> int:
@@ -135,7 +130,6 @@ class Sidecar:
             "listen": [{"address": self.address}],
             "upstream": {"address": broker.address, "control": control, "management": broker.management},
             "rules": self._rules,
-            "audit": {"directory": str(self.audit)},
             "admin": {"address": self.admin.removeprefix("http://")},
         }
         return merged(settings, self._settings)

@@ -67,6 +67,8 @@ class Watched:
                     watchdog.stdin.write(b"keep")
                 watchdog.stdin.close()
         well = watchdog.wait() == 0
-        if not keep:
+        if keep:
+            (self._folder / "pids").unlink(missing_ok=True)
+        else:
             shutil.rmtree(self._folder, ignore_errors=True)
         return well

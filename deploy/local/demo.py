@@ -1,8 +1,9 @@
 """Who gets what, and why: a producer and consumers that know nothing of us, around a real sidecar and broker.
 
 ``make demo`` runs it. It starts a private RabbitMQ (or takes the one that RABBITMQ_URL names, in a virtual host
-of its own) and ``oxproxy serve`` with the sample rules, publishes ``traffic.yaml`` by pika with confirms, and
-compares what each consumer got with what the file says. Configuration, log, audit and metrics stay in build/demo.
+of its own) and ``oxproxy serve`` with the sample rules. The traffic is the messages of the tests that the rules
+file carries: what ``oxproxy check`` proves on paper is published here by pika with confirms, and what each
+consumer got is compared with what the file expects. Configuration, log and metrics stay in build/demo.
 Exit status: 0 as expected, 1 not as expected, 2 nothing to run with.
 """
 
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,49 +28,71 @@ import yaml
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
 from tests.private_broker import BrokerFailed, BrokerMissing, PrivateBroker, some_broker
-from tests.rabbitmq import Broker
+from tests.rabbitmq import URL_VARIABLE, Broker
 from tests.sidecar import PROGRAM, Sidecar, SidecarFailed
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "config" / "rules" / "documents.yaml"
 OUTPUT = ROOT / "build" / "demo"
 
-#: Metrics worth a look after six messages.
+#: Metrics worth a look after a handful of messages.
 SHOWN_METRICS = ("publishes_total", "binding_matches_total", "destination_publishes_total", "returns_total")
 
-#: Seconds until a consumer must have what was confirmed.
-DELIVERY_SECONDS = 10
+#: Seconds until the consumers must have what was confirmed.
+DELIVERY_SECONDS = 10.0
+
+CONFIRMED, RETURNED, REFUSED = "confirmed", "returned", "refused"
 
 
 @dataclass
 class Message:
-    """One message of traffic.yaml and what became of it.
+    """One message of the rules file's tests, and what became of it.
 
     Args:
         name: what it is, for people.
-        publish: exchange, routing_key, headers, properties and body.
-        outcome: confirmed, returned or refused.
+        publish: exchange, routing_key, headers, properties and body_size.
+        outcome: what the producer must hear: confirmed, returned or refused.
         queues: where it must arrive.
+        error: text of the refusal.
     """
 
     name: str
     publish: dict[str, Any]  # as YAML gives it
     outcome: str
-    queues: list[str] = field(default_factory=list)
+    queues: list[str]
+    error: str
     seen_outcome: str = ""
+    seen_text: str = ""
     seen_queues: list[str] = field(default_factory=list)
+    reason: str = ""
+    explained: bool = False
 
     @property
     def right(self) -> bool:
-        """Whether what became of it is what the file says."""
-        return self.seen_outcome.split()[0] == self.outcome and sorted(self.seen_queues) == sorted(self.queues)
+        """Whether what became of it is what the file expects."""
+        same_queues = sorted(self.seen_queues) == sorted(self.queues)
+        return same_queues and self.seen_outcome == self.outcome and self.error in self.seen_text and self.explained
 
     @property
-    def described(self) -> str:
-        """The message as ``oxproxy explain`` reads it."""
-        facts = {key: value for key, value in self.publish.items() if key != "body"}
-        return json.dumps(facts | {"body_size": len(self.publish.get("body", ""))})
+    def facts(self) -> str:
+        """What rules can see of it, on one line."""
+        publish = self.publish
+        seen = {"key": publish.get("routing_key", ""), **publish.get("headers", {}), **publish.get("properties", {})}
+        if "body_size" in publish:
+            seen["size"] = publish["body_size"]
+        return ", ".join(f"{name} {value}" for name, value in seen.items() if value != "")
+
+
+def sample(rules: Path) -> list[Message]:
+    """Return the messages of the tests that a rules file carries."""
+    messages = []
+    for test in yaml.safe_load(rules.read_text())["tests"]:
+        expect = test["expect"]
+        outcome = REFUSED if "error" in expect else CONFIRMED if "queues" in expect else RETURNED
+        messages.append(
+            Message(test["name"], test["publish"], outcome, expect.get("queues", []), expect.get("error", ""))
+        )
+    return messages
 
 
 class Consumers:
@@ -85,7 +109,7 @@ class Consumers:
             channel.basic_consume(queue, self._receiver(queue), auto_ack=True)
             self._channels.append(channel)
 
-    def _receiver(self, queue: str) -> Any:
+    def _receiver(self, queue: str) -> Any:  # pika has no types
         def receive(channel: Any, method: Any, properties: Any, body: bytes) -> None:
             self._messages[int(properties.message_id)].seen_queues.append(queue)
 
@@ -93,11 +117,13 @@ class Consumers:
 
     def finish(self) -> None:
         """Take in what was confirmed; after the cancel nothing else can come, so that a surplus is seen too."""
+        deadline = time.monotonic() + DELIVERY_SECONDS
+        while time.monotonic() < deadline and any(
+            len(message.seen_queues) < len(message.queues) for message in self._messages
+        ):
+            for connection in self._connections:
+                connection.process_data_events(time_limit=0.01)
         for connection, channel in zip(self._connections, self._channels, strict=True):
-            for _ in range(DELIVERY_SECONDS * 10):
-                if all(len(message.seen_queues) >= len(message.queues) for message in self._messages):
-                    break
-                connection.process_data_events(time_limit=0.1)
             for tag in list(channel.consumer_tags):
                 channel.basic_cancel(tag)
             connection.process_data_events(time_limit=0)
@@ -110,7 +136,7 @@ class Consumers:
 
 
 def send(parameters: pika.URLParameters, messages: list[Message]) -> None:
-    """Publish each message with a confirm, and note what the producer was told."""
+    """Publish each message with a confirm, and note what the producer heard."""
     connection = pika.BlockingConnection(parameters)
     for number, message in enumerate(messages):
         channel = connection.channel()
@@ -119,44 +145,44 @@ def send(parameters: pika.URLParameters, messages: list[Message]) -> None:
         properties = pika.BasicProperties(
             headers=publish.get("headers"), message_id=str(number), **publish.get("properties", {})
         )
-        body = publish.get("body", "").encode()
+        body = b"x" * publish.get("body_size", 0)
         try:
             channel.basic_publish(publish["exchange"], publish.get("routing_key", ""), body, properties, mandatory=True)
-            message.seen_outcome = "confirmed"
+            message.seen_outcome = CONFIRMED
         except UnroutableError as error:
             method = error.messages[0].method
-            message.seen_outcome = f"returned {method.reply_code} {method.reply_text}"
+            message.seen_outcome, message.seen_text = RETURNED, f"{method.reply_code} {method.reply_text}"
         except NackError:
             message.seen_outcome = "nacked"
         except ChannelClosedByBroker as error:
-            message.seen_outcome = f"refused {error.reply_code} {error.reply_text}"
+            message.seen_outcome, message.seen_text = REFUSED, f"{error.reply_code} {error.reply_text}"
     connection.close()
 
 
-def explain(rules: Path, message: Message) -> str:
-    """Return why one message goes where it goes, in the words of ``oxproxy explain``."""
+def explain(rules: Path, message: Message) -> None:
+    """Note why a message goes where it goes, in the words of ``oxproxy explain``."""
     command = [str(PROGRAM), "explain", "--rules", str(rules), "--message", "-"]
     for queue in message.queues:
         command += ["--expect", queue]
-    done = subprocess.run(command, input=message.described, capture_output=True, text=True, check=False)
-    if done.returncode:
-        message.seen_outcome += f"; explained otherwise ({done.returncode})"
-    return (done.stdout + done.stderr).rstrip()
+    described = json.dumps(message.publish)
+    done = subprocess.run(command, input=described, capture_output=True, text=True, check=False)
+    message.explained = done.returncode == 0
+    message.reason = (done.stdout + done.stderr).strip()
 
 
-def table(messages: list[Message]) -> str:
-    """Return what became of each message, one line each."""
-    rows = [("", "message", "key", "what the producer heard", "who got it")]
-    for number, message in enumerate(messages, 1):
-        got = ", ".join(message.seen_queues) or "nobody"
-        mark = "" if message.right else f"   WRONG, expected {message.outcome}: {', '.join(message.queues)}"
-        row = (str(number), message.name, message.publish.get("routing_key", ""), message.seen_outcome, got + mark)
-        rows.append(row)
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip()
-        for row in rows
-    )
+def told(number: int, message: Message) -> str:
+    """Return what became of a message, and why, for people."""
+    heard = f"{message.seen_outcome} {message.seen_text}".rstrip()
+    lines = [
+        f"{number}. {message.name}",
+        f"   sent      {message.facts}",
+        f"   producer  {heard}",
+        f"   got it    {', '.join(message.seen_queues) or 'nobody'}",
+        f"   why       {textwrap.indent(message.reason, ' ' * 13).lstrip()}",
+    ]
+    if not message.right:
+        lines.append(f"   WRONG     expected: {message.outcome} {message.error} {', '.join(message.queues)}")
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager
@@ -183,41 +209,47 @@ def rules_for(vhost: str) -> Path:
 
 
 def demonstrate(broker: Broker, vhost: str) -> bool:
-    """Run the traffic, print what became of it and return whether it is what traffic.yaml says."""
+    """Run the traffic, print what became of it and return whether it is what the rules file expects."""
     rules = rules_for(vhost)
-    messages = [Message(**entry) for entry in yaml.safe_load((HERE / "traffic.yaml").read_text())]
-    queues = sorted({queue for message in messages for queue in message.queues})
+    messages = sample(rules)
     version = broker.api("GET", "overview")["rabbitmq_version"]
-    print(f"Broker   RabbitMQ {version} on {broker.address}, untouched: no plugin of ours", flush=True)
+    kind = "private" if isinstance(broker, PrivateBroker) else f"given by {URL_VARIABLE}"
+    print(f"broker   RabbitMQ {version} on {broker.address}, {kind}, without any plugin for routing", flush=True)
     sidecar = Sidecar(broker, [rules], folder=OUTPUT)
     with sidecar:
-        print(f"Sidecar  oxproxy on {sidecar.address} in front of it, rules {shown(rules)}\n", flush=True)
-        address = Broker("127.0.0.1", sidecar.port, broker.management, broker.username, broker.password)
-        parameters = pika.URLParameters(address.url(vhost))
-        consumers = Consumers(parameters, queues, messages)
-        try:
-            send(parameters, messages)
-            consumers.finish()
-        finally:
-            consumers.close()
-        reasons = [explain(rules, message) for message in messages]
-        print("Who got what (a pika producer with confirms, a pika consumer on each queue):\n")
-        print(textwrap.indent(table(messages), "  "))
-        print("\nWhy (oxproxy explain):\n")
-        for number, reason in enumerate(reasons, 1):
-            print(textwrap.indent(f"{number}\n{textwrap.indent(reason, '  ')}", "  "))
+        print(f"sidecar  oxproxy on {sidecar.address} in front of it, rules from {shown(rules)}", flush=True)
+        exchange_traffic(Broker("127.0.0.1", sidecar.port, "", broker.username, broker.password), vhost, messages)
+        for message in messages:
+            explain(rules, message)
         metrics = sidecar.get("/metrics")
         (OUTPUT / "metrics.txt").write_text(metrics)
-        print(f"\nMetrics  {sidecar.admin}/metrics while it runs; now in {shown(OUTPUT / 'metrics.txt')}:\n")
-        print(textwrap.indent("\n".join(worth_a_look(metrics)), "  "))
-    print(f"\nLog      {shown(sidecar.log)}")
-    print(f"Audit    {shown(sidecar.audit)}")
-    print(f"Settings {shown(sidecar.configuration)}")
-    return all(message.right for message in messages)
+        ended_well = sidecar.stop()
+    print(
+        "\nA pika producer publishes with confirms, a pika consumer listens on each queue, all through the sidecar:\n"
+    )
+    print("\n\n".join(told(number, message) for number, message in enumerate(messages, 1)))
+    print(f"\nFrom {sidecar.admin}/metrics, kept in {shown(OUTPUT / 'metrics.txt')}:\n")
+    print(textwrap.indent("\n".join(worth_a_look(metrics)), "   "))
+    print(f"\nKept: settings {shown(sidecar.configuration)}, log {shown(sidecar.log)}")
+    if not ended_well:
+        print("WRONG: the sidecar did not end with 0 after SIGTERM")
+    return ended_well and all(message.right for message in messages)
+
+
+def exchange_traffic(address: Broker, vhost: str, messages: list[Message]) -> None:
+    """Publish and consume all messages through the sidecar."""
+    parameters = pika.URLParameters(address.url(vhost))
+    queues = sorted({queue for message in messages for queue in message.queues})
+    consumers = Consumers(parameters, queues, messages)
+    try:
+        send(parameters, messages)
+        consumers.finish()
+    finally:
+        consumers.close()
 
 
 def worth_a_look(metrics: str) -> list[str]:
-    """Return the few lines of ``/metrics`` that six messages have changed."""
+    """Return the few lines of ``/metrics`` that the traffic has changed."""
     names = "|".join(SHOWN_METRICS)
     return [line for line in metrics.splitlines() if re.match(rf"oxproxy_(?:{names})\b.* (?!0\.0$)", line)]
 
@@ -234,13 +266,13 @@ def main() -> int:
     try:
         with some_broker() as broker, virtual_host(broker) as vhost:
             well = demonstrate(broker, vhost)
-    except BrokerMissing as error:
+    except (BrokerMissing, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     except (BrokerFailed, SidecarFailed) as error:
         print(error, file=sys.stderr)
         return 1
-    print("\nAll as expected; nothing is left running." if well else "\nNot as expected: see WRONG above.")
+    print("\nAll as the rules file expects. Nothing is left running." if well else "\nNot as expected: see WRONG.")
     return 0 if well else 1
 
 
