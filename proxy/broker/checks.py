@@ -1,0 +1,135 @@
+"""Which of the broker's exchanges, queues and bindings contradict the rules, or make them do what nobody meant.
+
+Conflicts stop a load: the operator must choose a way out. Warnings don't. All functions are pure and answer in
+sentences for the operator. Source: docs/architecture.md (delivery), and what RabbitMQ 3.10 was seen to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from proxy.amqp.tokens import RESERVED, token
+from proxy.amqp.vhost import Destination, OwnedExchange
+from proxy.broker.declarations import MARK, unnameable
+from proxy.broker.inventory import BindingInfo, ExchangeInfo, QueueInfo
+
+_WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
+#: Under it clients' bindings are kept on the carrier; publishes never use such a key.
+_STORAGE = RESERVED + b"b."
+#: The words of a token before its hash: queue or exchange.
+_TOKEN_WORDS = tuple((*RESERVED.rstrip(b".").split(b"."), letter) for letter in (b"q", b"e"))
+_HEX_DIGITS = frozenset(b"0123456789abcdef")
+_HASH_LENGTH = 16
+
+
+def carrier_conflict(exchange: OwnedExchange, found: ExchangeInfo | None) -> str | None:
+    """Say why the exchange on the broker can't be the carrier, None where it can or there is none."""
+    unusable = unnameable(exchange.carrier)
+    if unusable is not None:
+        return f"{_shown(exchange)}: the carrier can't be declared: {unusable}"
+    if found is None:
+        return None
+    if found.type != "direct":
+        return f"{_shown(exchange)} exists on the broker with type {found.type}: {_WAYS_OUT}"
+    if found.arguments.get(MARK.decode()) is not True:
+        return f"{_shown(exchange)} exists on the broker as a direct exchange that is not ours: {_WAYS_OUT}"
+    return None
+
+
+def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: str) -> str:
+    """Say what the broker's refusal to declare a carrier means."""
+    if code == 406:
+        return f"{_shown(exchange)} exists on the broker and differs: {_WAYS_OUT} (broker: {text})"
+    if code == 403:
+        more = "configure permission on it"
+        if exchange.alternate is not None:
+            other = exchange.alternate.decode(errors="replace")
+            more += f", read permission on it and write permission on its alternate exchange {other}"
+        return f"{_shown(exchange)}: user {username!r} may not declare it: it needs {more} (broker: {text})"
+    return f"{_shown(exchange)} can't be declared: {code} {text}"
+
+
+def internal_conflicts(published: Mapping[bytes, bytes], found: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:
+    """Find exchanges that `delivery: queue` would publish to and nobody may publish to."""
+    return {
+        owner: f"exchange {name.decode(errors='replace')} is internal: with delivery: queue "
+        f"exchange {owner.decode(errors='replace')} can't publish to it; use delivery: carrier"
+        for name, owner in sorted(published.items())
+        if name in found and found[name].internal
+    }
+
+
+def foreign_bindings(bindings: Iterable[BindingInfo]) -> list[BindingInfo]:
+    """Find bindings of a carrier that are neither tokens of ours nor stored bindings of clients."""
+    return [binding for binding in bindings if not _ours(binding)]
+
+
+def tokens_bound(bindings: Iterable[BindingInfo]) -> set[Destination]:
+    """Find the destinations whose token is bound."""
+    return {
+        (binding.destination_type, binding.destination)
+        for binding in bindings
+        if binding.routing_key == token(binding.destination_type, binding.destination)
+    }
+
+
+def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
+    """Find queues of `delivery: queue` whose dead letters would come back into another queue."""
+    return [
+        f"queue {queue.name.decode(errors='replace')} dead-letters to the default exchange without "
+        "x-dead-letter-routing-key: with delivery: queue a dead letter goes to the first queue of its message"
+        for queue in queues
+        if queue.arguments.get("x-dead-letter-exchange") == "" and "x-dead-letter-routing-key" not in queue.arguments
+    ]
+
+
+def topic_warnings(exchange: bytes, bindings: Iterable[BindingInfo]) -> list[str]:
+    """Find patterns of a topic exchange downstream of a carrier that match tokens."""
+    return [
+        f"topic exchange {exchange.decode(errors='replace')} binds {binding.destination_type} "
+        f"{binding.destination.decode(errors='replace')} with a pattern that matches destination tokens: "
+        f"{binding.routing_key.decode(errors='replace')}"
+        for binding in bindings
+        if matches_tokens(binding.routing_key)
+    ]
+
+
+def matches_tokens(pattern: bytes) -> bool:
+    """Say whether a topic pattern matches some token but not every key.
+
+    A pattern of ``#`` alone takes the message under its own key as well, so the token changes nothing.
+    """
+    words = pattern.split(b".")
+    if all(word == b"#" for word in words):
+        return False
+    return any(_matches(words, key) for key in _TOKEN_WORDS)
+
+
+def _matches(pattern: list[bytes], key: tuple[bytes, ...]) -> bool:
+    """Match as a topic exchange does; the key goes on with one more word, any hash."""
+    length = len(key) + 1
+    # reached[i]: the pattern so far can have consumed i words of the key.
+    reached = [True] + [False] * length
+    for word in pattern:
+        if word == b"#":
+            first = reached.index(True) if True in reached else length + 1
+            reached = [at >= first for at in range(length + 1)]
+        else:
+            fits = [word in (b"*", literal) for literal in key] + [word == b"*" or _is_hash(word)]
+            reached = [False] + [reached[at] and fits[at] for at in range(length)]
+    return reached[length]
+
+
+def _is_hash(word: bytes) -> bool:
+    return len(word) == _HASH_LENGTH and _HEX_DIGITS.issuperset(word)
+
+
+def _ours(binding: BindingInfo) -> bool:
+    if binding.routing_key.startswith(_STORAGE):
+        return True
+    return binding.routing_key == token(binding.destination_type, binding.destination)
+
+
+def _shown(exchange: OwnedExchange) -> str:
+    name, carrier = exchange.name.decode(errors="replace"), exchange.carrier.decode(errors="replace")
+    return f"exchange {name}" if name == carrier else f"carrier {carrier} of exchange {name}"

@@ -1,0 +1,257 @@
+"""How the control user talks AMQP to one virtual host: one connection, many short-lived failures.
+
+A refused declaration closes the channel it was made on, so every channel here is anonymous: taken, used for one
+method or one lane of many, thrown away once refused. One refusal disturbs nothing else. It must not know what the
+methods mean (see `declarations`). Sources: AMQP 0-9-1 spec, 2.2.7 and 4.8 (a channel exception closes the channel);
+RabbitMQ's guide on channels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, cast
+from urllib.parse import quote
+
+import aiormq
+from aiormq.exceptions import (
+    AMQPError,
+    ChannelAccessRefused,
+    ChannelClosed,
+    ChannelInvalidStateError,
+    ChannelLockedResource,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    ConnectionClosed,
+    InvalidFrameError,
+    ProbableAuthenticationError,
+)
+
+from proxy.broker.declarations import Method
+from proxy.broker.settings import ControlSettings
+from proxy.errors import Failure, UpstreamError
+
+# Whatever it warns of reaches us as an exception as well, and is logged with its virtual host by whoever handles it.
+logging.getLogger("aiormq").setLevel(logging.CRITICAL)
+
+#: Channels for single methods, so that a client's declare never waits behind thousands of bulk bindings.
+_SINGLES = 8
+#: Channels kept open between uses; more are closed after a bulk.
+_KEPT_IDLE = 8
+#: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; the number has 16 bits.
+_NO_LIMIT = 65535
+
+_CODES: dict[type[BaseException], int] = {
+    ChannelAccessRefused: 403,
+    ChannelNotFoundEntity: 404,
+    ChannelLockedResource: 405,
+    ChannelPreconditionFailed: 406,
+}
+
+
+class Refusal(NamedTuple):
+    """Why the broker closed a channel of ours: reply code and text."""
+
+    code: int
+    text: str
+
+
+class ControlConnection:
+    """The control user's connection to one virtual host. It does not reconnect by itself: call `connect` again."""
+
+    def __init__(self, settings: ControlSettings, vhost: str) -> None:
+        """Prepare; `connect` opens it."""
+        self._settings = settings
+        self._vhost = vhost
+        self._connection: aiormq.Connection | None = None
+        self._idle: list[aiormq.Channel] = []
+        self._singles = asyncio.Semaphore(_SINGLES)
+        self._bulk = asyncio.Semaphore(1)
+        self._lanes = 1
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection stands, as far as is known."""
+        return self._connection is not None and not self._connection.is_closed
+
+    async def connect(self) -> None:
+        """Connect to the first host that answers.
+
+        Raises:
+            UpstreamError: REFUSED where a broker refused the user or the virtual host, else UNAVAILABLE with
+                what every host said.
+        """
+        await self.close()
+        failures: list[str] = []
+        for host, port in self._settings.hosts:
+            try:
+                self._connection = await self._open(host, port)
+            except UpstreamError as error:
+                if error.failure is Failure.REFUSED:
+                    raise
+                failures.append(error.message)
+            else:
+                self._make_room(self._connection.connection_tune.channel_max or _NO_LIMIT)
+                return
+        raise UpstreamError(Failure.UNAVAILABLE, "; ".join(failures))
+
+    async def wait_lost(self, timeout_seconds: float) -> bool:
+        """Wait until the connection is lost, at most so long; say whether it is."""
+        if self._connection is not None and self.connected:
+            await asyncio.wait([self._connection.closing], timeout=timeout_seconds)
+        return not self.connected
+
+    async def call(self, method: Method) -> Refusal | None:
+        """Do one method and wait for its answer.
+
+        Returns:
+            None, or why the broker refused.
+
+        Raises:
+            UpstreamError: no connection, or no answer in time.
+        """
+        async with self._singles:
+            channel = await self._channel()
+            refusal = await self._rpc(channel, method)
+            self._idle.append(channel)
+            return refusal
+
+    async def call_all(self, methods: Sequence[Method]) -> list[Refusal | None]:
+        """Do many methods, in no particular order.
+
+        Returns:
+            For each method None, or why the broker refused it.
+
+        Raises:
+            UpstreamError: the connection was lost; some methods may have been done.
+        """
+        refusals: list[Refusal | None] = [None] * len(methods)
+        work = iter(enumerate(methods))
+
+        async def lane() -> None:
+            async with self._bulk:
+                for index, method in work:
+                    channel = await self._channel()
+                    refusals[index] = await self._rpc(channel, method)
+                    self._idle.append(channel)
+
+        lanes = min(self._lanes, len(methods))
+        outcomes = await asyncio.gather(*(lane() for _ in range(lanes)), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        await self._trim()
+        return refusals
+
+    async def close(self) -> None:
+        """Close the connection, waiting at most the deadline for the broker's close-ok."""
+        connection, self._connection = self._connection, None
+        self._idle.clear()
+        if connection is None or connection.is_closed:
+            return
+        try:
+            async with asyncio.timeout(self._settings.deadline_seconds):
+                await connection.close()
+        except (AMQPError, OSError, TimeoutError):
+            return
+
+    async def _open(self, host: str, port: int) -> aiormq.Connection:
+        settings = self._settings
+        place = f"{host}:{port}"
+        connection = self._prepared(host, port)
+        try:
+            async with asyncio.timeout(settings.deadline_seconds):
+                await connection.connect()
+        except TimeoutError as error:
+            text = f"{place} did not answer within {settings.deadline_seconds:g} s"
+            raise UpstreamError(Failure.TIMEOUT, text) from error
+        except (ProbableAuthenticationError, ConnectionClosed) as error:
+            text = f"{place} refused user {settings.username!r} in vhost {self._vhost!r}: {error.args[-1]}"
+            raise UpstreamError(Failure.REFUSED, text) from error
+        except InvalidFrameError as error:
+            # aiormq does not show the Connection.Close that answers Connection.Open, only that it was one.
+            text = f"{place} refused vhost {self._vhost!r}: it does not exist, or {settings.username!r} may not use it"
+            raise UpstreamError(Failure.REFUSED, text) from error
+        except (AMQPError, OSError) as error:
+            raise UpstreamError(Failure.UNAVAILABLE, f"{place}: {_cause(error)}") from error
+        return connection
+
+    def _prepared(self, host: str, port: int) -> aiormq.Connection:
+        settings = self._settings
+        scheme = "amqp" if settings.ssl_context is None else "amqps"
+        user, password = quote(settings.username, safe=""), quote(settings.password, safe="")
+        name = f"[{host}]" if ":" in host else host
+        # Any: handed on to asyncio.open_connection, whose other arguments have other types.
+        tls: dict[str, Any] = (
+            {"server_hostname": settings.server_name} if settings.ssl_context and settings.server_name else {}
+        )
+        connection = aiormq.Connection(
+            f"{scheme}://{user}:{password}@{name}:{port}/?heartbeat={settings.heartbeat_seconds}",
+            context=settings.ssl_context,
+            client_properties={"connection_name": settings.connection_name, "product": "oxproxy"},
+            **tls,
+        )
+        connection.vhost = self._vhost
+        return connection
+
+    def _make_room(self, channel_max: int) -> None:
+        self._lanes = max(1, min(self._settings.lanes, channel_max - _SINGLES))
+        self._bulk = asyncio.Semaphore(self._lanes)
+
+    async def _channel(self) -> aiormq.Channel:
+        while self._idle:
+            channel = self._idle.pop()
+            if not channel.is_closed:
+                return channel
+        if self._connection is None or self._connection.is_closed:
+            self._unavailable("not connected")
+        try:
+            async with asyncio.timeout(self._settings.deadline_seconds):
+                return cast(aiormq.Channel, await self._connection.channel(publisher_confirms=False))
+        except TimeoutError as error:
+            raise UpstreamError(Failure.TIMEOUT, f"vhost {self._vhost!r}: no channel in time") from error
+        except asyncio.CancelledError as error:
+            self._cancelled(error)
+        except Exception as error:  # noqa: BLE001 - as in `_rpc`
+            self._unavailable(_cause(error), error)
+
+    async def _rpc(self, channel: aiormq.Channel, method: Method) -> Refusal | None:
+        try:
+            await channel.rpc(method, timeout=self._settings.deadline_seconds)
+        except TimeoutError as error:
+            raise UpstreamError(Failure.TIMEOUT, f"vhost {self._vhost!r}: no answer in time") from error
+        except asyncio.CancelledError as error:
+            self._cancelled(error)
+        except ChannelClosed as error:
+            code = _CODES.get(type(error), error.args[0])
+            if code is None:  # our own close: the connection is going down
+                self._unavailable("connection closed", error)
+            return Refusal(code, str(error.args[-1]))
+        except Exception as error:  # noqa: BLE001 - aiormq ends what waits on a closing connection with a bare one
+            self._unavailable(_cause(error), error)
+        return None
+
+    def _cancelled(self, error: asyncio.CancelledError) -> NoReturn:
+        # aiormq cancels what waits on a connection that is closed; only a cancellation of our task goes on.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise error
+        self._unavailable("connection closed", error)
+
+    def _unavailable(self, cause: str, error: BaseException | None = None) -> NoReturn:
+        raise UpstreamError(Failure.UNAVAILABLE, f"vhost {self._vhost!r}: {cause}") from error
+
+    async def _trim(self) -> None:
+        extra, self._idle[:] = self._idle[_KEPT_IDLE:], self._idle[:_KEPT_IDLE]
+        for channel in extra:
+            if not channel.is_closed:
+                try:
+                    await channel.close(timeout=self._settings.deadline_seconds)
+                except (AMQPError, ChannelInvalidStateError, OSError, TimeoutError):
+                    continue
+
+
+def _cause(error: BaseException) -> str:
+    text = str(error.args[-1]) if error.args else ""
+    return text or type(error).__name__

@@ -1,0 +1,60 @@
+"""How the control plane reaches the broker and how patient it is: the limits that `app` fills in.
+
+It must not know where the values come from.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """Where the broker is, as whom we declare, and every limit of the control plane.
+
+    Args:
+        hosts: (host, port) of the AMQP listeners, tried in turn.
+        username: the control user.
+        password: its password; never shown.
+        ssl_context: TLS to the AMQP listeners, None for plain TCP.
+        server_name: name to expect in the certificate, None for the host's.
+        management: base URL of the management API, None where there is none.
+        management_ssl: TLS to an ``https`` management API, None for the system's trust.
+        connection_name: shown on the broker's management pages.
+        refresh_seconds: time between two looks at the broker.
+        deadline_seconds: longest wait for one answer, and for a destination to be bound.
+        heartbeat_seconds: AMQP heartbeat of the control connections.
+        retry_seconds: first pause before a lost connection is tried again; doubles up to `retry_limit_seconds`.
+        retry_limit_seconds: longest such pause.
+        grace_seconds: how long tokens that new rules don't need stay bound.
+        lanes: channels used at a time for bulk declarations. The broker takes one declaration after another
+            on a channel and syncs each to disk; 32 channels bind four times as fast as one.
+        bind_limit: destinations of one virtual host that producers and regex routes may make us bind.
+        remember_limit: destinations that could not be reached on demand, remembered at most.
+        retries_per_look: refused or unverified destinations tried again at one look, so that thousands of them
+            don't occupy the broker.
+        listing_bytes: longest answer of the management API; 10,000 queues are 0.5 MB.
+        remove_foreign: whether bindings that others made on a carrier are removed (needs the management API).
+    """
+
+    hosts: tuple[tuple[str, int], ...]
+    username: str
+    password: str = field(repr=False)
+    ssl_context: ssl.SSLContext | None = None
+    server_name: str | None = None
+    management: str | None = None
+    management_ssl: ssl.SSLContext | None = None
+    connection_name: str = "oxproxy control"
+    refresh_seconds: float = 5.0
+    deadline_seconds: float = 10.0
+    heartbeat_seconds: int = 30
+    retry_seconds: float = 0.5
+    retry_limit_seconds: float = 30.0
+    grace_seconds: float = 5.0
+    lanes: int = 32
+    bind_limit: int = 10_000
+    remember_limit: int = 10_000
+    retries_per_look: int = 256
+    listing_bytes: int = 256 * 1024 * 1024
+    remove_foreign: bool = False

@@ -1,0 +1,221 @@
+"""What one look at the broker finds: queues and exchanges, the tokens that stand, bindings that are not ours.
+
+It looks through the management API, writes what it finds into `Presence` and into each exchange's `bound`, and says
+in the log what changed since the last look. A listing that fails costs its own answer, never the whole look. It must
+not declare anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+
+import structlog
+
+from proxy.amqp.vhost import Destination, OwnedExchange
+from proxy.broker.checks import (
+    carrier_conflict,
+    dead_letter_warnings,
+    foreign_bindings,
+    internal_conflicts,
+    tokens_bound,
+    topic_warnings,
+)
+from proxy.broker.inventory import BindingInfo, Inventory, listings
+from proxy.broker.needs import Needs
+from proxy.broker.presence import Presence
+from proxy.errors import UpstreamError
+
+#: Listings of bindings at a time.
+_READERS = 4
+#: Names that one log line shows at most.
+_SHOWN = 20
+#: Exchanges downstream of carriers whose bindings are read in search of patterns; behind that we trust.
+_DOWNSTREAM_LIMIT = 200
+
+log = structlog.get_logger(__name__)
+
+
+class Survey:
+    """Looks at one virtual host.
+
+    Args:
+        vhost: its name.
+        inventory: the management API, None where there is none.
+        presence: what exists, kept up to date here.
+        remove_foreign: whether foreign bindings are removed.
+    """
+
+    def __init__(
+        self, vhost: str, inventory: Inventory | None, presence: Presence, remove_foreign: bool = False
+    ) -> None:
+        """Have seen nothing yet."""
+        self._vhost = vhost
+        self._inventory = inventory
+        self._presence = presence
+        self._remove_foreign = remove_foreign
+        self._warned: set[str] = set()
+        self._failed: list[str] = []
+        #: Bindings of carriers that are not ours, by carrier.
+        self.foreign: dict[bytes, list[BindingInfo]] = {}
+        #: Why listings failed at the last look; empty when all went well.
+        self.failures: tuple[str, ...] = ()
+
+    async def look(self) -> None:
+        """Begin a look: list queues and exchanges."""
+        self._failed.clear()
+        if self._inventory is None:
+            return
+        before = dict(self._presence.queues)
+        queues, exchanges = await listings(self._inventory, self._vhost)
+        if isinstance(queues, UpstreamError):
+            self._presence.queues_complete = False
+        else:
+            self._presence.queues_listed(before, queues)
+        if isinstance(exchanges, UpstreamError):
+            self._presence.exchanges_complete = False
+        else:
+            self._presence.exchanges_listed(exchanges)
+        self._failed += [str(answer) for answer in (queues, exchanges) if isinstance(answer, UpstreamError)]
+
+    def conflicts(self, needs: Needs) -> dict[bytes, str]:
+        """Find what on the broker contradicts the rules, by the last look: the exchange's name and what to do."""
+        found = self._presence.exchanges
+        conflicts = internal_conflicts(needs.published, found)
+        for exchange in needs.carriers:
+            text = carrier_conflict(exchange, found.get(exchange.carrier))
+            if text is not None:
+                conflicts[exchange.name] = text
+        return conflicts
+
+    async def read_tokens(self, carriers: Sequence[OwnedExchange]) -> set[bytes]:
+        """Read which tokens stand into each exchange's `bound`, and which foreign bindings there are.
+
+        Returns:
+            Names of the exchanges whose bindings could be read.
+        """
+        if self._inventory is None:
+            return set()
+        read: set[bytes] = set()
+        work = iter(carriers)
+
+        async def reader(inventory: Inventory) -> None:
+            for exchange in work:
+                before = set(exchange.bound)
+                try:
+                    bindings = await inventory.bindings(self._vhost, exchange.carrier)
+                except UpstreamError as error:
+                    self._failed.append(str(error))
+                    continue
+                standing = tokens_bound(bindings)
+                gone = before - exchange.bound
+                added = exchange.bound - before
+                exchange.bound.clear()
+                exchange.bound.update((standing - gone) | added)
+                read.add(exchange.name)
+                await self._note_foreign(inventory, exchange.carrier, foreign_bindings(bindings))
+
+        await asyncio.gather(*(reader(self._inventory) for _ in range(min(_READERS, len(carriers)))))
+        return read
+
+    async def warn(self, needs: Needs) -> None:
+        """Say once what is there and won't do what the operator expects (see `checks`)."""
+        known = self._presence.queues
+        receivers = [known[name] for kind, name in needs.existing if kind == "queue" and name in known]
+        warnings = dead_letter_warnings(receivers)
+        if self._inventory is not None:
+            starts = {name for kind, name in needs.holders if kind == "exchange"}
+            warnings += await self._downstream(self._inventory, starts)
+        for text in warnings:
+            if text not in self._warned:
+                log.warning("rules meet an obstacle on the broker", vhost=self._vhost, what=text)
+        self._warned = set(warnings)
+
+    async def _downstream(self, inventory: Inventory, starts: set[bytes]) -> list[str]:
+        """Follow exchange-to-exchange bindings in search of topic patterns that match tokens."""
+        warnings: list[str] = []
+        seen: set[bytes] = set()
+        ahead = sorted(starts)
+        while ahead and len(seen) < _DOWNSTREAM_LIMIT:
+            name = ahead.pop()
+            info = self._presence.exchanges.get(name)
+            if name in seen or info is None:
+                continue
+            seen.add(name)
+            try:
+                bindings = await inventory.bindings(self._vhost, name)
+            except UpstreamError as error:
+                self._failed.append(str(error))
+                continue
+            if info.type == "topic":
+                warnings += topic_warnings(name, bindings)
+            ahead += [item.destination for item in bindings if item.destination_type == "exchange"]
+        return warnings
+
+    async def _note_foreign(self, inventory: Inventory, carrier: bytes, foreign: list[BindingInfo]) -> None:
+        last = self.foreign.pop(carrier, [])
+        if not foreign:
+            return
+        self.foreign[carrier] = foreign
+        fresh = [binding for binding in foreign if binding not in last]
+        if fresh:
+            log.warning(
+                "bindings that are not ours route past the rules",
+                vhost=self._vhost,
+                carrier=_text(carrier),
+                count=len(foreign),
+                bindings=[_shown(binding) for binding in fresh[:_SHOWN]],
+            )
+        if self._remove_foreign:
+            await self._remove(inventory, carrier, foreign)
+
+    async def _remove(self, inventory: Inventory, carrier: bytes, foreign: Iterable[BindingInfo]) -> None:
+        for binding in foreign:
+            try:
+                await inventory.remove_binding(self._vhost, carrier, binding)
+            except UpstreamError as error:
+                self._failed.append(str(error))
+            else:
+                log.warning(
+                    "foreign binding removed",
+                    vhost=self._vhost,
+                    carrier=_text(carrier),
+                    binding=_shown(binding),
+                )
+
+    def finish(self) -> None:
+        """End a look: say what failed that did not fail last time."""
+        for text in self._failed:
+            if text not in self.failures:
+                log.warning("inventory not complete", vhost=self._vhost, error=text)
+        if self.failures and not self._failed:
+            log.info("inventory complete again", vhost=self._vhost)
+        self.failures = tuple(self._failed)
+
+
+def log_missing(vhost: str, last: Collection[Destination], missing: dict[Destination, str]) -> None:
+    """Write which destinations went missing and which came back."""
+    gone = sorted(set(missing).difference(last))
+    found = sorted(set(last).difference(missing))
+    if gone:
+        log.warning(
+            "destinations missing",
+            vhost=vhost,
+            count=len(missing),
+            destinations=[f"{kind} {_text(name)}: {missing[kind, name]}" for kind, name in gone[:_SHOWN]],
+        )
+    if found:
+        log.info(
+            "destinations found",
+            vhost=vhost,
+            missing=len(missing),
+            destinations=[f"{kind} {_text(name)}" for kind, name in found[:_SHOWN]],
+        )
+
+
+def _shown(binding: BindingInfo) -> str:
+    return f"{binding.destination_type} {_text(binding.destination)} under key {_text(binding.routing_key)!r}"
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.amqp.tokens import token
+from proxy.broker import checks
+from proxy.broker.inventory import BindingInfo, ExchangeInfo, QueueInfo
+from tests.broker.world import owned
+
+MARKED = {"x-open-exchange": True}
+TOKENS = [token(kind, name) for kind, name in product(("queue", "exchange"), (b"a", b"documents.public"))]
+
+
+def binding(name: str, key: bytes, kind: str = "queue") -> BindingInfo:
+    return BindingInfo(kind, name.encode(), key, key.decode())
+
+
+def topic_matches(pattern: bytes, key: bytes) -> bool:
+    """A topic exchange in one regular expression: every word stands behind a dot."""
+    words = ["(?:\\.[^.]*)*" if w == b"#" else "\\.[^.]*" if w == b"*" else "\\." + re.escape(w.decode())
+             for w in pattern.split(b".")]  # fmt: skip
+    return re.fullmatch("".join(words), "." + key.decode()) is not None
+
+
+def test_a_free_name_is_no_conflict() -> None:
+    assert checks.carrier_conflict(owned("documents"), None) is None
+
+
+def test_our_own_carrier_is_no_conflict() -> None:
+    assert checks.carrier_conflict(owned("documents"), ExchangeInfo(b"documents", "direct", False, MARKED)) is None
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        ExchangeInfo(b"documents", "topic"),
+        ExchangeInfo(b"documents", "direct"),
+        ExchangeInfo(b"documents", "direct", False, {"x-open-exchange": "true"}),
+        ExchangeInfo(b"documents", "fanout", False, MARKED),
+    ],
+)
+def test_an_exchange_in_the_way_is_a_conflict_that_names_both_ways_out(found: ExchangeInfo) -> None:
+    text = checks.carrier_conflict(owned("documents"), found)
+    assert text is not None
+    assert "documents" in text
+    assert "carrier: NAME" in text
+    assert "delivery: queue" in text
+
+
+def test_a_carrier_whose_name_the_broker_refuses_is_a_conflict() -> None:
+    text = checks.carrier_conflict(owned("documents", carrier=b"\xff"), None)
+    assert text is not None
+    assert "not UTF-8" in text
+
+
+def test_a_refused_declare_names_the_permissions_it_needs() -> None:
+    text = checks.declare_conflict(owned("documents", alternate=b"rest"), 403, "ACCESS_REFUSED", "control")
+    assert "'control'" in text
+    assert "configure" in text
+    assert "read" in text
+    assert "write" in text
+    assert "rest" in text
+
+
+def test_internal_exchanges_can_not_be_published_to() -> None:
+    found = {b"inner": ExchangeInfo(b"inner", "fanout", internal=True), b"outer": ExchangeInfo(b"outer", "fanout")}
+    conflicts = checks.internal_conflicts({b"inner": b"mine", b"outer": b"other", b"nowhere": b"third"}, found)
+    assert list(conflicts) == [b"mine"]
+
+
+def test_tokens_and_stored_bindings_are_ours_and_everything_else_is_foreign() -> None:
+    ours = [
+        binding("q", token("queue", b"q")),
+        binding("x", token("exchange", b"x"), "exchange"),
+        binding("q", b"x.o.p.e.n.x.b.0123456789abcdef"),
+    ]
+    foreign = [
+        binding("q", b"plain"),
+        binding("q", token("queue", b"another")),
+        binding("x", token("queue", b"x"), "exchange"),
+    ]
+    assert checks.foreign_bindings(ours + foreign) == foreign
+    assert checks.tokens_bound(ours + foreign) == {("queue", b"q"), ("exchange", b"x")}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [b"*.*.*.*.*.*.*.*", b"x.#", b"#.q.*", b"#.e.*", b"#.*", b"*.#", b"x.o.p.e.n.x.q.*", b"#.0123456789abcdef",
+     b"x.#.n.#", b"#.x.#"],
+)  # fmt: skip
+def test_a_pattern_that_matches_tokens_is_found(pattern: bytes) -> None:
+    assert checks.matches_tokens(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [b"#", b"#.#", b"", b"*", b"documents.#", b"x.*", b"*.*.*.*.*.*.*", b"#.q", b"#.0123456789ABCDEF",
+     b"x.o.p.e.n.x.b.*"],
+)  # fmt: skip
+def test_a_pattern_that_matches_no_token_or_everything_is_left_alone(pattern: bytes) -> None:
+    assert not checks.matches_tokens(pattern)
+
+
+@given(st.lists(st.sampled_from([b"#", b"*", b"x", b"o", b"p", b"e", b"n", b"q", b"z"]), max_size=9))
+def test_patterns_without_a_hash_match_as_topic_exchanges_do(words: list[bytes]) -> None:
+    pattern = b".".join(words)
+    everything = all(word == b"#" for word in pattern.split(b"."))
+    expected = not everything and any(topic_matches(pattern, key) for key in TOKENS)
+    assert checks.matches_tokens(pattern) == expected
+
+
+def test_a_warned_pattern_is_named_with_its_exchange() -> None:
+    [text] = checks.topic_warnings(b"news", [binding("q", b"x.#"), binding("q", b"news.#")])
+    assert "news" in text
+    assert "x.#" in text
+
+
+def test_dead_letters_to_the_default_exchange_without_a_key_are_warned_of() -> None:
+    risky = QueueInfo(b"risky", False, {"x-dead-letter-exchange": ""})
+    keyed = QueueInfo(b"keyed", False, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    elsewhere = QueueInfo(b"elsewhere", False, {"x-dead-letter-exchange": "dlx"})
+    [text] = checks.dead_letter_warnings([risky, keyed, elsewhere, QueueInfo(b"plain")])
+    assert "risky" in text

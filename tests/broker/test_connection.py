@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from proxy.broker.connection import ControlConnection
+from proxy.broker.declarations import bind_token, declare_carrier, declare_queue, find
+from proxy.errors import Failure, UpstreamError
+from tests.broker.world import Outside, owned, settings
+from tests.private_broker import free_port
+from tests.rabbitmq import Broker
+
+
+@pytest.fixture
+async def connection(broker: Broker, vhost: str) -> AsyncIterator[ControlConnection]:
+    opened = ControlConnection(settings(broker), vhost)
+    await opened.connect()
+    yield opened
+    await opened.close()
+
+
+async def test_a_method_is_done_and_answered(connection: ControlConnection, broker: Broker, vhost: str) -> None:
+    assert await connection.call(declare_queue(b"orders~2")) is None
+    assert Outside(broker, vhost).queue("orders~2")["durable"] is True
+
+
+async def test_a_refusal_is_a_value(connection: ControlConnection) -> None:
+    refusal = await connection.call(find(("queue", b"nowhere")))
+    assert refusal is not None
+    assert refusal.code == 404
+    assert "nowhere" in refusal.text
+
+
+async def test_one_refusal_among_many_disturbs_no_other(connection: ControlConnection) -> None:
+    names = [b"q%d" % number for number in range(100)]
+    await connection.call(declare_carrier(owned("c")))
+    await connection.call_all([declare_queue(name) for name in names if name != b"q50"])
+    refusals = await connection.call_all([bind_token(b"c", ("queue", name)) for name in names])
+    assert [name for name, refusal in zip(names, refusals, strict=True) if refusal is not None] == [b"q50"]
+
+
+async def test_refusals_alone_disturb_nobody_either(connection: ControlConnection) -> None:
+    refusals = await connection.call_all([find(("queue", b"q%d" % number)) for number in range(100)])
+    assert {refusal.code for refusal in refusals if refusal is not None} == {404}
+    assert await connection.call(declare_queue(b"q")) is None
+
+
+async def test_a_refusal_whose_text_is_cut_keeps_the_connection(connection: ControlConnection) -> None:
+    # The text quotes the name and is longer than 255 bytes, which the broker cuts.
+    name = "ä".encode() * 70
+    assert await connection.call(find(("queue", name))) is not None
+    assert connection.connected
+
+
+async def test_nothing_at_all_is_nothing(connection: ControlConnection) -> None:
+    assert await connection.call_all([]) == []
+
+
+async def test_channels_left_over_from_a_bulk_are_closed(
+    connection: ControlConnection, broker: Broker, vhost: str
+) -> None:
+    await connection.call_all([declare_queue(b"q%d" % number) for number in range(64)])
+    # Blocking on purpose: the connection must not need our loop for what has been closed already.
+    listed = broker.api("GET", f"vhosts/{vhost}/channels?columns=number")
+    assert len(listed) <= 8
+
+
+async def test_the_next_host_is_tried(broker: Broker, vhost: str) -> None:
+    hosts = (("127.0.0.1", free_port()), (broker.host, broker.port))
+    opened = ControlConnection(
+        type(settings(broker))(hosts=hosts, username=broker.username, password=broker.password), vhost
+    )
+    await opened.connect()
+    assert opened.connected
+    await opened.close()
+    assert not opened.connected
+
+
+async def test_nobody_there_is_unavailable() -> None:
+    port = free_port()
+    opened = ControlConnection(settings(Broker("127.0.0.1", port, "http://127.0.0.1", password="hush")), "/")
+    with pytest.raises(UpstreamError) as caught:
+        await opened.connect()
+    assert caught.value.failure is Failure.UNAVAILABLE
+    assert str(port) in caught.value.message
+    assert "hush" not in str(caught.value)
+
+
+async def test_silence_ends_at_the_deadline() -> None:
+    done = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await done.wait()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    opened = ControlConnection(settings(Broker("127.0.0.1", port, "http://127.0.0.1"), deadline_seconds=0.05), "/")
+    with pytest.raises(UpstreamError) as caught:
+        await opened.connect()
+    done.set()
+    server.close()
+    await server.wait_closed()
+    assert caught.value.failure is Failure.UNAVAILABLE
+    assert "0.05 s" in caught.value.message
+
+
+@pytest.mark.parametrize(("password", "where"), [("hush", None), (None, "nowhere")])
+async def test_a_wrong_password_or_virtual_host_is_refused(
+    broker: Broker, vhost: str, password: str | None, where: str | None
+) -> None:
+    opened = ControlConnection(settings(broker, password=password or broker.password), where or vhost)
+    with pytest.raises(UpstreamError) as caught:
+        await opened.connect()
+    assert caught.value.failure is Failure.REFUSED
+    assert "hush" not in str(caught.value)
+
+
+async def test_a_virtual_host_with_a_slash_is_reached(broker: Broker) -> None:
+    name = "test-a/b %2F"
+    broker.create_vhost(name)
+    try:
+        opened = ControlConnection(settings(broker), name)
+        await opened.connect()
+        assert await opened.call(declare_queue(b"q")) is None
+        assert Outside(broker, name).queue("q")["name"] == "q"
+        await opened.close()
+    finally:
+        broker.delete_vhost(name)
+
+
+async def test_a_lost_connection_is_noticed_and_can_be_made_again(
+    connection: ControlConnection, broker: Broker, vhost: str
+) -> None:
+    broker.delete_vhost(vhost)
+    assert await connection.wait_lost(30)
+    with pytest.raises(UpstreamError) as caught:
+        await connection.call(declare_queue(b"q"))
+    assert caught.value.failure is Failure.UNAVAILABLE
+    broker.create_vhost(vhost)
+    await connection.connect()
+    assert await connection.call(declare_queue(b"q")) is None
+
+
+async def test_a_standing_connection_is_not_lost(connection: ControlConnection) -> None:
+    assert not await connection.wait_lost(0.01)
+
+
+async def test_methods_under_way_end_with_the_connection(
+    connection: ControlConnection, broker: Broker, vhost: str
+) -> None:
+    many = asyncio.ensure_future(connection.call_all([declare_queue(b"q%d" % number) for number in range(5000)]))
+    await connection.call(declare_queue(b"first"))
+    await connection.close()
+    with pytest.raises(UpstreamError) as caught:
+        await many
+    assert caught.value.failure is Failure.UNAVAILABLE
+
+
+async def test_a_cancelled_caller_is_cancelled(connection: ControlConnection) -> None:
+    many = asyncio.ensure_future(connection.call_all([declare_queue(b"q%d" % number) for number in range(5000)]))
+    await connection.call(declare_queue(b"first"))
+    many.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await many
+    assert await connection.call(declare_queue(b"after")) is None
