@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from proxy.routing.decision import Decision, Outcome, QueueNames
 from proxy.routing.router import Router
+from proxy.routing.trace import Trace
 from proxy.rules.clock import instant
 from proxy.rules.faults import Place
 from proxy.rules.fields import Fields
@@ -153,10 +154,12 @@ def mentioned_queues(vhost: VhostRules, router: Router) -> frozenset[bytes]:
     return frozenset(found)
 
 
-def decide(vhost: VhostRules, router: Router, message: Message, at: float, queues: Iterable[bytes]) -> Decision:
+def decide(
+    router: Router, message: Message, at: float, queues: Iterable[bytes], trace: Trace | None = None
+) -> Decision:
     """Ask the rules; a random pick takes the first name in byte order, so that answers can be compared."""
     names = QueueNames(tuple(sorted(queues)))
-    return router.decide(message.exchange, message.facts, at, names, lambda _: 0)
+    return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace)
 
 
 def result_of(decision: Decision, vhost: VhostRules) -> Result:
@@ -192,7 +195,7 @@ def _differences(
     if test.at is None and router.interest(name).clock:
         return ("the rules look at the clock, so the test needs at:",)
     queues = known[test.vhost] | test.queues
-    decision = decide(vhost, router, test.message, test.at or 0.0, queues)
+    decision = decide(router, test.message, test.at or 0.0, queues)
     return compare(result_of(decision, vhost), test.expected)
 
 

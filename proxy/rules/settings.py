@@ -30,7 +30,7 @@ from proxy.rules.kinds import (
     whole,
     word,
 )
-from proxy.rules.nodes import Mapping, Node
+from proxy.rules.nodes import Mapping
 
 _HERE = Address("127.0.0.1", 5673)
 _BROKER = Address("127.0.0.1", 5672)
@@ -170,12 +170,16 @@ class Settings:
     folder: Path = field(default=Path())
 
 
-def load_settings(path: Path, environ: Environment[str, str]) -> tuple[Settings, list[ConfigWarning]]:
+def load_settings(
+    path: Path, environ: Environment[str, str], secrets_required: bool = True
+) -> tuple[Settings, list[ConfigWarning]]:
     """Read the configuration file and the environment over it.
 
     Args:
         path: the file.
         environ: the environment; variables that begin with ``OXPROXY_`` override keys.
+        secrets_required: whether a password that is kept elsewhere must be there; False makes its absence a
+            warning, for checks on a machine that must not know it.
 
     Returns:
         The settings, and what the operator should know about them.
@@ -193,54 +197,61 @@ def load_settings(path: Path, environ: Environment[str, str]) -> tuple[Settings,
     if root is None:
         faults.check()
         root = Mapping(Place(str(path), 1), [])
-    settings = read_settings(root, path.parent, environ, faults)
+    places: dict[str, Place] = {}
+    settings = read_section(Settings, Fields(override(root, environ, faults), "", faults), places)
+    passwords = _Passwords(path.parent, environ, places, faults, secrets_required)
+    control = replace(settings.upstream.control, password=passwords.control(settings.upstream))
+    settings = replace(settings, upstream=replace(settings.upstream, control=control), folder=path.parent)
     faults.check()
     return settings, faults.warnings
 
 
-def read_settings(root: Node, folder: Path, environ: Environment[str, str], faults: Faults) -> Settings:
-    """Read settings from a document; `faults` takes everything that is wrong."""
-    places: dict[str, Place] = {}
-    settings = read_section(Settings, Fields(override(root, environ, faults), "", faults), places)
-    upstream = settings.upstream
-    password = _password(upstream, folder, environ, places, faults)
-    control = replace(upstream.control, password=password)
-    return replace(settings, upstream=replace(upstream, control=control), folder=folder)
+@dataclass(frozen=True, slots=True)
+class _Passwords:
+    """Finds the control user's password among the three ways to give it."""
 
+    folder: Path
+    environ: Environment[str, str]
+    places: dict[str, Place]
+    faults: Faults
+    required: bool
 
-def _password(
-    upstream: Upstream, folder: Path, environ: Environment[str, str], places: dict[str, Place], faults: Faults
-) -> Secret:
-    """Find the control user's password among the three ways to give it."""
-    control, path = upstream.control, "upstream.control."
-    given = [key for key in ("password", "password_env", "password_file") if path + key in places]
-    overriding = [key for key in given if not places[path + key].line]
-    given = overriding or given
-    if len(given) > 1:
-        message = f"seen {' and '.join(given)}, expected one of them"
-        faults.error(places[path + given[1]], path + given[1], message)
-    place = places.get(path + given[0]) if given else None
-    if place is None or (given == ["password"] and not place.line):
+    def control(self, upstream: Upstream) -> Secret:
+        control, path = upstream.control, "upstream.control."
+        ways = {"password_env": control.password_env, "password_file": control.password_file}
+        given = [key for key in ("password", *ways) if path + key in self.places]
+        given = [key for key in given if key == "password" or ways[key] is not None]
+        # A variable overrides the file, whichever way each of them takes.
+        given = [key for key in given if not self.places[path + key].line] or given
+        if not given:
+            return control.password
+        key, place = path + given[0], self.places[path + given[0]]
+        if len(given) > 1:
+            message = f"seen {' and '.join(given)}, expected one of them"
+            self.faults.error(self.places[path + given[1]], path + given[1], message)
+        if given[0] == "password_env":
+            return self._from_variable(control.password_env or "", key, place)
+        if given[0] == "password_file":
+            return self._from_file(self.folder / (control.password_file or ""), key, place)
+        if place.line and not all(each.loopback for each in upstream.addresses):
+            message = "a password as text, for a broker elsewhere: use password_env or password_file"
+            self.faults.warn(place, key, message)
         return control.password
-    if given[0] == "password_env":
-        name = control.password_env or ""
-        if name not in environ:
-            faults.error(place, path + "password_env", f'there is no environment variable "{name}"')
-        return Secret(environ.get(name, ""))
-    if given[0] == "password_file":
-        return _password_file(folder / (control.password_file or ""), place, faults)
-    if not all(each.loopback for each in upstream.addresses):
-        message = "a password as text, for a broker elsewhere: use password_env or password_file"
-        faults.warn(place, path + "password", message)
-    return control.password
 
+    def _from_variable(self, name: str, key: str, place: Place) -> Secret:
+        if name not in self.environ:
+            self._missing(place, key, f'there is no environment variable "{name}"')
+        return Secret(self.environ.get(name, ""))
 
-def _password_file(path: Path, place: Place, faults: Faults) -> Secret:
-    try:
-        return Secret(path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r"))
-    except OSError as error:
-        message = f"{path} can't be read: {error.strerror or error}"
-    except UnicodeDecodeError:
-        message = f"{path} is not UTF-8 text"
-    faults.error(place, "upstream.control.password_file", message)
-    return Secret("")
+    def _from_file(self, path: Path, key: str, place: Place) -> Secret:
+        try:
+            return Secret(path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r"))
+        except OSError as error:
+            self._missing(place, key, f"{path} can't be read: {error.strerror or error}")
+        except UnicodeDecodeError:
+            self.faults.error(place, key, f"{path} is not UTF-8 text")
+        return Secret("")
+
+    def _missing(self, place: Place, key: str, message: str) -> None:
+        report = self.faults.error if self.required else self.faults.warn
+        report(place, key, message)

@@ -164,3 +164,14 @@ def test_no_fault_and_no_text_of_the_settings_shows_a_password(tmp_path: Path) -
     text = "upstream: {control: {password: [hunter2]}, management: 'http://guest:hunter2@a'}\nlog: {level: x}\n"
     assert "hunter2" not in "\n".join(faults(tmp_path, text))
     assert "hunter2" not in repr(load(tmp_path, "upstream: {control: {password: hunter2}}"))
+
+
+def test_a_way_to_give_the_password_that_is_null_is_not_given(tmp_path: Path) -> None:
+    settings = load(tmp_path, "upstream: {control: {password: a, password_env: null, password_file: ~}}")
+    assert settings.upstream.control.password.reveal() == "a"
+
+
+@pytest.mark.parametrize("way", ["password_env: NONE", "password_file: none"])
+def test_a_password_that_is_kept_elsewhere_can_be_left_out_of_a_check(tmp_path: Path, way: str) -> None:
+    found = load_settings(write(tmp_path, f"upstream: {{control: {{{way}}}}}"), {}, secrets_required=False)[1]
+    assert len(found) == 1

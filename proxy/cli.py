@@ -1,0 +1,139 @@
+"""What a person types: the command ``oxproxy`` with its subcommands, and what their exit status says.
+
+0: done; 1: the answer is no; 2: wrong usage, configuration or rules. It decides nothing itself: each command asks one
+room and prints what it says. What a command does not need is not imported: only ``serve`` loads the network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from proxy.errors import ConfigErrors
+from proxy.rules.clock import instant
+from proxy.rules.explanation import Explanation, as_json, as_text, explain, read_question
+from proxy.rules.inspection import inspect
+from proxy.rules.loader import load_rules
+
+DONE, NO, WRONG = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: the command line without the program's name; None: the process's own.
+
+    Returns:
+        The exit status.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+    except ConfigErrors as errors:
+        _complain(errors.errors)
+        return WRONG
+    except KeyboardInterrupt:
+        return 130  # as a shell says it: 128 and the number of SIGINT
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing more may be written, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="oxproxy", description="AMQP sidecar that routes messages by content.")
+    version = importlib.metadata.version("open-exchange-proxy")
+    parser.add_argument("--version", action="version", version=f"oxproxy {version}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    serve = commands.add_parser("serve", help="run the sidecar until SIGTERM")
+    serve.add_argument("--config", metavar="FILE", type=Path, required=True, help="the configuration file")
+    serve.set_defaults(run=_serve)
+
+    check = commands.add_parser("check", help="check configuration and rules files and run the tests they carry")
+    check.add_argument("files", metavar="FILE", type=Path, nargs="+", help="configuration or rules file")
+    check.set_defaults(run=_check)
+
+    why = commands.add_parser("explain", help="why one message goes where it goes")
+    why.add_argument("--rules", metavar="FILE", type=Path, action="append", required=True, help="may be repeated")
+    why.add_argument(
+        "--message", metavar="FILE", required=True, help="the message as YAML or JSON; - for standard input"
+    )
+    why.add_argument("--at", metavar="TIME", type=_instant, help="such as 2026-11-21T08:00:00Z; default: now")
+    why.add_argument("--json", action="store_true", help="print the answer as JSON")
+    why.add_argument("--expect", metavar="QUEUE", action="append", default=[], help="status 1 unless it gets there")
+    why.set_defaults(run=_explain)
+    return parser
+
+
+def _instant(text: str) -> float:
+    found = instant(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f'seen "{text}", expected a time with its zone such as 2026-11-21T08:00:00Z')
+    return found
+
+
+def _serve(options: argparse.Namespace) -> int:
+    # Here, since the other commands do without sockets, brokers and metrics.
+    from proxy.app import run
+
+    return run(options.config, os.environ)
+
+
+def _check(options: argparse.Namespace) -> int:
+    findings = inspect(options.files, os.environ)
+    _complain(findings.warnings)
+    _complain(findings.errors)
+    _complain(findings.failures)
+    if findings.errors:
+        return WRONG
+    if findings.failures:
+        return NO
+    _say(f"ok: {findings.summary}")
+    return DONE
+
+
+def _explain(options: argparse.Namespace) -> int:
+    loaded = load_rules(options.rules)
+    question = read_question(_message(options.message), options.message)
+    explanation = explain(loaded, question, time.time() if options.at is None else options.at)
+    if options.json:
+        _say(json.dumps(as_json(explanation), indent=2, ensure_ascii=False))
+    else:
+        _say(as_text(explanation))
+    return _expected(explanation, options.expect)
+
+
+def _expected(explanation: Explanation, queues: Iterable[str]) -> int:
+    missing = [queue for queue in queues if queue not in explanation.result.queues]
+    _complain(f"expected: queue {queue}, which the message does not reach" for queue in missing)
+    return NO if missing else DONE
+
+
+def _message(name: str) -> bytes:
+    with contextlib.ExitStack() as stack:
+        file = sys.stdin.buffer if name == "-" else stack.enter_context(Path(name).open("rb"))
+        return file.read()
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _complain(lines: Iterable[object]) -> None:
+    for line in lines:
+        sys.stderr.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""Why does one message go where it goes? The question an operator asks, and the answer as text and as JSON.
+
+The walk itself is the routing room's trace; here it is put into words. No broker is asked: whether a chosen queue
+exists is not known, and regex routes see the queues that the rules and the question name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from proxy.routing.bindings import Binding, Destination
+from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
+from proxy.routing.values import Value
+from proxy.rules.document import read_document
+from proxy.rules.expectations import Result, decide, mentioned_queues, result_of
+from proxy.rules.faults import Faults, Place
+from proxy.rules.fields import Fields
+from proxy.rules.loader import LoadedRules
+from proxy.rules.message import Message, read_message
+
+#: Outcome of a message to an exchange that no rules file names.
+UNTOUCHED = "untouched"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One message to explain.
+
+    Args:
+        message: what would be published.
+        vhost: the virtual host, None where only one has such an exchange.
+        queues: queues that exist beside those that the rules mention.
+    """
+
+    message: Message
+    vhost: str | None = None
+    queues: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a message goes and why.
+
+    Args:
+        vhost: the virtual host that was asked.
+        version: of the rules.
+        at: seconds since the epoch.
+        message: what would be published.
+        result: where it goes.
+        matched: exchange and id of the bindings that were true.
+        walk: what was visited.
+    """
+
+    vhost: str
+    version: str
+    at: float
+    message: Message
+    result: Result
+    matched: tuple[tuple[bytes, str], ...]
+    walk: tuple[ExchangeStep, ...]
+
+
+def read_question(data: str | bytes, source: str) -> Question:
+    """Read a message as YAML or JSON.
+
+    Raises:
+        ConfigErrors: every fault in it.
+    """
+    faults = Faults()
+    root = read_document(data, source, faults)
+    if root is None:
+        faults.check()
+        faults.error(Place(source, 0), "", "seen nothing, expected a message: exchange, routing_key, headers, ...")
+    faults.check()
+    assert root is not None  # noqa: S101 - or check has raised
+    fields = Fields(root, "", faults)
+    message = read_message(fields)
+    vhost = fields.text("vhost", "the name of a virtual host")
+    queues = frozenset(item.text.encode() for _, item in fields.texts("queues", "the name of a queue"))
+    fields.finish()
+    faults.check()
+    return Question(message, vhost, queues)
+
+
+def explain(loaded: LoadedRules, question: Question, at: float) -> Explanation:
+    """Ask the rules about one message.
+
+    Args:
+        loaded: the rules.
+        question: the message.
+        at: the time of the publish, in seconds since the epoch.
+    """
+    name = question.message.exchange
+    homes = [
+        vhost
+        for vhost in loaded.rules.vhosts.values()
+        if question.vhost in (None, vhost.vhost) and any(each.name == name for each in vhost.exchanges)
+    ]
+    if not homes:
+        nowhere = Result((), (_text(name),), (), UNTOUCHED, None)
+        return Explanation(question.vhost or "/", loaded.rules.version, at, question.message, nowhere, (), ())
+    vhost = homes[0]
+    router = loaded.routers[vhost.vhost]
+    trace = Trace()
+    queues = mentioned_queues(vhost, router) | question.queues
+    decision = decide(router, question.message, at, queues, trace)
+    result = result_of(decision, vhost)
+    walk = tuple(trace.exchanges)
+    return Explanation(vhost.vhost, loaded.rules.version, at, question.message, result, decision.matched, walk)
+
+
+def as_json(explanation: Explanation) -> dict[str, object]:
+    """Give the answer as plain data for JSON."""
+    result = explanation.result
+    return {
+        "vhost": explanation.vhost,
+        "exchange": _text(explanation.message.exchange),
+        "rules": explanation.version,
+        "at": _time(explanation.at),
+        "outcome": result.outcome,
+        "queues": list(result.queues),
+        "exchanges": list(result.exchanges),
+        "remotes": list(result.remotes),
+        "error": result.error,
+        "matched": [{"exchange": _text(exchange), "binding": ident} for exchange, ident in explanation.matched],
+        "walk": [_exchange_json(step) for step in explanation.walk],
+    }
+
+
+def _exchange_json(step: ExchangeStep) -> dict[str, object]:
+    return {
+        "exchange": _text(step.name),
+        "type": step.type,
+        "filters": [
+            {"filter": _text(each.name), "breach": each.breach, "silent": each.silent} for each in step.filters
+        ],
+        "bindings": [_binding_json(each) for each in step.visits],
+        "alternate": None if step.alternate is None else _text(step.alternate),
+    }
+
+
+def _binding_json(step: BindingStep) -> dict[str, object]:
+    return {
+        "binding": step.id,
+        "destination": _destination(step.binding),
+        "order": step.order,
+        "match": step.match_type,
+        "result": step.true,
+        "operators": [
+            {
+                "operator": _text(each.key),
+                "expected": plain(each.expected),
+                "verdict": each.verdict.name.lower(),
+                "seen": plain(each.seen),
+            }
+            for each in step.operators
+        ],
+        "added": [_named(each) for each in step.added],
+        "removed": [_named(each) for each in step.removed],
+        "goto": step.jump,
+        "stop": step.stopped,
+        "error": _text(step.error) if step.error else None,
+    }
+
+
+def as_text(explanation: Explanation) -> str:
+    """Give the answer as lines for a terminal."""
+    message, facts = explanation.message, explanation.message.facts
+    lines = [
+        f"message   to exchange {_text(message.exchange)} in vhost {explanation.vhost}, "
+        f"key {_quoted(facts.routing_key)}, headers {len(facts.headers)}, body {facts.body_size_bytes} bytes",
+        f"rules     {explanation.version}, at {_time(explanation.at)}",
+    ]
+    for step in explanation.walk:
+        lines += _exchange_lines(step)
+    return "\n".join([*lines, "", *_result_lines(explanation.result)])
+
+
+def _result_lines(result: Result) -> Iterator[str]:
+    yield f"outcome   {result.outcome}" + (f': the channel is closed with 406 "{result.error}"' if result.error else "")
+    if result.outcome == UNTOUCHED:
+        yield f"          no rules file names {result.exchanges[0]}: the broker gets the message as it came"
+        return
+    for what in ("queues", "exchanges", "remotes"):
+        names: Sequence[str] = getattr(result, what)
+        if names:
+            yield f"{what:10}" + ", ".join(names)
+
+
+def _exchange_lines(step: ExchangeStep) -> Iterator[str]:
+    yield ""
+    yield f"exchange {_text(step.name)} ({step.type})"
+    for each in step.filters:
+        yield f"  filter {_text(each.name)}: {_filter_words(each)}"
+    for visit in step.visits:
+        yield from _binding_lines(visit)
+    if not step.visits and not any(each.breach for each in step.filters):
+        yield "  no binding"
+    if step.alternate is not None:
+        yield f"  no destination: goes on to the alternate exchange {_text(step.alternate)}"
+
+
+def _filter_words(step: FilterStep) -> str:
+    if step.breach is None:
+        return "passed"
+    return f"{step.breach} The message is dropped" if step.silent else f"{step.breach} The channel is closed"
+
+
+def _binding_lines(step: BindingStep) -> Iterator[str]:
+    verdict = "true" if step.true else "false"
+    yield f"  {step.order} {step.id} -> {_destination(step.binding)}: {verdict} ({step.match_type})"
+    for each in step.operators:
+        yield f"      {_operator_words(each)}"
+    if step.added:
+        yield "      adds " + ", ".join(map(_named, step.added))
+    if step.removed:
+        yield "      removes " + ", ".join(map(_named, step.removed))
+    if step.jump is not None:
+        yield f"      goes on at order {step.jump}"
+    if step.stopped:
+        yield "      stops here"
+    if step.error:
+        yield f"      {_text(step.error)}"
+
+
+def _operator_words(step: OperatorStep) -> str:
+    seen = "" if step.seen is None else f", saw {_quoted(step.seen)}"
+    return f"{step.verdict.name.lower():9} {_text(step.key)}: {_quoted(step.expected)}{seen}"
+
+
+def plain(seen: object) -> object:
+    """Give a value as JSON can carry it; bytes that are no text as ``{"hex": ...}``."""
+    if isinstance(seen, Value):
+        return _plain_value(seen)
+    if isinstance(seen, bytes):
+        try:
+            return seen.decode()
+        except UnicodeDecodeError:
+            return {"hex": seen.hex()}
+    return seen
+
+
+def _plain_value(value: Value) -> object:
+    content = value.value
+    if value.letter == "x" and isinstance(content, bytes):
+        return {"hex": content.hex()}
+    if value.letter == "A" and isinstance(content, tuple):
+        return [plain(element) for element in content]
+    if value.letter == "F" and isinstance(content, tuple):
+        return {_text(name): plain(element) for name, element in content}
+    return plain(content)
+
+
+def _quoted(seen: object) -> str:
+    found = plain(seen)
+    return f'"{found}"' if isinstance(found, str) else str(found)
+
+
+def _destination(binding: Binding) -> str:
+    return _named((binding.destination_type, binding.destination))
+
+
+def _named(destination: Destination) -> str:
+    kind, name = destination
+    return f"{kind} {_text(name)}"
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

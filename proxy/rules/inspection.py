@@ -1,0 +1,129 @@
+"""Are these files good? What ``oxproxy check`` finds in configuration and rules files and in the tests they carry.
+
+Files are told apart by their keys. A configuration brings the rules files that it names; those given beside it are
+looked at as one set, the way a sidecar would load them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Environment
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy.errors import ConfigError, ConfigErrors
+from proxy.rules.declaration import members
+from proxy.rules.document import read_document
+from proxy.rules.expectations import Failure
+from proxy.rules.faults import ConfigWarning, Faults
+from proxy.rules.loader import LoadedRules, load_rules, rules_files
+from proxy.rules.nodes import Mapping
+from proxy.rules.schema import TOP_KEYS
+from proxy.rules.settings import Settings, load_settings
+
+_SETTINGS_KEYS = tuple(member.name for member in members(Settings))
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found.
+
+    Args:
+        errors: faults; with any of them the sidecar would not start.
+        warnings: what its author may not want.
+        failures: tests that do not hold.
+        files: how many files were read.
+        sets: every set of rules that could be compiled.
+    """
+
+    errors: list[ConfigError] = field(default_factory=list)
+    warnings: list[ConfigWarning] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    files: set[Path] = field(default_factory=set)
+    sets: list[LoadedRules] = field(default_factory=list)
+
+    @property
+    def summary(self) -> str:
+        """One line: what was checked."""
+        vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
+        exchanges = [exchange for vhost in vhosts for exchange in vhost.exchanges]
+        counts = (
+            _count(len(self.files), "file"),
+            _count(len(exchanges), "exchange"),
+            _count(sum(len(exchange.bindings) for exchange in exchanges), "binding"),
+            _count(sum(len(loaded.tests) for loaded in self.sets), "test"),
+        )
+        versions = [loaded.rules.version for loaded in self.sets if loaded.rules.vhosts]
+        return ", ".join(counts) + (f"; rules {' '.join(versions)}" if versions else "")
+
+
+def inspect(paths: Sequence[Path], environ: Environment[str, str]) -> Findings:
+    """Check files.
+
+    Args:
+        paths: configuration and rules files.
+        environ: the environment; passwords that it does not hold are no faults here.
+    """
+    findings = Findings(files=set(paths))
+    faults = Faults()
+    kinds = {path: _kind(path, faults) for path in dict.fromkeys(paths)}
+    findings.errors += faults.errors
+    named = [each for path, kind in kinds.items() if kind == "settings" for each in _settings(path, environ, findings)]
+    covered = {path.resolve() for path in named}
+    alone = [path for path, kind in kinds.items() if kind == "rules" and path.resolve() not in covered]
+    _rules(alone, findings)
+    findings.errors.sort(key=lambda error: (error.file, error.line))
+    return findings
+
+
+def _kind(path: Path, faults: Faults) -> str | None:
+    """Tell a configuration from a rules file by its keys; a file that can't be read as either is a fault."""
+    own = Faults()
+    try:
+        root = read_document(path.read_bytes(), str(path), own)
+    except OSError as error:
+        faults.errors.append(ConfigError(str(path), 0, "", f"can't be read: {error.strerror or error}"))
+        return None
+    if not isinstance(root, Mapping):
+        message = "seen neither a configuration nor a rules file, expected a mapping of the keys of one"
+        faults.errors += own.errors or [ConfigError(str(path), 1, "", message)]
+        return None
+    keys = [key.text for key, _ in root.entries]
+    found = [name for name, known in (("settings", _SETTINGS_KEYS), ("rules", TOP_KEYS)) if set(keys) & set(known)]
+    if len(found) == 1:
+        return found[0]
+    seen = "keys of both a configuration and a rules file" if found else f"the keys {', '.join(keys) or '(none)'}"
+    expected = f"a configuration ({', '.join(_SETTINGS_KEYS)}) or rules ({', '.join(TOP_KEYS)})"
+    faults.errors.append(ConfigError(str(path), 1, "", f"seen {seen}, expected those of {expected}"))
+    return None
+
+
+def _settings(path: Path, environ: Environment[str, str], findings: Findings) -> list[Path]:
+    """Check a configuration and the rules files that it names; give those."""
+    try:
+        settings, warnings = load_settings(path, environ, secrets_required=False)
+        findings.warnings += warnings
+        named = rules_files(settings)
+    except ConfigErrors as error:
+        findings.errors += error.errors
+        return []
+    _rules(named, findings)
+    return named
+
+
+def _rules(paths: Sequence[Path], findings: Findings) -> None:
+    if not paths:
+        return
+    findings.files.update(paths)
+    try:
+        loaded = load_rules(paths)
+    except ConfigErrors as error:
+        findings.errors += error.errors
+        return
+    findings.warnings += loaded.warnings
+    findings.failures += loaded.failures()
+    findings.sets.append(loaded)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
