@@ -30,7 +30,6 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--producers", type=int, default=1, help="producer processes of each case")
     parser.add_argument("--cases", default="", help=f"names with commas: {','.join(STANDARD)}; also {','.join(EXTRA)}")
     parser.add_argument("--quick", action="store_true", help="one short round: does it run, not how fast")
-    parser.add_argument("--audit", default="", help="scope of the audit log (all, ruled); without it none is set")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json")
     options = parser.parse_args(given)
     if options.quick:
@@ -55,7 +54,7 @@ def main() -> int:
     options = arguments()
     # SIGTERM ends the children too, as a KeyboardInterrupt does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    terms = Terms(seconds=options.seconds, producers=options.producers, audit=options.audit)
+    terms = Terms(seconds=options.seconds, producers=options.producers)
     command = shlex.join(["python", "-m", "tests.bench", *sys.argv[1:]])
     try:
         with tempfile.TemporaryDirectory(prefix="oxproxy-bench-") as folder, PrivateBroker() as broker:

@@ -36,7 +36,6 @@ class Terms:
     seconds: float = 2.0
     warm_up_seconds: float = 0.5
     producers: int = 1
-    audit: str = ""
     wrap: tuple[str, ...] = ()
     """A command to run the sidecar under, such as a profiler's."""
 
@@ -100,12 +99,7 @@ class Arena:
         """A sidecar with this rules file; returns its port and its process id once it says it is ready."""
         port, admin_port = free_port(), free_port()
         config = arrangement.sidecar_config(
-            self.folder / f"{name.replace(' ', '-')}.yaml",
-            self.broker,
-            port,
-            admin_port,
-            rules,
-            self.terms.audit,
+            self.folder / f"{name.replace(' ', '-')}.yaml", self.broker, port, admin_port, rules
         )
         if not Path(OXPROXY).exists():
             raise ChildError(f"{OXPROXY} is not installed")

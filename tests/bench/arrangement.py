@@ -99,8 +99,8 @@ def many_rules(folder: Path) -> Path:
     return rules_file(folder / "many.yaml", (exchange_rules("bench.load", MANY, by_kind),))
 
 
-def sidecar_config(path: Path, broker: Broker, port: int, admin_port: int, rules: Path, audit: str) -> Path:
-    """A configuration of the sidecar; `audit` is the scope of the audit log, empty for none."""
+def sidecar_config(path: Path, broker: Broker, port: int, admin_port: int, rules: Path) -> Path:
+    """A configuration of the sidecar with one rules file."""
     lines = [
         "listen:",
         f"  - address: 127.0.0.1:{port}",
@@ -111,8 +111,6 @@ def sidecar_config(path: Path, broker: Broker, port: int, admin_port: int, rules
         f"rules: [{rules}]",
         f"admin: {{address: 127.0.0.1:{admin_port}}}",
     ]
-    if audit:
-        lines.append(f"audit: {{directory: {path.with_suffix('.audit')}, scope: {audit}}}")
     path.write_text("\n".join(lines) + "\n")
     return path
 

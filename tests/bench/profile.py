@@ -26,9 +26,8 @@ def main() -> int:
     parser.add_argument("case", choices=tuple(CASES))
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--wrap", default="", help="a command to run the sidecar under")
-    parser.add_argument("--audit", default="", help="scope of the audit log")
     options = parser.parse_args()
-    terms = Terms(options.seconds, audit=options.audit, wrap=tuple(shlex.split(options.wrap)))
+    terms = Terms(options.seconds, wrap=tuple(shlex.split(options.wrap)))
     with (
         tempfile.TemporaryDirectory(prefix="oxproxy-bench-") as folder,
         PrivateBroker() as broker,

@@ -16,18 +16,24 @@ from tests.bench.link import LinkError
 from tests.bench.processes import ChildError
 from tests.bench.report import Outcome
 
-PING_BLOCKS, PINGS = 8, 50
-"""Pings of a round: the cases take turns in short blocks, as an added latency is a small difference."""
-SINGLES = {"memory": (memory.ROWS, memory.measure_memory), "load": (memory.LOAD_ROWS, memory.measure_load)}
-"""What is measured once, beside the rounds: its rows, and what gives the values of each."""
-STANDARD = (*dict.fromkeys(row.name for row in ROWS), *SINGLES)
-EXTRA = tuple(dict.fromkeys(row.name for row in EXTRA_ROWS))
-
-Found = TypeVar("Found")
-
 
 def unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
+
+
+PING_BLOCKS, PINGS = 8, 50
+"""Pings of a round: the cases take turns in short blocks, as an added latency is a small difference."""
+SINGLES = (
+    (memory.IDLE_ROWS, memory.measure_idle),
+    (memory.LARGE_PASS_ROWS, memory.measure_large_pass),
+    (memory.LARGE_OPEN_ROWS, memory.measure_large_open),
+    (memory.LOAD_ROWS, memory.measure_load),
+)
+"""What is measured once, beside the rounds: rows, and what gives the values of each."""
+STANDARD = unique(row.name for row in (*ROWS, *(rows[0] for rows, _ in SINGLES)))
+EXTRA = unique(row.name for row in EXTRA_ROWS)
+
+Found = TypeVar("Found")
 
 
 class Session:
@@ -62,10 +68,11 @@ class Session:
 
     def singles(self) -> None:
         """Memory and load time, where asked for."""
-        for name, (rows, measure) in SINGLES.items():
-            if name in self._names:
-                values = self._guarded(name, partial(measure, self._arena)) or [[]] * len(rows)
-                failure = self.failures.get(name, "")
+        for rows, measure in SINGLES:
+            if rows[0].name in self._names:
+                label = rows[0].label
+                values = self._guarded(label, partial(measure, self._arena)) or [[]] * len(rows)
+                failure = self.failures.get(label, "")
                 self._single_outcomes += [Outcome(row, one, failure) for row, one in zip(rows, values, strict=True)]
 
     def outcomes(self) -> list[Outcome]:
