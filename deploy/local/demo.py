@@ -159,29 +159,44 @@ def send(parameters: pika.URLParameters, messages: list[Message]) -> None:
     connection.close()
 
 
-def explain(rules: Path, message: Message) -> None:
-    """Note why a message goes where it goes, in the words of ``oxproxy explain``."""
-    command = [str(PROGRAM), "explain", "--rules", str(rules), "--message", "-"]
+def explain(rules: Path, number: int, message: Message) -> None:
+    """Note why a message goes where it goes, as ``oxproxy explain`` says."""
+    described = OUTPUT / f"message-{number}.json"
+    described.write_text(json.dumps(message.publish) + "\n")
+    command = [str(PROGRAM), "explain", "--json", "--rules", str(rules), "--message", str(described)]
     for queue in message.queues:
         command += ["--expect", queue]
-    described = json.dumps(message.publish)
-    done = subprocess.run(command, input=described, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     message.explained = done.returncode == 0
-    message.reason = (done.stdout + done.stderr).strip()
+    message.reason = (
+        ("\n" + " " * 11).join(reasons(json.loads(done.stdout))) if message.explained else done.stderr.strip()
+    )
+
+
+def reasons(explanation: dict[str, Any]) -> Iterator[str]:
+    """Return the short form of an explanation: filters that held a message back, bindings that took it."""
+    breaches = [step for walk in explanation["walk"] for step in walk["filters"] if step["breach"]]
+    taken = [step for walk in explanation["walk"] for step in walk["bindings"] if step["result"]]
+    for step in breaches:
+        yield f"the filter {step['filter']}"
+    for step in taken:
+        met = [f"{one['operator']}: {one['expected']}" for one in step["operators"] if one["verdict"] == "match"]
+        yield f'binding "{step["binding"]}" ({", ".join(met)})'
+    if not breaches and not taken:
+        yield "no binding matches"
 
 
 def told(number: int, message: Message) -> str:
     """Return what became of a message, and why, for people."""
-    heard = f"{message.seen_outcome} {message.seen_text}".rstrip()
     lines = [
         f"{number}. {message.name}",
-        f"   sent      {message.facts}",
-        f"   producer  {heard}",
-        f"   got it    {', '.join(message.seen_queues) or 'nobody'}",
-        f"   why       {textwrap.indent(message.reason, ' ' * 13).lstrip()}",
+        f"   sent    {message.facts}",
+        f"   heard   {message.seen_outcome} {message.seen_text}".rstrip(),
+        f"   got it  {', '.join(sorted(message.seen_queues)) or 'nobody'}",
+        f"   why     {message.reason}",
     ]
     if not message.right:
-        lines.append(f"   WRONG     expected: {message.outcome} {message.error} {', '.join(message.queues)}")
+        lines.append(f"   WRONG   expected {message.outcome} {message.error} {', '.join(message.queues)}")
     return "\n".join(lines)
 
 
@@ -219,18 +234,19 @@ def demonstrate(broker: Broker, vhost: str) -> bool:
     with sidecar:
         print(f"sidecar  oxproxy on {sidecar.address} in front of it, rules from {shown(rules)}", flush=True)
         exchange_traffic(Broker("127.0.0.1", sidecar.port, "", broker.username, broker.password), vhost, messages)
-        for message in messages:
-            explain(rules, message)
+        for number, message in enumerate(messages, 1):
+            explain(rules, number, message)
         metrics = sidecar.get("/metrics")
         (OUTPUT / "metrics.txt").write_text(metrics)
         ended_well = sidecar.stop()
     print(
         "\nA pika producer publishes with confirms, a pika consumer listens on each queue, all through the sidecar:\n"
     )
-    print("\n\n".join(told(number, message) for number, message in enumerate(messages, 1)))
+    print("\n".join(told(number, message) for number, message in enumerate(messages, 1)))
     print(f"\nFrom {sidecar.admin}/metrics, kept in {shown(OUTPUT / 'metrics.txt')}:\n")
     print(textwrap.indent("\n".join(worth_a_look(metrics)), "   "))
-    print(f"\nKept: settings {shown(sidecar.configuration)}, log {shown(sidecar.log)}")
+    print(f"\nLog {shown(sidecar.log)}, settings {shown(sidecar.configuration)}. Each step of a decision:")
+    print(f"\n   .venv/bin/oxproxy explain --rules {shown(rules)} --message {shown(OUTPUT)}/message-4.json")
     if not ended_well:
         print("WRONG: the sidecar did not end with 0 after SIGTERM")
     return ended_well and all(message.right for message in messages)
