@@ -1,0 +1,121 @@
+"""Which destinations do the bindings of one exchange give a message?
+
+Bindings come in visiting order and are visited one by one; a jump or a stop leaves out those behind it. Which
+bindings come (all of them, or those that an index found) makes no difference to the answer.
+
+Source: the open-exchange specification, sections 1, 7 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from proxy.routing.bindings import QUEUE, Destination
+from proxy.routing.compiled import CompiledBinding, Entry
+from proxy.routing.message import Message
+from proxy.routing.routes import STOP
+from proxy.routing.trace import BindingStep, OperatorStep
+
+
+def route(entries: Iterable[Entry], message: Message, matched: list[tuple[bytes, str]]) -> set[Destination] | None:
+    """Visit bindings.
+
+    Args:
+        entries: bindings in visiting order.
+        message: what they look at.
+        matched: gets the marks of those that were true.
+
+    Returns:
+        The destinations; None where an invalid regex of the producer closes the channel (`message.producer.error`).
+    """
+    routed: set[Destination] = set()
+    floor = 0
+    for _, compiled in entries:
+        if floor > compiled.order:
+            continue
+        true = compiled.truth(message)
+        if true:
+            matched.append(compiled.mark)
+        if compiled.plain:
+            if true:
+                routed.add(compiled.destination)  # type: ignore[arg-type]  # plain ones have a destination
+            continue
+        jump = settle(compiled, true, routed, message)
+        if jump is None:
+            return None
+        if jump == STOP:
+            break
+        floor = jump
+    return routed
+
+
+def route_traced(
+    entries: Sequence[Entry], message: Message, matched: list[tuple[bytes, str]], steps: list[BindingStep]
+) -> set[Destination] | None:
+    """As `route`, but say for each visit what happened."""
+    routed: set[Destination] = set()
+    floor = 0
+    for _, compiled in entries:
+        if floor > compiled.order:
+            continue
+        before = frozenset(routed)
+        true = compiled.truth(message)
+        if true:
+            matched.append(compiled.mark)
+        jump = settle(compiled, true, routed, message)
+        steps.append(_step(compiled, true, before, routed, jump, message))
+        if jump is None:
+            return None
+        if jump == STOP:
+            break
+        floor = jump
+    return routed
+
+
+def settle(compiled: CompiledBinding, true: bool, routed: set[Destination], message: Message) -> int | None:
+    """Do what a binding does for its result.
+
+    Returns:
+        The order to go on at, 0 for the next binding; None where an invalid regex of the producer ends everything.
+    """
+    if compiled.asks_producer and message.producer.error:
+        return None
+    main: Destination | None = None
+    if true:
+        main = compiled.destination or (QUEUE, message.routing_key)
+    effects = compiled.on_true if true else compiled.on_false
+    if effects is not None:
+        effects.apply(routed, main, message)
+        return effects.jump
+    if main is not None:
+        routed.add(main)
+    return 0
+
+
+def _step(
+    compiled: CompiledBinding,
+    true: bool,
+    before: frozenset[Destination],
+    routed: set[Destination],
+    jump: int | None,
+    message: Message,
+) -> BindingStep:
+    limited = message.limited
+    operators = tuple(
+        OperatorStep(each.key, each.expected, each.verdict(message), each.seen(message)) for each in compiled.operators
+    )
+    # The truth has counted its searches already.
+    message.limited = limited
+    return BindingStep(
+        compiled.binding,
+        compiled.mark[1],
+        compiled.order,
+        compiled.match_type,
+        true,
+        operators,
+        tuple(sorted(routed - before)),
+        tuple(sorted(before - routed)),
+        jump if jump and compiled.order < jump < STOP else None,
+        jump == STOP,
+        message.producer.error if jump is None else b"",
+    )

@@ -1,0 +1,196 @@
+"""Which bindings does one exchange have, and what do they make of a message?
+
+An `Exchange` holds filters, bindings and their index, and keeps what it says about itself (interest, destinations)
+up to date while bindings come and go. Chains of exchanges are `router`'s question.
+
+Source: the open-exchange specification, sections 1, 8, 10 and 13.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Set
+from datetime import UTC, tzinfo
+
+from proxy.routing.bindings import EXCHANGE, Binding, Destination, binding_hash
+from proxy.routing.compiled import CompiledBinding, Entry
+from proxy.routing.decision import Interest
+from proxy.routing.engine import route, route_traced
+from proxy.routing.exchange_types import COMPILERS, OPEN, compile_binding
+from proxy.routing.filters import Filter, read_filters
+from proxy.routing.index import Index
+from proxy.routing.interest import InterestCount
+from proxy.routing.message import Message
+from proxy.routing.trace import ExchangeStep, FilterStep
+from proxy.routing.values import Table
+
+
+class Exchange:
+    """One exchange that is evaluated here.
+
+    Args:
+        name: what producers publish to.
+        type: ``x-open``, ``direct``, ``fanout``, ``topic`` or ``headers``.
+        arguments: of the exchange, in declared order; filters are read from those of an open exchange.
+        local_time: the zone of ``dtl`` operators.
+        alternate: name of the alternate exchange.
+
+    Raises:
+        ProtocolError: 406 on the channel, a filter's value is not an integer.
+        ValueError: no such type.
+    """
+
+    __slots__ = (
+        "_compiled",
+        "_destinations",
+        "_free_exchanges",
+        "_index",
+        "_interest",
+        "_local_time",
+        "_next_names",
+        "alternate",
+        "changes",
+        "filters",
+        "name",
+        "type",
+    )
+
+    def __init__(
+        self,
+        name: bytes,
+        type: str,
+        arguments: Table = (),
+        local_time: tzinfo = UTC,
+        alternate: bytes | None = None,
+    ) -> None:
+        """An exchange without bindings."""
+        if type not in COMPILERS:
+            raise ValueError(f"exchange type {type!r}: expected one of {', '.join(COMPILERS)}")
+        self.name = name
+        self.type = type
+        self.alternate = alternate
+        self.filters: tuple[Filter, ...] = read_filters(arguments) if type == OPEN else ()
+        #: Grows with every binding that comes or goes.
+        self.changes = 0
+        self._local_time = local_time
+        self._compiled: dict[Hashable, CompiledBinding] = {}
+        self._index = Index()
+        self._interest = InterestCount(self.filters)
+        self._destinations: Counter[Destination] = Counter()
+        self._next_names: set[bytes] = set()
+        self._free_exchanges = 0
+
+    def bind(self, binding: Binding) -> bool:
+        """Check, compile and add a binding.
+
+        Returns:
+            False where it is there already; then nothing changes.
+
+        Raises:
+            ProtocolError: 406 on the channel, the binding is not valid.
+        """
+        compiled = compile_binding(self.type, binding, self._local_time)
+        identity = binding.identity
+        if identity in self._compiled:
+            return False
+        self.changes += 1
+        compiled.rank = (compiled.order, -binding.sequence, -self.changes)
+        compiled.mark = (self.name, binding.id or _hash(binding))
+        self._compiled[identity] = compiled
+        self._index.add(compiled)
+        self._interest.add(compiled.needs)
+        self._count_destinations(compiled, 1)
+        self._free_exchanges += compiled.lets_producer_add_exchanges
+        return True
+
+    def unbind(self, binding: Binding) -> bool:
+        """Remove the binding of the same identity.
+
+        Returns:
+            False where there is none.
+        """
+        compiled = self._compiled.pop(binding.identity, None)
+        if compiled is None:
+            return False
+        self.changes += 1
+        self._index.remove(compiled)
+        self._interest.remove(compiled.needs)
+        self._free_exchanges -= compiled.lets_producer_add_exchanges
+        self._count_destinations(compiled, -1)
+        return True
+
+    def _count_destinations(self, compiled: CompiledBinding, change: int) -> None:
+        for destination in compiled.destinations:
+            kind, name = destination
+            count = self._destinations[destination] + change
+            if count:
+                self._destinations[destination] = count
+                if kind == EXCHANGE:
+                    self._next_names.add(name)
+            else:
+                del self._destinations[destination]
+                if kind == EXCHANGE:
+                    self._next_names.discard(name)
+
+    @property
+    def bindings(self) -> Iterator[Binding]:
+        """The bindings, in the order in which they came."""
+        return (compiled.binding for compiled in self._compiled.values())
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All bindings in visiting order."""
+        return sorted((compiled.rank, compiled) for compiled in self._compiled.values())
+
+    @property
+    def destinations(self) -> Set[Destination]:
+        """All destinations that bindings and their named routes name; a view that changes with them."""
+        return self._destinations.keys()
+
+    @property
+    def next_names(self) -> Set[bytes]:
+        """The names among the destinations that are exchanges."""
+        return self._next_names
+
+    @property
+    def lets_producer_add_exchanges(self) -> bool:
+        """Whether messages can name exchanges that no binding names."""
+        return self._free_exchanges > 0
+
+    @property
+    def interest(self) -> Interest:
+        """Which facts can change what this exchange itself does."""
+        return self._interest.interest
+
+    def breach(self, message: Message, step: ExchangeStep | None = None) -> tuple[str, bool] | None:
+        """The first filter that is broken: its error text, and whether it is silent."""
+        for each in self.filters:
+            text = each.breach(message)
+            if step is not None:
+                step.filters.append(FilterStep(each.name, text, each.silent))
+            if text is not None:
+                return text, each.silent
+        return None
+
+    def route(
+        self, message: Message, matched: list[tuple[bytes, str]], step: ExchangeStep | None = None
+    ) -> set[Destination] | bytes:
+        """Visit the bindings.
+
+        Args:
+            message: a message that passed the filters.
+            matched: gets exchange and id of each binding that is true.
+            step: gets a line for each visit.
+
+        Returns:
+            The destinations, or the reply text where the channel is to be closed.
+        """
+        if step is None:
+            routed = route(self._index.candidates(message), message, matched)
+        else:
+            routed = route_traced(self.entries, message, matched, step.visits)
+        return message.producer.error if routed is None else routed
+
+
+def _hash(binding: Binding) -> str:
+    return binding_hash(binding.destination_type, binding.destination, binding.routing_key, binding.arguments)

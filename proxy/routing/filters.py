@@ -1,0 +1,151 @@
+"""May a message enter an open exchange at all?
+
+Filters are arguments of the exchange. They look at the size of the body and at the header table, never at bindings;
+the first one that is broken decides, in reverse order of declaration.
+
+Source: the open-exchange specification, section 10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+from proxy.routing.comparison import INTEGERS, NUMBERS, TEXTS
+from proxy.routing.erlang_text import refused
+from proxy.routing.message import Message
+from proxy.routing.values import Table, Value
+
+_SILENT = b"-silent"
+_MIN_PAYLOAD = b"min-payload-size"
+_MAX_PAYLOAD = b"max-payload-size"
+_MAX_DEPTH = b"max-headers-depth"
+_MAX_SIZE = b"max-headers-size"
+_PAYLOAD = frozenset((_MIN_PAYLOAD, _MIN_PAYLOAD + _SILENT, _MAX_PAYLOAD, _MAX_PAYLOAD + _SILENT))
+_HEADERS = {_MAX_DEPTH: 2, _MAX_SIZE: 16384}
+
+#: A timestamp is an integer to comparisons, but no size.
+_SIZES = INTEGERS - {"T"}
+
+_TOO_SMALL = "Min size payload hit."
+_TOO_LARGE = "Max size payload hit."
+_TOO_DEEP = "Max headers depth hit."
+_TOO_HEAVY = "Max headers size hit."
+
+_LIST_WEIGHT = 10
+_NUMBER_WEIGHT = 4
+_OTHER_WEIGHT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadFilter:
+    """A bound of the body's size.
+
+    Args:
+        name: of the argument.
+        limit: bytes, inclusive.
+        smallest: whether it is the lower bound.
+        silent: whether the message is dropped instead of the channel being closed.
+    """
+
+    name: bytes
+    limit: int
+    smallest: bool
+    silent: bool
+
+    def breach(self, message: Message) -> str | None:
+        """The error text where the bound is broken."""
+        if self.smallest:
+            return _TOO_SMALL if message.size < self.limit else None
+        return _TOO_LARGE if message.size > self.limit else None
+
+    @property
+    def cut(self) -> int:
+        """The smallest size on the far side of the bound."""
+        return self.limit if self.smallest else self.limit + 1
+
+
+@dataclass(frozen=True, slots=True)
+class HeadersFilter:
+    """Bounds of the header table: size as the plugin weighs it, and lists inside each other."""
+
+    name: bytes
+    max_depth: int
+    max_size: int
+    silent: bool = False
+
+    def breach(self, message: Message) -> str | None:
+        """The error text for the first breach on a walk by header name; of one header, depth before size."""
+        size = 0
+        if self.max_depth < 0:
+            return _TOO_DEEP
+        if self.max_size < 0:
+            return _TOO_HEAVY
+        for name, value in message.sorted_headers:
+            depth, weight = _measure(value)
+            size += len(name) + weight
+            if depth > self.max_depth:
+                return _TOO_DEEP
+            if size > self.max_size:
+                return _TOO_HEAVY
+        return None
+
+
+Filter: TypeAlias = PayloadFilter | HeadersFilter
+
+
+def read_filters(arguments: Table) -> tuple[Filter, ...]:
+    """The filters among an exchange's arguments, in the order in which they are checked.
+
+    Raises:
+        ProtocolError: 406 on the channel, a filter's value is not an integer.
+    """
+    filters: list[Filter] = []
+    bounds = dict(_HEADERS)
+    headers_at: int | None = None
+    for name, value in arguments:
+        if name in _PAYLOAD:
+            limit = _limit(value)
+            filters.append(PayloadFilter(name, limit, name.startswith(_MIN_PAYLOAD), name.endswith(_SILENT)))
+        elif name in _HEADERS:
+            bounds[name] = _limit(value)
+            if headers_at is not None:
+                # Both bounds are one walk, which has the place of the later one.
+                del filters[headers_at]
+            headers_at = len(filters)
+            filters.append(HeadersFilter(name, bounds[_MAX_DEPTH], bounds[_MAX_SIZE]))
+    return tuple(reversed(filters))
+
+
+def _limit(value: Value) -> int:
+    if value.letter not in _SIZES:
+        raise refused("Invalid exchange argument.")
+    return cast("int", value.value)
+
+
+def _measure(value: Value) -> tuple[int, int]:
+    """How many lists are inside each other in a header's value, and what it weighs."""
+    deepest = weight = 0
+    lists = [iter((value,))]
+    while lists:
+        element = next(lists[-1], None)
+        if element is None:
+            lists.pop()
+        elif element.letter == "A":
+            deepest = max(deepest, len(lists))
+            weight += _LIST_WEIGHT
+            lists.append(iter(cast("tuple[Value, ...]", element.value)))
+        else:
+            weight += _weight(element)
+    return deepest, weight
+
+
+def _weight(value: Value) -> int:
+    letter, content = value
+    if letter in TEXTS:
+        return len(cast("bytes", content))
+    if letter in NUMBERS:
+        return _NUMBER_WEIGHT
+    if letter == "F":
+        return len(cast("Table", content))
+    return _OTHER_WEIGHT

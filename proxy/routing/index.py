@@ -1,0 +1,141 @@
+"""Which bindings can be true for this message, or do something when they are false?
+
+A binding that does nothing when false and cannot be true without some equality stands under that equality alone; it
+is found by looking up what the message has. All others are found always. What is found is in visiting order and may
+hold bindings that turn out false: an index leaves out, it decides nothing.
+
+Source: the open-exchange specification, section 1 (a visit that changes nothing may be left out).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Sequence
+from itertools import chain
+from typing import TypeAlias, cast
+
+from proxy.routing.comparison import canonical
+from proxy.routing.compiled import CompiledBinding, Entry
+from proxy.routing.message import Message, spelled_integer
+from proxy.routing.operators import HEADER, ROUTING_KEY, TOPIC, Access
+from proxy.routing.topic_tree import TopicTree
+
+_Bucket: TypeAlias = list[Entry]
+_Table: TypeAlias = dict[Hashable, _Bucket]
+
+_EXPIRATION = "expiration"
+
+
+class Index:
+    """The bindings of one exchange, found by what a message has."""
+
+    __slots__ = ("_always", "_headers", "_properties", "_routing_keys", "_topics")
+
+    def __init__(self) -> None:
+        """No bindings yet."""
+        self._always: _Bucket = []
+        self._routing_keys: _Table = {}
+        self._headers: dict[bytes, _Table] = {}
+        self._properties: dict[str, _Table] = {}
+        self._topics: TopicTree = TopicTree()
+
+    def add(self, compiled: CompiledBinding) -> None:
+        """Take a binding in, at its rank."""
+        compiled.found_by = self._ways_to(compiled)
+        entry = (compiled.rank, compiled)
+        if compiled.found_by is None:
+            insort(self._always, entry)
+            return
+        for access in compiled.found_by:
+            family, what, value = access
+            if family == TOPIC:
+                self._topics.add(cast("bytes", value), entry)
+            else:
+                insort(self._table(family, what).setdefault(value, []), entry)
+
+    def remove(self, compiled: CompiledBinding) -> None:
+        """Take out a binding that was added."""
+        entry = (compiled.rank, compiled)
+        if compiled.found_by is None:
+            del self._always[bisect_left(self._always, entry)]
+            return
+        for family, what, value in compiled.found_by:
+            if family == TOPIC:
+                self._topics.remove(cast("bytes", value), entry)
+                continue
+            table = self._table(family, what)
+            bucket = table[value]
+            del bucket[bisect_left(bucket, entry)]
+            if not bucket:
+                del table[value]
+                self._forget_empty(family, what, table)
+
+    def candidates(self, message: Message) -> Sequence[Entry]:
+        """All bindings that must be visited, in visiting order. The answer is not to be changed."""
+        found = self._look_up(message)
+        if not found:
+            return self._always
+        # An entry can be found in several ways; the set makes it one visit.
+        hits = found[0] if len(found) == 1 else sorted(set(chain.from_iterable(found)))
+        # Two ascending runs: sorting them is a merge.
+        return sorted(self._always + hits) if self._always else hits
+
+    def _look_up(self, message: Message) -> list[_Bucket]:
+        found: list[_Bucket] = []
+        if self._routing_keys and (bucket := self._routing_keys.get(message.routing_key)):
+            found.append(bucket)
+        if self._headers:
+            # Every header of a name, not only the first: the walks of `eq` and `set` look at all of them.
+            for name, value in message.headers:
+                table = self._headers.get(name)
+                if table is not None and (bucket := table.get(canonical(value))):
+                    found.append(bucket)
+        for known, table in self._properties.items():
+            seen = message.properties.get(known)
+            if seen is not None:
+                bucket = table.get(spelled_integer(seen) if known == _EXPIRATION else seen)
+                if bucket:
+                    found.append(bucket)
+        if self._topics:
+            found += self._topics.find(message.routing_key)
+        return found
+
+    def _ways_to(self, compiled: CompiledBinding) -> tuple[Access, ...] | None:
+        """The accesses that lead to a binding; None where it must be visited always."""
+        match = compiled.match
+        if not compiled.idle_when_false:
+            return None
+        if match.either is not None:
+            return tuple(dict.fromkeys(match.either))
+        if not match.required:
+            return None
+        # Any one will do: the one that the fewest others stand under tells messages apart best.
+        return (min(match.required, key=self._crowd),) if len(match.required) > 1 else match.required
+
+    def _crowd(self, access: Access) -> int:
+        family, what, value = access
+        if family == TOPIC:
+            return 1 << 62
+        return len(self._peek(family, what).get(value, ()))
+
+    def _peek(self, family: str, what: Hashable) -> _Table:
+        if family == ROUTING_KEY:
+            return self._routing_keys
+        if family == HEADER:
+            return self._headers.get(cast("bytes", what), {})
+        return self._properties.get(cast("str", what), {})
+
+    def _table(self, family: str, what: Hashable) -> _Table:
+        if family == ROUTING_KEY:
+            return self._routing_keys
+        if family == HEADER:
+            return self._headers.setdefault(cast("bytes", what), {})
+        return self._properties.setdefault(cast("str", what), {})
+
+    def _forget_empty(self, family: str, what: Hashable, table: _Table) -> None:
+        if table or family == ROUTING_KEY:
+            return
+        if family == HEADER:
+            del self._headers[cast("bytes", what)]
+        else:
+            del self._properties[cast("str", what)]

@@ -1,0 +1,116 @@
+"""What is known about the one message that is being routed, and what has been found out on the way?
+
+A `Message` lives for one decision and is shared by all exchanges of it, so that each fact is worked out once at most:
+the clock is read once, headers are sorted once, the producer's own routes are read once.
+
+Source: the open-exchange specification, section 1 (sorting of headers, BCC), section 5 (clock text).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime, tzinfo
+
+from proxy.routing.bindings import by_name
+from proxy.routing.decision import Facts, QueueNames
+from proxy.routing.patterns import Pattern
+from proxy.routing.producer import ProducerRoutes
+from proxy.routing.values import Table
+
+#: The broker takes this header away before the exchange sees the message.
+UNSEEN_HEADER = b"BCC"
+
+_INTEGER = re.compile(rb"[+-]?[0-9]+")
+
+
+class Message:
+    """One message under decision.
+
+    Args:
+        facts: the message.
+        now: seconds since the epoch.
+        queues: the queues of the virtual host.
+        draw: gives an index below its argument, for random picks.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_producer",
+        "_sorted",
+        "draw",
+        "first",
+        "headers",
+        "keep",
+        "limited",
+        "now",
+        "properties",
+        "queues",
+        "routing_key",
+        "size",
+    )
+
+    def __init__(self, facts: Facts, now: float, queues: QueueNames, draw: Callable[[int], int]) -> None:
+        """Take the facts over; everything derived from them waits until it is asked for."""
+        self.routing_key = facts.routing_key
+        self.properties = facts.properties
+        self.size = facts.body_size_bytes
+        headers = facts.headers
+        first = dict(reversed(headers))
+        if UNSEEN_HEADER in first:
+            headers = tuple(entry for entry in headers if entry[0] != UNSEEN_HEADER)
+            del first[UNSEEN_HEADER]
+        self.headers = headers
+        #: The first value of each name: what `all` and `any` look at.
+        self.first = first
+        self.now = now
+        self.queues = queues
+        self.draw = draw
+        #: Whether the decision may be kept: not once a random pick was made.
+        self.keep = True
+        #: Searches that ran into the match limit.
+        self.limited = 0
+        self._sorted: Table | None = None
+        self._clock: dict[tzinfo, bytes] | None = None
+        self._producer: ProducerRoutes | None = None
+
+    @property
+    def sorted_headers(self) -> Table:
+        """All headers in a stable sort by name."""
+        if self._sorted is None:
+            self._sorted = by_name(self.headers)
+        return self._sorted
+
+    @property
+    def producer(self) -> ProducerRoutes:
+        """The routes that the producer asks for in its headers."""
+        if self._producer is None:
+            self._producer = ProducerRoutes(self.sorted_headers)
+        return self._producer
+
+    def search(self, pattern: Pattern, subject: bytes) -> bool:
+        """Whether the pattern is found in `subject`; running into the match limit counts as no."""
+        found = pattern.search(subject)
+        if found is None:
+            self.limited += 1
+            return False
+        return found
+
+    def clock(self, zone: tzinfo) -> bytes:
+        """The time in a zone as 20 characters: ``YYYYMMDD HHmmSS d We`` with ISO weekday and ISO week."""
+        if self._clock is None:
+            self._clock = {}
+        text = self._clock.get(zone)
+        if text is None:
+            time = datetime.fromtimestamp(self.now, zone)
+            _, week, weekday = time.isocalendar()
+            text = f"{time:%Y%m%d %H%M%S} {weekday} {week:02}".encode()
+            self._clock[zone] = text
+        return text
+
+
+def spelled_integer(text: bytes | int) -> int | None:
+    """The integer that an expiration spells; None where the broker is going to refuse it."""
+    if isinstance(text, int):
+        return text
+    return int(text) if _INTEGER.fullmatch(text) else None

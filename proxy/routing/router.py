@@ -1,0 +1,195 @@
+"""Where does a message go that is published to an exchange of this virtual host?
+
+A `Router` holds the exchanges that are evaluated here and follows the chains among them: each exchange at most once
+for a message, alternates included. What leaves the router are queues, and exchanges that only the broker knows.
+
+Source: the open-exchange specification, section 1 (5. and 6.) and section 10 (5.).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from proxy.routing.bindings import EXCHANGE, QUEUE, Destination
+from proxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames
+from proxy.routing.erlang_text import reply_text
+from proxy.routing.exchange import Exchange
+from proxy.routing.interest import joined
+from proxy.routing.message import Message
+from proxy.routing.trace import ExchangeStep, Trace
+
+
+class Router:
+    """The exchanges of one virtual host that are evaluated here.
+
+    Args:
+        exchanges: those exchanges; their bindings may come and go later.
+    """
+
+    __slots__ = ("_exchanges", "_reaches", "exchanges")
+
+    def __init__(self, exchanges: Iterable[Exchange]) -> None:
+        """Take the exchanges over."""
+        self._exchanges = {exchange.name: exchange for exchange in exchanges}
+        #: By name.
+        self.exchanges: Mapping[bytes, Exchange] = MappingProxyType(self._exchanges)
+        self._reaches: dict[bytes, _Reach] = {}
+
+    def interest(self, exchange: bytes) -> Interest:
+        """Which facts can change the decision for a message published to `exchange`."""
+        return self._reach(exchange).interest
+
+    def destinations(self, exchange: bytes) -> frozenset[Destination]:
+        """Everything outside the router that rules name as a destination for messages to `exchange`.
+
+        Its own alternate exchange is not among it: that is the broker's to use.
+        """
+        reach = self._reach(exchange)
+        named: set[Destination] = set()
+        for each in reach.exchanges:
+            named |= each.destinations
+            if each.alternate is not None and each.name != exchange:
+                named.add((EXCHANGE, each.alternate))
+        return frozenset((kind, name) for kind, name in named if kind == QUEUE or name not in self._exchanges)
+
+    def decide(
+        self,
+        exchange: bytes,
+        facts: Facts,
+        now: float,
+        queues: QueueNames,
+        draw: Callable[[int], int],
+        trace: Trace | None = None,
+    ) -> Decision:
+        """Decide about one message.
+
+        Args:
+            exchange: the name of an exchange of this router.
+            facts: the message; what `interest` does not name may be left out.
+            now: seconds since the epoch, for datetime operators.
+            queues: the queues of the virtual host, for regex routes.
+            draw: gives an index below its argument; called only where a random pick is made.
+            trace: gets the reasons.
+
+        Returns:
+            The decision. It says itself whether it may be kept for messages with the same facts.
+        """
+        message = Message(facts, now, queues, draw)
+        matched: list[tuple[bytes, str]] = []
+        final: set[Destination] = set()
+        unrouted = Outcome.UNROUTED
+        alternate = False
+        seen = {exchange}
+        pending = [self._exchanges[exchange]]
+        while pending:
+            current = pending.pop()
+            step = _step(current, trace)
+            breach = current.breach(message, step) if current.filters else None
+            if breach is None:
+                routed = current.route(message, matched, step)
+                if isinstance(routed, bytes):
+                    return _rejected(exchange, routed, message, trace)
+            elif not breach[1]:
+                return _rejected(exchange, reply_text(breach[0]), message, trace)
+            else:
+                routed = set()
+                if current.name == exchange:
+                    unrouted = Outcome.FILTERED
+            if not routed and current.alternate is not None:
+                if step is not None:
+                    step.alternate = current.alternate
+                if current.name == exchange and current.alternate not in self._exchanges:
+                    alternate = True
+                    continue
+                routed = {(EXCHANGE, current.alternate)}
+            pending += self._split(routed, seen, final)
+        return Decision(
+            exchange,
+            Outcome.ROUTED if final else unrouted,
+            tuple(sorted(name for kind, name in final if kind == QUEUE)),
+            tuple(sorted(name for kind, name in final if kind == EXCHANGE)),
+            alternate,
+            b"",
+            tuple(matched),
+            message.keep,
+            message.limited,
+            trace,
+        )
+
+    def _split(self, routed: set[Destination], seen: set[bytes], final: set[Destination]) -> list[Exchange]:
+        """Put what leaves the router into `final`; the exchanges of the router that are to be visited next."""
+        nested: list[Exchange] = []
+        for destination in routed:
+            kind, name = destination
+            if kind == QUEUE or name not in self._exchanges:
+                final.add(destination)
+            elif name not in seen:
+                seen.add(name)
+                nested.append(self._exchanges[name])
+        if len(nested) > 1:
+            # As the broker does: the last name first. It shows only where two of them close the channel.
+            nested.sort(key=_name)
+        return nested
+
+    def _reach(self, exchange: bytes) -> _Reach:
+        reach = self._reaches.get(exchange)
+        if reach is None or not reach.is_current():
+            reach = self._reaches[exchange] = _Reach(self._exchanges, exchange)
+        return reach
+
+
+class _Reach:
+    """The exchanges of the router that a message published to one of them can come to."""
+
+    __slots__ = ("_changes", "exchanges", "interest")
+
+    def __init__(self, owned: Mapping[bytes, Exchange], start: bytes) -> None:
+        self.exchanges = _reachable(owned, start)
+        self._changes = [each.changes for each in self.exchanges]
+        self.interest = joined(each.interest for each in self.exchanges)
+
+    def is_current(self) -> bool:
+        for each, changes in zip(self.exchanges, self._changes, strict=True):
+            if each.changes != changes:
+                return False
+        return True
+
+
+def _reachable(owned: Mapping[bytes, Exchange], start: bytes) -> list[Exchange]:
+    found = {start: owned[start]}
+    pending = [owned[start]]
+    while pending:
+        current = pending.pop()
+        if current.lets_producer_add_exchanges:
+            return list(owned.values())
+        names = set(current.next_names)
+        if current.alternate is not None:
+            names.add(current.alternate)
+        for name in names & owned.keys() - found.keys():
+            found[name] = owned[name]
+            pending.append(owned[name])
+    return list(found.values())
+
+
+def _name(exchange: Exchange) -> bytes:
+    return exchange.name
+
+
+def _step(exchange: Exchange, trace: Trace | None) -> ExchangeStep | None:
+    if trace is None:
+        return None
+    step = ExchangeStep(exchange.name, exchange.type)
+    trace.exchanges.append(step)
+    return step
+
+
+def _rejected(exchange: bytes, error: bytes, message: Message, trace: Trace | None) -> Decision:
+    return Decision(
+        exchange,
+        Outcome.REJECTED,
+        error=error,
+        keep=message.keep,
+        limited=message.limited,
+        trace=trace,
+    )

@@ -1,0 +1,154 @@
+"""What does a binding do to the set of destinations, for one result?
+
+`Effects` is what one binding does when it is true, or when it is false: additions first, then deletions, then where
+the visit goes on. It knows nothing of operators or of the order of bindings.
+
+Source: the open-exchange specification, sections 7 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from proxy.routing.bindings import QUEUE, Destination
+from proxy.routing.decision import QueueNames
+from proxy.routing.message import Message
+from proxy.routing.operators import HEADER, QUEUE_NAMES, Need
+from proxy.routing.patterns import Pattern
+from proxy.routing.producer import NAMED_ROUTES, PATTERN_ROUTES, PatternRoute
+
+#: Order behind every binding: where a stop goes on.
+STOP = 1_000_000
+
+
+class QueueRoute:
+    """A regex route of a binding: queues of the virtual host by their names.
+
+    What it selects depends on the list of queues alone, so that the last answer is kept with its list.
+
+    Args:
+        pattern: the regex.
+        negated: whether names that don't match are meant.
+        only_one: whether one of them is picked at random.
+    """
+
+    __slots__ = ("_limited", "_queues", "_selected", "negated", "only_one", "pattern")
+
+    def __init__(self, pattern: Pattern, negated: bool, only_one: bool) -> None:
+        """Nothing is selected yet."""
+        self.pattern = pattern
+        self.negated = negated
+        self.only_one = only_one
+        self._queues: QueueNames | None = None
+        self._selected: list[Destination] = []
+        self._limited = 0
+
+    def select(self, message: Message) -> list[Destination]:
+        """The destinations for this message."""
+        queues = message.queues
+        if queues is not self._queues:
+            before = message.limited
+            self._selected = list(_matching(PatternRoute(self.pattern, self.negated), message))
+            self._limited = message.limited - before
+            self._queues = queues
+        else:
+            message.limited += self._limited
+        if not self.only_one or len(self._selected) < 2:
+            return self._selected
+        message.keep = False
+        return [self._selected[message.draw(len(self._selected))]]
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a binding does for one result.
+
+    Args:
+        add: destinations to add by name.
+        delete: destinations to delete by name.
+        add_queues: regex routes that add.
+        delete_queues: regex routes that delete from what was there before this binding.
+        granted_add: headers by which the producer may add.
+        granted_delete: headers by which the producer may delete.
+        jump: order at which the visit goes on, STOP for nowhere; 0: at the next binding.
+    """
+
+    add: frozenset[Destination] = frozenset()
+    delete: frozenset[Destination] = frozenset()
+    add_queues: tuple[QueueRoute, ...] = ()
+    delete_queues: tuple[PatternRoute, ...] = ()
+    granted_add: tuple[bytes, ...] = ()
+    granted_delete: tuple[bytes, ...] = ()
+    jump: int = 0
+
+    def apply(self, routed: set[Destination], main: Destination | None, message: Message) -> None:
+        """Make ``(routed + main + additions) - deletions`` of `routed`."""
+        deleted = set(self.delete)
+        for route in self.delete_queues:
+            deleted.update(each for each in routed if each[0] == QUEUE and _selects(route, each[1], message))
+        for header in self.granted_delete:
+            deleted.update(_asked(header, message))
+        if main is not None:
+            routed.add(main)
+        routed.update(self.add)
+        for selection in self.add_queues:
+            routed.update(selection.select(message))
+        for header in self.granted_add:
+            routed.update(_asked(header, message))
+        routed -= deleted
+
+    @property
+    def asks_producer(self) -> bool:
+        """Whether the producer's headers are read, and an invalid regex among them is noticed."""
+        return bool(self.granted_add or self.granted_delete or self.add_queues or self.delete_queues)
+
+    @property
+    def needs(self) -> Iterator[Need]:
+        """The facts that change what it does."""
+        granted = self.granted_add + self.granted_delete
+        yield from ((HEADER, header) for header in granted)
+        if self.add_queues or any(header in PATTERN_ROUTES for header in granted):
+            yield QUEUE_NAMES
+
+
+@dataclass(slots=True, eq=False)
+class EffectsDraft:
+    """Effects while the arguments are being read. Regex routes have one slot for each of plain and negated."""
+
+    add: set[Destination] = field(default_factory=set)
+    delete: set[Destination] = field(default_factory=set)
+    add_queues: dict[bool, QueueRoute] = field(default_factory=dict)
+    delete_queues: dict[bool, PatternRoute] = field(default_factory=dict)
+    granted_add: set[bytes] = field(default_factory=set)
+    granted_delete: set[bytes] = field(default_factory=set)
+    goto: int = 0
+    stop: bool = False
+
+    def finished(self) -> Effects:
+        """The effects; a stop wins over a goto."""
+        return Effects(
+            frozenset(self.add),
+            frozenset(self.delete),
+            tuple(self.add_queues.values()),
+            tuple(self.delete_queues.values()),
+            tuple(sorted(self.granted_add)),
+            tuple(sorted(self.granted_delete)),
+            STOP if self.stop else self.goto,
+        )
+
+
+def _selects(route: PatternRoute, name: bytes, message: Message) -> bool:
+    return message.search(route.pattern, name) is not route.negated
+
+
+def _matching(route: PatternRoute, message: Message) -> Iterator[Destination]:
+    return ((QUEUE, name) for name in message.queues.names if _selects(route, name, message))
+
+
+def _asked(header: bytes, message: Message) -> set[Destination]:
+    """What the producer asks for by one header."""
+    if header in NAMED_ROUTES:
+        return message.producer.named.get(header, set())
+    route = message.producer.patterns.get(header)
+    return set(_matching(route, message)) if route else set()

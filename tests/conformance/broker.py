@@ -1,0 +1,60 @@
+"""What does RabbitMQ itself refuse before it asks an exchange? A stand-in for a publish's own checks.
+
+Source: RabbitMQ 3.10, rabbit_channel (user id, expiration) and rabbit_basic (delivery mode, CC and BCC), in the
+order in which they are made.
+"""
+
+from __future__ import annotations
+
+import re
+
+from proxy.routing.decision import Facts
+from proxy.routing.erlang_text import TYPE_NAMES, characters
+
+_USER = "guest"
+
+
+def refusal(facts: Facts) -> str | None:
+    """The text behind ``PRECONDITION_FAILED - `` where the broker does not take the message."""
+    return _user_id(facts) or _expiration(facts) or _invalid_message(facts)
+
+
+def _text(facts: Facts, name: str) -> str | None:
+    value = facts.properties.get(name)
+    return characters(value) if isinstance(value, bytes) else None
+
+
+def _user_id(facts: Facts) -> str | None:
+    user = _text(facts, "user_id")
+    if user in (None, _USER):
+        return None
+    return f"user_id property set to '{user}' but authenticated user was '{_USER}'"
+
+
+def _expiration(facts: Facts) -> str | None:
+    expiration = _text(facts, "expiration")
+    if expiration is None:
+        return None
+    number = re.match(r"[+-]?[0-9]+", expiration)
+    if number is None:
+        reason = "no_integer"
+    elif rest := expiration[number.end() :]:
+        reason = f'{{leftover_string,"{rest}"}}'
+    elif int(number[0]) < 0:
+        reason = f"{{value_negative,{int(number[0])}}}"
+    else:
+        return None
+    return f"invalid expiration '{expiration}': {reason}"
+
+
+def _invalid_message(facts: Facts) -> str | None:
+    mode = facts.properties.get("delivery_mode")
+    if mode not in (None, 1, 2):
+        return f"invalid message: {{delivery_mode_unknown,{mode!r}}}"
+    first = dict(reversed(facts.headers))
+    for name in (b"CC", b"BCC"):
+        value = first.get(name)
+        if value is not None and value.letter != "A":
+            kind = TYPE_NAMES[value.letter]
+            return f'invalid message: {{unacceptable_type_in_header,"{name.decode()}",{kind}}}'
+    return None

@@ -1,0 +1,37 @@
+"""Which vector files are there, and what does each of their vectors say of us?"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from tests.conformance import open_exchange
+from tests.conformance.typed import Json
+
+OWN_VECTORS = sorted((Path(__file__).parent / "vectors").rglob("*.jsonl.gz"))
+
+
+def vectors(path: Path) -> Iterator[Json]:
+    """The vectors of a ``.jsonl`` or ``.jsonl.gz`` file."""
+    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    with opened as lines:
+        for line in lines:
+            if line.strip():
+                yield json.loads(line)
+
+
+def verdicts(path: Path) -> Iterator[tuple[str, bool, object, object]]:
+    """For each vector: its id, whether the result is right, what it should be, what it is."""
+    for vector in vectors(path):
+        yield vector["id"], *run(vector)
+
+
+def run(vector: Json) -> tuple[bool, object, object]:
+    """Run a vector of either format; one of the open exchange has bindings or arguments of an exchange."""
+    if "bindings" in vector or "exchange_arguments" in vector:
+        return open_exchange.run(vector)
+    ok, expected, got = import_module("tests.conformance.messenger").run(vector)
+    return bool(ok), expected, got
