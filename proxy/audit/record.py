@@ -1,0 +1,345 @@
+"""What does the line of one publish look like?
+
+JSON, one object a line, ASCII only (whatever is not, is escaped), never a body, never a header value that the
+operator did not list. All that a channel or a decision fixes is rendered once (`Records.origin`,
+`Records.template`); per publish the ready pieces are joined. ``ts`` always comes first, so that the writer finds
+the hour of a line at a fixed place. Fields: docs/audit.md. Nothing is known here of files.
+
+Text is what the bytes say in UTF-8; bytes that are not UTF-8 show as ``\\xNN``, as the same five characters would.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from json.encoder import encode_basestring_ascii
+from typing import TypeAlias
+
+from proxy.amqp.tables import decode_value
+from proxy.errors import ConfigError, ProtocolError
+from proxy.routing.values import Value
+
+VERSION = 1
+#: Fields that may be written as keyed hashes (setting `audit.hash`).
+HASHABLE = frozenset(("message_id", "user", "rk"))
+#: Characters of one header value; the rest is cut. Routing headers are short, and a line should stay one.
+HEADER_CHARACTERS = 1024
+#: Bytes of a hash: 96 bits tell ten billion values apart.
+HASH_BYTES = 12
+#: Fewer bytes of key could be tried out; BLAKE2b takes no more than 64.
+KEY_BYTES = (16, 64)
+#: Where the hour stands in a line: ``{"ts":"2026-11-21T07``.
+HOUR = slice(7, 20)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Name: TypeAlias = bytes | str
+
+
+def text(name: Name) -> str:
+    """Give a name as text; bytes that are not UTF-8 become ``\\xNN``."""
+    return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
+
+
+def quoted(value: bytes) -> str:
+    """Give bytes as a JSON string."""
+    return encode_basestring_ascii(text(value))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+class TimestampText:
+    """Renders times as RFC 3339 in UTC with microseconds; remembers the second it rendered last."""
+
+    __slots__ = ("_second", "_text")
+
+    def __init__(self) -> None:
+        """Start with nothing rendered."""
+        self._second = -1
+        self._text = ""
+
+    def __call__(self, now: float) -> str:
+        """Render seconds since 1970."""
+        second, micros = divmod(int(now * 1_000_000), 1_000_000)
+        if second != self._second:
+            moment = _EPOCH + timedelta(seconds=second)
+            self._second, self._text = second, moment.strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{self._text}.{micros:06d}Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """What lines may tell.
+
+    Args:
+        headers: names of the headers whose values may be written.
+        hashed: fields that are written as keyed hashes, out of HASHABLE.
+        key: key of the hashes: without it nobody can try out which value a hash is of.
+
+    Raises:
+        ConfigError: a field that can't be hashed, or a key that is missing, too short or too long.
+    """
+
+    headers: frozenset[bytes] = frozenset()
+    hashed: frozenset[str] = frozenset()
+    key: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Check what the operator chose."""
+        unknown = sorted(self.hashed - HASHABLE)
+        if unknown:
+            expected = ", ".join(sorted(HASHABLE))
+            raise ConfigError("audit", 0, "audit.hash", f"can't hash {', '.join(unknown)}; expected {expected}")
+        least, most = KEY_BYTES
+        if self.hashed and not least <= len(self.key) <= most:
+            raise ConfigError(
+                "audit", 0, "audit.hash", f"a key of {least} to {most} bytes is needed, this one has {len(self.key)}"
+            )
+
+    def hash(self, field: str, value: bytes) -> str:
+        """Give the keyed hash of a field's value; equal values of different fields have different hashes."""
+        return blake2b(value, digest_size=HASH_BYTES, key=self.key, person=field.encode()).hexdigest()
+
+
+class RecordTemplate:
+    """The constant part of the lines of one decision. Made by `Records.template`."""
+
+    __slots__ = ("_closed", "_open")
+
+    def __init__(self, constant: str) -> None:
+        """Take the fields that the decision fixes, as `,"name":value...`."""
+        self._open = constant
+        self._closed = constant + ',"headers":{}}\n'
+
+    def line(
+        self,
+        ts: str,
+        origin: str,
+        seq: int,
+        routing_key: bytes,
+        message_id: bytes | None,
+        size: int,
+        headers: str = "{}",
+        decide_us: float | None = None,
+    ) -> bytes:
+        """Render the line of one publish.
+
+        Args:
+            ts: when it came, from a `TimestampText`.
+            origin: where it came from, from `Records.origin`.
+            seq: number of the publish on its channel, from 1.
+            routing_key: its routing key.
+            message_id: its message id, None where it has none.
+            size: bytes of its body.
+            headers: allow-listed headers, from `Records.headers`.
+            decide_us: microseconds of the decision, where measured.
+
+        Returns:
+            The line, with its line break; for `AuditWriter.append`.
+        """
+        # Written out and not in functions: a call costs a tenth of it all.
+        try:
+            key = encode_basestring_ascii(routing_key.decode())
+            identity = "null" if message_id is None else encode_basestring_ascii(message_id.decode())
+        except UnicodeDecodeError:
+            key = quoted(routing_key)
+            identity = "null" if message_id is None else quoted(message_id)
+        tail = self._closed if headers == "{}" and decide_us is None else self._tail(headers, decide_us)
+        return f'{{"ts":"{ts}{origin}{seq},"rk":{key},"message_id":{identity},"size":{size}{tail}'.encode()
+
+    def _tail(self, headers: str, decide_us: float | None) -> str:
+        decided = "" if decide_us is None else f',"decide_us":{decide_us:.1f}'
+        return f'{self._open},"headers":{headers}{decided}}}\n'
+
+
+class _HashingTemplate(RecordTemplate):
+    """Lines whose routing key or message id are hashed."""
+
+    __slots__ = ("_privacy",)
+
+    def __init__(self, constant: str, privacy: Privacy) -> None:
+        super().__init__(constant)
+        self._privacy = privacy
+
+    def line(
+        self,
+        ts: str,
+        origin: str,
+        seq: int,
+        routing_key: bytes,
+        message_id: bytes | None,
+        size: int,
+        headers: str = "{}",
+        decide_us: float | None = None,
+    ) -> bytes:
+        hashed = self._privacy.hashed
+        if "rk" in hashed:
+            routing_key = self._privacy.hash("rk", routing_key).encode()
+        if message_id is not None and "message_id" in hashed:
+            message_id = self._privacy.hash("message_id", message_id).encode()
+        return super().line(ts, origin, seq, routing_key, message_id, size, headers, decide_us)
+
+
+class Records:
+    """Renders the records of one sidecar.
+
+    Args:
+        instance: name of this sidecar, field ``proxy``.
+        privacy: what lines may tell.
+    """
+
+    def __init__(self, instance: str, privacy: Privacy | None = None) -> None:
+        """Prepare the parts that never change."""
+        self._instance = instance
+        self.privacy = privacy or Privacy()
+
+    def origin(self, conn: str, user: Name, vhost: Name, ch: int) -> str:
+        """Render what a channel fixes; keep it beside the channel.
+
+        Args:
+            conn: id of the connection.
+            user: name the producer logged in with.
+            vhost: its virtual host.
+            ch: channel number.
+        """
+        fields = {
+            "v": VERSION,
+            "kind": "publish",
+            "proxy": self._instance,
+            "conn": conn,
+            "user": self._user(user),
+            "vhost": text(vhost),
+            "ch": ch,
+        }
+        return f'",{_json(fields)[1:-1]},"seq":'
+
+    def template(
+        self,
+        exchange: Name,
+        outcome: str,
+        queues: Iterable[Name] = (),
+        exchanges: Iterable[Name] = (),
+        remotes: Iterable[Name] = (),
+        bindings: Iterable[str] = (),
+        rule: int | None = None,
+        rules: str = "",
+        reason: str | None = None,
+    ) -> RecordTemplate:
+        """Render what a decision fixes; keep it beside the cached plan.
+
+        Args:
+            exchange: exchange of the publish.
+            outcome: a name of `proxy.amqp.traffic.OUTCOMES`.
+            queues: names of the queues it goes to.
+            exchanges: names of the exchanges it goes to.
+            remotes: names of other brokers' destinations it goes to, without credentials.
+            bindings: ids of the bindings that were true.
+            rule: index of the rule of the address table that applied.
+            rules: version of the rules.
+            reason: short code that says why, where there is something to say.
+        """
+        fields = {
+            "exchange": text(exchange),
+            "outcome": outcome,
+            "queues": list(map(text, queues)),
+            "exchanges": list(map(text, exchanges)),
+            "remotes": list(map(text, remotes)),
+            "bindings": list(bindings),
+            "rule": rule,
+            "rules": rules,
+            "reason": reason,
+        }
+        constant = "," + _json(fields)[1:-1]
+        if self.privacy.hashed & {"rk", "message_id"}:
+            return _HashingTemplate(constant, self.privacy)
+        return RecordTemplate(constant)
+
+    def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
+        """Render the allow-listed ones of some headers.
+
+        Args:
+            entries: (name, letter and value bytes), as `proxy.amqp.tables.pick` gives them.
+
+        Returns:
+            A JSON object of text. Of headers with one name the first counts.
+        """
+        found: dict[str, str] = {}
+        for name, raw in entries:
+            if name in self.privacy.headers and text(name) not in found:
+                try:
+                    value = header_text(decode_value(raw))
+                except ProtocolError:
+                    value = text(raw)
+                found[text(name)] = value[:HEADER_CHARACTERS]
+        return _json(found)
+
+    def settle(self, ts: str, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> bytes:
+        """Render what the broker said of a publish.
+
+        Args:
+            ts: when it said so.
+            conn: as in the publish's record.
+            ch: as in the publish's record.
+            seq: as in the publish's record.
+            result: acked, nacked, returned or lost.
+            confirm_us: microseconds from the publish to its confirm, where measured.
+        """
+        timed = {} if confirm_us is None else {"confirm_us": round(confirm_us, 1)}
+        fields = {"conn": conn, "ch": ch, "seq": seq, "result": result, **timed}
+        return self._rare(ts, "settle", fields)
+
+    def gap(self, ts: str, dropped: int, since: str, until: str) -> bytes:
+        """Render that lines are missing here.
+
+        Args:
+            ts: when this was written.
+            dropped: how many.
+            since: when the first was given up.
+            until: when the last was given up.
+        """
+        return self._rare(ts, "gap", {"dropped": dropped, "from": since, "to": until})
+
+    def _rare(self, ts: str, kind: str, fields: dict[str, object]) -> bytes:
+        known = {"v": VERSION, "kind": kind, "proxy": self._instance}
+        return f'{{"ts":"{ts}",{_json({**known, **fields})[1:-1]}}}\n'.encode()
+
+    def _user(self, user: Name) -> str:
+        if "user" not in self.privacy.hashed:
+            return text(user)
+        return self.privacy.hash("user", user if isinstance(user, bytes) else user.encode())
+
+
+def header_text(value: Value) -> str:
+    """Give a header's value as text: numbers in decimal, times in RFC 3339, lists and tables as JSON."""
+    plain = _plain(value)
+    if isinstance(plain, str):
+        return plain
+    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
+
+
+def _plain(value: Value) -> object:
+    content = value.value
+    if isinstance(content, bytes):
+        return text(content)
+    if value.letter == "T" and isinstance(content, int):
+        return _time(content)
+    if value.letter == "D" and isinstance(content, Sequence):
+        scale, unsigned = content
+        return f"{unsigned}e-{scale}"
+    if value.letter == "A" and isinstance(content, tuple):
+        return [_plain(item) for item in content]
+    if value.letter == "F" and isinstance(content, tuple):
+        return {text(name): _plain(item) for name, item in content}
+    return content
+
+
+def _time(seconds: int) -> object:
+    try:
+        return (_EPOCH + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
+    except OverflowError:
+        return seconds

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import json
+import re
+import struct
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from proxy.amqp.tables import encode_value
+from proxy.audit.record import (
+    HASHABLE,
+    HEADER_CHARACTERS,
+    HOUR,
+    Privacy,
+    Records,
+    TimestampText,
+    header_text,
+    quoted,
+)
+from proxy.errors import ConfigError
+from proxy.routing.values import Value
+
+TS = "2026-11-21T07:59:59.000001Z"
+KEY = b"0123456789abcdef"
+RECORDS = Records("main-1")
+ORIGIN = RECORDS.origin("c7", "guest", "/", 3)
+TEMPLATE = RECORDS.template(
+    b"documents",
+    "routed",
+    queues=[b"q1", b"q2"],
+    exchanges=[b"x"],
+    remotes=["archive/q"],
+    bindings=["b1", "public documents"],
+    rule=4,
+    rules="ab12",
+    reason=None,
+)
+
+
+def parsed(line: bytes) -> dict[str, Any]:  # Any: what JSON holds
+    assert line.endswith(b"}\n")
+    assert line.count(b"\n") == 1
+    assert line.isascii()
+    found: dict[str, Any] = json.loads(line, object_pairs_hook=no_duplicates)
+    return found
+
+
+def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    assert len({name for name, _ in pairs}) == len(pairs)
+    return dict(pairs)
+
+
+def test_a_publish_has_the_documented_fields() -> None:
+    assert parsed(TEMPLATE.line(TS, ORIGIN, 12, b"a.b", b"m1", 100)) == {
+        "v": 1,
+        "kind": "publish",
+        "ts": TS,
+        "proxy": "main-1",
+        "conn": "c7",
+        "user": "guest",
+        "vhost": "/",
+        "ch": 3,
+        "seq": 12,
+        "exchange": "documents",
+        "rk": "a.b",
+        "message_id": "m1",
+        "size": 100,
+        "outcome": "routed",
+        "queues": ["q1", "q2"],
+        "exchanges": ["x"],
+        "remotes": ["archive/q"],
+        "bindings": ["b1", "public documents"],
+        "rule": 4,
+        "rules": "ab12",
+        "reason": None,
+        "headers": {},
+    }
+
+
+def test_what_is_known_of_some_publishes_only_is_written_for_those() -> None:
+    line = parsed(TEMPLATE.line(TS, ORIGIN, 1, b"", None, 0, '{"a":"b"}', 12.345))
+    assert line["message_id"] is None
+    assert line["headers"] == {"a": "b"}
+    assert line["decide_us"] == 12.3
+
+
+def test_the_hour_of_every_kind_of_record_is_at_its_place() -> None:
+    lines = [
+        TEMPLATE.line(TS, ORIGIN, 1, b"", None, 0),
+        RECORDS.settle(TS, "c7", 3, 12, "returned"),
+        RECORDS.gap(TS, 2, TS, TS),
+    ]
+    assert {line[HOUR] for line in lines} == {b"2026-11-21T07"}
+
+
+def test_settle_and_gap_records() -> None:
+    assert parsed(RECORDS.settle(TS, "c7", 3, 12, "acked", 250.04)) == {
+        "ts": TS,
+        "v": 1,
+        "kind": "settle",
+        "proxy": "main-1",
+        "conn": "c7",
+        "ch": 3,
+        "seq": 12,
+        "result": "acked",
+        "confirm_us": 250.0,
+    }
+    later = TS.replace("07:", "08:")
+    gap = parsed(RECORDS.gap(TS, 5, TS, later))
+    assert gap == {
+        "ts": TS,
+        "v": 1,
+        "kind": "gap",
+        "proxy": "main-1",
+        "dropped": 5,
+        "from": TS,
+        "to": later,
+    }
+
+
+@given(st.binary(max_size=40), st.none() | st.binary(max_size=40))
+@example(b'"\\\n\r\x00\x7f\xff', b"\xe2\x80\xa8 \xed\xa0\x80")
+def test_any_bytes_make_one_line_of_json(routing_key: bytes, message_id: bytes | None) -> None:
+    line = parsed(TEMPLATE.line(TS, ORIGIN, 1, routing_key, message_id, 5))
+    assert line["rk"] == routing_key.decode(errors="backslashreplace")
+    assert line["message_id"] == (None if message_id is None else message_id.decode(errors="backslashreplace"))
+    assert line["size"] == 5
+
+
+@given(st.text(), st.binary(), st.text(), st.binary(), st.text())
+def test_any_names_make_one_line_of_json(conn: str, user: bytes, vhost: str, name: bytes, binding: str) -> None:
+    records = Records(vhost)
+    template = records.template(name, "routed", [name], [name], [name], [binding], None, conn, binding)
+    line = parsed(template.line(TS, records.origin(conn, user, vhost, 1), 1, b"", None, 0))
+    shown = name.decode(errors="backslashreplace")
+    assert (line["exchange"], line["queues"], line["bindings"]) == (shown, [shown], [binding])
+    assert (line["conn"], line["user"], line["vhost"]) == (conn, user.decode(errors="backslashreplace"), vhost)
+
+
+def test_bytes_that_are_not_utf_8_are_shown() -> None:
+    assert quoted(b"a\xff") == '"a\\\\xff"'
+
+
+@given(st.integers(0, 4_000_000_000), st.integers(0, 999_999))
+def test_timestamps_are_rfc_3339_in_utc(second: int, micros: int) -> None:
+    render = TimestampText()
+    render(1.0)
+    rendered = render(second + micros / 1_000_000)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", rendered)
+    difference = datetime.fromisoformat(rendered) - datetime.fromtimestamp(second, UTC)
+    assert abs(difference.total_seconds() - micros / 1_000_000) < 2e-6
+
+
+def test_chosen_fields_are_hashed_and_equal_values_stay_equal() -> None:
+    records = Records("m", Privacy(hashed=HASHABLE, key=KEY))
+    origin = records.origin("c", "same", "/", 1)
+    template = records.template(b"x", "routed")
+    first = parsed(template.line(TS, origin, 1, b"same", b"same", 0))
+    second = parsed(template.line(TS, origin, 2, b"same", None, 0))
+    assert first["rk"] == second["rk"]
+    assert second["message_id"] is None
+    hashes = {first["rk"], first["message_id"], first["user"]}
+    assert len(hashes) == 3, "a value is recognised across fields"
+    assert all(re.fullmatch("[0-9a-f]{24}", value) for value in hashes)
+
+
+def test_another_key_gives_other_hashes() -> None:
+    assert Privacy(key=KEY).hash("rk", b"a") != Privacy(key=KEY[::-1]).hash("rk", b"a")
+
+
+def test_only_chosen_fields_are_hashed() -> None:
+    records = Records("m", Privacy(hashed=frozenset(["message_id"]), key=KEY))
+    line = parsed(records.template(b"x", "routed").line(TS, records.origin("c", "u", "/", 1), 1, b"k", b"i", 0))
+    assert (line["rk"], line["user"]) == ("k", "u")
+    assert line["message_id"] != "i"
+
+
+@pytest.mark.parametrize(
+    ("hashed", "key", "message"),
+    [
+        (["size"], KEY, "can't hash size; expected message_id, rk, user"),
+        (["rk"], b"", "16 to 64 bytes"),
+        (["rk"], b"short", "16 to 64 bytes"),
+        (["rk"], b"x" * 65, "16 to 64 bytes"),
+    ],
+)
+def test_a_choice_that_can_not_hold_is_refused(hashed: list[str], key: bytes, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        Privacy(hashed=frozenset(hashed), key=key)
+    assert caught.value.key == "audit.hash"
+    assert not key or key.decode() not in str(caught.value)
+
+
+def header(name: bytes, letter: str, value: object) -> tuple[bytes, bytes]:
+    return name, encode_value(Value(letter, value))
+
+
+def test_headers_are_written_from_the_list_alone() -> None:
+    records = Records("m", Privacy(headers=frozenset([b"kind", b"n"])))
+    entries = [
+        header(b"secret", "S", b"hunter2"),
+        header(b"kind", "S", b"a\xff"),
+        header(b"kind", "S", b"second"),
+        header(b"n", "I", 5),
+    ]
+    assert json.loads(records.headers(entries)) == {"kind": "a\\xff", "n": "5"}
+    assert Records("m").headers(entries) == "{}"
+
+
+def test_a_header_that_is_malformed_or_long_stays_one_short_text() -> None:
+    records = Records("m", Privacy(headers=frozenset([b"bad", b"long"])))
+    entries = [(b"bad", b"I\x00"), header(b"long", "S", b"x" * 10_000)]
+    shown = json.loads(records.headers(entries))
+    assert shown["bad"] == "I\x00"
+    assert shown["long"] == "x" * HEADER_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("letter", "value", "expected"),
+    [
+        ("S", b"text", "text"),
+        ("t", True, "true"),
+        ("l", -5, "-5"),
+        ("d", 0.5, "0.5"),
+        ("f", struct.unpack(">f", struct.pack(">f", 0.5))[0], "0.5"),
+        ("D", (2, 12345), "12345e-2"),
+        ("T", 1795247999, "2026-11-21T07:59:59Z"),
+        ("T", 2**63, str(2**63)),
+        ("V", None, "null"),
+        ("A", (Value("S", b"a"), Value("I", 1)), '["a",1]'),
+        ("F", ((b"k", Value("T", 0)),), '{"k":"1970-01-01T00:00:00Z"}'),
+    ],
+)
+def test_every_type_of_header_has_a_text(letter: str, value: object, expected: str) -> None:
+    assert header_text(Value(letter, value)) == expected
+
+
+SECRETS = ("hunter2", b"hunter2")
+
+
+def test_secrets_in_any_hashable_field_or_unlisted_header_do_not_reach_a_line() -> None:
+    records = Records("m", Privacy(frozenset([b"allowed"]), HASHABLE, KEY))
+    origin = records.origin("c1", "hunter2", "/", 1)
+    line = records.template(b"x", "routed", rules="r").line(
+        TS,
+        origin,
+        1,
+        b"hunter2",
+        b"hunter2",
+        7,
+        records.headers([header(b"password", "S", b"hunter2"), header(b"allowed", "S", b"fine")]),
+        1.0,
+    )
+    assert b"hunter2" not in line
+    assert b"fine" in line
+    assert KEY not in line
