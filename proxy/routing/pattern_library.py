@@ -16,19 +16,21 @@ from functools import cache
 _LIBRARY = "libpcre2-8.so.0"
 
 ANCHORED = 0x80000000
-DUPNAMES = 0x00000040
-UTF = 0x00080000
-NO_MATCH = -1
-MATCH_LIMIT = -47
-DEPTH_LIMIT = -53
-HEAP_LIMIT = -63
-OUT_OF_MEMORY = -48
-#: Return codes that say "gave up", not "no".
-LIMITS = frozenset({MATCH_LIMIT, DEPTH_LIMIT, HEAP_LIMIT, OUT_OF_MEMORY})
+NO_START_OPTIMIZE = 0x00010000
+#: Return codes that say "gave up", not "no": match limit, out of memory, depth limit, heap limit.
+LIMITS = frozenset({-47, -48, -53, -63})
 
+#: Groups in each other; Erlang's stack ends it at about as many.
+_NESTING_LIMIT = 1000
+_CONFIG_VERSION = 11
 _INFO_ALLOPTIONS = 0
-_INFO_CAPTURECOUNT = 4
+_INFO_FIRSTCODETYPE = 6
 _INFO_FRAMESIZE = 24
+
+
+#: Ready arguments of ``match``: an offset or a size, and the options.
+SIZES = tuple(ctypes.c_size_t(size) for size in range(256))
+NO_OPTIONS = ctypes.c_uint32(0)
 
 
 class MissingLibraryError(ImportError):
@@ -73,8 +75,7 @@ def latin1_tables() -> bytes:
     """
     lower = bytes(byte + 0x20 if byte in _UPPER else byte for byte in range(256))
     flip = bytes(
-        byte - 0x20 if byte in _LOWER - _SINGLE else lowered
-        for byte, lowered in zip(range(256), lower, strict=True)
+        byte - 0x20 if byte in _LOWER - _SINGLE else lowered for byte, lowered in zip(range(256), lower, strict=True)
     )
     bitmaps = b"".join(
         sum(1 << byte for byte in members).to_bytes(32, "little") for members in _CLASSES
@@ -91,9 +92,7 @@ class Library:
         try:
             pcre2 = ctypes.PyDLL(_LIBRARY)
         except OSError as error:
-            raise MissingLibraryError(
-                f"{_LIBRARY} is missing: install PCRE2 (Debian: libpcre2-8-0)"
-            ) from error
+            raise MissingLibraryError(f"{_LIBRARY} is missing: install PCRE2 (Debian: libpcre2-8-0)") from error
         self._pcre2 = pcre2
         for name in ("compile_context_create", "match_context_create", "match_data_create", "compile"):
             getattr(pcre2, f"pcre2_{name}_8").restype = ctypes.c_void_p
@@ -102,20 +101,24 @@ class Library:
         self._tables = ctypes.create_string_buffer(latin1_tables(), 1088)
         self._compile_context = ctypes.c_void_p(pcre2.pcre2_compile_context_create_8(None))
         pcre2.pcre2_set_character_tables_8(self._compile_context, self._tables)
+        pcre2.pcre2_set_parens_nest_limit_8(self._compile_context, ctypes.c_uint32(_NESTING_LIMIT))
+        if hasattr(pcre2, "pcre2_set_max_varlookbehind_8"):  # 10.43 on: look-behind of variable length
+            pcre2.pcre2_set_max_varlookbehind_8(self._compile_context, ctypes.c_uint32(0))
         #: One pair of offsets: only whether there is a match is ever asked.
-        self.match_data = ctypes.c_void_p(pcre2.pcre2_match_data_create_8(ctypes.c_uint32(1), None))
+        self.match_data = self.new_match_data()
+        # Without argtypes, whose conversions would double the time of a call: give it
+        # objects of ctypes only, and bytes.
         self.match = pcre2.pcre2_match_8
-        self.match.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_char_p,
-            ctypes.c_size_t,
-            ctypes.c_size_t,
-            ctypes.c_uint32,
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-        ]
         self.match.restype = ctypes.c_int
         self.free = pcre2.pcre2_code_free_8
+        #: What stands before a script's name where extensions shall not count (they do by default from 10.40 on).
+        self.script = b"sc:" if self._version() >= (10, 40) else b""
+
+    def _version(self) -> tuple[int, int]:
+        text = ctypes.create_string_buffer(64)
+        self._pcre2.pcre2_config_8(ctypes.c_uint32(_CONFIG_VERSION), text)
+        major, minor = text.value.split()[0].split(b"-")[0].split(b".")[:2]
+        return int(major), int(minor)
 
     def compile(self, text: bytes, options: int) -> ctypes.c_void_p | str:
         """Compile PCRE2 text.
@@ -147,17 +150,30 @@ class Library:
         self._pcre2.pcre2_set_heap_limit_8(context, ctypes.c_uint32(heap_limit_kib))
         return context
 
-    def anchored(self, code: ctypes.c_void_p) -> bool:
+    def is_anchored(self, code: ctypes.c_void_p) -> bool:
         """Whether a match can begin at the subject's start only."""
-        value = ctypes.c_uint32()
-        self._pcre2.pcre2_pattern_info_8(code, ctypes.c_uint32(_INFO_ALLOPTIONS), ctypes.byref(value))
-        return bool(value.value & ANCHORED)
+        return bool(self._info(code, _INFO_ALLOPTIONS) & ANCHORED)
+
+    def begins_with_character(self, code: ctypes.c_void_p) -> bool:
+        """Whether every match begins with one known character."""
+        return self._info(code, _INFO_FIRSTCODETYPE) == 1
 
     def frame_bytes(self, code: ctypes.c_void_p) -> int:
-        """Bytes that each step of the matcher copies; grows with the number of capture groups."""
-        value = ctypes.c_size_t()
-        self._pcre2.pcre2_pattern_info_8(code, ctypes.c_uint32(_INFO_FRAMESIZE), ctypes.byref(value))
+        """Bytes that each decision of the matcher copies; grows with the number of capture groups."""
+        return self._info(code, _INFO_FRAMESIZE)
+
+    def _info(self, code: ctypes.c_void_p, what: int) -> int:
+        value = ctypes.c_size_t()  # zeroed, so that the smaller types that some answers have fit as well
+        self._pcre2.pcre2_pattern_info_8(code, ctypes.c_uint32(what), ctypes.byref(value))
         return value.value
+
+    def new_match_data(self) -> ctypes.c_void_p:
+        """A match block of its own, for a search that may need much memory."""
+        return ctypes.c_void_p(self._pcre2.pcre2_match_data_create_8(ctypes.c_uint32(1), None))
+
+    def free_match_data(self, data: ctypes.c_void_p) -> None:
+        """Give back what ``new_match_data`` made, with all memory it came to hold."""
+        self._pcre2.pcre2_match_data_free_8(data)
 
 
 @cache
