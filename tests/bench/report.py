@@ -37,12 +37,12 @@ class Outcome:
 
 
 def outcome(row: Row, rounds: Iterable[Round], failures: dict[str, str]) -> Outcome:
-    """The row over all rounds in which each of its cases gave a sample."""
+    """The row over all rounds in which each of its cases gave a sample, and its base confirmed anything."""
     values = []
     for measured in rounds:
         try:
             values.append(row.value(measured))
-        except KeyError:
+        except (KeyError, ZeroDivisionError):
             continue
     reasons = [failures[case] for case in (*row.cases, *row.pings) if case in failures]
     return Outcome(row, values, reasons[0] if reasons else "")

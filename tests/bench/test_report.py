@@ -30,6 +30,18 @@ def test_a_ratio_is_taken_in_each_round_and_the_median_over_the_rounds() -> None
     assert (found.median, found.verdict) == (0.9, "ok")
 
 
+def test_a_case_that_confirmed_nothing_counts_as_nothing_and_not_as_a_failure() -> None:
+    found = outcome(RATIO, [measured(**{"direct": 100, "pass": 0})], {})
+
+    assert (found.median, found.verdict) == (0.0, "missed")
+
+
+def test_a_round_whose_base_confirmed_nothing_is_left_out() -> None:
+    found = outcome(RATIO, [measured(**{"direct": 0, "pass": 9}), measured(**{"direct": 10, "pass": 9})], {})
+
+    assert list(found.values) == [0.9]
+
+
 def test_what_has_to_be_low_is_missed_above_its_target() -> None:
     row = cpu("cpu", "CPU", "pass", 3)
     spent = Round({"pass": Sample(1, {"sidecar": 4.0}), "haproxy": Sample(1, {"haproxy": 1.0})})
