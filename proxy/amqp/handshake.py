@@ -191,7 +191,8 @@ class Handshake:
         try:
             self._take(frame, _FROM_PRODUCER)
         except ProtocolError as error:
-            self._producer_failed(error)
+            if self.state is not HandshakeState.CLOSING:  # spec, 1.4.2.9: all else is discarded behind Close
+                self._producer_failed(error)
         return True
 
     def _step_upstream(self) -> bool:
@@ -211,19 +212,16 @@ class Handshake:
         """Look the frame up in a table of transitions; no entry is the protocol error."""
         if frame.kind == HEARTBEAT and frame.channel == 0:  # spec, 4.2.7: any traffic is good, also here
             return
-        if self.state is HandshakeState.CLOSING and frame.kind != METHOD:
-            return
         if frame.kind != METHOD:
             raise ProtocolError(_UNEXPECTED_FRAME, f"frame of type {frame.kind}, expected {self.state.value}")
         method = method_of(frame.payload)
         handler = table.get((self.state, method))
-        if handler is not None and frame.channel == 0:
-            self.state = handler(self, frame)
-        elif self.state is not HandshakeState.CLOSING:  # spec, 1.4.2.9: all else is discarded behind Close
+        if handler is None or frame.channel != 0:
             class_id, method_id = divmod(method, 1 << 16)
             code = _COMMAND_INVALID if frame.channel == 0 else _CHANNEL_ERROR
             text = f"{NAMES[method]} on channel {frame.channel}, expected {self.state.value}"
             raise ProtocolError(code, text, class_id=class_id, method_id=method_id)
+        self.state = handler(self, frame)
 
     # -- what the producer says
     # ----------------------------------------------------------------------------------
