@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from proxy.audit.policy import AuditPolicy, Mode
+from proxy.audit.record import HASHABLE
+
+DOCS = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+
+
+def test_the_documentation_names_every_mode_and_no_other() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", DOCS.split("## Modes")[1].split("\n## ")[0], re.MULTILINE) == [
+        mode.value for mode in Mode
+    ]
+
+
+def test_the_documentation_names_every_field_that_can_be_hashed() -> None:
+    listed = re.search(r"`audit\.hash` takes any of (.*?):", DOCS)
+    assert listed is not None
+    assert set(re.findall(r"`(\w+)`", listed[1])) == HASHABLE
+
+
+def test_the_default_bounds_are_those_of_the_documentation() -> None:
+    default = {field.name: field.default for field in fields(AuditPolicy)}
+    assert default["mode"] is Mode.BEST_EFFORT
+    assert default["buffer_bytes"] == 32 << 20
+    assert "32 MiB" in DOCS
+    assert default["segment_bytes"] == 128 << 20
+    assert "128 MiB" in DOCS

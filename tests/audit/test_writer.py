@@ -1,0 +1,501 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from proxy.amqp.counters import AuditCounters
+from proxy.audit import scribe, writer
+from proxy.audit.journal import Journal
+from proxy.audit.policy import AuditPolicy, Mode
+from proxy.audit.record import Records
+from proxy.audit.retention import Retention
+from proxy.audit.writer import AuditWriter
+from proxy.errors import ConfigError
+
+TS = "2026-11-21T07:59:59.000001Z"
+SECONDS = 20.0
+
+
+def line(number: int) -> bytes:
+    return f'{{"ts":"{TS}","n":{number}}}\n'.encode()
+
+
+def policy(directory: Path, mode: Mode = Mode.BEST_EFFORT, **changes: object) -> AuditPolicy:
+    return replace(AuditPolicy(directory, "m", mode), **changes)  # type: ignore[arg-type]  # by name
+
+
+def records(directory: Path) -> list[dict[str, Any]]:  # Any: what JSON holds
+    """What Spark would read: files that begin with neither _ nor a dot."""
+    read = []
+    for path in sorted(found(directory, "[!_.]*.gz")):
+        read += [json.loads(text) for text in gzip.decompress(path.read_bytes()).splitlines()]
+    return read
+
+
+def numbers(directory: Path) -> list[int]:
+    return [record["n"] for record in records(directory) if "n" in record]
+
+
+def found(directory: Path, pattern: str) -> list[Path]:
+    return list(directory.rglob(pattern))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110  what another thread does sets no asyncio event
+            await asyncio.sleep(0.001)
+
+
+class Disk:
+    """What a test does to the journal of a writer: refuse lines, or hold them up."""
+
+    def __init__(self) -> None:
+        self.refusing = threading.Event()
+        self.open = threading.Event()
+        self.open.set()
+
+    def journal(self, *arguments: Any) -> Journal:  # Any: passed on as they are
+        disk = self
+
+        class Disturbed(Journal):
+            def write(self, lines: list[bytes]) -> None:
+                assert disk.open.wait(SECONDS)
+                if disk.refusing.is_set():
+                    raise OSError(28, "No space left on device")
+                super().write(lines)
+
+        return Disturbed(*arguments)
+
+
+@asynccontextmanager
+async def writing(policy: AuditPolicy, disk: Disk | None = None) -> AsyncIterator[tuple[AuditWriter, AuditCounters]]:
+    counters = AuditCounters()
+    journal: Callable[..., Journal] = disk.journal if disk else Journal
+    audit = AuditWriter(policy, counters, make_journal=journal)
+    await audit.start()
+    try:
+        yield audit, counters
+    finally:
+        await audit.close(SECONDS)
+
+
+async def test_every_line_is_visible_after_the_end_and_counted(tmp_path: Path) -> None:
+    async with writing(policy(tmp_path)) as (audit, counters):
+        for number in range(1000):
+            audit.append(line(number))
+    assert numbers(tmp_path) == list(range(1000))
+    assert counters.lines == 1000
+    assert counters.text_bytes == sum(len(line(number)) for number in range(1000))
+    assert counters.dropped == 0
+    assert not found(tmp_path, "_*"), "nothing hidden is left"
+
+
+async def test_lines_reach_the_disk_without_further_traffic(tmp_path: Path) -> None:
+    async with writing(policy(tmp_path, flush_seconds=0.01)) as (audit, counters):
+        audit.append(line(1))
+        await until(lambda: counters.lines == 1)
+        assert [path.read_bytes() for path in found(tmp_path, "_audit-*.jsonl")] == [line(1)]
+
+
+async def test_a_line_after_the_end_is_counted_as_dropped(tmp_path: Path) -> None:
+    async with writing(policy(tmp_path)) as (audit, counters):
+        pass
+    audit.append(line(1))
+    audit.commit_point()
+    assert (counters.lines, counters.dropped) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda path: path.rmdir(), "is no directory"),
+        (lambda path: (path.rmdir(), path.write_bytes(b"")), "is no directory"),
+    ],
+)
+async def test_a_directory_that_is_not_there_is_an_error_at_the_start(
+    tmp_path: Path, prepare: Callable[[Path], object], message: str
+) -> None:
+    directory = tmp_path / "audit"
+    directory.mkdir()
+    prepare(directory)
+    audit = AuditWriter(policy(directory), AuditCounters())
+    with pytest.raises(ConfigError, match=message) as caught:
+        await audit.start()
+    assert (caught.value.file, caught.value.key) == (str(directory), "audit.directory")
+    await audit.close(SECONDS)
+
+
+async def test_a_directory_that_can_not_be_written_is_an_error_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, flags: int, mode: int = 0) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    audit = AuditWriter(policy(tmp_path), AuditCounters())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        with pytest.raises(ConfigError, match="can't be written: Permission denied"):
+            await audit.start()
+
+
+async def test_a_full_disk_is_an_error_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    audit = AuditWriter(policy(tmp_path), AuditCounters())
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(ConfigError, match="can't be written: No space left on device"):
+        await audit.start()
+
+
+async def test_two_writers_of_one_name_are_an_error_at_the_start(tmp_path: Path) -> None:
+    async with writing(policy(tmp_path)):
+        second = AuditWriter(policy(tmp_path), AuditCounters())
+        with pytest.raises(ConfigError, match="another process writes here as m"):
+            await second.start()
+    async with writing(policy(tmp_path)) as (audit, _):
+        audit.append(line(1))
+    assert numbers(tmp_path) == [1]
+
+
+async def test_best_effort_drops_beyond_the_buffer_and_says_how_many(tmp_path: Path) -> None:
+    disk = Disk()
+    disk.open.clear()
+    buffer_bytes = 100 * len(line(100))
+    with capture_logs() as logs:
+        async with writing(policy(tmp_path, buffer_bytes=buffer_bytes), disk) as (audit, counters):
+            for number in range(100, 1000):
+                audit.append(line(number))
+                assert audit._handed_size + audit._pending_size <= buffer_bytes + buffer_bytes // 4 + 100
+            audit.commit_point()
+            assert not audit.full
+            dropped = counters.dropped
+            assert dropped >= 700
+            disk.open.set()
+            await until(lambda: audit._gap is None)
+    kept = numbers(tmp_path)
+    assert len(kept) + dropped == 900
+    (gap,) = [record for record in records(tmp_path) if record.get("kind") == "gap"]
+    assert gap["dropped"] == dropped
+    assert gap["from"] <= gap["to"] <= gap["ts"]
+    assert gap["proxy"] == "m"
+    assert counters.lines == len(kept) + 1
+    assert {entry["event"] for entry in logs} == {"audit lines dropped"}
+
+
+async def test_best_effort_goes_on_when_the_disk_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
+    disk = Disk()
+    with capture_logs() as logs:
+        async with writing(policy(tmp_path), disk) as (audit, counters):
+            disk.refusing.set()
+            for number in range(10):
+                audit.append(line(number))
+            audit.commit_point()
+            await until(lambda: counters.dropped == 10)
+            assert "No space left" in str(audit.failure)
+            await until(lambda: audit._gap_under_way is not None)
+            await until(lambda: audit._gap_under_way is None)
+            disk.refusing.clear()
+            await until(lambda: counters.lines == 1 and not audit.failure)
+            audit.append(line(10))
+    assert numbers(tmp_path) == [10]
+    assert [record["dropped"] for record in records(tmp_path) if "dropped" in record] == [10]
+    assert counters.dropped == 10
+    events = [entry["event"] for entry in logs]
+    assert events[0] == "audit log can't be written"
+    assert "audit log is written again" in events
+
+
+@pytest.mark.parametrize("mode", [Mode.BACKPRESSURE, Mode.STRICT])
+async def test_producers_wait_while_the_disk_can_not_keep_up_and_no_line_is_lost(tmp_path: Path, mode: Mode) -> None:
+    disk = Disk()
+    told: list[str] = []
+    async with writing(policy(tmp_path, mode, buffer_bytes=4000), disk) as (audit, counters):
+        audit.on_full = lambda: told.append("full")
+        audit.on_drained = lambda: told.append("drained")
+        disk.open.clear()
+        number = 0
+        while not audit.full:
+            audit.append(line(number))
+            number += 1
+        assert told == ["full"]
+        assert number * len(line(100)) < 8000
+        disk.open.set()
+        await until(lambda: not audit.full)
+        assert told == ["full", "drained"]
+    assert numbers(tmp_path) == list(range(number))
+    assert counters.dropped == 0
+
+
+@pytest.mark.parametrize("mode", [Mode.BACKPRESSURE, Mode.STRICT])
+async def test_what_the_disk_refuses_is_kept_and_written_later(
+    tmp_path: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scribe, "RETRY_SECONDS", 0.01)
+    disk = Disk()
+    async with writing(policy(tmp_path, mode), disk) as (audit, counters):
+        disk.refusing.set()
+        for number in range(10):
+            audit.append(line(number))
+        point = audit.commit_point()
+        await until(lambda: audit.failure is not None)
+        assert audit.durable == 0
+        disk.refusing.clear()
+        await until(lambda: audit.durable == point)
+        assert audit.failure is None
+    assert numbers(tmp_path) == list(range(10))
+    assert (counters.lines, counters.dropped) == (10, 0)
+
+
+async def test_the_end_does_not_wait_for_a_disk_that_refuses_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scribe, "RETRY_SECONDS", 60.0)
+    disk = Disk()
+    counters = AuditCounters()
+    audit = AuditWriter(policy(tmp_path, Mode.STRICT), counters, make_journal=disk.journal)
+    await audit.start()
+    durable: list[int] = []
+    audit.on_durable = durable.append
+    disk.refusing.set()
+    audit.append(line(1))
+    with capture_logs() as logs:
+        await audit.close(0.05)
+    assert counters.dropped == 1
+    assert durable == []
+    assert "audit lines lost at the end" in [entry["event"] for entry in logs]
+
+
+async def test_strict_tells_which_lines_are_on_disk_and_never_too_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = 0
+    real = os.fdatasync
+
+    def counting(descriptor: int) -> None:
+        nonlocal synced
+        real(descriptor)
+        synced = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fdatasync", counting)
+    told: list[tuple[int, int]] = []
+    async with writing(policy(tmp_path, Mode.STRICT)) as (audit, _):
+        audit.on_durable = lambda sequence: told.append((sequence, synced))
+        points = []
+        for number in range(100, 200):
+            audit.append(line(number))
+            if number % 7 == 0:
+                points.append(audit.commit_point())
+                await asyncio.sleep(0)
+        last = audit.commit_point()
+        await until(lambda: audit.durable == last)
+    assert last == 100
+    assert points == sorted(points)
+    assert all(on_disk >= sequence * len(line(100)) for sequence, on_disk in told)
+    assert [sequence for sequence, _ in told] == sorted({sequence for sequence, _ in told})
+
+
+async def test_only_strict_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(descriptor: int) -> None:
+        raise AssertionError("synced")
+
+    monkeypatch.setattr(os, "fdatasync", never)
+    async with writing(policy(tmp_path, Mode.BACKPRESSURE)) as (audit, _):
+        audit.append(line(1))
+        point = audit.commit_point()
+        await until(lambda: audit.durable == point)
+    assert numbers(tmp_path) == [1]
+
+
+async def test_a_thread_that_dies_is_told_and_stops_producers_that_must_not_lose(tmp_path: Path) -> None:
+    class Bug(Journal):
+        def write(self, lines: list[bytes]) -> None:
+            raise ZeroDivisionError
+
+    hook, threading.excepthook = threading.excepthook, lambda arguments: None
+    try:
+        audit = AuditWriter(policy(tmp_path, Mode.STRICT), AuditCounters(), make_journal=Bug)
+        await audit.start()
+        audit.append(line(1))
+        with capture_logs() as logs:
+            audit.commit_point()
+            await until(lambda: audit.full)
+        assert audit.failure == "the thread that writes it has ended"
+        assert audit.durable == 0
+        assert [entry["log_level"] for entry in logs] == ["critical"]
+        await audit.close(SECONDS)
+    finally:
+        threading.excepthook = hook
+
+
+async def test_an_instance_with_odd_characters_keeps_its_name_in_records(tmp_path: Path) -> None:
+    disk = Disk()
+    disk.refusing.set()
+    async with writing(policy(tmp_path, instance="a/b ü"), disk) as (audit, counters):
+        audit.append(line(1))
+        audit.commit_point()
+        await until(lambda: counters.dropped == 1)
+        disk.refusing.clear()
+        audit._emit_gap()
+        await until(lambda: counters.lines == 1)
+    (path,) = found(tmp_path, "*.gz")
+    assert path.name.startswith("audit-a_b__-")
+    assert records(tmp_path)[0]["proxy"] == "a/b ü"
+
+
+async def test_a_reader_never_sees_a_record_twice_and_at_the_end_sees_all(tmp_path: Path) -> None:
+    stop = threading.Event()
+    problems: list[str] = []
+    looks = 0
+
+    def read() -> None:
+        nonlocal looks
+        seen: Counter[int] = Counter()
+        files: set[str] = set()
+        while not stop.is_set():
+            for path in tmp_path.rglob("[!_.]*"):
+                if path.is_file() and path.name not in files:
+                    files.add(path.name)
+                    seen.update(json.loads(text)["n"] for text in gzip.open(path))
+            looks += 1
+            problems.extend(f"{number} twice" for number, count in seen.items() if count > 1)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        async with writing(policy(tmp_path, segment_bytes=2000, flush_seconds=0.002)) as (audit, _):
+            for number in range(3000):
+                audit.append(line(number))
+                if number % 20 == 0:
+                    audit.commit_point()
+                    await asyncio.sleep(0)
+    finally:
+        stop.set()
+        reader.join()
+    assert looks > 1
+    assert problems == []
+    assert sorted(numbers(tmp_path)) == list(range(3000))
+
+
+async def test_retention_spares_the_open_segment(tmp_path: Path) -> None:
+    keep_nothing = Retention(seconds=0, size_bytes=0)
+    wanted = policy(tmp_path, retention=keep_nothing, segment_bytes=100, flush_seconds=0.001)
+    async with writing(wanted) as (audit, counters):
+        for number in range(20):
+            audit.append(line(number))
+        audit.commit_point()
+        await until(lambda: counters.lines == 20)
+        assert found(tmp_path, "_audit-*.jsonl")
+    assert numbers(tmp_path) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB."""
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(mounted)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield mounted
+    subprocess.run(["umount", str(mounted)], check=True)
+
+
+@pytest.mark.parametrize("mode", [Mode.BEST_EFFORT, Mode.STRICT])
+async def test_a_disk_that_really_is_full(small_disk: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scribe, "RETRY_SECONDS", 0.01)
+    ballast = small_disk / "ballast"
+    async with writing(policy(small_disk, mode)) as (audit, counters):
+        ballast.write_bytes(bytes(100_000))
+        for number in range(1000):
+            audit.append(line(number))
+            if number % 100 == 99:
+                point = audit.commit_point()
+        await until(lambda: audit.failure is not None)
+        assert "No space left on device" in str(audit.failure)
+        assert counters.lines < 1000
+        ballast.unlink()
+        if mode is Mode.STRICT:
+            await until(lambda: audit.durable == point)
+    kept = numbers(small_disk)
+    assert len(kept) == len(set(kept)) == 1000 - counters.dropped
+    assert (counters.dropped > 0) is (mode is Mode.BEST_EFFORT)
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from proxy.amqp.counters import AuditCounters
+from proxy.audit.policy import AuditPolicy, Mode
+from proxy.audit.writer import AuditWriter
+from proxy.observe.logs import LogSettings, configure
+
+async def main():
+    configure(LogSettings("error"))
+    policy = AuditPolicy(Path(sys.argv[1]), "m", Mode.STRICT, 8000, segment_bytes=4000)
+    audit = AuditWriter(policy, AuditCounters())
+    drained = asyncio.Event()
+    audit.on_drained = drained.set
+    audit.on_durable = lambda sequence: print(sequence, flush=True)
+    await audit.start()
+    number = 0
+    while True:
+        for _ in range(10):
+            number += 1
+            audit.append(b'{"ts":"2026-11-21T07:59:59.000001Z","n":%d}\\n' % number)
+        audit.commit_point()
+        await asyncio.sleep(0)
+        if audit.full:
+            drained.clear()
+            await drained.wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("after", [1, 40, 120])
+async def test_after_kill_9_every_line_told_to_be_on_disk_is_there_once(tmp_path: Path, after: int) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    told = [await asyncio.wait_for(process.stdout.readline(), SECONDS) for _ in range(after)]
+    process.send_signal(signal.SIGKILL)
+    told += (await process.stdout.read()).splitlines(keepends=True)
+    await process.wait()
+    durable = max(int(text) for text in told if text.endswith(b"\n"))
+    async with writing(policy(tmp_path)):
+        pass
+    kept = numbers(tmp_path)
+    assert sorted(kept) == list(range(1, len(kept) + 1)), "each line once and none missing in between"
+    assert len(kept) >= durable
+    assert not found(tmp_path, "_*")
+
+
+async def test_lines_of_the_record_renderer_are_taken_as_they_are(tmp_path: Path) -> None:
+    rendered = Records("m")
+    template = rendered.template(b"x", "routed", [b"q"])
+    async with writing(policy(tmp_path)) as (audit, _):
+        audit.append(template.line(TS, rendered.origin("c", "u", "/", 1), 1, b"\xff", None, 3))
+        audit.append(rendered.settle(TS, "c", 1, 1, "nacked"))
+    assert [record["kind"] for record in records(tmp_path)] == ["publish", "settle"]
+    (path,) = found(tmp_path, "*.gz")
+    assert path.parent == tmp_path / "date=2026-11-21" / "hour=07"
