@@ -221,7 +221,12 @@ class Handshake:
             code = _COMMAND_INVALID if frame.channel == 0 else _CHANNEL_ERROR
             text = f"{NAMES[method]} on channel {frame.channel}, expected {self.state.value}"
             raise ProtocolError(code, text, class_id=class_id, method_id=method_id)
-        self.state = handler(self, frame)
+        try:
+            self.state = handler(self, frame)
+        except ProtocolError as error:
+            if not error.class_id:  # a table deep inside the arguments does not know where it stands
+                error.class_id, error.method_id = divmod(method, 1 << 16)
+            raise
 
     # -- what the producer says
     # ----------------------------------------------------------------------------------

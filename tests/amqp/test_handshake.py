@@ -313,6 +313,16 @@ def test_malformed_arguments_are_a_502_with_the_ids_of_the_method() -> None:
     assert (code, class_id, method_id) == (502, 10, 31)
 
 
+def test_fault_deep_in_a_table_names_the_method_too() -> None:
+    handshake = at(State.AWAITING_START_OK)
+    deep = Value("A", ())
+    for _ in range(200):
+        deep = Value("A", (deep,))
+    handshake.receive_from_producer(start_ok(encode_table(((b"capabilities", deep),))))
+    code, _, class_id, method_id = refusal(handshake)
+    assert (code, class_id, method_id) == (502, 10, 11)
+
+
 def test_heartbeats_are_welcome_from_both_sides_all_along() -> None:
     handshake = new()
     for side, data in CONVERSATION:
