@@ -1,0 +1,115 @@
+"""The words of the routing tests: values, bindings, messages and decisions in one short line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+import pytest
+
+from proxy.errors import ProtocolError
+from proxy.routing.bindings import EXCHANGE, QUEUE, Binding
+from proxy.routing.decision import Decision, Facts, QueueNames
+from proxy.routing.exchange import Exchange
+from proxy.routing.message import Message
+from proxy.routing.router import Router
+from proxy.routing.trace import Trace
+from proxy.routing.values import Table, Value
+
+#: What a test may write for a value: text, number or boolean as a person means them, or a Value.
+Plain = str | int | float | bool | Value
+
+NOW = 1_795_248_000.0  # 2026-11-21T08:00:00Z
+
+
+def value(plain: Plain) -> Value:
+    match plain:
+        case Value():
+            return plain
+        case bool():
+            return Value("t", plain)
+        case int():
+            return Value("I" if -(2**31) <= plain < 2**31 else "l", plain)
+        case float():
+            return Value("d", plain)
+    return Value("S", plain.encode())
+
+
+def many(*elements: Plain) -> Value:
+    return Value("A", tuple(map(value, elements)))
+
+
+def table(**entries: Plain) -> Value:
+    return Value("F", arguments(entries))
+
+
+VOID = Value("V", None)
+
+
+def arguments(entries: Mapping[str, Plain]) -> Table:
+    return tuple((name.encode(), value(plain)) for name, plain in entries.items())
+
+
+def to_queue(name: str, entries: Mapping[str, Plain] | None = None, key: str = "", sequence: int = 0) -> Binding:
+    return Binding(b"xo", QUEUE, name.encode(), key.encode(), arguments(entries or {}), sequence=sequence)
+
+
+def to_exchange(name: str, entries: Mapping[str, Plain] | None = None, key: str = "") -> Binding:
+    return Binding(b"xo", EXCHANGE, name.encode(), key.encode(), arguments(entries or {}))
+
+
+def exchange(*bindings: Binding, kind: str = "x-open", name: str = "xo", alternate: str | None = None) -> Exchange:
+    made = Exchange(name.encode(), kind, alternate=alternate.encode() if alternate else None)
+    for binding in bindings:
+        assert made.bind(binding)
+    return made
+
+
+def facts(
+    key: str = "",
+    headers: Mapping[str, Plain] | None = None,
+    size: int = 1,
+    **properties: str | int,
+) -> Facts:
+    seen = {name: plain.encode() if isinstance(plain, str) else plain for name, plain in properties.items()}
+    return Facts(key.encode(), arguments(headers or {}), seen, size)
+
+
+def no_draw(_count: int) -> NoReturn:
+    pytest.fail("nothing was to be drawn")
+
+
+def queue_names(*names: str) -> QueueNames:
+    return QueueNames(tuple(name.encode() for name in names), 1)
+
+
+def message(of: Facts | None = None, names: QueueNames | None = None, draw: Callable[[int], int] = no_draw) -> Message:
+    return Message(of or facts(), NOW, names or queue_names(), draw)
+
+
+def decide(
+    router: Router | Exchange,
+    of: Facts | None = None,
+    names: QueueNames | None = None,
+    draw: Callable[[int], int] = no_draw,
+    trace: Trace | None = None,
+) -> Decision:
+    if isinstance(router, Exchange):
+        router = Router([router])
+    return router.decide(next(iter(router.exchanges)), of or facts(), NOW, names or queue_names(), draw, trace)
+
+
+def queues(
+    router: Router | Exchange,
+    of: Facts | None = None,
+    names: QueueNames | None = None,
+    draw: Callable[[int], int] = no_draw,
+) -> list[str]:
+    return [name.decode() for name in decide(router, of, names, draw).queues]
+
+
+def refusal(binding: Binding, kind: str = "x-open") -> str:
+    with pytest.raises(ProtocolError) as caught:
+        exchange(binding, kind=kind)
+    assert caught.value.reply_code == 406
+    return caught.value.text.decode("latin-1")

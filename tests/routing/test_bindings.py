@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.routing.bindings import Binding, binding_hash, by_name
+from proxy.routing.values import Table, Value
+from tests.routing.building import many, table, to_exchange, to_queue
+
+_PLAIN = to_queue("q1", {"a": 1, "b": "x"})
+
+
+def _with(value: Value) -> Binding:
+    return to_queue("q1", {"a": value})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        to_queue("q2", {"a": 1, "b": "x"}),
+        to_exchange("q1", {"a": 1, "b": "x"}),
+        to_queue("q1", {"a": 1, "b": "x"}, key="k"),
+        to_queue("q1", {"a": 1}),
+        to_queue("q1", {"a": 1, "b": "x", "x-match": "all"}),
+        replace(_PLAIN, exchange=b"another"),
+    ],
+)
+def test_anything_declared_makes_another_binding(other: Binding) -> None:
+    assert other.identity != _PLAIN.identity
+
+
+def test_order_of_arguments_id_and_sequence_make_no_other_binding() -> None:
+    assert replace(to_queue("q1", {"b": "x", "a": 1}), id="named", sequence=7).identity == _PLAIN.identity
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Value("I", 1), Value("l", 1)),
+        (Value("I", 1), Value("d", 1.0)),
+        (Value("I", 1), Value("t", True)),
+        (Value("f", 0.5), Value("d", 0.5)),
+        (Value("S", b"x"), Value("x", b"x")),
+        (Value("T", 1), Value("l", 1)),
+        (many(1), Value("A", (Value("l", 1),))),
+        (many(1, 2), many(2, 1)),
+        (table(k=1), Value("F", ((b"k", Value("l", 1)),))),
+        (table(k=1, j=2), table(j=2, k=1)),
+        (table(), many()),
+    ],
+)
+def test_types_of_values_tell_bindings_apart(one: Value, other: Value) -> None:
+    assert _with(one).identity != _with(other).identity
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Value("L", -1), Value("l", -1)),
+        (Value("A", (Value("L", 1),)), Value("A", (Value("l", 1),))),
+        (Value("F", ((b"k", Value("L", 1)),)), Value("F", ((b"k", Value("l", 1)),))),
+    ],
+)
+def test_the_two_letters_of_64_bits_are_one_type(one: Value, other: Value) -> None:
+    assert _with(one).identity == _with(other).identity
+
+
+def test_sorting_by_name_keeps_equal_names_in_order() -> None:
+    unsorted: Table = ((b"b", Value("I", 1)), (b"a", Value("I", 2)), (b"b", Value("I", 0)))
+    assert by_name(unsorted) == ((b"a", Value("I", 2)), (b"b", Value("I", 1)), (b"b", Value("I", 0)))
+
+
+def test_hash_is_short_stable_and_blind_to_the_order_of_arguments() -> None:
+    hashes = {
+        binding_hash(binding.destination_type, binding.destination, binding.routing_key, binding.arguments)
+        for binding in (_PLAIN, to_queue("q1", {"b": "x", "a": 1}))
+    }
+    assert hashes == {"221a3c1d6d"}

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.errors import Scope
+from proxy.routing.erlang_text import binary, characters, refused, reply_text, term
+from proxy.routing.values import Value
+from tests.routing.building import many, table
+
+_COLUMN = len("Unknown or invalid argument's key '")
+
+
+@pytest.mark.parametrize(
+    ("content", "printed"),
+    [
+        (b"", "<<>>"),
+        (b"x-foo", '<<"x-foo">>'),
+        (b'x-"q"\\', r'<<"x-\"q\"\\">>'),
+        (b"\t\n\r\v\b\f\x1b", r'<<"\t\n\r\v\b\f\e">>'),
+        (b"x-\xe9", '<<"x-\xe9">>'),
+        (b"x-nul\0", "<<120,45,110,117,108,0>>"),
+        (b"\x7f", "<<127>>"),
+        (b"\x80", "<<128>>"),
+        (b"x" * 128, '<<"' + "x" * 200 + '">>'),
+    ],
+)
+def test_binary_is_printed_as_text_where_all_of_it_is_printable(content: bytes, printed: str) -> None:
+    assert binary(content, _COLUMN) == printed
+
+
+def test_long_list_of_bytes_is_broken_under_its_opening() -> None:
+    # As io_lib:format("Unknown or invalid argument's key '~p'", [Key]) of Erlang/OTP 25 gives it.
+    indent = "\n" + " " * (_COLUMN + 2)
+    assert binary(bytes([128] * 24), _COLUMN) == (
+        "<<" + "128," * 10 + indent + "128," * 10 + indent + "128,128,128,128>>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [
+        (Value("I", -5), "-5"),
+        (Value("t", True), "true"),
+        (Value("t", False), "false"),
+        (Value("V", None), "undefined"),
+        (Value("D", (1, 5)), "{1,5}"),
+        (Value("S", b"any"), '<<"any">>'),
+        (many("any", 1), '[{longstr,<<"any">>},{signedint,1}]'),
+        (table(k=1, l=many(True)), '[{<<"k">>,signedint,1},{<<"l">>,array,[{bool,true}]}]'),
+        (Value("d", 1.0), "1.0"),
+        (Value("d", -0.5), "-0.5"),
+        (Value("d", 100.0), "100.0"),
+        (Value("d", 1000.0), "1.0e3"),
+        (Value("d", 1234.5), "1234.5"),
+        (Value("d", 0.00001), "1.0e-5"),
+        (Value("d", 1e22), "1.0e22"),
+        (Value("d", 1.5e-7), "1.5e-7"),
+        (Value("d", 2.0**53), "9.007199254740992e15"),
+    ],
+)
+def test_values_are_printed_as_erlang_terms(value: Value, printed: str) -> None:
+    assert term(value) == printed
+
+
+def test_text_is_utf8_where_it_can_be_and_latin1_else() -> None:
+    assert characters("é€".encode()) == "é€"
+    assert characters(b"\xff(") == "ÿ("
+
+
+def test_reply_text_is_latin1_where_it_can_be_and_utf8_else() -> None:
+    assert reply_text("é") == b"\xe9"
+    assert reply_text("é€") == "é€".encode()
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "€"])
+@pytest.mark.parametrize("length", [232, 233, 234, 400])
+def test_reply_text_fits_a_short_string_together_with_its_opening(letter: str, length: int) -> None:
+    whole = letter * length
+    cut = reply_text(whole)
+    assert len(cut) <= 255 - len("PRECONDITION_FAILED - ")
+    encoded = whole.encode("latin-1") if letter != "€" else whole.encode()
+    if len(encoded) <= 233:
+        assert cut == encoded
+    else:
+        assert cut.endswith(b"...")
+        assert encoded.startswith(cut[:-3])
+        assert 228 <= len(cut[:-3]) <= 230
+
+
+@given(st.text(max_size=300))
+def test_reply_text_is_never_cut_inside_a_character(text: str) -> None:
+    cut = reply_text(text)
+    try:
+        text.encode("latin-1")
+    except UnicodeEncodeError:
+        cut.decode()
+    assert len(cut) <= 233
+
+
+def test_refusal_is_a_406_of_the_channel() -> None:
+    error = refused("No.")
+    assert (error.reply_code, error.text, error.scope) == (406, b"No.", Scope.CHANNEL)

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.routing.bindings import Binding
+from proxy.routing.decision import Facts
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
+from proxy.routing.values import Value
+from tests.routing.building import NOW, exchange, facts, many, message, queues, to_queue
+from tests.routing.random_rules import BINDINGS, QUEUES, NaiveExchange, bind_valid, messages
+
+
+def found(of: Exchange, seen: Facts) -> list[str]:
+    """The destinations of the bindings that would be visited, in order."""
+    return [compiled.binding.destination.decode() for _, compiled in of._index.candidates(message(seen))]
+
+
+@pytest.mark.parametrize("kind", BINDINGS)
+@given(data=st.data())
+def test_index_changes_no_decision(kind: str, data: st.DataObject) -> None:
+    bindings = data.draw(BINDINGS[kind])
+    indexed, naive = Exchange(b"xo", kind), NaiveExchange(b"xo", kind)
+    bind_valid(indexed, bindings)
+    bind_valid(naive, bindings)
+    for seen in data.draw(st.lists(messages, min_size=1, max_size=4)):
+        answers = [
+            Router([each]).decide(b"xo", seen, NOW, QUEUES, lambda count: count - 1) for each in (indexed, naive)
+        ]
+        # Bindings that are left out search nothing, so that only the count of searches given up may differ.
+        assert replace(answers[0], limited=0) == replace(answers[1], limited=0)
+
+
+@given(bindings=BINDINGS["x-open"], seen=messages, data=st.data())
+def test_index_forgets_what_was_removed(bindings: list[Binding], seen: Facts, data: st.DataObject) -> None:
+    made = Exchange(b"xo", "x-open")
+    bound = bind_valid(made, bindings)
+    for binding in data.draw(st.permutations(bound)):
+        assert made.unbind(binding)
+    assert found(made, seen) == []
+    index = made._index
+    assert (index._routing_keys, index._headers, index._properties) == ({}, {}, {})
+    assert not index._topics
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        ({"x-?hkv= type": "NAME"}, facts(headers={"type": "q7"})),
+        ({"type": "NAME"}, facts(headers={"type": "q7"})),
+        ({"x-?rk=": "NAME"}, facts("q7")),
+        ({"x-?rkta": "NAME"}, facts("q7")),
+        ({"x-?pr= type": "NAME"}, facts(type="q7")),
+        ({"x-match": "eq", "x-?hkv= type": "NAME"}, facts(headers={"type": "q7"})),
+        ({"x-match": "set 1", "x-?hkv= type": "NAME"}, facts(headers={"type": "q7"})),
+        ({"x-match": "set", "x-?rk=": "NAME"}, facts("q7")),
+        ({"x-match": "any", "x-?hkv= type": "NAME", "x-?rk=": "NAME"}, facts("q7")),
+    ],
+)
+def test_only_the_binding_whose_equality_holds_is_visited(arguments: dict[str, str], seen: Facts) -> None:
+    bindings = [
+        to_queue(f"q{at}", {key: text.replace("NAME", f"q{at}") for key, text in arguments.items()}) for at in range(20)
+    ]
+    assert found(exchange(*bindings), seen) == ["q7"]
+
+
+def test_binding_stands_under_the_equality_that_tells_most_messages_apart() -> None:
+    bindings = [to_queue(f"q{at}", {"x-?hkv= kind": "order", "x-?hkv= number": at}) for at in range(20)]
+    seen = facts(headers={"kind": "order", "number": 7})
+    assert len(found(exchange(*bindings), seen)) <= 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"x-?hk?v= type": "other"},
+        {"x-?hkv!= type": "other"},
+        {"x-?hkv= type": "other", "x-addq-onfalse": "q2"},
+        {"x-?hkv= type": "other", "x-goto-onfalse": 20000},
+        {"x-?hkv= type": "other", "x-stop-onfalse": ""},
+        {"x-?hkv= type": "other", "x-msg-addq-onfalse": ""},
+        {"x-?hkv= type": "other", "x-msg-addq-ontrue": ""},
+        {"x-?hkv= type": "other", "x-delqre-ontrue": "."},
+        {"x-match": "any", "x-?hkv= type": "other", "x-?rkre": "other"},
+        {"x-match": "set", "x-?hkv= type": "other"},
+        {"x-match": "set 1", "x-?hkv= type": "other", "x-?hkex": "more"},
+    ],
+)
+def test_binding_that_can_do_something_without_its_equality_is_always_visited(
+    arguments: dict[str, str | int],
+) -> None:
+    assert found(exchange(to_queue("q1", arguments)), facts()) == ["q1"]
+
+
+def test_binding_that_is_never_true_is_never_visited() -> None:
+    assert found(exchange(to_queue("q1", {"x-match": "any"})), facts()) == []
+
+
+def test_binding_found_in_two_ways_is_visited_once() -> None:
+    made = exchange(to_queue("q1", {"x-match": "any", "x-?hkv= a": many(1, 2), "x-?hkv= b": 1}))
+    assert found(made, facts(headers={"a": 2, "b": 1})) == ["q1"]
+
+
+def test_every_header_of_a_name_is_looked_up() -> None:
+    made = exchange(to_queue("q1", {"x-match": "set 1", "x-?hkv= a": 2}))
+    twice = Facts(b"", ((b"a", Value("I", 2)), (b"a", Value("I", 1))))
+    assert found(made, twice) == ["q1"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "seen", "equal"),
+    [
+        (1, Value("t", True), False),
+        (Value("t", True), Value("I", 1), False),
+        (1, 1.0, True),
+        (Value("x", b"x"), "x", True),
+        (Value("T", 1), 1, True),
+        (2**53 + 1, float(2**53), False),
+        (Value("F", ()), Value("A", ()), True),
+        (0, Value("V", None), False),
+        ("", Value("V", None), False),
+        (1, Value("D", (0, 1)), False),
+        (1, Value("d", float("nan")), False),
+    ],
+)
+def test_index_knows_what_is_equal_across_types(bound: int | Value, seen: Value | str, equal: bool) -> None:
+    made = exchange(to_queue("q1", {"x-?hkv= a": bound}))
+    assert queues(made, facts(headers={"a": seen})) == (["q1"] if equal else [])
+
+
+def test_expiration_is_found_by_the_integer_that_it_spells() -> None:
+    made = exchange(to_queue("q1", {"x-?pr= expiration": 5}))
+    assert found(made, facts(expiration="+005")) == ["q1"]
+    assert found(made, facts(expiration="five")) == []
+
+
+def test_found_and_always_visited_bindings_are_put_in_one_order() -> None:
+    made = exchange(
+        to_queue("first", {"x-order": 100}),
+        to_queue("second", {"x-order": 200, "x-?hkv= a": 1}),
+        to_queue("third", {"x-order": 300}),
+        to_queue("fourth", {"x-order": 400, "x-?rk=": "k"}),
+    )
+    assert found(made, facts("k", {"a": 1})) == ["first", "second", "third", "fourth"]
