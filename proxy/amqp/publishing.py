@@ -24,9 +24,8 @@ from proxy.errors import ProtocolError, Scope
 REMEMBERED = 2048
 #: A publish up to this size is waited for until it is whole; a larger one streams frame by frame.
 WHOLE_BYTES = 65536
-#: Of header frames that never repeat, only every 64th is remembered, as a probe.
-PROBE_EVERY = 64
-_CREDIT = 256
+#: Publishes that pass before heads are remembered again, once a whole cache of them was of no use.
+UNASKED = 32 * REMEMBERED
 #: payload of a content header without any property
 _LEAST_HEADER = 14
 
@@ -51,7 +50,9 @@ class Publishing:
         self._tail = b""
         self._publishes: dict[bytes, Publish] = {}
         self._heads: dict[bytes, _Remembered] = {}
-        self._credit = _CREDIT
+        #: found in `_heads` since it was last empty; publishes for which it is not asked
+        self._found = 0
+        self._unasked = 0
         self._shape = -1
         self._epoch = -1
 
@@ -278,12 +279,14 @@ class Publishing:
             return 0
         out = self._conversation.to_upstream
         count = 1
-        self._credit -= 1
-        if self._credit > 0 or not self._credit % PROBE_EVERY:
+        if self._unasked:
+            self._unasked -= 1
+            head = b""
+        else:
             head = data[at:body_at]
             found = self._heads.get(head)
             if found is not None:
-                self._credit = _CREDIT
+                self._found += 1
                 head_out, same, outgoing = found
                 length, to_body = stop - at, body_at - at
                 starts = data.startswith
@@ -299,8 +302,6 @@ class Publishing:
                 self._conversation.counters.cache_hits += count
                 self._count(channel, outgoing.tally, count, body_size)
                 return stop
-        else:
-            head = b""
         plan = publish.plan
         assert plan is not None  # noqa: S101 -- only publishes with a plan come here
         try:
@@ -317,6 +318,9 @@ class Publishing:
         if head and outgoing.decision.keep and plan.repeatable:
             if len(self._heads) >= REMEMBERED:
                 self._heads.clear()
+                # Heads that hardly ever repeat (a message id in each) are not worth a look for a while.
+                self._unasked = 0 if self._found >= REMEMBERED else UNASKED
+                self._found = 0
             body_head = data[body_at : body_at + FRAME_HEAD.size] if body_size else b""
             self._heads[head] = (head_out, head + body_head, outgoing)
         self._count(channel, outgoing.tally, count, body_size)
