@@ -26,7 +26,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from proxy.amqp.counters import Counters
-from proxy.observe.metrics import METRICS, Kind, MetricSpec, MetricsSource, Reading, Row
+from proxy.observe.metrics import METRICS, Kind, MetricSpec
+from proxy.observe.readings import MetricsSource, Reading, Row
 
 #: Series written in one piece: about half a millisecond's work.
 PIECE_SERIES = 64

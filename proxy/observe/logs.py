@@ -193,6 +193,4 @@ class _LibraryHandler(logging.Handler):
         except (TypeError, ValueError):  # arguments that don't fit the format
             message = str(record.msg)
         log = structlog.get_logger()
-        log.log(
-            level, message, logger=record.name, **({"exc_info": record.exc_info} if record.exc_info else {})
-        )
+        log.log(level, message, logger=record.name, **({"exc_info": record.exc_info} if record.exc_info else {}))

@@ -81,9 +81,7 @@ async def test_status_is_json_whatever_it_holds(start: Start, http: aiohttp.Clie
         assert await response.json() == {"rules": "abc", "missing": ["p", "q\\xff"], "nested": {"n": 1}}
 
 
-async def test_an_unknown_page_is_404_and_a_wrong_method_405(
-    start: Start, http: aiohttp.ClientSession
-) -> None:
+async def test_an_unknown_page_is_404_and_a_wrong_method_405(start: Start, http: aiohttp.ClientSession) -> None:
     base = await start()
     async with http.get(base + "/") as response:
         assert response.status == 404

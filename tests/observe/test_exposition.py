@@ -19,9 +19,7 @@ def openmetrics_families(page: bytes) -> list[Metric]:
 
 def many(series: int) -> Counters:
     counters = Counters(series)
-    counters.traffic.name(
-        [("/", b"x")], [(b"x", f"b{n}") for n in range(series)], [b"q%d" % n for n in range(series)]
-    )
+    counters.traffic.name([("/", b"x")], [(b"x", f"b{n}") for n in range(series)], [b"q%d" % n for n in range(series)])
     return counters
 
 
@@ -30,9 +28,7 @@ async def test_a_family_of_many_pieces_has_one_headline() -> None:
     lines = page.decode().splitlines()
     headlines = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(headlines) == len(set(headlines))
-    assert (
-        sum(line.startswith("oxproxy_destination_publishes_total{") for line in lines) == 3 * PIECE_SERIES + 1
-    )
+    assert sum(line.startswith("oxproxy_destination_publishes_total{") for line in lines) == 3 * PIECE_SERIES + 1
     assert len(list(parse(page.decode()))) == len(headlines)
 
 

@@ -38,10 +38,7 @@ def test_text_style_is_key_value_with_time_level_and_event_first() -> None:
     timestamp, rest = line.split(" ", 1)
     assert timestamp.startswith("ts=20")
     assert timestamp.endswith("Z")
-    assert (
-        rest
-        == 'level=info event="upstream connected" address=127.0.0.1:5672 attempts=2 tls=false reason=null'
-    )
+    assert rest == 'level=info event="upstream connected" address=127.0.0.1:5672 attempts=2 tls=false reason=null'
 
 
 def test_json_style_is_one_object_a_line() -> None:
