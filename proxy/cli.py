@@ -7,7 +7,6 @@ room and prints what it says. What a command does not need is not imported: only
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -16,7 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from proxy.errors import ConfigErrors
+from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.clock import instant
 from proxy.rules.explanation import Explanation, as_json, as_text, explain, read_question
 from proxy.rules.inspection import inspect
@@ -121,9 +120,10 @@ def _expected(explanation: Explanation, queues: Iterable[str]) -> int:
 
 
 def _message(name: str) -> bytes:
-    with contextlib.ExitStack() as stack:
-        file = sys.stdin.buffer if name == "-" else stack.enter_context(Path(name).open("rb"))
-        return file.read()
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise ConfigErrors([ConfigError(name, 0, "", f"can't be read: {error.strerror or error}")]) from error
 
 
 def _say(text: str) -> None:

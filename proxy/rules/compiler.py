@@ -15,7 +15,7 @@ from proxy.routing.values import Table
 from proxy.rules.faults import Faults
 from proxy.rules.fields import short_fault
 from proxy.rules.nodes import join
-from proxy.rules.schema import BindingDraft, ExchangeDraft
+from proxy.rules.schema import OPEN, BindingDraft, ExchangeDraft
 
 _MATCH = b"x-match"
 #: Operators and flags of open exchanges, for "did you mean".
@@ -40,7 +40,7 @@ _OPERATORS = (
 )
 
 
-def compile_exchange(draft: ExchangeDraft, faults: Faults) -> Exchange | None:
+def compile_exchange(draft: ExchangeDraft, faults: Faults) -> Exchange:
     """Compile one exchange with all its bindings.
 
     Args:
@@ -48,15 +48,13 @@ def compile_exchange(draft: ExchangeDraft, faults: Faults) -> Exchange | None:
         faults: takes every refusal of the routing room.
 
     Returns:
-        The exchange with the bindings that are good; None where its own arguments are refused.
+        The exchange as far as it is good; to be used only where there was no fault.
     """
-    # What no binding routes is passed to the broker, so no alternate exchange is evaluated here.
-    alternate = None if draft.unmatched_pass else draft.alternate
     try:
-        exchange = Exchange(draft.name, draft.type, draft.arguments, draft.local_time, alternate)
+        exchange = Exchange(draft.name, draft.type, draft.arguments, draft.local_time, draft.alternate)
     except ProtocolError:
         _blame_exchange(draft, faults)
-        return None
+        exchange = Exchange(draft.name, draft.type, (), draft.local_time)
     for binding in draft.bindings:
         _bind(exchange, binding, draft, faults)
     return exchange
@@ -92,21 +90,12 @@ def _bind(exchange: Exchange, draft: BindingDraft, owner: ExchangeDraft, faults:
 def _reserved(draft: BindingDraft, faults: Faults) -> bool:
     """Report destinations under the reserved prefix among the routing operators."""
     found = False
-    for name, value in draft.binding.arguments:
-        if not name.startswith((b"x-addq-", b"x-adde-", b"x-delq-", b"x-dele-")):
-            continue
-        for element in value.value if isinstance(value.value, tuple) else (value,):
-            text = getattr(element, "value", None)
-            fault = short_fault(text) if isinstance(text, bytes) else None
-            if fault:
-                found = True
-                key = name.decode()
-                faults.error(draft.argument_place(key), _argument_path(draft, key), f"seen {fault}")
+    for key, name in draft.named_routes():
+        fault = short_fault(name)
+        if fault:
+            found = True
+            faults.error(draft.argument_place(key), draft.argument_path(key), f"seen {fault}")
     return found
-
-
-def _argument_path(draft: BindingDraft, key: str) -> str:
-    return join(f"{draft.path}.arguments", key)
 
 
 def _blame_binding(error: ProtocolError, draft: BindingDraft, owner: ExchangeDraft, faults: Faults) -> None:
@@ -122,7 +111,7 @@ def _blame_binding(error: ProtocolError, draft: BindingDraft, owner: ExchangeDra
     if refusal:
         found = True
         key = _MATCH.decode()
-        faults.error(draft.argument_place(key), _argument_path(draft, key), _text(refusal))
+        faults.error(draft.argument_place(key), draft.argument_path(key), _text(refusal))
         match = ()
     for entry in binding.arguments:
         if entry[0] == _MATCH:
@@ -131,7 +120,9 @@ def _blame_binding(error: ProtocolError, draft: BindingDraft, owner: ExchangeDra
         if refusal:
             found = True
             key = entry[0].decode()
-            faults.error(draft.argument_place(key), _argument_path(draft, key), _text(refusal) + _hint(key, owner))
+            text = _text(refusal)
+            message = text + _hint(key, owner, text)
+            faults.error(draft.argument_place(key), draft.argument_path(key), message)
     if not found:
         faults.error(draft.place, draft.path, _text(error))
 
@@ -146,11 +137,13 @@ def _refusal(owner: ExchangeDraft, binding: Binding, key: bytes, arguments: Tabl
     return None
 
 
-def _hint(key: str, owner: ExchangeDraft) -> str:
-    """Name the operator that was probably meant."""
-    head, blank, rest = key.partition(" ")
-    if owner.type != "x-open" or head in _OPERATORS:
+def _hint(key: str, owner: ExchangeDraft, refusal: str) -> str:
+    """Say what was probably meant, where the broker's text says only that something is wrong."""
+    if owner.type != OPEN or not refusal.startswith("Unknown or invalid"):
         return ""
+    head, blank, rest = key.partition(" ")
+    if head in _OPERATORS:
+        return "; the operator is known: is its value of the kind it takes, and does it need a name behind a blank?"
     near = difflib.get_close_matches(head, _OPERATORS, 1, 0.75)
     return f"; did you mean {near[0]}{blank}{rest}?" if near else ""
 

@@ -44,16 +44,22 @@ def read_document(data: str | bytes, source: str, faults: Faults) -> Node | None
     try:
         for event in yaml.parse(text, Loader=_LOADER):
             builder.take(event)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source, 0)
-        context = f" {error.context}" if error.context else ""
-        faults.error(place, "", f"YAML syntax: {error.problem}{context}; {_QUOTE}")
-    except yaml.YAMLError as error:
-        faults.error(Place(source, 0), "", f"YAML syntax: {str(error).splitlines()[0]}")
-    except _TooDeepError as error:
-        faults.error(error.place, "", f"seen more than {MAX_DEPTH} lists and mappings inside each other")
+    except (yaml.YAMLError, _TooDeepError) as error:
+        # Half a tree would only give faults that follow from this one.
+        faults.error(*_syntax_fault(error, source))
+        return None
     return builder.root
+
+
+def _syntax_fault(error: Exception, source: str) -> tuple[Place, str, str]:
+    if isinstance(error, _TooDeepError):
+        return error.place, "", f"seen more than {MAX_DEPTH} lists and mappings inside each other"
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return Place(source, 0), "", f"YAML syntax: {str(error).splitlines()[0]}"
+    mark = error.problem_mark or error.context_mark
+    place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source, 0)
+    context = f" {error.context}" if error.context else ""
+    return place, "", f"YAML syntax: {error.problem}{context}; {_QUOTE}"
 
 
 class _TooDeepError(Exception):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from proxy.routing.bindings import QUEUE
 from proxy.routing.decision import Decision, Outcome, QueueNames
 from proxy.routing.router import Router
 from proxy.routing.trace import Trace
@@ -149,8 +150,8 @@ def check_tests(tests: Iterable[RulesTest], rules: Rules, routers: Mapping[str, 
 def mentioned_queues(vhost: VhostRules, router: Router) -> frozenset[bytes]:
     """Queues that the rules of a virtual host name: what regex routes see where no broker is asked."""
     found = {queue.name for queue in vhost.queues}
-    for exchange in vhost.exchanges:
-        found |= {name for kind, name in router.destinations(exchange.name) if kind == "queue"}
+    for exchange in router.exchanges.values():
+        found |= {name for kind, name in exchange.destinations if kind == QUEUE}
     return frozenset(found)
 
 

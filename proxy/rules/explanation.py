@@ -6,10 +6,12 @@ exists is not known, and regex routes see the queues that the rules and the ques
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.bindings import Binding, Destination
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.routing.values import Value
@@ -22,6 +24,8 @@ from proxy.rules.message import Message, read_message
 
 #: Outcome of a message to an exchange that no rules file names.
 UNTOUCHED = "untouched"
+#: Any escape of a JSON text, a pair of surrogates as one.
+_ESCAPE = re.compile(rb"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|.)", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,13 @@ class Question:
         message: what would be published.
         vhost: the virtual host, None where only one has such an exchange.
         queues: queues that exist beside those that the rules mention.
+        source: where it was read from.
     """
 
     message: Message
     vhost: str | None = None
     queues: frozenset[bytes] = frozenset()
+    source: str = "message"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +68,33 @@ class Explanation:
     walk: tuple[ExchangeStep, ...]
 
 
-def read_question(data: str | bytes, source: str) -> Question:
+def read_question(data: bytes, source: str) -> Question:
     """Read a message as YAML or JSON.
 
     Raises:
         ConfigErrors: every fault in it.
     """
     faults = Faults()
-    root = read_document(data, source, faults)
-    if root is None:
-        faults.check()
+    root = read_document(_ESCAPE.sub(_joined, data) if data.lstrip()[:1] == b"{" else data, source, faults)
+    if root is None and not faults.errors:
         faults.error(Place(source, 0), "", "seen nothing, expected a message: exchange, routing_key, headers, ...")
-    faults.check()
-    assert root is not None  # noqa: S101 - or check has raised
+    if root is None:
+        raise ConfigErrors(faults.errors)
     fields = Fields(root, "", faults)
     message = read_message(fields)
     vhost = fields.text("vhost", "the name of a virtual host")
     queues = frozenset(item.text.encode() for _, item in fields.texts("queues", "the name of a queue"))
     fields.finish()
     faults.check()
-    return Question(message, vhost, queues)
+    return Question(message, vhost, queues, source)
+
+
+def _joined(escape: re.Match[bytes]) -> bytes:
+    """Write a pair of surrogates, as JSON has them, as the one character that YAML wants."""
+    high, low = escape.group(1), escape.group(2)
+    if high is None:
+        return escape.group()
+    return b"\\U%08x" % (0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(low, 16) & 0x3FF))
 
 
 def explain(loaded: LoadedRules, question: Question, at: float) -> Explanation:
@@ -91,6 +104,9 @@ def explain(loaded: LoadedRules, question: Question, at: float) -> Explanation:
         loaded: the rules.
         question: the message.
         at: the time of the publish, in seconds since the epoch.
+
+    Raises:
+        ConfigErrors: several virtual hosts have such an exchange and the question names none.
     """
     name = question.message.exchange
     homes = [
@@ -98,14 +114,17 @@ def explain(loaded: LoadedRules, question: Question, at: float) -> Explanation:
         for vhost in loaded.rules.vhosts.values()
         if question.vhost in (None, vhost.vhost) and any(each.name == name for each in vhost.exchanges)
     ]
+    if len(homes) > 1:
+        names = ", ".join(sorted(vhost.vhost for vhost in homes))
+        message = f"seen nothing, expected one of {names}: each has an exchange {_text(name)}"
+        raise ConfigErrors([ConfigError(question.source, 0, "vhost", message)])
     if not homes:
         nowhere = Result((), (_text(name),), (), UNTOUCHED, None)
         return Explanation(question.vhost or "/", loaded.rules.version, at, question.message, nowhere, (), ())
     vhost = homes[0]
     router = loaded.routers[vhost.vhost]
     trace = Trace()
-    queues = mentioned_queues(vhost, router) | question.queues
-    decision = decide(router, question.message, at, queues, trace)
+    decision = decide(router, question.message, at, mentioned_queues(vhost, router) | question.queues, trace)
     result = result_of(decision, vhost)
     walk = tuple(trace.exchanges)
     return Explanation(vhost.vhost, loaded.rules.version, at, question.message, result, decision.matched, walk)

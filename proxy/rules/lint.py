@@ -6,14 +6,16 @@ error") and the delivery page (carriers, ``unmatched: pass``, the reserved prefi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.routing.bindings import EXCHANGE, typed_arguments
-from proxy.rules.faults import Faults
-from proxy.rules.schema import ALTERNATE, CARRIER, ExchangeDraft, FileDraft, QueueDraft
+from proxy.rules.faults import Faults, Place
+from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, BindingDraft, ExchangeDraft, FileDraft, QueueDraft
 
 #: Filters are arguments of open exchanges; other types take and ignore them, as the broker does.
-_FILTERS = ("min-payload-size", "max-payload-size", "max-headers-size", "max-headers-depth")
+_FILTERS = (b"min-payload-size", b"max-payload-size", b"max-headers-size", b"max-headers-depth")
+#: What such an exchange does not match is the broker's, which gets it only as the producer published it.
+_UNREACHABLE = "an exchange with unmatched: pass can't be reached from another one that is evaluated here"
 
 
 def check_vhost(files: Sequence[FileDraft], faults: Faults) -> None:
@@ -26,7 +28,7 @@ def check_vhost(files: Sequence[FileDraft], faults: Faults) -> None:
     for exchange in exchanges:
         _binding_names(exchange, faults)
         _alternate(exchange, owned, faults)
-        _filters(exchange, faults)
+        _without_effect(exchange, faults)
         _destinations(exchange, owned, faults)
 
 
@@ -82,7 +84,7 @@ def _alternate(exchange: ExchangeDraft, owned: dict[bytes, ExchangeDraft], fault
     alternate = exchange.alternate
     if alternate is None:
         return
-    place, path = exchange.argument_place(ALTERNATE), f"{exchange.fields.path}.arguments.{ALTERNATE.decode()}"
+    place, path = exchange.argument_place(ALTERNATE), exchange.argument_path(ALTERNATE)
     if alternate == exchange.name:
         faults.error(place, path, "seen the exchange itself, expected another one")
     elif exchange.unmatched_pass and alternate in owned:
@@ -90,27 +92,51 @@ def _alternate(exchange: ExchangeDraft, owned: dict[bytes, ExchangeDraft], fault
         faults.error(place, path, message)
     elif exchange.unmatched_pass:
         faults.warn(place, path, "unmatched: pass wins: only what a silent filter dropped goes there")
+    elif alternate in owned and owned[alternate].unmatched_pass:
+        faults.error(place, path, _UNREACHABLE)
 
 
-def _filters(exchange: ExchangeDraft, faults: Faults) -> None:
-    if exchange.type == "x-open":
+def _without_effect(exchange: ExchangeDraft, faults: Faults) -> None:
+    """Point at what is written for an open exchange and ignored by the type that was chosen."""
+    if exchange.type == OPEN:
         return
     for name, _ in exchange.arguments:
-        key = name.decode()
-        if key.removesuffix("-silent") in _FILTERS:
-            path = f"{exchange.fields.path}.arguments.{key}"
-            faults.warn(exchange.argument_place(name), path, f"has no effect for type {exchange.type}")
+        if name.removesuffix(b"-silent") in _FILTERS:
+            message = f"has no effect for type {exchange.type}"
+            faults.warn(exchange.argument_place(name), exchange.argument_path(name), message)
+    for draft in exchange.bindings:
+        if draft.binding.routing_key and exchange.type in ("headers", "fanout"):
+            faults.warn(draft.key_place, f"{draft.path}.routing_key", f"has no effect for type {exchange.type}")
+        for name, _ in draft.binding.arguments:
+            key = name.decode()
+            if exchange.type != "headers":
+                message = f"arguments have no effect for type {exchange.type}"
+            elif name.startswith(b"x-?") and not _tests_x_headers(draft):
+                message = f"is an operator of type {OPEN} and has no effect for type headers"
+            else:
+                continue
+            faults.warn(draft.argument_place(key), draft.argument_path(key), message)
+
+
+def _tests_x_headers(draft: BindingDraft) -> bool:
+    match = next((value.value for name, value in draft.binding.arguments if name == b"x-match"), b"")
+    return isinstance(match, bytes) and match.endswith(b"-with-x")
 
 
 def _destinations(exchange: ExchangeDraft, owned: dict[bytes, ExchangeDraft], faults: Faults) -> None:
     carriers = {each.carrier for each in owned.values() if each.delivery == CARRIER}
     for draft in exchange.bindings:
-        if draft.binding.destination_type != EXCHANGE:
-            continue
-        name = draft.binding.destination
-        target = owned.get(name)
-        if target is None and name in carriers:
-            faults.error(draft.place, f"{draft.path}.exchange", "this is a carrier: name the exchange it stands for")
-        elif target is not None and target.unmatched_pass and target is not exchange:
-            message = "an exchange with unmatched: pass can't be reached from another one evaluated here"
-            faults.error(draft.place, f"{draft.path}.exchange", message)
+        for place, path, name in _named_exchanges(draft):
+            target = owned.get(name)
+            if target is None and name in carriers:
+                faults.error(place, path, "this is a carrier: name the exchange it stands for")
+            elif target is not None and target.unmatched_pass and target is not exchange:
+                faults.error(place, path, _UNREACHABLE)
+
+
+def _named_exchanges(draft: BindingDraft) -> Iterator[tuple[Place, str, bytes]]:
+    if draft.binding.destination_type == EXCHANGE:
+        yield draft.place, f"{draft.path}.exchange", draft.binding.destination
+    for key, name in draft.named_routes():
+        if key.startswith("x-adde-"):
+            yield draft.argument_place(key), draft.argument_path(key), name

@@ -6,6 +6,7 @@ It reads files and asks no broker. What comes out is complete: whoever has a `Lo
 from __future__ import annotations
 
 import gc
+import glob
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,8 +23,6 @@ from proxy.rules.lint import check_vhost
 from proxy.rules.model import ExchangeRule, QueueRule, Rules, VhostRules
 from proxy.rules.schema import ExchangeDraft, FileDraft, read_rules_file
 from proxy.rules.settings import Settings
-
-_WILDCARDS = "*?["
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +66,13 @@ def rules_files(settings: Settings) -> list[Path]:
 
 
 def _is_pattern(pattern: str) -> bool:
-    return any(letter in pattern for letter in _WILDCARDS)
+    return glob.has_magic(pattern)
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
-    if not _is_pattern(pattern):
-        path = folder / pattern
-        return [path] if path.is_file() else []
-    absolute = Path(pattern).is_absolute()
-    base = Path(Path(pattern).anchor) if absolute else folder
-    relative = str(Path(pattern).relative_to(base)) if absolute else pattern
-    return [path for path in base.glob(relative) if path.is_file()]
+    # As a shell does: a pattern leaves out names that begin with a dot, such as editors' backups.
+    names = glob.glob(pattern, root_dir=folder, recursive=True) if _is_pattern(pattern) else [pattern]
+    return [folder / name for name in names if (folder / name).is_file()]
 
 
 def load_rules(paths: Iterable[Path]) -> LoadedRules:
@@ -151,8 +146,7 @@ def _compile_vhost(name: str, files: Sequence[FileDraft], faults: Faults) -> tup
         for queue in file.queues:
             queues.setdefault(queue.rule.name, queue.rule)
     drafts = [draft for file in files for draft in file.exchanges]
-    compiled = [compile_exchange(draft, faults) for draft in drafts]
-    router = Router(exchange for exchange in compiled if exchange is not None)
+    router = Router([compile_exchange(draft, faults) for draft in drafts])
     return VhostRules(name, tuple(queues.values()), tuple(_rule(draft) for draft in drafts)), router
 
 

@@ -6,13 +6,13 @@ routing room's to say (`compiler`), what two files say together is looked at in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import tzinfo
 from typing import TypeVar
 
 from proxy.routing.bindings import EXCHANGE, QUEUE, Binding, binding_hash
-from proxy.routing.values import Table
+from proxy.routing.values import Table, Value
 from proxy.rules.arguments import read_table
 from proxy.rules.clock import SystemZone, zone
 from proxy.rules.expectations import RulesTest, read_test
@@ -25,10 +25,13 @@ T = TypeVar("T")
 
 #: Top-level keys of a rules file; they also tell it from a configuration file.
 TOP_KEYS = ("vhost", "timezone", "queues", "exchanges", "tests")
-TYPES = ("x-open", "headers", "topic", "direct", "fanout")
+OPEN = "x-open"
+TYPES = (OPEN, "headers", "topic", "direct", "fanout")
 CARRIER = "carrier"
 DELIVERIES = (CARRIER, "queue")
 ALTERNATE = b"alternate-exchange"
+#: Routing operators that name their destinations.
+NAMED_ROUTES = (b"x-addq-", b"x-adde-", b"x-delq-", b"x-dele-")
 #: Arguments that the proxy itself puts on exchanges and bindings of the broker.
 OWN_ARGUMENTS = frozenset((b"x-open-exchange", b"x-oxproxy"))
 
@@ -61,6 +64,20 @@ class BindingDraft:
                 return name.place
         return self.arguments.place if self.arguments else self.place
 
+    def argument_path(self, key: str) -> str:
+        """Dotted path of an argument."""
+        return join(f"{self.path}.arguments", key)
+
+    def named_routes(self) -> Iterator[tuple[str, bytes]]:
+        """Destinations that routing operators name: the argument's key and each name."""
+        for name, value in self.binding.arguments:
+            if not name.startswith(NAMED_ROUTES):
+                continue
+            elements = value.value if value.letter == "A" and isinstance(value.value, tuple) else (value,)
+            for element in elements:
+                if isinstance(element, Value) and isinstance(element.value, bytes):
+                    yield name.decode(), element.value
+
 
 @dataclass(slots=True)
 class ExchangeDraft:
@@ -83,6 +100,10 @@ class ExchangeDraft:
             if key.text.encode() == name:
                 return key.place
         return self.fields.place_of("arguments")
+
+    def argument_path(self, name: bytes) -> str:
+        """Dotted path of an argument."""
+        return join(self.fields.at("arguments"), name.decode())
 
     @property
     def alternate(self) -> bytes | None:
@@ -168,7 +189,7 @@ def _queue_name(path: str, node: Node, faults: Faults) -> bytes | None:
 def _exchange(path: str, node: Node, local_time: tzinfo, faults: Faults) -> ExchangeDraft | None:
     fields = Fields(node, path, faults)
     name = fields.name("name", "the name of an exchange", required=isinstance(node, Mapping))
-    kind = fields.choice("type", TYPES, "x-open")
+    kind = fields.choice("type", TYPES, OPEN)
     delivery = fields.choice("delivery", DELIVERIES, CARRIER)
     carrier = fields.name("carrier", "the name of an exchange")
     unmatched = fields.choice("unmatched", ("pass",), "")
@@ -188,7 +209,7 @@ def _exchange(path: str, node: Node, local_time: tzinfo, faults: Faults) -> Exch
 
 def _exchange_arguments(draft: ExchangeDraft) -> None:
     for name, value in draft.arguments:
-        path = join(draft.fields.at("arguments"), name.decode())
+        path = draft.argument_path(name)
         if name in OWN_ARGUMENTS:
             draft.fields.faults.error(draft.argument_place(name), path, "this argument is the proxy's own")
         if name != ALTERNATE:

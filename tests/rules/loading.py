@@ -1,0 +1,40 @@
+"""How tests of this room load rules from texts: one text a file, ``a.yaml``, ``b.yaml`` and so on."""
+
+from __future__ import annotations
+
+import string
+from textwrap import dedent
+
+import pytest
+
+from proxy.errors import ConfigErrors
+from proxy.rules.loader import LoadedRules, compile_rules
+
+
+def load(*texts: str) -> LoadedRules:
+    """Load texts as rules files."""
+    return compile_rules(
+        [(f"{string.ascii_lowercase[index]}.yaml", dedent(text).encode()) for index, text in enumerate(texts)]
+    )
+
+
+def faults(*texts: str) -> list[str]:
+    """Load texts that must be refused, and give every fault."""
+    with pytest.raises(ConfigErrors) as raised:
+        load(*texts)
+    return str(raised.value).splitlines()
+
+
+def warnings(*texts: str) -> list[str]:
+    """Load texts and give the warnings."""
+    return [str(warning) for warning in load(*texts).warnings]
+
+
+def exchange(*lines: str) -> str:
+    """A file with one exchange ``e`` and these further lines in it."""
+    return "exchanges:\n  - name: e\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def binding(arguments: str, kind: str = "x-open") -> str:
+    """A file with one exchange and one binding, its arguments in line 4."""
+    return exchange(f"type: {kind}", f"bindings: [{{queue: q, arguments: {arguments}}}]")

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.errors import ConfigErrors
+from proxy.routing.values import Value
+from proxy.rules.explanation import Explanation, as_json, as_text, explain, plain, read_question
+from tests.rules.loading import load
+
+RULES = """
+queues: [spare]
+exchanges:
+  - name: orders
+    arguments: {max-payload-size: 100, alternate-exchange: rest}
+    bindings:
+      - queue: a
+        name: urgent
+        arguments: {x-order: 200, "x-?hkv= kind": urgent, "x-?pr> priority": 4, x-goto-ontrue: 400}
+      - {queue: b, name: ordinary, arguments: {x-order: 300}}
+      - {queue: c, name: last, arguments: {x-order: 400, x-?rkre: ^x, x-delq-ontrue: b, x-stop-ontrue: ""}}
+      - {exchange: chain, name: on, arguments: {x-order: 500}}
+  - {name: chain, type: fanout, bindings: [{queue: d, name: all}]}
+  - {name: quiet, arguments: {min-payload-size-silent: 5}}
+"""
+NOON = 1795262400.0
+
+
+def explained(message: str, rules: str = RULES) -> Explanation:
+    return explain(load(rules), read_question(message.encode(), "m.yaml"), NOON)
+
+
+def refused(data: bytes) -> str:
+    with pytest.raises(ConfigErrors) as raised:
+        read_question(data, "m.yaml")
+    return str(raised.value)
+
+
+def test_the_text_tells_each_visit_with_each_operator_s_verdict_and_what_it_saw() -> None:
+    message = "{exchange: orders, routing_key: k, headers: {kind: urgent}, properties: {priority: 9}, body_size: 7}"
+    version = load(RULES).rules.version
+    assert as_text(explained(message)).splitlines() == [
+        'message   to exchange orders in vhost /, key "k", headers 1, body 7 bytes',
+        f"rules     {version}, at 2026-11-21T12:00:00Z",
+        "",
+        "exchange orders (x-open)",
+        "  filter max-payload-size: passed",
+        "  200 urgent -> queue a: true (all)",
+        "      match     x-?pr> priority: 4, saw 9",
+        '      match     x-?hkv= kind: "urgent", saw "urgent"',
+        "      adds queue a",
+        "      goes on at order 400",
+        "  400 last -> queue c: false (all)",
+        '      mismatch  x-?rkre: "^x", saw "k"',
+        "  500 on -> exchange chain: true (all)",
+        "      adds exchange chain",
+        "",
+        "exchange chain (fanout)",
+        "  10000 all -> queue d: true (all)",
+        "      adds queue d",
+        "",
+        "outcome   routed",
+        "queues    a, d",
+    ]
+
+
+def test_the_text_tells_what_is_removed_and_where_the_visit_ends() -> None:
+    lines = as_text(explained("{exchange: orders, routing_key: x}")).splitlines()
+    assert "      absent    x-?pr> priority: 4" in lines
+    assert "      removes queue b" in lines
+    assert "      stops here" in lines
+    assert lines[-1] == "queues    c"
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (
+            "{exchange: orders, body_size: 101}",
+            "  filter max-payload-size: Max size payload hit. The channel is closed",
+        ),
+        (
+            "{exchange: orders, body_size: 101}",
+            'outcome   rejected: the channel is closed with 406 "Max size payload hit."',
+        ),
+        ("{exchange: quiet}", "  filter min-payload-size-silent: Min size payload hit. The message is dropped"),
+        ("{exchange: quiet}", "outcome   filtered"),
+        ("{exchange: quiet, body_size: 5}", "  no binding"),
+        ("{exchange: other}", "outcome   untouched"),
+        ("{exchange: other}", "          no rules file names other: the broker gets the message as it came"),
+    ],
+)
+def test_the_text_tells_why_a_message_goes_nowhere(message: str, line: str) -> None:
+    assert line in as_text(explained(message)).splitlines()
+
+
+def test_the_text_tells_of_the_alternate_exchange() -> None:
+    rules = "exchanges: [{name: e, arguments: {alternate-exchange: rest}}]"
+    lines = as_text(explained("exchange: e", rules)).splitlines()
+    assert lines[-5:] == [
+        "  no binding",
+        "  no destination: goes on to the alternate exchange rest",
+        "",
+        "outcome   unrouted",
+        "exchanges rest",
+    ]
+
+
+def test_a_bad_regex_of_the_producer_is_told_at_the_binding() -> None:
+    rules = "exchanges: [{name: e, bindings: [{queue: q, arguments: {x-msg-addqre-ontrue: ''}}]}]"
+    found = explained('{exchange: e, headers: {x-addqre-ontrue: "("}}', rules)
+    assert "      Invalid regex '('" in as_text(found).splitlines()
+    assert found.result.outcome == "rejected"
+
+
+def test_the_answer_as_json_says_the_same() -> None:
+    answer = as_json(
+        explained("{exchange: orders, routing_key: k, headers: {kind: urgent}, properties: {priority: 9}}")
+    )
+    assert json.loads(json.dumps(answer)) == answer
+    assert {key: answer[key] for key in ("vhost", "exchange", "at", "outcome", "queues", "exchanges", "error")} == {
+        "vhost": "/",
+        "exchange": "orders",
+        "at": "2026-11-21T12:00:00Z",
+        "outcome": "routed",
+        "queues": ["a", "d"],
+        "exchanges": [],
+        "error": None,
+    }
+    assert answer["matched"] == [
+        {"exchange": "orders", "binding": "urgent"},
+        {"exchange": "orders", "binding": "on"},
+        {"exchange": "chain", "binding": "all"},
+    ]
+    walk = answer["walk"]
+    assert isinstance(walk, list)
+    assert walk[0]["filters"] == [{"filter": "max-payload-size", "breach": None, "silent": False}]
+    assert walk[0]["bindings"][0] == {
+        "binding": "urgent",
+        "destination": "queue a",
+        "order": 200,
+        "match": "all",
+        "result": True,
+        "operators": [
+            {"operator": "x-?pr> priority", "expected": 4, "verdict": "match", "seen": 9},
+            {"operator": "x-?hkv= kind", "expected": "urgent", "verdict": "match", "seen": "urgent"},
+        ],
+        "added": ["queue a"],
+        "removed": [],
+        "goto": 400,
+        "stop": False,
+        "error": None,
+    }
+
+
+def test_regex_routes_see_the_queues_of_the_rules_and_of_the_question() -> None:
+    rules = "queues: [spare]\nexchanges: [{name: e, bindings: [{queue: q, arguments: {x-addqre-ontrue: ^s}}]}]"
+    assert explained("{exchange: e, queues: [s2]}", rules).result.queues == ("q", "s2", "spare")
+
+
+def test_an_exchange_of_two_virtual_hosts_needs_the_name_of_one() -> None:
+    one, two = "vhost: one\nexchanges: [{name: e}]\n", "vhost: two\nexchanges: [{name: e}]\n"
+    with pytest.raises(ConfigErrors, match=r"m\.yaml: vhost: seen nothing, expected one of one, two"):
+        explain(load(one, two), read_question(b"exchange: e", "m.yaml"), NOON)
+    question = read_question(b"{exchange: e, vhost: two}", "m.yaml")
+    assert explain(load(one, two), question, NOON).vhost == "two"
+
+
+def test_every_fault_of_a_message_is_told_with_its_line() -> None:
+    assert refused(b"exchange: 5\nbody_size: x\nbody: a\n").splitlines() == [
+        "m.yaml:1: exchange: seen the number 5, expected the name of the exchange: put it in quotes",
+        'm.yaml:2: body_size: seen the text "x", expected a whole number from 0 to 9223372036854775807',
+        "m.yaml:3: body: unknown key, expected one of body_size, exchange, headers, properties, queues, "
+        "routing_key, vhost",
+    ]
+
+
+@pytest.mark.parametrize("data", [b"", b"# nothing\n"])
+def test_an_empty_message_is_a_fault(data: bytes) -> None:
+    assert refused(data) == "m.yaml: seen nothing, expected a message: exchange, routing_key, headers, ..."
+
+
+def test_a_message_that_is_no_yaml_is_a_fault() -> None:
+    assert refused(b"exchange: [").startswith("m.yaml:2: YAML syntax: ")
+
+
+@pytest.mark.parametrize("text", ["\U0001f600", "a\\ud83d\\ude00", "\\", '"', "\n\t\u0000é", "\\\\U0001f600"])
+def test_a_message_as_json_writes_it_is_read_as_it_was_meant(text: str) -> None:
+    data = json.dumps({"exchange": "e", "headers": {"a": text}}).encode()
+    assert read_question(data, "m.json").message.facts.headers == ((b"a", Value("S", text.encode())),)
+
+
+def test_json_with_tabs_is_read() -> None:
+    data = json.dumps({"exchange": "e", "headers": {"a": [1]}}, indent="\t").encode()
+    assert read_question(data, "m.json").message.exchange == b"e"
+
+
+@pytest.mark.parametrize(
+    ("seen", "shown"),
+    [
+        (None, None),
+        (5, 5),
+        (b"a", "a"),
+        (b"\xff", {"hex": "ff"}),
+        (Value("x", b"a"), {"hex": "61"}),
+        (Value("t", True), True),
+        (Value("V", None), None),
+        (Value("A", (Value("I", 1), Value("S", b"a"))), [1, "a"]),
+        (Value("F", ((b"k", Value("d", 1.5)),)), {"k": 1.5}),
+    ],
+)
+def test_values_are_shown_as_json_can_carry_them(seen: object, shown: object) -> None:
+    assert plain(seen) == shown

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy.rules.inspection import Findings, inspect
+
+GOOD = """
+exchanges: [{name: e, bindings: [{queue: q}]}]
+tests: [{name: t, publish: {exchange: e}, expect: {queues: [q]}}]
+"""
+
+
+def write(folder: Path, **files: str) -> dict[str, Path]:
+    paths = {}
+    for name, text in files.items():
+        paths[name] = folder / f"{name}.yaml"
+        paths[name].write_text(text)
+    return paths
+
+
+def errors(findings: Findings, folder: Path) -> list[str]:
+    return [str(error).replace(f"{folder}/", "") for error in findings.errors]
+
+
+def test_good_files_are_summed_up(tmp_path: Path) -> None:
+    paths = write(tmp_path, rules=GOOD, more="exchanges: [{name: f}, {name: g}]")
+    findings = inspect(list(paths.values()), {})
+    version = findings.sets[0].rules.version
+    assert findings.summary == f"2 files, 3 exchanges, 1 binding, 1 test; rules {version}"
+    assert (findings.errors, findings.warnings, findings.failures) == ([], [], [])
+
+
+def test_a_configuration_brings_the_rules_files_that_it_names(tmp_path: Path) -> None:
+    paths = write(tmp_path, config="rules: [rules.yaml]", rules=GOOD)
+    findings = inspect([paths["config"]], {})
+    assert findings.summary.startswith("2 files, 1 exchange, 1 binding, 1 test; ")
+
+
+def test_a_rules_file_is_not_looked_at_twice(tmp_path: Path) -> None:
+    paths = write(tmp_path, config="rules: [rules.yaml]", rules=GOOD)
+    findings = inspect([paths["rules"], paths["config"], paths["rules"]], {})
+    assert errors(findings, tmp_path) == []
+    assert findings.summary.startswith("2 files, 1 exchange, 1 binding, 1 test; ")
+
+
+def test_a_configuration_without_rules_is_good(tmp_path: Path) -> None:
+    paths = write(tmp_path, config="log: {level: debug}")
+    assert inspect([paths["config"]], {}).summary == "1 file, 0 exchanges, 0 bindings, 0 tests"
+
+
+def test_faults_of_all_files_are_found_at_once(tmp_path: Path) -> None:
+    paths = write(
+        tmp_path,
+        config="log: {level: loud}\n",
+        rules="exchanges: [{name: 5}]\n",
+        neither="a: b\n",
+        both="log: {}\nexchanges: []\n",
+        plain="just a text\n",
+        broken="a: [\n",
+    )
+    found = errors(inspect([*paths.values(), tmp_path / "none.yaml"], {}), tmp_path)
+    assert [line.split(": ")[0] for line in found] == [
+        "both.yaml:1",
+        "broken.yaml:2",
+        "config.yaml:1",
+        "neither.yaml:1",
+        "none.yaml",
+        "plain.yaml:1",
+        "rules.yaml:1",
+    ]
+    assert "seen keys of both a configuration and a rules file" in found[0]
+    assert "seen the keys a, expected those of a configuration" in found[3]
+
+
+def test_rules_files_given_together_are_one_set(tmp_path: Path) -> None:
+    paths = write(tmp_path, a="exchanges: [{name: e}]", b="exchanges: [{name: e}]")
+    assert errors(inspect(list(paths.values()), {}), tmp_path) == [
+        f"b.yaml:1: exchanges[0].name: {paths['a']}:1 has an exchange of this name already".replace(f"{tmp_path}/", "")
+    ]
+
+
+def test_rules_beside_a_configuration_are_a_set_of_their_own(tmp_path: Path) -> None:
+    paths = write(tmp_path, config="rules: [a.yaml]", a="exchanges: [{name: e}]", b="exchanges: [{name: e}]")
+    findings = inspect([paths["config"], paths["b"]], {})
+    assert errors(findings, tmp_path) == []
+    assert len(findings.sets) == 2
+
+
+def test_a_pattern_of_a_configuration_that_matches_nothing_is_a_fault(tmp_path: Path) -> None:
+    paths = write(tmp_path, config="rules: [none/*.yaml]")
+    assert errors(inspect([paths["config"]], {}), tmp_path) == ["none/*.yaml: rules: this pattern matches no file"]
+
+
+def test_tests_that_do_not_hold_are_failures(tmp_path: Path) -> None:
+    paths = write(tmp_path, rules=GOOD.replace("queues: [q]", "queues: [r]"))
+    findings = inspect(list(paths.values()), {})
+    assert findings.errors == []
+    assert [failure.test.name for failure in findings.failures] == ["t"]
+
+
+@pytest.mark.parametrize("way", ["password_env: NONE", "password_file: none"])
+def test_a_password_that_this_machine_does_not_have_is_a_warning(tmp_path: Path, way: str) -> None:
+    paths = write(tmp_path, config=f"upstream: {{control: {{{way}}}}}")
+    findings = inspect([paths["config"]], {})
+    assert (findings.errors, len(findings.warnings)) == ([], 1)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import ConfigErrors
+from proxy.routing.decision import Facts, QueueNames
+from proxy.rules.loader import LoadedRules, load_rules, rules_files
+from proxy.rules.settings import Settings
+from tests.rules.loading import faults, load, warnings
+
+
+def decided(loaded: LoadedRules, exchange: bytes, key: bytes = b"", vhost: str = "/") -> tuple[bytes, ...]:
+    decision = loaded.routers[vhost].decide(exchange, Facts(key), 0.0, QueueNames(), lambda _: 0)
+    return decision.queues + decision.exchanges
+
+
+def test_rules_route_as_soon_as_they_are_loaded() -> None:
+    loaded = load("exchanges: [{name: e, type: topic, bindings: [{queue: a, routing_key: 'x.#'}, {queue: b}]}]")
+    assert decided(loaded, b"e", b"x.y") == (b"a",)
+
+
+def test_files_of_one_virtual_host_route_together() -> None:
+    loaded = load(
+        "exchanges: [{name: e, bindings: [{exchange: f}]}]",
+        "exchanges: [{name: f, bindings: [{queue: q}]}]",
+        "vhost: other\nexchanges: [{name: e, bindings: [{queue: other}]}]",
+    )
+    assert decided(loaded, b"e") == (b"q",)
+    assert decided(loaded, b"e", vhost="other") == (b"other",)
+
+
+def test_equal_orders_are_visited_top_to_bottom() -> None:
+    text = "exchanges: [{name: e, bindings: [{queue: a, arguments: {x-stop-ontrue: ''}}, {queue: b}]}]"
+    assert decided(load(text), b"e") == (b"a",)
+
+
+def test_every_fault_of_every_file_is_reported_at_once() -> None:
+    assert faults("exchanges: [{name: 5}]\nqueus: []\n", "a: *x\n", "tests: {}\n") == [
+        "a.yaml:1: exchanges[0].name: seen the number 5, expected the name of an exchange: put it in quotes",
+        "a.yaml:2: queus: unknown key; did you mean queues?",
+        "b.yaml:1: a: seen the alias *x; there are no aliases here: put a text in quotes",
+        "b.yaml:1: a: unknown key, expected one of exchanges, queues, tests, timezone, vhost",
+        "c.yaml:1: tests: seen a mapping, expected a list",
+    ]
+
+
+def test_a_file_that_says_nothing_is_a_warning() -> None:
+    assert warnings("# later\n") == ["a.yaml: warning: the file says nothing"]
+
+
+def test_no_file_gives_no_rules() -> None:
+    assert load().rules.vhosts == {}
+
+
+def test_the_version_says_what_the_files_say_and_not_where_they_are(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text("queues: [a]\n")
+    two.write_text("queues: [a]\n")
+    assert load_rules([one]).rules.version == load_rules([two]).rules.version
+    two.write_text("queues: [b]\n")
+    assert load_rules([one]).rules.version != load_rules([two]).rules.version
+
+
+def test_the_version_is_a_short_hash() -> None:
+    version = load("queues: [a]").rules.version
+    assert len(version) == 12
+    assert set(version) <= set("0123456789abcdef")
+
+
+def test_a_file_that_can_not_be_read_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigErrors, match="can't be read: No such file"):
+        load_rules([tmp_path / "none.yaml"])
+
+
+def test_rules_files_are_found_relative_to_the_configuration_in_name_order(tmp_path: Path) -> None:
+    (tmp_path / "rules").mkdir()
+    for name in ("b.yaml", "a.yaml", "c.txt", ".hidden.yaml"):
+        (tmp_path / "rules" / name).touch()
+    (tmp_path / "rules" / "d.yaml").mkdir()
+    (tmp_path / "extra.yaml").touch()
+    settings = Settings(rules=("rules/*.yaml", "extra.yaml", "rules/a.yaml"), folder=tmp_path)
+    found = [path.relative_to(tmp_path).as_posix() for path in rules_files(settings)]
+    assert found == ["extra.yaml", "rules/a.yaml", "rules/b.yaml"]
+
+
+def test_a_rules_file_can_be_named_by_an_absolute_path_or_pattern(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").touch()
+    settings = Settings(rules=(str(tmp_path / "a.yaml"), str(tmp_path / "*.yaml")))
+    assert rules_files(settings) == [tmp_path / "a.yaml"]
+
+
+def test_a_name_or_pattern_that_leads_to_no_file_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigErrors) as raised:
+        rules_files(Settings(rules=("none.yaml", "rules/*.yaml"), folder=tmp_path))
+    assert str(raised.value).replace(str(tmp_path), "") == (
+        "/none.yaml: rules: this file does not exist\n/rules/*.yaml: rules: this pattern matches no file"
+    )
+
+
+def test_the_garbage_collector_is_as_it_was_after_a_load() -> None:
+    assert gc.isenabled()
+    load("queues: [a]")
+    assert gc.isenabled()
+    faults("a: b")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        load("queues: [a]")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

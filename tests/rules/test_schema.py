@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from proxy.routing.bindings import binding_hash
+from proxy.routing.values import Value
+from proxy.rules.clock import SystemZone
+from proxy.rules.model import ExchangeRule, QueueRule
+from tests.rules.loading import exchange, faults, load
+
+EVERYTHING = """
+vhost: shop
+timezone: Europe/Berlin
+queues: [a, {name: b, arguments: {x-message-ttl: 60000}}]
+exchanges:
+  - name: documents
+    type: x-open
+    delivery: carrier
+    carrier: documents.oxproxy
+    unmatched: pass
+    arguments: {max-payload-size: 1048576, alternate-exchange: rest}
+    bindings:
+      - queue: a
+        name: first
+        arguments: {"x-?hkv= type": public}
+      - exchange: other
+  - name: topics
+    type: topic
+    delivery: queue
+    bindings:
+      - {queue: b, routing_key: "a.#"}
+tests: []
+"""
+
+
+def rule(text: str, index: int = 0) -> ExchangeRule:
+    (vhost,) = load(text).rules.vhosts.values()
+    return vhost.exchanges[index]
+
+
+def test_every_key_of_a_rules_file_is_read() -> None:
+    vhost = load(EVERYTHING).rules.vhosts["shop"]
+    documents, topics = vhost.exchanges
+    assert vhost.queues == (QueueRule(b"a"), QueueRule(b"b", ((b"x-message-ttl", Value("I", 60000)),)))
+    assert (documents.name, documents.type, documents.delivery) == (b"documents", "x-open", "carrier")
+    assert (documents.carrier, documents.unmatched_pass) == (b"documents.oxproxy", True)
+    assert documents.arguments[0] == (b"max-payload-size", Value("I", 1048576))
+    assert documents.alternate == b"rest"
+    assert documents.local_time == ZoneInfo("Europe/Berlin")
+    assert [(each.destination_type, each.destination, each.id) for each in documents.bindings] == [
+        ("queue", b"a", "first"),
+        ("exchange", b"other", binding_hash("exchange", b"other", b"", ())),
+    ]
+    assert (topics.type, topics.delivery, topics.bindings[0].routing_key) == ("topic", "queue", b"a.#")
+
+
+def test_what_is_not_written_has_its_default() -> None:
+    loaded = load("exchanges: [{name: e}]")
+    found = loaded.rules.vhosts["/"].exchanges[0]
+    assert (found.type, found.delivery, found.carrier, found.unmatched_pass) == ("x-open", "carrier", b"e", False)
+    assert (found.arguments, found.alternate, found.bindings) == ((), None, ())
+    assert isinstance(found.local_time, SystemZone)
+
+
+def test_earlier_bindings_have_greater_sequences_and_so_win_ties() -> None:
+    found = rule(exchange("bindings: [{queue: a}, {queue: b}, {queue: c}]"))
+    sequences = [each.sequence for each in found.bindings]
+    assert sequences == sorted(sequences, reverse=True)
+    assert len(set(sequences)) == 3
+
+
+def test_without_a_time_zone_the_machine_s_own_is_used() -> None:
+    local = rule("exchanges: [{name: e}]").local_time
+    assert datetime.fromtimestamp(0, local).utcoffset() == datetime.fromtimestamp(0).astimezone().utcoffset()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("vhosts: /", "a.yaml:1: vhosts: unknown key; did you mean vhost?"),
+        ("vhost: ''", 'a.yaml:1: vhost: seen the text "", expected the name of a virtual host, 1 to 255 bytes'),
+        (
+            "addresses: []",
+            "a.yaml:1: addresses: unknown key, expected one of exchanges, queues, tests, timezone, vhost",
+        ),
+        ("brokers: {}", "a.yaml:1: brokers: unknown key, expected one of exchanges, queues, tests, timezone, vhost"),
+        (
+            "timezone: Mars/Base",
+            'a.yaml:1: timezone: seen the text "Mars/Base", expected a name of the time zone database such as '
+            "Europe/Berlin or UTC",
+        ),
+        ("queues: {a: b}", "a.yaml:1: queues: seen a mapping, expected a list"),
+        (
+            "queues: [5]",
+            "a.yaml:1: queues[0]: seen the number 5, expected the name of a queue, or a mapping with its name",
+        ),
+        (
+            "queues: ['']",
+            "a.yaml:1: queues[0]: seen an empty name, expected the name of a queue, or a mapping with its name",
+        ),
+        ("queues: [{}]", "a.yaml:1: queues[0].name: seen nothing, expected the name of a queue"),
+        (
+            "queues: [amq.a]",
+            "a.yaml:1: queues[0]: names that begin with \"amq.\" are the broker's own and can't be declared",
+        ),
+        ("exchanges: [{}]", "a.yaml:1: exchanges[0].name: seen nothing, expected the name of an exchange"),
+        ("exchanges: [e]", "a.yaml:1: exchanges[0]: seen a single value, expected a mapping"),
+        (
+            "exchanges: [{name: ''}]",
+            "a.yaml:1: exchanges[0].name: seen an empty name, expected the name of an exchange",
+        ),
+        ("- a", "a.yaml:1: seen a list, expected a mapping"),
+    ],
+)
+def test_what_the_file_can_not_mean_is_a_fault(text: str, message: str) -> None:
+    assert faults(text) == [message]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["type: open"], 'type: seen the text "open", expected one of x-open, headers, topic, direct, fanout'),
+        (["delivery: both"], 'delivery: seen the text "both", expected one of carrier, queue'),
+        (["unmatched: drop"], 'unmatched: seen the text "drop", expected pass'),
+        (["delivery: queue", "carrier: f"], "carrier: goes with delivery: carrier only"),
+        (["arguments: [a]"], "arguments: seen a list, expected a mapping"),
+        (["arguments: {x-oxproxy: a}"], "arguments.x-oxproxy: this argument is the proxy's own"),
+        (["arguments: {x-open-exchange: true}"], "arguments.x-open-exchange: this argument is the proxy's own"),
+        (
+            ["arguments: {alternate-exchange: 5}"],
+            "arguments.alternate-exchange: seen something else than a text, expected the name of an exchange",
+        ),
+        (
+            ["arguments: {alternate-exchange: ''}"],
+            "arguments.alternate-exchange: seen an empty name, expected the name of an exchange",
+        ),
+        (
+            ["unmatched: pass"],
+            "unmatched: needs another name for the carrier under carrier:, or delivery: queue; otherwise the broker's "
+            "own exchange of this name is the carrier itself",
+        ),
+        (
+            ["carrier: amq.direct"],
+            "carrier: names that begin with \"amq.\" are the broker's own and can't be declared: give another name "
+            "under carrier:, or delivery: queue",
+        ),
+        (["bindings: [{queue: a, exchange: b}]"], "bindings[0]: seen both, expected either queue: or exchange:"),
+        (["bindings: [{name: a}]"], "bindings[0]: seen neither, expected either queue: or exchange:"),
+        (
+            ["bindings: [{queue: 5}]"],
+            "bindings[0].queue: seen the number 5, expected the name of a queue: put it in quotes",
+        ),
+        (
+            ["bindings: [{queue: a, name: ''}]"],
+            'bindings[0].name: seen the text "", expected a name for metrics, audit and explain',
+        ),
+        (
+            ["bindings: [{queue: a, rk: b}]"],
+            "bindings[0].rk: unknown key, expected one of arguments, exchange, name, queue, routing_key",
+        ),
+        (["bindings: [q]"], "bindings[0]: seen a single value, expected a mapping"),
+    ],
+)
+def test_what_an_exchange_can_not_mean_is_a_fault_at_its_line(lines: list[str], message: str) -> None:
+    number = 2 + len(lines)
+    assert faults(exchange(*lines)) == [f"a.yaml:{number}: exchanges[0].{message}"]
+
+
+@pytest.mark.parametrize("carrier", [["delivery: queue"], ["carrier: other"]])
+def test_passing_on_what_nothing_matches_needs_a_name_that_is_not_the_carrier_s(carrier: list[str]) -> None:
+    assert rule(exchange("unmatched: pass", *carrier)).unmatched_pass
+
+
+def test_an_exchange_of_the_broker_s_own_names_can_be_evaluated_in_queue_delivery() -> None:
+    assert rule("exchanges: [{name: amq.topic, type: topic, delivery: queue}]").name == b"amq.topic"
+
+
+RESERVED = "x.o.p.e.n.x.q.1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"queues: [{RESERVED}]",
+        f"exchanges: [{{name: {RESERVED}}}]",
+        f"exchanges: [{{name: e, carrier: {RESERVED}}}]",
+        f"exchanges: [{{name: e, arguments: {{alternate-exchange: {RESERVED}}}}}]",
+        f"exchanges: [{{name: e, bindings: [{{queue: {RESERVED}}}]}}]",
+        f"exchanges: [{{name: e, bindings: [{{exchange: {RESERVED}}}]}}]",
+        f"exchanges: [{{name: e, type: direct, bindings: [{{queue: q, routing_key: {RESERVED}}}]}}]",
+        f"exchanges: [{{name: e, bindings: [{{queue: q, arguments: {{x-addq-ontrue: {RESERVED}}}}}]}}]",
+        f"exchanges: [{{name: e, bindings: [{{queue: q, arguments: {{x-adde-onfalse: [a, {RESERVED}]}}}}]}}]",
+        f"tests: [{{name: t, publish: {{exchange: e, routing_key: {RESERVED}}}, expect: {{}}}}]",
+    ],
+)
+def test_the_reserved_prefix_is_refused_wherever_a_name_or_a_key_stands(text: str) -> None:
+    errors = faults(text)
+    assert len(errors) == 1
+    assert "reserved for the proxy" in errors[0]
+
+
+def test_an_id_can_be_a_routing_key_of_255_bytes_and_no_more() -> None:
+    keys = exchange("type: direct", f"bindings: [{{queue: q, routing_key: {'a' * 255}}}]")
+    assert len(rule(keys).bindings[0].routing_key) == 255
+    assert "256 bytes" in faults(keys.replace("aaa", "aaaa", 1))[0]

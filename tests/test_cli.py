@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from proxy import app, cli
+
+RULES = """
+exchanges:
+  - name: e
+    bindings:
+      - {queue: q, name: first, arguments: {x-match: any, "x-?hkv= a": [1, b]}}
+      - {queue: night, name: second, arguments: {x-?dture: ' 2'}}
+"""
+GOOD = (
+    RULES
+    + "tests: [{name: t, publish: {exchange: e, headers: {a: 1}}, at: 2026-11-21T08:00:00Z, expect: {queues: [q]}}]\n"
+)
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+def run(*arguments: object) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+def wrong_usage(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as raised:
+        run(*arguments)
+    assert isinstance(raised.value.code, int)
+    return raised.value.code
+
+
+def test_check_says_in_one_line_what_is_good(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", rules) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("ok: 1 file, 1 exchange, 2 bindings, 1 test; rules ")
+    assert (out.count("\n"), err) == (1, "")
+
+
+def test_check_gives_every_fault_on_standard_error_and_status_2(
+    rules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules.write_text("exchanges: [{name: 5}]\nqueus: []\n")
+    assert run("check", rules) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"{rules}:1: exchanges[0].name: seen the number 5, expected the name of an exchange: put it in quotes\n"
+        f"{rules}:2: queus: unknown key; did you mean queues?\n",
+    )
+
+
+def test_check_gives_failing_tests_and_status_1(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules.write_text(GOOD.replace("queues: [q]", "queues: [r]"))
+    assert run("check", rules) == 1
+    assert capsys.readouterr() == (
+        "",
+        f"{rules}:7: tests[0]: t: queues: expected r as well; queues: got q, which was not expected\n",
+    )
+
+
+def test_check_tells_warnings_and_still_says_yes(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules.write_text("# nothing\n")
+    other = rules.with_name("other.yaml")
+    other.write_text("exchanges: [{name: e, type: topic, bindings: [{queue: q, arguments: {a: 1}}]}]\n")
+    assert run("check", other) == 0
+    assert "warning: arguments have no effect" in capsys.readouterr().err
+
+
+def test_explain_prints_the_walk_and_the_decision(
+    rules: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"{exchange: e, headers: {a: 1}}")))
+    assert run("explain", "--rules", rules, "--message", "-", "--at", "2026-11-21T23:00:00Z") == 0
+    out = capsys.readouterr().out
+    assert "at 2026-11-21T23:00:00Z" in out
+    assert out.endswith("outcome   routed\nqueues    night, q\n")
+
+
+def test_explain_prints_json(rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = tmp_path / "message.json"
+    message.write_text('{"exchange": "e", "headers": {"a": "b"}}')
+    assert run("explain", "--rules", rules, "--message", message, "--json", "--at", "2026-11-21T08:00:00Z") == 0
+    assert json.loads(capsys.readouterr().out)["queues"] == ["q"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "status", "complaint"),
+    [
+        (["q"], 0, ""),
+        (["q", "other"], 1, "expected: queue other, which the message does not reach\n"),
+    ],
+)
+def test_explain_answers_an_expectation_with_its_status(
+    rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], expected: list[str], status: int, complaint: str
+) -> None:
+    message = tmp_path / "message.yaml"
+    message.write_text("{exchange: e, headers: {a: 1}}")
+    expectations = [word for queue in expected for word in ("--expect", queue)]
+    assert run("explain", "--rules", rules, "--message", message, *expectations) == status
+    assert capsys.readouterr().err == complaint
+
+
+def test_explain_takes_several_rules_files_as_one_set(
+    rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("exchanges: [{name: f, bindings: [{exchange: e}]}]")
+    message = tmp_path / "message.yaml"
+    message.write_text("{exchange: f, headers: {a: 1}}")
+    assert run("explain", "--rules", rules, "--rules", other, "--message", message, "--expect", "q") == 0
+    assert "exchange e (x-open)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "complaint"), [("exchange: [", "YAML syntax"), (None, "can't be read: No such file")])
+def test_a_message_that_can_not_be_read_is_status_2(
+    rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, complaint: str
+) -> None:
+    message = tmp_path / "message.yaml"
+    if text is not None:
+        message.write_text(text)
+    assert run("explain", "--rules", rules, "--message", message) == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["no-such-command"],
+        ["check"],
+        ["serve"],
+        ["explain", "--rules", "a"],
+        ["explain", "--rules", "a", "--message", "b", "--at", "noon"],
+    ],
+)
+def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert wrong_usage(*arguments) == 2
+    assert "usage: oxproxy" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert wrong_usage("--version") == 0
+    assert capsys.readouterr().out.startswith("oxproxy 0.")
+
+
+def test_serve_runs_the_sidecar_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Path, bool]] = []
+
+    def run_sidecar(config: Path, environ: Mapping[str, str]) -> int:
+        seen.append((config, environ is os.environ))
+        return 0
+
+    monkeypatch.setattr(app, "run", run_sidecar)
+    assert run("serve", "--config", "a.yaml") == 0
+    assert seen == [(Path("a.yaml"), True)]
+
+
+def test_an_interrupt_ends_without_a_trace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(config: Path, environ: Mapping[str, str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "run", interrupted)
+    assert run("serve", "--config", "a.yaml") == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_check_and_explain_load_neither_network_nor_broker(rules: Path, tmp_path: Path) -> None:
+    message = tmp_path / "message.yaml"
+    message.write_text("exchange: e")
+    program = (
+        "import sys; from proxy.cli import main\n"
+        f"assert main(['check', {str(rules)!r}]) == 0\n"
+        f"assert main(['explain', '--rules', {str(rules)!r}, '--message', {str(message)!r}]) == 0\n"
+        "heavy = {'asyncio', 'aio_pika', 'aiohttp', 'uvloop', 'prometheus_client', 'pyspark', 'proxy.app'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]"), done.stderr
+
+
+def test_output_into_a_closed_pipe_ends_quietly(rules: Path) -> None:
+    command = [sys.executable, "-m", "proxy.cli", "check", str(rules)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
