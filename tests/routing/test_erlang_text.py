@@ -23,7 +23,7 @@ _COLUMN = len("Unknown or invalid argument's key '")
         (b"x-nul\0", "<<120,45,110,117,108,0>>"),
         (b"\x7f", "<<127>>"),
         (b"\x80", "<<128>>"),
-        (b"x" * 128, '<<"' + "x" * 200 + '">>'),
+        (b"x" * 200, '<<"' + "x" * 200 + '">>'),
     ],
 )
 def test_binary_is_printed_as_text_where_all_of_it_is_printable(content: bytes, printed: str) -> None:
