@@ -18,9 +18,9 @@ from proxy.rules.nodes import join
 from proxy.rules.schema import OPEN, BindingDraft, ExchangeDraft
 
 _MATCH = b"x-match"
-#: Operators and flags of open exchanges, for "did you mean".
+#: Every operator of open exchanges, without the name behind its blank.
 _HEADER_TESTS = ("=", "!=", "<", "<=", ">=", ">", "re", "!re")
-_OPERATORS = (
+OPERATORS = (
     *(f"x-?hk{form}v{test}" for form in ("", "?") for test in _HEADER_TESTS),
     *(f"x-?hk{test}" for test in ("ex", "!ex")),
     *(f"x-?hkex{sign}{letter}" for sign in ("", "!") for letter in "snbia"),
@@ -142,9 +142,9 @@ def _hint(key: str, owner: ExchangeDraft, refusal: str) -> str:
     if owner.type != OPEN or not refusal.startswith("Unknown or invalid"):
         return ""
     head, blank, rest = key.partition(" ")
-    if head in _OPERATORS:
+    if head in OPERATORS:
         return "; the operator is known: is its value of the kind it takes, and does it need a name behind a blank?"
-    near = difflib.get_close_matches(head, _OPERATORS, 1, 0.75)
+    near = difflib.get_close_matches(head, OPERATORS, 1, 0.75)
     return f"; did you mean {near[0]}{blank}{rest}?" if near else ""
 
 

@@ -7,6 +7,7 @@ hold for both; the place of such a node is the variable's name. It does not know
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from collections.abc import Mapping as Environment
 
 from proxy.rules.faults import Faults, Place
@@ -16,6 +17,8 @@ from proxy.rules.nodes import Mapping, Node, Scalar, Sequence
 PREFIX = "OXPROXY_"
 #: What Kubernetes gives to each pod for a Service of our name: addresses of that Service, not settings.
 _KUBERNETES = re.compile(r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+#: Keys that end so name a variable.
+_NAMES_VARIABLE = "_env"
 
 
 class _NoSuchKeyError(Exception):
@@ -33,8 +36,9 @@ def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node
     Returns:
         The tree to read.
     """
+    named = set(_named_variables(root)) | {environ[name] for name in environ if name.endswith(_NAMES_VARIABLE.upper())}
     for name in sorted(environ):
-        if not name.startswith(PREFIX) or not environ[name] or _KUBERNETES.fullmatch(name):
+        if not name.startswith(PREFIX) or not environ[name] or _KUBERNETES.fullmatch(name) or name in named:
             continue
         keys = name.removeprefix(PREFIX).lower().split("__")
         leaf = Scalar(Place(name, 0), environ[name], plain=True)
@@ -43,6 +47,18 @@ def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node
         except _NoSuchKeyError:
             faults.error(leaf.place, ".".join(keys), "there is no such key")
     return root
+
+
+def _named_variables(node: Node) -> Iterator[str]:
+    """Find the variables that the file itself asks for: a password may be kept in one that looks like ours."""
+    if isinstance(node, Mapping):
+        for key, child in node.entries:
+            if key.text.endswith(_NAMES_VARIABLE) and isinstance(child, Scalar):
+                yield child.text
+            yield from _named_variables(child)
+    elif isinstance(node, Sequence):
+        for item in node.items:
+            yield from _named_variables(item)
 
 
 def _with(node: Node | None, keys: list[str], leaf: Scalar, faults: Faults) -> Node:

@@ -166,8 +166,8 @@ def text_of(node: Node) -> str | None:
 
 
 def text_like(node: Node) -> str | None:
-    """Give what was written for a scalar that would be a text in quotes (``5``, ``true``), else None."""
-    return node.text if isinstance(node, Scalar) and node.tag is None and not node.absent else None
+    """Give what was written for a scalar that would be a text in quotes (``5``, ``true``, ``!a``), else None."""
+    return node.text if isinstance(node, Scalar) and not node.absent else None
 
 
 def name_fault(text: str) -> str | None:

@@ -73,9 +73,6 @@ class Upstream:
     connect_timeout_seconds: Annotated[
         float, Key(_WAIT, "longest wait for a TCP connection to one address", "connect_timeout")
     ] = 5.0
-    handshake_timeout_seconds: Annotated[
-        float, Key(_WAIT, "longest time from the TCP connection to Connection.OpenOk", "handshake_timeout")
-    ] = 10.0
     control: Control = field(default_factory=Control)
     management: Annotated[
         str | None,
@@ -121,9 +118,7 @@ class Limits:
     handshake_timeout_seconds: Annotated[
         float,
         Key(
-            _WAIT,
-            "longest time a producer may take from the TCP connection to Connection.Open",
-            "handshake_timeout",
+            _WAIT, "longest time from a TCP connection to Connection.OpenOk, the broker's part too", "handshake_timeout"
         ),
     ] = 10.0
 

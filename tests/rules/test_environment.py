@@ -84,3 +84,16 @@ def test_variables_that_are_not_ours_change_nothing(name: str) -> None:
 
 def test_an_empty_variable_counts_as_not_set() -> None:
     assert overridden(OXPROXY_LOG__LEVEL="") == overridden()
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"OXPROXY_UPSTREAM__CONTROL__PASSWORD_ENV": "OXPROXY_SECRET"}], ids=["file", "variable"]
+)
+def test_a_variable_that_is_named_for_a_password_is_no_key(environ: dict[str, str]) -> None:
+    faults = Faults()
+    text = "{}" if environ else "upstream: {control: [{password_env: OXPROXY_SECRET}]}"
+    root = read_document(text, "f.yaml", faults)
+    assert root is not None
+    found = shape(override(root, {**environ, "OXPROXY_SECRET": "x"}, faults))
+    assert "x" not in str(found).split("'")
+    assert faults.errors == []

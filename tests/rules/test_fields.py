@@ -36,7 +36,7 @@ def test_a_missing_text_is_a_fault_where_it_is_required() -> None:
         ("5", "seen the number 5, expected a text: put it in quotes"),
         ("", "seen no value, expected a text"),
         ("[b]", "seen a list, expected a text"),
-        ("!bytes 0a", "seen !bytes 0a, expected a text"),
+        ("!bytes 0a", "seen !bytes 0a, expected a text: put it in quotes"),
     ],
 )
 def test_what_is_no_text_is_a_fault(written: str, message: str) -> None:

@@ -1,0 +1,120 @@
+"""Do the examples do what they say: the files under config/ and the YAML in docs/rules.md and docs/configuration.md?"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from proxy.rules.compiler import OPERATORS
+from proxy.rules.declaration import entries
+from proxy.rules.expectations import decide, mentioned_queues
+from proxy.rules.inspection import inspect
+from proxy.rules.loader import LoadedRules, compile_rules, load_rules
+from proxy.rules.schema import TOP_KEYS
+from proxy.rules.settings import Settings, load_settings
+
+ROOT = Path(__file__).resolve().parents[1]
+RULES_FILES = sorted((ROOT / "config").glob("*/*.yaml"))
+RULES_TEXT = (ROOT / "docs" / "rules.md").read_text()
+CONFIGURATION_TEXT = (ROOT / "docs" / "configuration.md").read_text()
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(text: str) -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def untested_bindings(loaded: LoadedRules) -> set[tuple[bytes, str]]:
+    """Bindings that are true in no test."""
+    left = {
+        (exchange.name, binding.id)
+        for vhost in loaded.rules.vhosts.values()
+        for exchange in vhost.exchanges
+        for binding in exchange.bindings
+    }
+    for test in loaded.tests:
+        router = loaded.routers[test.vhost]
+        queues = mentioned_queues(loaded.rules.vhosts[test.vhost], router) | test.queues
+        left -= set(decide(router, test.message, test.at or 0.0, queues).matched)
+    return left
+
+
+@pytest.mark.parametrize("path", RULES_FILES, ids=named)
+def test_a_rules_file_is_good_and_its_tests_hold(path: Path) -> None:
+    findings = inspect([path], {})
+    assert [str(found) for found in (*findings.errors, *findings.warnings, *findings.failures)] == []
+
+
+@pytest.mark.parametrize("path", RULES_FILES, ids=named)
+def test_a_rules_file_has_a_test_for_each_of_its_bindings(path: Path) -> None:
+    assert untested_bindings(load_rules([path])) == set()
+
+
+@pytest.mark.parametrize("path", RULES_FILES, ids=named)
+def test_a_rules_file_begins_with_a_comment_that_says_what_it_shows(path: Path) -> None:
+    assert path.read_text().startswith("# ")
+
+
+def test_the_examples_can_be_loaded_together() -> None:
+    assert (
+        len(load_rules(path for path in RULES_FILES if path.parent.name == "examples").rules.vhosts["/"].exchanges) > 8
+    )
+
+
+@pytest.mark.parametrize("number", range(len(blocks(RULES_TEXT))))
+def test_a_rules_file_of_the_documentation_is_good_and_its_tests_hold(number: int) -> None:
+    loaded = compile_rules([("docs/rules.md", blocks(RULES_TEXT)[number].encode())])
+    assert loaded.tests
+    assert [str(found) for found in (*loaded.warnings, *loaded.failures())] == []
+    assert untested_bindings(loaded) == set()
+
+
+def test_the_documentation_shows_rules_files() -> None:
+    assert len(blocks(RULES_TEXT)) >= 5
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_operator_stands_in_the_documentation(operator: str) -> None:
+    assert re.search(rf"`\"?{re.escape(operator)}(?: NAME)?`", RULES_TEXT)
+
+
+@pytest.mark.parametrize("key", TOP_KEYS)
+def test_every_key_of_a_rules_file_stands_in_the_documentation(key: str) -> None:
+    assert f"| `{key}` |" in RULES_TEXT
+
+
+@pytest.mark.parametrize("entry", list(entries(Settings())), ids=lambda entry: entry.path)
+def test_every_setting_stands_in_the_documentation_with_its_default(entry: object) -> None:
+    path, default, doc = (getattr(entry, name) for name in ("path", "default", "doc"))
+    assert f"| `{path}` | `{default}` | {doc} |\n" in CONFIGURATION_TEXT
+
+
+def test_the_documentation_lists_no_setting_that_is_not_there() -> None:
+    listed = re.findall(r"^\| `([a-z_.\[\]]+)` \| `[^`]*` \|", CONFIGURATION_TEXT, re.MULTILINE)
+    assert sorted(listed) == sorted(entry.path for entry in entries(Settings()))
+
+
+def test_the_configuration_of_the_documentation_is_good(tmp_path: Path) -> None:
+    path = tmp_path / "oxproxy.yaml"
+    (block,) = blocks(CONFIGURATION_TEXT)
+    path.write_text(block)
+    assert load_settings(path, {"OXPROXY_CONTROL_PASSWORD": "a"})[1] == []
+
+
+def test_the_configuration_file_has_every_key_and_runs_on_one_machine_as_it_is() -> None:
+    path = ROOT / "config" / "oxproxy.yaml"
+    settings, warnings = load_settings(path, {})
+    assert warnings == []
+    written = yaml.safe_load(path.read_text())
+    for entry in entries(settings):
+        if entry.path.endswith(("password_env", "password_file")):
+            continue
+        found = written
+        for key in entry.path.split("."):
+            found = found[key[:-2]][0] if key.endswith("[]") else found[key]
