@@ -49,9 +49,7 @@ _SAMPLES: dict[str, list[Argument]] = {
 
 @pytest.mark.parametrize("pick", [0, 1])
 @pytest.mark.parametrize(("reader", "method"), READERS)
-def test_reader_gives_each_argument_under_its_own_name(
-    reader: Callable[[bytes], Read], method: int, pick: int
-) -> None:
+def test_reader_gives_each_argument_under_its_own_name(reader: Callable[[bytes], Read], method: int, pick: int) -> None:
     kind = cast("type[base.Frame]", commands.INDEX_MAPPING[method])
     names = kind.attributes()
     values = {

@@ -52,9 +52,7 @@ TABLE = b"\x01aV"
         (frames.confirm_select(1), 1, methods.CONFIRM_SELECT, (False,)),
     ],
 )  # fmt: skip
-def test_frame_says_what_was_asked(
-    frame: bytes, channel: int, method: int, values: tuple[Argument, ...]
-) -> None:
+def test_frame_says_what_was_asked(frame: bytes, channel: int, method: int, values: tuple[Argument, ...]) -> None:
     assert frame[:3] == b"\x01" + channel.to_bytes(2, "big")
     assert (method_of(frame[7:-1]), arguments(frame[7:-1])) == (method, values)
 

@@ -54,9 +54,7 @@ def test_every_method_has_its_constant() -> None:
 
 
 @given(calls, st.integers(0, 65535))
-def test_arguments_of_every_method_survive_a_round_trip(
-    call: tuple[int, tuple[Argument, ...]], channel: int
-) -> None:
+def test_arguments_of_every_method_survive_a_round_trip(call: tuple[int, tuple[Argument, ...]], channel: int) -> None:
     method, values = call
     frame = method_frame(channel, method, *values)
     assert int.from_bytes(frame[1:3], "big") == channel

@@ -109,9 +109,7 @@ def test_encoded_table_decodes_to_itself(table: Table) -> None:
 
 
 @given(tables, st.sets(st.sampled_from([b"", b"a", b"b", b"BCC"])))
-def test_pick_gives_the_raw_bytes_of_wanted_entries_in_order_with_duplicates(
-    table: Table, wanted: set[bytes]
-) -> None:
+def test_pick_gives_the_raw_bytes_of_wanted_entries_in_order_with_duplicates(table: Table, wanted: set[bytes]) -> None:
     data = b"--" + encode_table(table) + b"--"
     picked = pick(data, 2, len(data) - 2, frozenset(wanted))
     assert picked == [(name, encode_value(value)) for name, value in table if name in wanted]
