@@ -98,7 +98,7 @@ class Channel:
     """
 
     __slots__ = (
-        "collected", "confirming", "content", "discard_upstream", "held", "held_back", "held_bytes",
+        "collected", "confirming", "content", "discard_upstream", "head", "held", "held_back", "held_bytes",
         "ledger", "life", "number", "opened", "publish", "published", "remaining", "replies", "returned", "sample",
         "settled", "swallowed", "swallowing", "transactional", "waited",
     )  # fmt: skip
@@ -106,6 +106,8 @@ class Channel:
     def __init__(self, number: int) -> None:
         """Start as a channel that is open and idle."""
         self.number = number
+        #: what each content header frame of the channel begins with
+        self.head = b"\x02" + number.to_bytes(2, "big")
         #: our own close was sent upstream: what comes from there is discarded until its close-ok
         self.discard_upstream = False
         #: whether it counts in the gauge of open channels

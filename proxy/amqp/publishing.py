@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from proxy.amqp.channel import Channel, Content, Publish
+from proxy.amqp.channel import Content, Publish
 from proxy.amqp.conversation import Conversation, Phase
 from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, HEADER, METHOD, OVERHEAD, check_head
-from proxy.amqp.outgoing import Outgoing
 from proxy.amqp.producer_frames import ProducerFrames
 from proxy.amqp.traffic import Tally
 from proxy.errors import ProtocolError, Scope
@@ -29,8 +28,12 @@ UNASKED = 32 * REMEMBERED
 #: payload of a content header without any property
 _LEAST_HEADER = 14
 
-#: what leaves in place of method and header frame; these and the head of the body frame as they came; how it leaves
-_Remembered: TypeAlias = tuple[bytes, bytes, Outgoing]
+#: what leaves in place of method and header frame, and where it is counted
+_Remembered: TypeAlias = tuple[bytes, Tally]
+#: bytes of the header frame, of header and body frame together, head of the body frame, body bytes
+_Shape: TypeAlias = tuple[int, int, bytes, int]
+#: content that only the frame-by-frame path can take
+_ODD: Final[_Shape] = (0, 0, b"", 0)
 
 
 class Publishing:
@@ -50,6 +53,8 @@ class Publishing:
         self._tail = b""
         self._publishes: dict[bytes, Publish] = {}
         self._heads: dict[bytes, _Remembered] = {}
+        #: by the fixed part of a content header frame
+        self._shapes: dict[bytes, _Shape] = {}
         #: found in `_heads` since it was last empty; publishes for which it is not asked
         self._found = 0
         self._unasked = 0
@@ -189,119 +194,135 @@ class Publishing:
         return bool(size + body_size <= WHOLE_BYTES)
 
     def _passing(self, data: bytes, at: int, header_at: int, end: int, publish: Publish) -> int:
-        """Step over whole publishes to an exchange that is not evaluated here.
+        """Step over whole publishes to an exchange that is not evaluated here, as long as they have one method frame.
 
         Returns:
             The offset behind them; `at` where the first is not whole, or anything is odd about it.
         """
         channel = publish.channel
-        if channel.content is not Content.METHOD or end - header_at < CONTENT_HEAD.size:
-            return at
-        size: int
-        body_size: int
-        kind, number, size, class_id, _, body_size = CONTENT_HEAD.unpack_from(data, header_at)
-        body_at = header_at + size + OVERHEAD
-        stop = body_at + body_size + OVERHEAD if body_size else body_at
-        if (
-            stop > end
-            or kind != HEADER
-            or number != channel.number
-            or class_id != BASIC
-            or size + OVERHEAD > self._frame_max
-            or body_size + OVERHEAD > self._frame_max
-            or data[body_at - 1] != FRAME_END
-            or data[stop - 1] != FRAME_END
-            or (body_size and FRAME_HEAD.unpack_from(data, body_at) != (BODY, number, body_size))
-        ):
-            return at
-        count = 1
-        method = publish.frame
-        starts = data.startswith
-        if starts(method, stop):
-            # A run of publishes of one shape: only what differs in content is left unread.
-            head = data[header_at : header_at + CONTENT_HEAD.size]
-            body_head = data[body_at : body_at + 7] if body_size else b""
-            to_header, to_body, length = header_at - at, body_at - at, stop - at
-            to_header_end, to_end = to_body - 1, length - 1
-            while (
-                stop + length <= end
-                and starts(method, stop)
-                and starts(head, stop + to_header)
-                and data[stop + to_header_end] == FRAME_END
-                and starts(body_head, stop + to_body)
-                and data[stop + to_end] == FRAME_END
-            ):
-                stop += length
-                count += 1
-        channel.published += count
-        if channel.sample is None and channel.confirming:
-            channel.sample = (channel.published, self._conversation.now)
-        counters = self._conversation.counters
-        counters.publishes_passed += count
-        counters.bytes_passed += count * body_size
-        return stop
-
-    def _routed(  # noqa: C901 -- the publish path
-        self, data: bytes, at: int, header_at: int, end: int, publish: Publish
-    ) -> int:
-        """Send whole publishes to an exchange of ours on their way.
-
-        Returns:
-            The offset behind them; 0 where the frame-by-frame path must look at it; -1 where more bytes must come.
-        """
-        channel = publish.channel
         if channel.content is not Content.METHOD:
-            return 0
-        if end - header_at < CONTENT_HEAD.size:
-            return -1
-        size: int
-        body_size: int
-        kind, number, size, class_id, _, body_size = CONTENT_HEAD.unpack_from(data, header_at)
-        body_at = header_at + size + OVERHEAD
-        stop = body_at + body_size + OVERHEAD if body_size else body_at
+            return at
+        method = publish.frame
+        method_bytes = len(method)
+        shapes = self._shapes
+        starts = data.startswith
+        count = total = 0
+        while True:
+            head = data[header_at : header_at + CONTENT_HEAD.size]
+            shape = shapes.get(head) or self._measure(head)
+            header_bytes, content_bytes, body_head, body_size = shape
+            stop = header_at + content_bytes
+            body_at = header_at + header_bytes
+            if (
+                stop > end
+                or not content_bytes
+                or data[body_at - 1] != FRAME_END
+                or data[stop - 1] != FRAME_END
+                or not starts(body_head, body_at)
+                or not starts(channel.head, header_at)
+            ):
+                break
+            count += 1
+            total += body_size
+            at = stop
+            if not starts(method, stop):
+                break
+            header_at = stop + method_bytes
+        if count:
+            channel.published += count
+            if channel.sample is None and channel.confirming:
+                channel.sample = (channel.published, self._conversation.now)
+            counters = self._conversation.counters
+            counters.publishes_passed += count
+            counters.bytes_passed += total
+        return at
+
+    def _measure(self, head: bytes) -> _Shape:
+        """Work out how long the content behind the fixed part of a header frame is, if it is small and regular."""
+        if len(head) < CONTENT_HEAD.size:
+            return _ODD
+        kind, number, size, class_id, _, body_size = CONTENT_HEAD.unpack(head)
         if (
             kind != HEADER
-            or number != channel.number
             or class_id != BASIC
             or size < _LEAST_HEADER
             or size + body_size > WHOLE_BYTES
             or size + OVERHEAD > self._frame_max
             or body_size + OVERHEAD > self._frame_max
         ):
+            return _ODD
+        if len(self._shapes) >= REMEMBERED:
+            self._shapes.clear()
+        header_bytes = size + OVERHEAD
+        if body_size:
+            body_head = FRAME_HEAD.pack(BODY, number, body_size)
+            shape = (header_bytes, header_bytes + body_size + OVERHEAD, body_head, body_size)
+        else:
+            shape = (header_bytes, header_bytes, b"", 0)
+        self._shapes[head] = shape
+        return shape
+
+    def _routed(  # noqa: C901 -- the publish path
+        self, data: bytes, at: int, header_at: int, end: int, publish: Publish
+    ) -> int:
+        """Send whole publishes to an exchange of ours on their way, as long as they have one method frame.
+
+        Returns:
+            The offset behind them; 0 where the frame-by-frame path must look at the first; -1 where more bytes must
+            come for it.
+        """
+        channel = publish.channel
+        if channel.content is not Content.METHOD:
             return 0
-        if stop > end:
+        if end - header_at < CONTENT_HEAD.size:
             return -1
-        if (
-            data[body_at - 1] != FRAME_END
-            or data[stop - 1] != FRAME_END
-            or (body_size and FRAME_HEAD.unpack_from(data, body_at) != (BODY, number, body_size))
-        ):
-            return 0
+        method = publish.frame
+        method_bytes = len(method)
+        shapes = self._shapes
+        starts = data.startswith
         out = self._conversation.to_upstream
-        count = 1
+        first = at
+        while True:
+            fixed = data[header_at : header_at + CONTENT_HEAD.size]
+            shape = shapes.get(fixed) or self._measure(fixed)
+            header_bytes, content_bytes, body_head, body_size = shape
+            stop = header_at + content_bytes
+            body_at = header_at + header_bytes
+            if not content_bytes or not starts(channel.head, header_at):
+                return at if at > first else 0
+            if stop > end:
+                return at if at > first else -1
+            if data[body_at - 1] != FRAME_END or data[stop - 1] != FRAME_END or not starts(body_head, body_at):
+                return at if at > first else 0
+            found = self._form(publish, data, at, header_at, body_at)
+            if found is None:
+                return at if at > first else 0
+            head_out, tally = found
+            out.append(head_out)
+            if body_size:
+                out.append(data[body_at:stop])
+            tally.publishes += 1
+            tally.body_bytes += body_size
+            channel.published += 1
+            if channel.sample is None and channel.confirming:
+                channel.sample = (channel.published, self._conversation.now)
+            at = stop
+            if not starts(method, stop):
+                return at
+            header_at = stop + method_bytes
+
+    def _form(self, publish: Publish, data: bytes, at: int, header_at: int, body_at: int) -> _Remembered | None:
+        """Find what leaves in place of method and header frame; None where it is not one publish at once."""
+        head = b""
         if self._unasked:
             self._unasked -= 1
-            head = b""
         else:
             head = data[at:body_at]
             found = self._heads.get(head)
             if found is not None:
                 self._found += 1
-                head_out, same, outgoing = found
-                length, to_body = stop - at, body_at - at
-                starts = data.startswith
-                out.append(head_out)
-                if body_size:
-                    out.append(data[body_at:stop])
-                while starts(same, stop) and stop + length <= end and data[stop + length - 1] == FRAME_END:
-                    out.append(head_out)
-                    if body_size:
-                        out.append(data[stop + to_body : stop + length])
-                    stop += length
-                    count += 1
-                self._conversation.counters.cache_hits += count
-                self._count(channel, outgoing.tally, count, body_size)
-                return stop
+                self._conversation.counters.cache_hits += 1
+                return found
         plan = publish.plan
         assert plan is not None  # noqa: S101 -- only publishes with a plan come here
         try:
@@ -309,26 +330,15 @@ class Publishing:
         except ProtocolError as error:
             if error.scope is Scope.CONNECTION:
                 raise
-            return 0
+            return None
         if outgoing.unbound or len(outgoing.copies) != 1 or len(head_out) > self._safe_bytes:
-            return 0
-        out.append(head_out)
-        if body_size:
-            out.append(data[body_at:stop])
+            return None
+        found = (head_out, outgoing.tally)
         if head and outgoing.decision.keep and plan.repeatable:
             if len(self._heads) >= REMEMBERED:
                 self._heads.clear()
                 # Heads that hardly ever repeat (a message id in each) are not worth a look for a while.
                 self._unasked = 0 if self._found >= REMEMBERED else UNASKED
                 self._found = 0
-            body_head = data[body_at : body_at + FRAME_HEAD.size] if body_size else b""
-            self._heads[head] = (head_out, head + body_head, outgoing)
-        self._count(channel, outgoing.tally, count, body_size)
-        return stop
-
-    def _count(self, channel: Channel, tally: Tally, count: int, body_size: int) -> None:
-        tally.publishes += count
-        tally.body_bytes += count * body_size
-        channel.published += count
-        if channel.sample is None and channel.confirming:
-            channel.sample = (channel.published, self._conversation.now)
+            self._heads[head] = found
+        return found
