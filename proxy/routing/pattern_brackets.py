@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from proxy.routing.pattern_cost import DECISION
 from proxy.routing.pattern_escapes import NAME, Escape, InvalidPattern, Kind
 from proxy.routing.pattern_groups import Opening, Repeat
 from proxy.routing.pattern_writer import EXTENDED, STRICT, Writer
@@ -61,7 +62,7 @@ def _branch_reset(writer: Writer) -> None:
 def _lookahead(writer: Writer) -> None:
     if writer.text.startswith(b"(?!)", writer.at):
         writer.at += 4
-        writer.item = writer.groups.item(Repeat.ASSERTION, len(writer.out), True, 2)
+        writer.item = writer.groups.item(Repeat.ASSERTION, len(writer.out), True, DECISION)
         writer.out.append(b"(?!(?:))")
         return
     writer.open(Opening.ASSERTION, writer.text[writer.at : writer.at + 3], 3)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from proxy.routing.pattern_brackets import open_bracket
 from proxy.routing.pattern_classes import is_posix, read_class, word_edge
+from proxy.routing.pattern_cost import DECISION, STEP
 from proxy.routing.pattern_escapes import COUNT, Escape, InvalidPattern, Kind, read_escape
 from proxy.routing.pattern_groups import Repeat
 from proxy.routing.pattern_writer import NEWLINES, Writer
@@ -26,7 +27,9 @@ _START = re.compile(
 )
 _RUN = re.compile(rb"[0-9A-Za-z_]+")
 _LONGEST_REPEAT = 65535
-_UTF_STEP = 4
+#: Finding the end of what \\X matches costs a look into several tables a character.
+_GRAPHEME_SCANS = 16
+_UTF_STEP = 3 * STEP
 _SIGNS: dict[bytes, tuple[int, int | None]] = {b"*": (0, None), b"+": (1, None), b"?": (0, 1)}
 
 
@@ -36,8 +39,8 @@ class Translation(NamedTuple):
     Args:
         start: the settings at its beginning.
         body: the rest.
-        steps: items that one straight run through it visits at most.
-        scans: items that may walk over the whole subject in one go.
+        steps: cost of the longest way between two decisions; see ``pattern_cost``.
+        scans: how often that way may walk over the whole subject.
         verbs: it says how to backtrack; where a match may begin must be left to the library.
         skips_to_marks: it has ``(*SKIP:name)``, which tries a start again for each that is not found.
         whole: its meaning depends on being the whole pattern (recursion into it, newline conventions).
@@ -74,7 +77,7 @@ def _dot(writer: Writer) -> None:
 def _class(writer: Writer) -> None:
     if edge := word_edge(writer.text, writer.at):
         writer.at += 7
-        writer.item = writer.groups.item(Repeat.ASSERTION, len(writer.out) + 1, True, 2)
+        writer.item = writer.groups.item(Repeat.ASSERTION, len(writer.out) + 1, True, DECISION)
         writer.out += [edge[:2], edge[2:]]
         return
     if is_posix(writer.text, writer.at):
@@ -90,8 +93,10 @@ def _escape(writer: Writer) -> None:
 
 
 def _escaped_single(writer: Writer, escape: Escape) -> None:
-    # \X may walk over many characters, not one of them a decision that the matcher counts.
-    writer.single(escape.text, scans=int(escape.text == rb"\X"))
+    if escape.text == rb"\X":
+        writer.span(escape.text, scans=_GRAPHEME_SCANS)
+    else:
+        writer.single(escape.text)
 
 
 def _escaped_place(writer: Writer, escape: Escape) -> None:
@@ -212,7 +217,7 @@ def translate(pattern: bytes, script: bytes = b"", unrolled: bool = False) -> Tr
     Args:
         pattern: as given to RabbitMQ.
         script: what the library wants in front of the name of a script so that script extensions don't count.
-        unrolled: write repeats of single characters so that each is a decision, which the match limit counts.
+        unrolled: write repeats of single characters so that they come to decisions, which the limit counts.
 
     Raises:
         InvalidPattern: PCRE 8 would not compile it.
@@ -230,4 +235,6 @@ def translate(pattern: bytes, script: bytes = b"", unrolled: bool = False) -> Tr
         if not groups.numbered_or_false(condition):
             writer.out[at] = b"(?(?!(?:))"
     body = b"".join(writer.out)
-    return Translation(start, body, top.steps, top.scans, writer.verbs, writer.skips, writer.whole)
+    steps, scans = top.through().longest
+    returns = 1 + writer.calls  # a way may go on behind a call, once for each that was made
+    return Translation(start, body, steps * returns, scans * returns, writer.verbs, writer.skips, writer.whole)

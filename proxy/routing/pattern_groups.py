@@ -1,8 +1,8 @@
-"""Which groups of a pattern are open, what could match nothing, and what does a straight run through it cost?
+"""Which groups of a pattern are open, which numbers do they have, and what could match nothing?
 
 The bookkeeping of ``pattern_dialect``, without a word of syntax. Emptiness is needed because PCRE 8 refuses a
-recursion that could come back to itself without having read anything; cost, because a matcher's own limit counts
-its decisions only and not the characters it walks over in between. Source: pcrepattern(3), "Recursive patterns".
+recursion that could come back to itself without having read anything; ``pattern_cost`` is kept up on the way.
+Source: pcrepattern(3) of PCRE 8.44, "Duplicate subpattern numbers" and "Recursive patterns".
 """
 
 from __future__ import annotations
@@ -11,12 +11,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from proxy.routing.pattern_cost import DECISION, NOWHERE, STEP, Walk, straight
 from proxy.routing.pattern_escapes import InvalidPattern
-
-#: Repeats of one character up to this many are steps; longer ones are scans of the subject.
-_SHORT_REPEAT = 16
-#: Costs above this are all the same: too much.
-_ENORMOUS = 1 << 40
 
 
 class Opening(Enum):
@@ -33,6 +29,7 @@ class Repeat(Enum):
     """How a quantifier behind an item is taken."""
 
     SINGLE = auto()
+    SPAN = auto()  # no group, and of no fixed length
     GROUP = auto()
     ASSERTION = auto()  # once or not at all
     IGNORED = auto()
@@ -45,15 +42,15 @@ class Item(NamedTuple):
         repeat: how it would apply.
         start: where the item begins in the output.
         was_empty: whether the branch could match nothing before the item.
-        steps: see Level.
-        scans: see Level.
+        before: the branch's walk before it.
+        walk: its own.
     """
 
     repeat: Repeat
     start: int
     was_empty: bool
-    steps: int
-    scans: int
+    before: Walk
+    walk: Walk
 
 
 @dataclass(slots=True)
@@ -73,8 +70,8 @@ class Level:
         empty: whether the branch so far can match nothing.
         any_empty: whether a finished branch can.
         branches: how many it has.
-        steps: items in it, those of fixed repeats as often as they are repeated.
-        scans: items in it that may walk over the whole subject in one go.
+        walk: the way through the branch so far.
+        other_walks: those through its finished branches.
     """
 
     opening: Opening
@@ -89,8 +86,16 @@ class Level:
     empty: bool = True
     any_empty: bool = False
     branches: int = 1
-    steps: int = 0
-    scans: int = 0
+    walk: Walk = NOWHERE
+    other_walks: Walk | None = None
+
+    def through(self) -> Walk:
+        """The way through the group as a whole."""
+        if self.other_walks is None:
+            return self.walk
+        if self.opening is Opening.CONDITION:  # its branch is chosen without a decision
+            return self.other_walks.then(self.walk)
+        return DECISION.then(self.other_walks.beside(self.walk))
 
 
 class Groups:
@@ -126,6 +131,7 @@ class Groups:
         level = self.top
         level.any_empty |= level.empty
         level.empty = True
+        level.other_walks, level.walk = level.through(), NOWHERE
         level.branches += 1
         if level.reset is not None:
             level.highest = max(level.highest, self.captures)
@@ -148,50 +154,44 @@ class Groups:
             Opening.ASSERTION: Repeat.ASSERTION,
             Opening.DEFINE: Repeat.IGNORED,
         }.get(level.opening, Repeat.GROUP)
-        item = self.item(repeat, level.start, empty or repeat is not Repeat.GROUP, level.steps + 2, level.scans)
+        walk = straight(2 * STEP).then(level.through())
+        if repeat is Repeat.ASSERTION:
+            walk = DECISION.then(walk)
+        item = self.item(repeat, level.start, empty or repeat is not Repeat.GROUP, walk)
         if self.top.awaits_assertion:
             self.top.awaits_assertion = False
             return level, None
         return level, item
 
-    def item(self, repeat: Repeat, start: int, empty: bool, steps: int, scans: int = 0) -> Item:
+    def item(self, repeat: Repeat, start: int, empty: bool, walk: Walk) -> Item:
         """Add an item to the innermost group.
 
         Args:
             repeat: how a quantifier would apply.
             start: where it begins in the output.
             empty: whether it can match nothing.
-            steps: see Level.
-            scans: see Level.
+            walk: the way through it.
         """
         level = self.top
-        item = Item(repeat, start, level.empty, steps, scans)
+        item = Item(repeat, start, level.empty, level.walk, walk)
         level.empty &= empty
-        level.steps = min(level.steps + steps, _ENORMOUS)
-        level.scans = min(level.scans + scans, _ENORMOUS)
+        level.walk = level.walk.then(walk)
         return item
 
-    def repeated(self, item: Item, minimum: int, maximum: int | None, unrolled: bool) -> None:
+    def repeated(self, item: Item, minimum: int, walk: Walk) -> None:
         """A quantifier applies to the item.
 
         Args:
             item: the last item.
             minimum: least number of times.
-            maximum: greatest number, None for any.
-            unrolled: each further repeat is a decision of the matcher, even of a single character.
+            walk: the way through its repeats.
         """
         level = self.top
+        level.walk = item.before.then(walk)
         if not minimum:
             level.empty = item.was_empty
             if level.lookbehind and item.repeat in (Repeat.GROUP, Repeat.ASSERTION):
                 raise InvalidPattern("look-behind of variable length")
-        if item.repeat is Repeat.SINGLE and not unrolled and (maximum is None or maximum > _SHORT_REPEAT):
-            level.scans += 1
-        elif item.repeat is Repeat.SINGLE and not unrolled and maximum is not None:
-            level.steps += item.steps * maximum
-        elif minimum > 1:
-            level.steps = min(level.steps + item.steps * (minimum - 1), _ENORMOUS)
-            level.scans = min(level.scans + item.scans * (minimum - 1), _ENORMOUS)
 
     def called(self, group: bytes) -> bool:
         """A subroutine call.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from proxy.routing.pattern_cost import DECISION, STEP, Walk, straight
 from proxy.routing.pattern_escapes import Escape, InvalidPattern, Reading, literal, next_character
 from proxy.routing.pattern_groups import Groups, Item, Opening, Repeat
 
@@ -23,7 +24,11 @@ NEWLINES = {
     b"ANYCRLF": rb"\r\n|[\r\n]",
 }
 _ANY_NEWLINE_UTF = rb"\r\n|[\n\x0b\x0c\r]|\xc2\x85|\xe2\x80[\xa8\xa9]"
-_UNROLLED_LIMIT = 16
+_PROPERTY_STEP = 8 * STEP
+#: Characters between two decisions where a repeat of one is written in blocks.
+_BLOCK = 16
+#: Limited repeats of a character up to this many are steps; longer ones count as a scan of the subject.
+_SHORT_REPEAT = 256
 
 
 @cache
@@ -46,6 +51,7 @@ class Writer:
         utf: characters are UTF-8.
         step: what reading one character costs.
         newline: name of the newline convention.
+        calls: a call was seen.
         verbs: a verb that says how to backtrack was seen.
         skips: a skip to a mark was seen.
         whole: something was seen whose meaning depends on the pattern being whole.
@@ -61,9 +67,9 @@ class Writer:
         self.groups = Groups()
         self.options = 0
         self.utf = False
-        self.step = 1
+        self.step = STEP
         self.newline = b"LF"
-        self.verbs = self.skips = self.whole = False
+        self.calls = self.verbs = self.skips = self.whole = False
         self.recursion_tests: list[tuple[int, bytes]] = []
         self._script = script
         self._unrolled = unrolled
@@ -95,7 +101,7 @@ class Writer:
     def literals(self, run: bytes) -> None:
         """Letters and digits; only the last of them can be repeated."""
         if len(run) > 1:
-            self.groups.item(Repeat.SINGLE, len(self.out), False, self.step * (len(run) - 1))
+            self.groups.item(Repeat.SINGLE, len(self.out), False, straight(self.step * (len(run) - 1)))
             self.out.append(run[:-1])
         self.single(run[-1:])
 
@@ -104,28 +110,43 @@ class Writer:
         code, self.at = next_character(self.text, self.at, self.utf)
         self.single(literal(code, self.utf))
 
-    def single(self, text: bytes, scans: int = 0, empty: bool = False) -> None:
-        """Write an item that is repeated as it is."""
-        self.item = self.groups.item(Repeat.SINGLE, len(self.out), empty, self.step, scans)
+    def single(self, text: bytes) -> None:
+        """Write an item that matches one character."""
+        # Each property costs a look into the tables of Unicode.
+        properties = text.count(b"\\p") + text.count(b"\\P")
+        step = self.step + properties * _PROPERTY_STEP
+        self.item = self.groups.item(Repeat.SINGLE, len(self.out), False, straight(step))
+        self.out.append(text)
+
+    def span(self, text: bytes, scans: int = 1, empty: bool = False) -> None:
+        """Write an item that matches any number of characters without a decision.
+
+        Args:
+            text: the item.
+            scans: cost of each character.
+            empty: it can match nothing.
+        """
+        self.item = self.groups.item(Repeat.SPAN, len(self.out), empty, straight(self.step, scans))
         self.out.append(text)
 
     def place(self, text: bytes) -> None:
         """Something that matches a place and can't be repeated."""
         self.out.append(text)
-        self.groups.item(Repeat.IGNORED, len(self.out), True, 1)
+        self.groups.item(Repeat.IGNORED, len(self.out), True, straight(STEP))
         self.item = None
 
     def reference(self, escape: Escape) -> None:
         """Write a reference back to what a group matched."""
         if self.groups.top.lookbehind:
             raise InvalidPattern("look-behind of variable length")
-        self.single(escape.text, scans=1, empty=True)
+        self.span(escape.text, empty=True)
 
     def call(self, group: bytes) -> None:
         """A call of a group as a subroutine: in PCRE 8 an atomic one, nothing in it is tried again."""
         empty = self.groups.called(group)
         self.whole |= not group.strip(b"0")
-        self.item = self.groups.item(Repeat.GROUP, len(self.out), empty, 2)
+        self.calls = True
+        self.item = self.groups.item(Repeat.GROUP, len(self.out), empty, DECISION.then(straight(2 * STEP)))
         self.out.append(b"(?>(?" + group + b"))")
 
     def open(self, opening: Opening, text: bytes, length: int, name: bytes = b"") -> None:
@@ -149,19 +170,36 @@ class Writer:
         if item.repeat is Repeat.IGNORED or (item.repeat is Repeat.ASSERTION and minimum):
             return
         if item.repeat is Repeat.ASSERTION:
-            maximum = min(1, 1 if maximum is None else maximum)
-        unrolled = self._unrolled and item.repeat is Repeat.SINGLE and maximum is None
-        self.groups.repeated(item, minimum, maximum, unrolled)
-        self.out.append(self._quantifier(item, minimum, maximum, unrolled) + suffix)
+            maximum = 1 if maximum is None else min(1, maximum)
+        if self._unrolled and item.repeat is Repeat.SINGLE and maximum is None:
+            self._blocks(item, minimum, suffix)
+            return
+        self.groups.repeated(item, minimum, _walk(item, minimum, maximum))
+        self.out.append(_quantifier(minimum, maximum) + suffix)
 
-    def _quantifier(self, item: Item, minimum: int, maximum: int | None, unrolled: bool) -> bytes:
-        if unrolled:
-            text = b"".join(self.out[item.start :])
-            exact = b""
-            if minimum > _UNROLLED_LIMIT:
-                exact, minimum = b"%s{%d}" % (text, minimum), 0
-            # A group's repeats are decisions, one by one; those of a character are one walk over the subject.
-            self.out[item.start :] = [exact, b"(?:", text, b")"]
-        if maximum is None:
-            return {0: b"*", 1: b"+"}.get(minimum, b"{%d,}" % minimum)
-        return b"?" if (minimum, maximum) == (0, 1) else b"{%d,%d}" % (minimum, maximum)
+    def _blocks(self, item: Item, minimum: int, suffix: bytes) -> None:
+        """An unlimited repeat of a character, so written that it comes to a decision every few characters.
+
+        Full blocks, then the rest of one: the same lengths are tried in the same order, greedy or lazy.
+        """
+        text = b"".join(self.out[item.start :])
+        exact = text + b"{%d}" % minimum if minimum else b""
+        self.out[item.start :] = [exact, b"(?:%s{%d})*%s" % (text, _BLOCK, suffix)]
+        self.out.append(b"%s{0,%d}%s" % (text, _BLOCK - 1, suffix))
+        block = straight(item.walk.head[0] * _BLOCK // STEP)  # a character in a row costs less than an item
+        self.groups.repeated(item, minimum, straight(item.walk.head[0] * minimum).then(DECISION).then(block.times(2)))
+
+
+def _walk(item: Item, minimum: int, maximum: int | None) -> Walk:
+    """The way through the repeats of an item."""
+    if item.repeat in (Repeat.GROUP, Repeat.ASSERTION):
+        return item.walk.repeated(minimum, maximum)
+    if item.repeat is Repeat.SINGLE and maximum is not None and maximum <= _SHORT_REPEAT:
+        return item.walk.times(maximum)
+    return straight(item.walk.head[0], item.walk.head[1] + item.walk.head[0] // STEP)
+
+
+def _quantifier(minimum: int, maximum: int | None) -> bytes:
+    if maximum is None:
+        return {0: b"*", 1: b"+"}.get(minimum, b"{%d,}" % minimum)
+    return b"?" if (minimum, maximum) == (0, 1) else b"{%d,%d}" % (minimum, maximum)

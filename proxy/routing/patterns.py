@@ -25,13 +25,13 @@ from proxy.routing.pattern_library import ANCHORED, LIMITS, NO_OPTIONS, NO_START
 
 __all__ = ["InvalidPattern", "Pattern", "compile_pattern"]
 
-#: Steps that one attempt may take, one or two nanoseconds each: an attempt ends within five milliseconds.
-_BUDGET = 3_000_000
-#: What one decision of the matcher costs in steps, its frame (copied eight bytes a step) not counted.
-_DECISION = 12
+#: What an attempt may cost, the first and the second, in fractions of a nanosecond: each ends within five milliseconds.
+_BUDGET, _CAREFUL_BUDGET = 10_000_000, 12_000_000
+#: What one decision of the matcher costs, and how many bytes of its frame are copied at the cost of one.
+_DECISION, _FRAME_BYTES = 20, 8
 _LARGEST_LIMIT = 1 << 20
-#: Heap for backtracking: enough for a walk over 128 KiB, the greatest frame, byte by byte. Given back at once.
-_HEAP_KIB = 32 * 1024
+#: Heap for backtracking: some 50,000 turns of a group. Given back at once.
+_HEAP_KIB = 8 * 1024
 #: The same for the first attempt, whose heap is kept for the next search.
 _KEPT_HEAP_KIB = 1024
 #: Longer patterns are refused. PCRE compiles to 64 KiB at most, two bytes a literal character.
@@ -44,8 +44,8 @@ _OFFSETS = b"(?s:.*?)"
 
 
 def _decision_cost(said: Translation, frame_bytes: int, size: int) -> int:
-    """Steps between two decisions, at most, on a subject of `size` bytes."""
-    return _DECISION + frame_bytes // 8 + said.steps + said.scans * size
+    """What a decision costs with all that may follow until the next, on a subject of `size` bytes."""
+    return _DECISION + frame_bytes // _FRAME_BYTES + said.steps + said.scans * size
 
 
 class _Code:
@@ -79,7 +79,7 @@ class _CarefulSearch:
 
     def search(self, subject: bytes) -> bool | None:
         pcre2 = self._pcre2
-        limit = _BUDGET // _decision_cost(self._said, self._frame_bytes, len(subject))
+        limit = _CAREFUL_BUDGET // _decision_cost(self._said, self._frame_bytes, len(subject))
         data = pcre2.new_match_data()
         context = pcre2.match_context(1 << (max(limit, 1).bit_length() - 1), _LARGEST_LIMIT, _HEAP_KIB)
         length = ctypes.c_size_t(len(subject))
