@@ -69,9 +69,9 @@ def facts(
     key: str = "",
     headers: Mapping[str, Plain] | None = None,
     size: int = 1,
-    **properties: str | int,
+    properties: Mapping[str, str | int] | None = None,
 ) -> Facts:
-    seen = {name: plain.encode() if isinstance(plain, str) else plain for name, plain in properties.items()}
+    seen = {name: text.encode() if isinstance(text, str) else text for name, text in (properties or {}).items()}
     return Facts(key.encode(), arguments(headers or {}), seen, size)
 
 

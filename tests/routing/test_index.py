@@ -54,7 +54,7 @@ def test_index_forgets_what_was_removed(bindings: list[Binding], seen: Facts, da
         ({"type": "NAME"}, facts(headers={"type": "q7"})),
         ({"x-?rk=": "NAME"}, facts("q7")),
         ({"x-?rkta": "NAME"}, facts("q7")),
-        ({"x-?pr= type": "NAME"}, facts(type="q7")),
+        ({"x-?pr= type": "NAME"}, facts(properties={"type": "q7"})),
         ({"x-match": "eq", "x-?hkv= type": "NAME"}, facts(headers={"type": "q7"})),
         ({"x-match": "set 1", "x-?hkv= type": "NAME"}, facts(headers={"type": "q7"})),
         ({"x-match": "set", "x-?rk=": "NAME"}, facts("q7")),
@@ -134,8 +134,8 @@ def test_index_knows_what_is_equal_across_types(bound: int | Value, seen: Value 
 
 def test_expiration_is_found_by_the_integer_that_it_spells() -> None:
     made = exchange(to_queue("q1", {"x-?pr= expiration": 5}))
-    assert found(made, facts(expiration="+005")) == ["q1"]
-    assert found(made, facts(expiration="five")) == []
+    assert found(made, facts(properties={"expiration": "+005"})) == ["q1"]
+    assert found(made, facts(properties={"expiration": "five"})) == []
 
 
 def test_found_and_always_visited_bindings_are_put_in_one_order() -> None:

@@ -59,16 +59,16 @@ def test_routing_key_is_never_absent() -> None:
 
 def test_property_set_to_the_empty_string_is_there() -> None:
     operator = PropertyOperator(b"key", _RED, "type", lambda seen, _: seen == b"")
-    assert operator.verdict(message(facts(type=""))) is MATCH
-    assert operator.verdict(message(facts(type="x"))) is MISMATCH
-    assert operator.verdict(message(facts(app_id=""))) is ABSENT
-    assert operator.seen(message(facts(type="x"))) == b"x"
+    assert operator.verdict(message(facts(properties={"type": ""}))) is MATCH
+    assert operator.verdict(message(facts(properties={"type": "x"}))) is MISMATCH
+    assert operator.verdict(message(facts(properties={"app_id": ""}))) is ABSENT
+    assert operator.seen(message(facts(properties={"type": "x"}))) == b"x"
     assert operator.need == (PROPERTY, "type")
 
 
 def test_property_of_zero_is_there() -> None:
     operator = PropertyOperator(b"key", _RED, "priority", lambda seen, _: seen == 0)
-    assert operator.verdict(message(facts(priority=0))) is MATCH
+    assert operator.verdict(message(facts(properties={"priority": 0}))) is MATCH
 
 
 @pytest.mark.parametrize(

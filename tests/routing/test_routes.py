@@ -15,9 +15,12 @@ _NAMES = queue_names("a", "b", "aa")
 
 
 def _applied(
-    effects: Effects, before: set[Destination], main: Destination | None = None, **headers: Plain
+    effects: Effects,
+    before: set[Destination],
+    main: Destination | None = None,
+    headers: dict[str, Plain] | None = None,
 ) -> set[Destination]:
-    seen = facts(headers={f"x-{name.replace('_', '-')}": plain for name, plain in headers.items()})
+    seen = facts(headers={f"x-{name}": plain for name, plain in (headers or {}).items()})
     effects.apply(before, main, message(seen, _NAMES))
     return before
 
