@@ -93,8 +93,8 @@ def _carrier_copies(
     wanted += [("exchange", name) for name in decision.exchanges]
     reachable = [one for one in wanted if one in owned.bound]
     unbound = tuple(one for one in wanted if one not in owned.bound and one not in state.missing)
-    if wanted and not reachable and owned.alternate is not None:
-        # Names that nobody has must not wake the alternate exchange (open exchange, 1.6): leave where no AE is.
+    if not reachable and owned.alternate is not None and not decision.alternate:
+        # Chosen names that nobody has must not wake the alternate exchange (open exchange, 1.6): leave where none is.
         return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
     # Exchange tokens first: the broker removes duplicates within one publish only, so they must not be spread.
     reachable.sort(key=lambda one: one[0] != "exchange")
