@@ -7,6 +7,7 @@ of a refused declaration is tried alone, so that every fault is reported at its 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Hashable
 
 from proxy.errors import ProtocolError
 from proxy.routing.bindings import Binding
@@ -55,8 +56,14 @@ def compile_exchange(draft: ExchangeDraft, faults: Faults) -> Exchange:
     except ProtocolError:
         _blame_exchange(draft, faults)
         exchange = Exchange(draft.name, draft.type, (), draft.local_time)
-    for binding in draft.bindings:
-        _bind(exchange, binding, draft, faults)
+    repeated = [binding for binding in draft.bindings if not _bind(exchange, binding, draft, faults)]
+    if repeated:
+        first: dict[Hashable, BindingDraft] = {}
+        for binding in draft.bindings:
+            first.setdefault(binding.binding.identity, binding)
+        for binding in repeated:
+            line = first[binding.binding.identity].place.line
+            faults.error(binding.place, binding.path, f"the same binding as in line {line}")
     return exchange
 
 
@@ -75,27 +82,22 @@ def _blame_exchange(draft: ExchangeDraft, faults: Faults) -> None:
         faults.error(draft.fields.place_of("arguments"), path, "these arguments are refused together")
 
 
-def _bind(exchange: Exchange, draft: BindingDraft, owner: ExchangeDraft, faults: Faults) -> None:
-    reserved = _reserved(draft, faults)
+def _bind(exchange: Exchange, draft: BindingDraft, owner: ExchangeDraft, faults: Faults) -> bool:
+    """Add a binding, or report why not; False where it is there already."""
+    _reserved(draft, faults)
     try:
-        fresh = exchange.bind(draft.binding)
+        return exchange.bind(draft.binding)
     except ProtocolError as error:
         _blame_binding(error, draft, owner, faults)
-        return
-    if not fresh and not reserved:
-        first = next(each for each in owner.bindings if each.binding.identity == draft.binding.identity)
-        faults.error(draft.place, draft.path, f"the same binding as in line {first.place.line}")
+        return True
 
 
-def _reserved(draft: BindingDraft, faults: Faults) -> bool:
+def _reserved(draft: BindingDraft, faults: Faults) -> None:
     """Report destinations under the reserved prefix among the routing operators."""
-    found = False
     for key, name in draft.named_routes():
         fault = short_fault(name)
         if fault:
-            found = True
             faults.error(draft.argument_place(key), draft.argument_path(key), f"seen {fault}")
-    return found
 
 
 def _blame_binding(error: ProtocolError, draft: BindingDraft, owner: ExchangeDraft, faults: Faults) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
+from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.declaration import Key, read_section
 from proxy.rules.document import read_document
 from proxy.rules.environment import override
@@ -186,8 +187,16 @@ def load_settings(
     try:
         data = path.read_bytes()
     except OSError as error:
-        faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
-        data = b"{}"
+        message = f"can't be read: {error.strerror or error}"
+        raise ConfigErrors([ConfigError(str(path), 0, "", message)]) from error
+    settings = parse_settings(data, path, environ, faults, secrets_required)
+    return settings, faults.warnings
+
+
+def parse_settings(
+    data: bytes, path: Path, environ: Environment[str, str], faults: Faults, secrets_required: bool = True
+) -> Settings:
+    """Read settings from a file's content; see `load_settings`."""
     root = read_document(data, str(path), faults)
     if root is None:
         faults.check()
@@ -198,7 +207,7 @@ def load_settings(
     control = replace(settings.upstream.control, password=passwords.control(settings.upstream))
     settings = replace(settings, upstream=replace(settings.upstream, control=control), folder=path.parent)
     faults.check()
-    return settings, faults.warnings
+    return settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,71 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.errors import ConfigErrors
 from proxy.routing.decision import Facts, QueueNames
-from proxy.rules.loader import LoadedRules, load_rules, rules_files
+from proxy.rules.faults import Faults
+from proxy.rules.loader import LoadedRules, compile_rules, load_rules, rules_files
 from proxy.rules.settings import Settings
 from tests.rules.loading import faults, load, warnings
+
+SCALARS = st.sampled_from(
+    [
+        "a",
+        "",
+        5,
+        -1,
+        200,
+        1.5,
+        True,
+        None,
+        "x.o.p.e.n.x.a",
+        "pass",
+        "queue",
+        "topic",
+        "headers",
+        "any",
+        "a.#",
+        "(",
+        "{",
+        2**70,
+    ]
+)
+WORDS = """
+    vhost timezone queues exchanges tests name type delivery carrier unmatched arguments bindings queue exchange
+    routing_key publish at expect headers properties body_size outcome x-match x-order x-goto-ontrue x-addq-ontrue
+    max-payload-size alternate-exchange a x-?rkta x-?dture x-addqre-onfalse x-?hkx x-
+"""
+KEYS = st.sampled_from([*WORDS.split(), "x-?hkv= a", "x-?hkvre a", "x-?pr> priority"])
+TREES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5), max_leaves=25
+)
+BINDINGS = st.lists(
+    st.fixed_dictionaries(
+        {"queue": st.sampled_from("abc")}, optional={"arguments": st.dictionaries(KEYS, TREES, max_size=4)}
+    ),
+    max_size=4,
+)
+FILES = st.dictionaries(KEYS, TREES, max_size=6) | st.fixed_dictionaries(
+    {"exchanges": st.lists(st.fixed_dictionaries({"name": st.sampled_from("ef"), "bindings": BINDINGS}), max_size=2)},
+    optional={"tests": TREES, "queues": TREES},
+)
+
+
+@given(FILES)
+def test_any_file_gives_rules_that_can_be_asked_or_faults_with_their_lines(file: object) -> None:
+    text = yaml.safe_dump(file, allow_unicode=True).encode()
+    noted = Faults()
+    with contextlib.suppress(ConfigErrors):
+        compile_rules([("f.yaml", text)], noted).failures()
+    assert all(error.line > 0 for error in noted.errors)
 
 
 def decided(loaded: LoadedRules, exchange: bytes, key: bytes = b"", vhost: str = "/") -> tuple[bytes, ...]:

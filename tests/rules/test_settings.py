@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.errors import ConfigErrors
+from proxy.rules.declaration import entries
+from proxy.rules.faults import Faults
 from proxy.rules.kinds import Address
-from proxy.rules.settings import Listener, Settings, load_settings
+from proxy.rules.settings import Listener, Settings, load_settings, parse_settings
+
+KEYS = st.sampled_from([part for entry in entries(Settings()) for part in entry.path.replace("[]", "").split(".")])
+SCALARS = st.sampled_from(["a:1", "5s", "", 5, -1, 1.5, True, None, "json", "http://a", "password_env"])
+TREES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=20
+)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -175,3 +187,14 @@ def test_a_way_to_give_the_password_that_is_null_is_not_given(tmp_path: Path) ->
 def test_a_password_that_is_kept_elsewhere_can_be_left_out_of_a_check(tmp_path: Path, way: str) -> None:
     found = load_settings(write(tmp_path, f"upstream: {{control: {{{way}}}}}"), {}, secrets_required=False)[1]
     assert len(found) == 1
+
+
+@given(
+    st.dictionaries(KEYS, TREES, max_size=6), st.dictionaries(KEYS.map(str.upper), st.text('ab:[]{}" 5s', max_size=8))
+)
+def test_any_file_and_environment_give_settings_or_faults(file: object, environ: dict[str, str]) -> None:
+    faults = Faults()
+    variables = {f"OXPROXY_{name}": value for name, value in environ.items()}
+    with contextlib.suppress(ConfigErrors):
+        parse_settings(yaml.safe_dump(file).encode(), Path("f.yaml"), variables, faults)
+    assert all(str(error) for error in faults.errors)
