@@ -9,10 +9,8 @@ RabbitMQ's guide on channels.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn, cast
-from urllib.parse import quote
+from collections.abc import Coroutine, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import aiormq
 from aiormq.exceptions import (
@@ -23,17 +21,12 @@ from aiormq.exceptions import (
     ChannelLockedResource,
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
-    ConnectionClosed,
-    InvalidFrameError,
-    ProbableAuthenticationError,
 )
 
 from proxy.broker.declarations import Method
+from proxy.broker.login import LoggedIn, cause_of, log_in
 from proxy.broker.settings import ControlSettings
 from proxy.errors import Failure, UpstreamError
-
-# Whatever it warns of reaches us as an exception as well, and is logged with its virtual host by whoever handles it.
-logging.getLogger("aiormq").setLevel(logging.CRITICAL)
 
 #: Channels for single methods, so that a client's declare never waits behind thousands of bulk bindings.
 _SINGLES = 8
@@ -41,6 +34,8 @@ _SINGLES = 8
 _KEPT_IDLE = 8
 #: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; the number has 16 bits.
 _NO_LIMIT = 65535
+
+T = TypeVar("T")
 
 _CODES: dict[type[BaseException], int] = {
     ChannelAccessRefused: 403,
@@ -64,11 +59,13 @@ class ControlConnection:
         """Prepare; `connect` opens it."""
         self._settings = settings
         self._vhost = vhost
-        self._connection: aiormq.Connection | None = None
+        self._connection: LoggedIn | None = None
         self._idle: list[aiormq.Channel] = []
         self._singles = asyncio.Semaphore(_SINGLES)
         self._bulk = asyncio.Semaphore(1)
         self._lanes = 1
+        self._channel_max = 1
+        self._last_number = 0
 
     @property
     def connected(self) -> bool:
@@ -86,7 +83,7 @@ class ControlConnection:
         failures: list[str] = []
         for host, port in self._settings.hosts:
             try:
-                self._connection = await self._open(host, port)
+                self._connection = await log_in(self._settings, self._vhost, host, port)
             except UpstreamError as error:
                 if error.failure is Failure.REFUSED:
                     raise
@@ -111,11 +108,15 @@ class ControlConnection:
         Raises:
             UpstreamError: no connection, or no answer in time.
         """
-        async with self._singles:
-            channel = await self._channel()
-            refusal = await self._rpc(channel, method)
-            self._idle.append(channel)
-            return refusal
+
+        async def once() -> Refusal | None:
+            async with self._singles:
+                channel = await self._channel()
+                refusal = await self._rpc(channel, method)
+                self._idle.append(channel)
+                return refusal
+
+        return await self._while_open(once())
 
     async def call_all(self, methods: Sequence[Method]) -> list[Refusal | None]:
         """Do many methods, in no particular order.
@@ -136,12 +137,15 @@ class ControlConnection:
                     refusals[index] = await self._rpc(channel, method)
                     self._idle.append(channel)
 
-        lanes = min(self._lanes, len(methods))
-        outcomes = await asyncio.gather(*(lane() for _ in range(lanes)), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        await self._trim()
+        async def lanes() -> None:
+            count = min(self._lanes, len(methods))
+            outcomes = await asyncio.gather(*(lane() for _ in range(count)), return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            await self._trim()
+
+        await self._while_open(lanes())
         return refusals
 
     async def close(self) -> None:
@@ -156,65 +160,58 @@ class ControlConnection:
         except (AMQPError, OSError, TimeoutError):
             return
 
-    async def _open(self, host: str, port: int) -> aiormq.Connection:
-        settings = self._settings
-        place = f"{host}:{port}"
-        connection = self._prepared(host, port)
-        try:
-            async with asyncio.timeout(settings.deadline_seconds):
-                await connection.connect()
-        except TimeoutError as error:
-            text = f"{place} did not answer within {settings.deadline_seconds:g} s"
-            raise UpstreamError(Failure.TIMEOUT, text) from error
-        except (ProbableAuthenticationError, ConnectionClosed) as error:
-            text = f"{place} refused user {settings.username!r} in vhost {self._vhost!r}: {error.args[-1]}"
-            raise UpstreamError(Failure.REFUSED, text) from error
-        except InvalidFrameError as error:
-            # aiormq does not show the Connection.Close that answers Connection.Open, only that it was one.
-            text = f"{place} refused vhost {self._vhost!r}: it does not exist, or {settings.username!r} may not use it"
-            raise UpstreamError(Failure.REFUSED, text) from error
-        except (AMQPError, OSError) as error:
-            raise UpstreamError(Failure.UNAVAILABLE, f"{place}: {_cause(error)}") from error
-        return connection
+    async def _while_open(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something that needs the connection, and end it with the connection.
 
-    def _prepared(self, host: str, port: int) -> aiormq.Connection:
-        settings = self._settings
-        scheme = "amqp" if settings.ssl_context is None else "amqps"
-        user, password = quote(settings.username, safe=""), quote(settings.password, safe="")
-        name = f"[{host}]" if ":" in host else host
-        # Any: handed on to asyncio.open_connection, whose other arguments have other types.
-        tls: dict[str, Any] = (
-            {"server_hostname": settings.server_name} if settings.ssl_context and settings.server_name else {}
-        )
-        connection = aiormq.Connection(
-            f"{scheme}://{user}:{password}@{name}:{port}/?heartbeat={settings.heartbeat_seconds}",
-            context=settings.ssl_context,
-            client_properties={"connection_name": settings.connection_name, "product": "oxproxy"},
-            **tls,
-        )
-        connection.vhost = self._vhost
-        return connection
+        aiormq now and then leaves a call waiting whose connection closes in the same moment.
+        """
+        if self._connection is None or self._connection.is_closed:
+            work.close()
+            self._unavailable("not connected")
+        closing = self._connection.closing
+        doing = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((doing, closing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closing.cancel()
+            if not doing.done():
+                doing.cancel()
+                await asyncio.gather(doing, return_exceptions=True)
+        if doing.cancelled():
+            self._unavailable("connection closed")
+        return doing.result()
 
     def _make_room(self, channel_max: int) -> None:
-        self._lanes = max(1, min(self._settings.lanes, channel_max - _SINGLES))
+        self._channel_max = channel_max
+        self._lanes = max(1, min(self._settings.lanes, channel_max // 4))
         self._bulk = asyncio.Semaphore(self._lanes)
+        self._singles = asyncio.Semaphore(max(1, min(_SINGLES, channel_max // 4)))
 
     async def _channel(self) -> aiormq.Channel:
         while self._idle:
             channel = self._idle.pop()
             if not channel.is_closed:
                 return channel
-        if self._connection is None or self._connection.is_closed:
-            self._unavailable("not connected")
+        if self._connection is None:
+            self._unavailable("connection closed")
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
-                return cast(aiormq.Channel, await self._connection.channel(publisher_confirms=False))
+                number = self._number(self._connection)
+                return cast(aiormq.Channel, await self._connection.channel(number, publisher_confirms=False))
         except TimeoutError as error:
             raise UpstreamError(Failure.TIMEOUT, f"vhost {self._vhost!r}: no channel in time") from error
         except asyncio.CancelledError as error:
             self._cancelled(error)
         except Exception as error:  # noqa: BLE001 - as in `_rpc`
-            self._unavailable(_cause(error), error)
+            self._unavailable(cause_of(error), error)
+
+    def _number(self, connection: LoggedIn) -> int:
+        # Round and round: aiormq would take the number of a refused channel again before its close-ok is written.
+        for _ in range(self._channel_max):
+            self._last_number = self._last_number % self._channel_max + 1
+            if self._last_number not in connection.channels:
+                return self._last_number
+        self._unavailable(f"all {self._channel_max} channels are in use")
 
     async def _rpc(self, channel: aiormq.Channel, method: Method) -> Refusal | None:
         try:
@@ -229,7 +226,10 @@ class ControlConnection:
                 self._unavailable("connection closed", error)
             return Refusal(code, str(error.args[-1]))
         except Exception as error:  # noqa: BLE001 - aiormq ends what waits on a closing connection with a bare one
-            self._unavailable(_cause(error), error)
+            self._unavailable(cause_of(error), error)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError  # swallowed by the wait_for of Python 3.11 when the answer came just then
         return None
 
     def _cancelled(self, error: asyncio.CancelledError) -> NoReturn:
@@ -250,8 +250,3 @@ class ControlConnection:
                     await channel.close(timeout=self._settings.deadline_seconds)
                 except (AMQPError, ChannelInvalidStateError, OSError, TimeoutError):
                     continue
-
-
-def _cause(error: BaseException) -> str:
-    text = str(error.args[-1]) if error.args else ""
-    return text or type(error).__name__

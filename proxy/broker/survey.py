@@ -58,6 +58,8 @@ class Survey:
         self._failed: list[str] = []
         #: Bindings of carriers that are not ours, by carrier.
         self.foreign: dict[bytes, list[BindingInfo]] = {}
+        #: Carrier and destination of tokens that stand and must not be relied on any more.
+        self.leaving: set[tuple[bytes, Destination]] = set()
         #: Why listings failed at the last look; empty when all went well.
         self.failures: tuple[str, ...] = ()
 
@@ -107,7 +109,8 @@ class Survey:
                 except UpstreamError as error:
                     self._failed.append(str(error))
                     continue
-                standing = tokens_bound(bindings)
+                leaving = {one for carrier, one in self.leaving if carrier == exchange.carrier}
+                standing = tokens_bound(bindings) - (leaving - before)
                 gone = before - exchange.bound
                 added = exchange.bound - before
                 exchange.bound.clear()

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.amqp.vhost import Destination, OwnedExchange, VhostState
+from proxy.broker.changeover import Retirement
 from proxy.broker.inventory import Inventory
 from proxy.broker.needs import WantedQueue
 from proxy.broker.settings import ControlSettings
-from proxy.broker.vhost_topology import Retirement, VhostTopology
+from proxy.broker.vhost_topology import VhostTopology
 from proxy.routing.router import Router
 
 

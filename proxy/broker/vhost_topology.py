@@ -11,14 +11,14 @@ import asyncio
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import structlog
 
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.broker.changeover import Retirement, carry_over, is_bound, retirement_of
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarations import unnameable
-from proxy.broker.declarer import Declarer, Token
+from proxy.broker.declarer import Declarer
 from proxy.broker.demand import Demand
 from proxy.broker.inventory import Inventory
 from proxy.broker.needs import Needs, WantedQueue, needs_of
@@ -30,13 +30,6 @@ from proxy.errors import UpstreamError
 from proxy.routing.router import Router
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Retirement:
-    """Tokens that stand and that new rules do not need."""
-
-    tokens: tuple[Token, ...]
 
 
 class VhostTopology:
@@ -242,41 +235,31 @@ class VhostTopology:
             UpstreamError: REFUSED for conflicts, else the broker can't be reached. Nothing is swapped then.
         """
         async with self._look:
-            by_carrier = {exchange.carrier: exchange for exchange in self._needs.carriers}
-            for exchange in exchanges.values():
-                if exchange.delivery is Delivery.CARRIER and exchange.carrier in by_carrier:
-                    exchange.bound |= by_carrier[exchange.carrier].bound
-            needs = needs_of(exchanges, router)
-            await self._repair.thorough(needs, queues)
+            old = self._needs
+            carry_over(old, exchanges)
+            new = needs_of(exchanges, router)
+            await self._repair.thorough(new, queues)
             self.survey.finish()
             self._queues = tuple(queues)
-        new = {exchange.carrier: exchange for exchange in needs.carriers}
-        return Retirement(
-            tuple(
-                (exchange, destination)
-                for exchange in by_carrier.values()
-                for destination in self._needs.of(exchange)
-                if exchange.carrier not in new or destination not in needs.of(new[exchange.carrier])
-            )
-        )
+        return retirement_of(old, new)
 
     async def retire(self, retirement: Retirement) -> None:
         """Unbind what the rules before the last swap needed, once publishes decided by them have gone."""
-        self.recompute()
-        current = {exchange.carrier: exchange for exchange in self._needs.carriers}
-
-        def needed(token: Token) -> bool:
-            exchange, destination = token
-            now = current.get(exchange.carrier)
-            return now is not None and destination in now.bound
-
-        for exchange, destination in retirement.tokens:
-            now = current.get(exchange.carrier)
-            if now is not None and destination not in self._needs.of(now):
-                now.bound.discard(destination)
-        self.state.changed()
+        self.release(retirement)
         await asyncio.sleep(self._settings.grace_seconds)
-        await self._declarer.unbind(retirement.tokens, needed)
+        await self.unbind(retirement)
+
+    def release(self, retirement: Retirement) -> None:
+        """Begin to retire: relays ask again before they use these tokens."""
+        self.recompute()
+        self.survey.leaving |= retirement.released(self._needs)
+        self.state.changed()
+
+    async def unbind(self, retirement: Retirement) -> None:
+        """End what `release` began; a token that was asked for meanwhile stays."""
+        self.survey.leaving.clear()
+        needs = self._needs
+        await self._declarer.unbind(retirement.tokens, lambda token: is_bound(needs, token))
 
     async def close(self) -> None:
         """End everything; what is declared stays."""

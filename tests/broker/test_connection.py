@@ -42,7 +42,7 @@ async def test_one_refusal_among_many_disturbs_no_other(connection: ControlConne
 
 
 async def test_refusals_alone_disturb_nobody_either(connection: ControlConnection) -> None:
-    refusals = await connection.call_all([find(("queue", b"q%d" % number)) for number in range(100)])
+    refusals = await connection.call_all([find(("queue", b"q%d" % number)) for number in range(300)])
     assert {refusal.code for refusal in refusals if refusal is not None} == {404}
     assert await connection.call(declare_queue(b"q")) is None
 
@@ -88,49 +88,6 @@ async def test_nobody_there_is_unavailable() -> None:
     assert "hush" not in str(caught.value)
 
 
-async def test_silence_ends_at_the_deadline() -> None:
-    done = asyncio.Event()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await done.wait()
-        writer.close()
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    opened = ControlConnection(settings(Broker("127.0.0.1", port, "http://127.0.0.1"), deadline_seconds=0.05), "/")
-    with pytest.raises(UpstreamError) as caught:
-        await opened.connect()
-    done.set()
-    server.close()
-    await server.wait_closed()
-    assert caught.value.failure is Failure.UNAVAILABLE
-    assert "0.05 s" in caught.value.message
-
-
-@pytest.mark.parametrize(("password", "where"), [("hush", None), (None, "nowhere")])
-async def test_a_wrong_password_or_virtual_host_is_refused(
-    broker: Broker, vhost: str, password: str | None, where: str | None
-) -> None:
-    opened = ControlConnection(settings(broker, password=password or broker.password), where or vhost)
-    with pytest.raises(UpstreamError) as caught:
-        await opened.connect()
-    assert caught.value.failure is Failure.REFUSED
-    assert "hush" not in str(caught.value)
-
-
-async def test_a_virtual_host_with_a_slash_is_reached(broker: Broker) -> None:
-    name = "test-a/b %2F"
-    broker.create_vhost(name)
-    try:
-        opened = ControlConnection(settings(broker), name)
-        await opened.connect()
-        assert await opened.call(declare_queue(b"q")) is None
-        assert Outside(broker, name).queue("q")["name"] == "q"
-        await opened.close()
-    finally:
-        broker.delete_vhost(name)
-
-
 async def test_a_lost_connection_is_noticed_and_can_be_made_again(
     connection: ControlConnection, broker: Broker, vhost: str
 ) -> None:
@@ -151,7 +108,7 @@ async def test_a_standing_connection_is_not_lost(connection: ControlConnection) 
 async def test_methods_under_way_end_with_the_connection(
     connection: ControlConnection, broker: Broker, vhost: str
 ) -> None:
-    many = asyncio.ensure_future(connection.call_all([declare_queue(b"q%d" % number) for number in range(5000)]))
+    many = asyncio.ensure_future(connection.call_all([declare_queue(b"q%d" % number) for number in range(1000)]))
     await connection.call(declare_queue(b"first"))
     await connection.close()
     with pytest.raises(UpstreamError) as caught:
@@ -160,7 +117,7 @@ async def test_methods_under_way_end_with_the_connection(
 
 
 async def test_a_cancelled_caller_is_cancelled(connection: ControlConnection) -> None:
-    many = asyncio.ensure_future(connection.call_all([declare_queue(b"q%d" % number) for number in range(5000)]))
+    many = asyncio.ensure_future(connection.call_all([declare_queue(b"q%d" % number) for number in range(1000)]))
     await connection.call(declare_queue(b"first"))
     many.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -1,14 +1,15 @@
-"""What the tests of the control plane share: rules without rules files, and looks at a broker from outside.
+"""What the tests of the control plane share: rules without a rules file, and looks at a broker from outside.
 
 It must not know how the control plane works; it uses blocking calls of the management API and pika.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import pika
 import pika.adapters.blocking_connection
@@ -17,24 +18,11 @@ import pika.exceptions
 from proxy.amqp.tokens import token
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.broker.settings import ControlSettings
-from proxy.routing.decision import Interest
+from proxy.routing.bindings import Binding
+from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.routing.values import Table
+from proxy.routing.values import Table, Value
 from tests.rabbitmq import Broker, quoted
-
-
-@dataclass
-class Rules:
-    """A router that names destinations and decides nothing."""
-
-    named: dict[bytes, set[Destination]] = field(default_factory=dict)
-    regex: bool = False
-
-    def destinations(self, exchange: bytes) -> frozenset[Destination]:
-        return frozenset(self.named[exchange])
-
-    def interest(self, exchange: bytes) -> Interest:
-        return Interest(queues=self.regex)
 
 
 @dataclass(frozen=True)
@@ -59,16 +47,40 @@ def owned(name: str, delivery: Delivery = Delivery.CARRIER, **more: Any) -> Owne
     return OwnedExchange(name.encode(), "x-open", delivery, **more)
 
 
-def router(named: Mapping[str, set[Destination]], regex: bool = False) -> Router:
-    return cast(Router, Rules({name.encode(): set(found) for name, found in named.items()}, regex))
+def router(named: Mapping[str, Iterable[Destination]], regex: bool = False) -> Router:
+    """Rules that send every message to each destination, and to every queue called like a letter where `regex`."""
+    arguments = ((b"x-addqre-ontrue", Value("S", b"^[a-z]$")),) if regex else ()
+    known = []
+    for name, destinations in named.items():
+        known.append(Exchange(name.encode(), "x-open"))
+        for kind, destination in destinations:
+            known[-1].bind(Binding(name.encode(), kind, destination, b"", arguments))
+    return Router(known)
 
 
-def state(vhost: str, named: Mapping[str, set[Destination]], *shaped: OwnedExchange, regex: bool = False) -> VhostState:
+class State(VhostState):
+    """A virtual host that can be waited for."""
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until the condition holds, looking whenever the state changes."""
+        self._change = asyncio.Event()
+        async with asyncio.timeout(30):
+            while not holds():
+                await self._change.wait()
+                self._change.clear()
+
+    def changed(self) -> None:
+        super().changed()
+        if hasattr(self, "_change"):
+            self._change.set()
+
+
+def state(vhost: str, named: Mapping[str, Iterable[Destination]], *shaped: OwnedExchange, regex: bool = False) -> State:
     """A virtual host whose exchanges name destinations; exchanges not among `shaped` are carried under their name."""
-    all_of_them = {exchange.name: exchange for exchange in shaped}
+    evaluated = {exchange.name: exchange for exchange in shaped}
     for name in named:
-        all_of_them.setdefault(name.encode(), owned(name))
-    return VhostState(vhost, router(named, regex), all_of_them)
+        evaluated.setdefault(name.encode(), owned(name))
+    return State(vhost, router(named, regex), evaluated)
 
 
 def settings(broker: Broker, **more: Any) -> ControlSettings:
@@ -99,6 +111,11 @@ class Outside:
             "arguments": {key.replace("_", "-"): value for key, value in arguments.items()},
         }
         self.broker.api("PUT", f"exchanges/{quoted(self.vhost)}/{quoted(name)}", body)
+
+    def make_queues(self, *names: str) -> None:
+        with self.channel() as channel:
+            for name in names:
+                channel.queue_declare(name, durable=True)
 
     def delete_exchange(self, name: str) -> None:
         self.broker.api("DELETE", f"exchanges/{quoted(self.vhost)}/{quoted(name)}")

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+import pytest
+
+from proxy.broker.connection import ControlConnection
+from proxy.broker.declarations import declare_queue
+from proxy.broker.login import log_in
+from proxy.errors import Failure, UpstreamError
+from tests.broker.world import Outside, settings
+from tests.private_broker import free_port
+from tests.rabbitmq import Broker
+
+
+async def failure(broker: Broker, vhost: str, **more: object) -> UpstreamError:
+    with pytest.raises(UpstreamError) as caught:
+        await log_in(settings(broker, **more), vhost, broker.host, broker.port)
+    assert "hush" not in str(caught.value)
+    return caught.value
+
+
+async def test_the_heartbeat_is_the_one_asked_for(broker: Broker, vhost: str) -> None:
+    opened = await log_in(settings(broker, heartbeat_seconds=7), vhost, broker.host, broker.port)
+    assert opened.connection_tune.heartbeat == 7
+    await opened.close()
+
+
+async def test_nobody_there_is_unavailable() -> None:
+    error = await failure(Broker("127.0.0.1", free_port(), "", password="hush"), "/")
+    assert error.failure is Failure.UNAVAILABLE
+
+
+async def test_silence_ends_at_the_deadline() -> None:
+    done = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await done.wait()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    error = await failure(Broker("127.0.0.1", port, ""), "/", deadline_seconds=0.05)
+    done.set()
+    server.close()
+    await server.wait_closed()
+    assert error.failure is Failure.TIMEOUT
+    assert "0.05 s" in error.message
+
+
+async def test_somebody_who_speaks_otherwise_is_unavailable() -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"AMQP\x00\x01\x00\x00")
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    error = await failure(Broker("127.0.0.1", server.sockets[0].getsockname()[1], ""), "/")
+    server.close()
+    await server.wait_closed()
+    assert error.failure is Failure.UNAVAILABLE
+
+
+async def test_a_listener_without_tls_is_unavailable_over_tls(broker: Broker) -> None:
+    context = ssl.create_default_context()
+    error = await failure(broker, "/", ssl_context=context, server_name="broker.example")
+    assert error.failure is Failure.UNAVAILABLE
+
+
+async def test_a_wrong_password_is_refused(broker: Broker, vhost: str) -> None:
+    error = await failure(broker, vhost, password="hush")
+    assert error.failure is Failure.REFUSED
+    assert "ACCESS_REFUSED" in error.message
+
+
+async def test_a_virtual_host_that_is_not_there_is_refused(broker: Broker) -> None:
+    error = await failure(broker, "nowhere")
+    assert error.failure is Failure.REFUSED
+    assert "nowhere" in error.message
+
+
+async def test_odd_names_and_passwords_are_quoted(broker: Broker) -> None:
+    name, user, password = "test-a/b %2F", "test user@:/", "p@ss:/ %2F?#ü"
+    broker.create_vhost(name)
+    broker.create_user(user, password)
+    broker.grant(user, name)
+    try:
+        connection = ControlConnection(settings(broker, username=user, password=password), name)
+        await connection.connect()
+        assert await connection.call(declare_queue(b"q")) is None
+        await connection.close()
+        assert Outside(broker, name).queue("q")["name"] == "q"
+    finally:
+        broker.delete_user(user)
+        broker.delete_vhost(name)

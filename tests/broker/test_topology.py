@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from proxy.broker.topology import Topology
+from proxy.errors import Failure, UpstreamError
+from tests.broker.world import Outside, Queue, owned, queues, router, settings, state
+from tests.private_broker import free_port
+from tests.rabbitmq import Broker
+
+
+@pytest.fixture
+def outside(broker: Broker, vhost: str) -> Outside:
+    return Outside(broker, vhost)
+
+
+@pytest.fixture
+def second(broker: Broker, vhost: str) -> Iterator[str]:
+    name = f"{vhost}-second"
+    broker.create_vhost(name)
+    yield name
+    broker.delete_vhost(name)
+
+
+@pytest.fixture
+async def closing() -> AsyncIterator[Callable[[Topology], Topology]]:
+    made: list[Topology] = []
+
+    def keep(topology: Topology) -> Topology:
+        made.append(topology)
+        return topology
+
+    yield keep
+    for topology in made:
+        await topology.close()
+
+
+Keep = Callable[[Topology], Topology]
+
+
+async def test_every_virtual_host_gets_what_its_rules_ask_for(
+    closing: Keep, broker: Broker, vhost: str, second: str
+) -> None:
+    states = {name: state(name, {"documents": queues("a")}) for name in (vhost, second)}
+    topology = closing(Topology(settings(broker), states, {vhost: [Queue(b"a")], second: [Queue(b"a")]}))
+    before = topology.ready
+    await topology.start()
+    assert (before, topology.ready) == (False, True)
+    assert Outside(broker, vhost).bound("documents") == Outside(broker, second).bound("documents") == queues("a")
+
+
+async def test_a_conflict_in_one_virtual_host_is_raised(closing: Keep, broker: Broker, vhost: str, second: str) -> None:
+    Outside(broker, second).make_exchange("documents", "fanout")
+    states = {name: state(name, {"documents": queues("a")}) for name in (vhost, second)}
+    topology = closing(Topology(settings(broker), states, {}))
+    with pytest.raises(UpstreamError) as caught:
+        await topology.start()
+    assert caught.value.failure is Failure.REFUSED
+    assert second in caught.value.message
+    assert not topology.ready
+
+
+async def test_a_broker_that_is_not_there_is_unavailable(closing: Keep) -> None:
+    nobody = Broker("127.0.0.1", free_port(), "http://127.0.0.1:1")
+    topology = closing(Topology(settings(nobody), {"/": state("/", {})}, {}))
+    with pytest.raises(UpstreamError) as caught:
+        await topology.start()
+    assert caught.value.failure is Failure.UNAVAILABLE
+
+
+async def test_running_goes_on_where_starting_failed(closing: Keep, broker: Broker, vhost: str) -> None:
+    known = state(vhost, {"documents": queues("a")})
+    topology = closing(Topology(settings(broker, refresh_seconds=0.02, retry_seconds=0.01), {vhost: known}, {}))
+    outside = Outside(broker, vhost)
+    outside.make_exchange("documents", "fanout")
+    with pytest.raises(UpstreamError):
+        await topology.start()
+    running = asyncio.ensure_future(topology.run())
+    outside.delete_exchange("documents")
+    await known.until(lambda: topology.ready)
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    assert outside.exchange("documents")["type"] == "direct"
+
+
+async def test_status_says_what_is_missing_and_what_is_foreign(closing: Keep, outside: Outside, vhost: str) -> None:
+    outside.make_queue("a")
+    topology = closing(Topology(settings(outside.broker), {vhost: state(vhost, {"documents": queues("a", "b")})}, {}))
+    await topology.start()
+    outside.bind("documents", "a", "by hand")
+    await topology.refresh(vhost)
+    [status] = topology.status()
+    assert (status.vhost, status.ready, status.connected, status.queues) == (vhost, True, True, 1)
+    assert status.missing == {"queue b": "does not exist"}
+    assert list(status.foreign) == ["documents"]
+    assert "by hand" in status.foreign["documents"][0]
+    assert status.conflicts == ()
+    assert status.inventory_failures == ()
+    assert status.refreshed_at is not None
+    assert topology.missing_count == 1
+    assert topology.foreign_count == 1
+
+
+async def test_the_relays_calls_reach_their_virtual_host(closing: Keep, outside: Outside, vhost: str) -> None:
+    known = state(vhost, {"documents": queues("a")})
+    topology = closing(Topology(settings(outside.broker), {vhost: known}, {}))
+    await topology.start()
+    outside.make_queues("a", "b")
+    assert topology.interested(vhost, b"a")
+    topology.queue_declared(vhost, b"b")
+    await topology.ensure_queue(vhost, b"a")
+    assert await topology.bind(vhost, b"documents", queues("b")) == queues("b")
+    assert outside.bound("documents") == queues("a", "b")
+    topology.queue_deleted(vhost, b"b")
+    assert known.exchanges[b"documents"].bound == queues("a")
+
+
+async def test_a_virtual_host_without_rules_is_nobodys_business(closing: Keep, broker: Broker) -> None:
+    topology = closing(Topology(settings(broker), {}, {}))
+    await topology.start()
+    topology.queue_declared("/", b"a")
+    topology.queue_deleted("/", b"a")
+    await topology.ensure_queue("/", b"a")
+    assert not topology.interested("/", b"a")
+    assert await topology.bind("/", b"x", queues("a")) == set()
+    assert topology.ready
+
+
+async def test_new_rules_are_prepared_swapped_and_the_old_retired(closing: Keep, outside: Outside, vhost: str) -> None:
+    outside.make_queues("a", "b")
+    known = state(vhost, {"documents": queues("a")})
+    topology = closing(Topology(settings(outside.broker, grace_seconds=0), {vhost: known}, {}))
+    await topology.start()
+    rules, evaluated = router({"documents": queues("b")}), {b"documents": owned("documents")}
+    retirement = await topology.prepare(vhost, evaluated, rules, [])
+    known.router, known.exchanges = rules, evaluated
+    topology.recompute(vhost)
+    assert topology.interested(vhost, b"b")
+    await topology.retire(vhost, retirement)
+    assert outside.bound("documents") == queues("b")

@@ -1,0 +1,625 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from proxy.amqp.tokens import token
+from proxy.amqp.vhost import Delivery
+from proxy.broker.declarations import declare_carrier
+from proxy.broker.inventory import Inventory
+from proxy.broker.vhost_topology import VhostTopology
+from proxy.errors import Failure, UpstreamError
+from tests.broker.world import (
+    Outside,
+    Queue,
+    State,
+    exchanges,
+    has,
+    owned,
+    queues,
+    router,
+    settings,
+    state,
+)
+from tests.rabbitmq import Broker
+
+Make = Callable[..., Awaitable[VhostTopology]]
+
+
+@pytest.fixture
+def outside(broker: Broker, vhost: str) -> Outside:
+    return Outside(broker, vhost)
+
+
+@pytest.fixture
+async def make(broker: Broker) -> AsyncIterator[Make]:
+    """Build a control plane for a state; connect it unless told otherwise; close it after the test."""
+    ending: list[Callable[[], Awaitable[None]]] = []
+
+    async def build(
+        known: State, *asked: Queue, connect: bool = True, inventory: bool = True, **more: Any
+    ) -> VhostTopology:
+        limits = settings(broker, **more)
+        listing = Inventory(limits, broker.management) if inventory else None
+        topology = VhostTopology(limits, known, asked, listing)
+        ending.append(topology.close)
+        if listing is not None:
+            ending.append(listing.close)
+        if connect:
+            await topology.connect()
+        return topology
+
+    yield build
+    for end in ending:
+        await end()
+
+
+@pytest.mark.parametrize("inventory", [True, False])
+async def test_what_the_rules_ask_for_is_declared(make: Make, outside: Outside, vhost: str, inventory: bool) -> None:
+    known = state(vhost, {"documents": queues("a", "b")}, owned("documents", alternate=b"amq.fanout"))
+    await make(known, Queue(b"a"), Queue(b"b"), inventory=inventory)
+    carrier = outside.exchange("documents")
+    assert [carrier[key] for key in ("type", "durable", "internal")] == ["direct", True, False]
+    assert carrier["arguments"] == {"x-open-exchange": True, "alternate-exchange": "amq.fanout"}
+    assert outside.queue("a")["durable"] is True
+    assert outside.bound("documents") == queues("a", "b")
+    assert known.exchanges[b"documents"].bound == queues("a", "b")
+    assert known.missing == {}
+
+
+@pytest.mark.parametrize("inventory", [True, False])
+async def test_a_queue_that_exists_is_taken_as_it_is(make: Make, outside: Outside, vhost: str, inventory: bool) -> None:
+    outside.make_queue("a", x_max_length=5)
+    known = state(vhost, {"documents": queues("a")})
+    await make(known, Queue(b"a"), inventory=inventory)
+    assert outside.queue("a")["arguments"] == {"x-max-length": 5}
+    assert outside.bound("documents") == queues("a")
+
+
+async def test_queues_and_exchanges_are_destinations_under_another_carrier_name(
+    make: Make, outside: Outside, vhost: str
+) -> None:
+    outside.make_queue("Käse ~ (1)")
+    known = state(
+        vhost,
+        {"legacy": queues("Käse ~ (1)") | exchanges("amq.topic")},
+        owned("legacy", carrier=b"legacy.oxproxy"),
+    )
+    await make(known)
+    assert outside.bound("legacy.oxproxy") == queues("Käse ~ (1)") | exchanges("amq.topic")
+
+
+async def test_three_thousand_destinations_are_all_bound(make: Make, outside: Outside, vhost: str) -> None:
+    # Exchanges: the broker makes them much faster than queues, and binding them is the same work.
+    names = [f"x{number}" for number in range(3000)]
+    known = state(vhost, {"documents": exchanges(*names)})
+    topology = await make(known)
+    assert len(known.missing) == 3000
+    await topology.connection.call_all([declare_carrier(owned(name)) for name in names])
+    await topology.refresh()
+    assert outside.bound("documents") == known.exchanges[b"documents"].bound == exchanges(*names)
+    assert known.missing == {}
+
+
+async def test_queue_delivery_declares_nothing_and_reports_what_is_missing(
+    make: Make, outside: Outside, vhost: str
+) -> None:
+    outside.make_queue("a")
+    before = outside.broker.api("GET", f"exchanges/{vhost}")
+    direct = owned("direct", Delivery.QUEUE, alternate=b"nowhere")
+    known = state(vhost, {"direct": queues("a", "b") | exchanges("amq.topic", "x")}, direct)
+    await make(known)
+    assert outside.broker.api("GET", f"exchanges/{vhost}") == before
+    assert direct.bound == set()
+    assert known.missing == {
+        ("queue", b"b"): "does not exist",
+        ("exchange", b"x"): "does not exist",
+        ("exchange", b"nowhere"): "alternate exchange of direct: does not exist",
+    }
+
+
+async def test_queue_delivery_finds_out_what_is_missing_without_the_management_api(
+    make: Make, outside: Outside, vhost: str
+) -> None:
+    outside.make_queue("a")
+    direct = owned("direct", Delivery.QUEUE)
+    known = state(vhost, {"direct": queues("a", "b") | exchanges("amq.topic", "x")}, direct)
+    with outside.channel() as channel:
+        channel.queue_declare("b", exclusive=True)  # exclusive is no obstacle to the default exchange
+        await make(known, inventory=False)
+    assert known.missing == {("exchange", b"x"): "does not exist"}
+
+
+@pytest.mark.parametrize("inventory", [True, False])
+async def test_a_missing_destination_is_reported_and_the_others_are_bound(
+    make: Make, outside: Outside, vhost: str, inventory: bool
+) -> None:
+    outside.make_queue("a")
+    known = state(vhost, {"documents": queues("a", "b") | exchanges("x") | {("queue", b"\xff")}})
+    with capture_logs() as events:
+        await make(known, inventory=inventory)
+    assert outside.bound("documents") == queues("a")
+    assert known.missing == {
+        ("queue", b"b"): "does not exist",
+        ("exchange", b"x"): "does not exist",
+        ("queue", b"\xff"): "the name is not UTF-8",
+    }
+    [event] = has(events, "destinations missing")
+    assert event["count"] == 3
+
+
+async def test_missing_destinations_are_logged_once_a_change(make: Make, outside: Outside, vhost: str) -> None:
+    known = state(vhost, {"documents": queues("a", "b")})
+    topology = await make(known)
+    with capture_logs() as events:
+        await topology.refresh()
+        await topology.refresh()
+    assert has(events, "destinations missing") == []
+    outside.make_queue("a")
+    with capture_logs() as events:
+        await topology.refresh()
+        await topology.refresh()
+    [event] = has(events, "destinations found")
+    assert event["destinations"] == ["queue a"]
+
+
+@pytest.mark.parametrize("inventory", [True, False])
+async def test_an_exclusive_queue_is_missing_with_that_reason(
+    make: Make, outside: Outside, vhost: str, inventory: bool
+) -> None:
+    known = state(vhost, {"documents": queues("mine", "ours")})
+    with outside.channel() as channel:
+        channel.queue_declare("mine", exclusive=True)
+        channel.queue_declare("ours")
+        topology = await make(known, inventory=inventory)
+        assert known.missing == {("queue", b"mine"): "exclusive queue of another connection"}
+        assert outside.bound("documents") == queues("ours")
+        # Its owner's connection binds it: that is believed, and seen where there is a listing.
+        channel.queue_bind("mine", "documents", token("queue", b"mine").decode())
+        known.exchanges[b"documents"].bound.add(("queue", b"mine"))
+        await topology.refresh()
+        assert known.missing == {}
+        assert known.exchanges[b"documents"].bound == queues("mine", "ours")
+
+
+@pytest.mark.parametrize("inventory", [True, False])
+async def test_a_queue_that_vanishes_and_comes_back_directly_on_the_broker_is_followed(
+    make: Make, outside: Outside, vhost: str, inventory: bool
+) -> None:
+    outside.make_queue("a")
+    known = state(vhost, {"documents": queues("a")})
+    topology = await make(known, inventory=inventory)
+    documents = known.exchanges[b"documents"]
+
+    outside.delete_queue("a")
+    epoch = known.epoch
+    await topology.refresh()
+    assert documents.bound == set()
+    assert known.missing == {("queue", b"a"): "does not exist"}
+    assert known.epoch > epoch
+
+    outside.make_queue("a")
+    epoch = known.epoch
+    await topology.refresh()
+    assert documents.bound == queues("a")
+    assert outside.bound("documents") == queues("a")
+    assert known.missing == {}
+    assert known.epoch > epoch
+
+
+@pytest.mark.parametrize("inventory", [True, False])
+async def test_a_queue_deleted_and_made_again_between_two_looks_is_bound_again(
+    make: Make, outside: Outside, vhost: str, inventory: bool
+) -> None:
+    outside.make_queue("a")
+    known = state(vhost, {"documents": queues("a")})
+    topology = await make(known, inventory=inventory)
+    outside.delete_queue("a")
+    outside.make_queue("a")
+    await topology.refresh()
+    assert outside.bound("documents") == queues("a")
+
+
+@pytest.mark.parametrize("inventory", [True, False])
+async def test_a_carrier_deleted_beside_us_is_declared_and_bound_again(
+    make: Make, outside: Outside, vhost: str, inventory: bool
+) -> None:
+    outside.make_queue("a")
+    topology = await make(state(vhost, {"documents": queues("a")}), inventory=inventory)
+    outside.delete_exchange("documents")
+    await topology.refresh()
+    assert outside.bound("documents") == queues("a")
+
+
+async def test_a_look_that_finds_nothing_new_changes_nothing(make: Make, outside: Outside, vhost: str) -> None:
+    outside.make_queue("a")
+    known = state(vhost, {"documents": queues("a", "b")}, regex=True)
+    topology = await make(known)
+    epoch, names = known.epoch, known.queues
+    await topology.refresh()
+    assert known.epoch == epoch
+    assert known.queues is names
+
+
+async def test_regex_routes_see_every_queue(make: Make, outside: Outside, vhost: str) -> None:
+    outside.make_queues("b", "a")
+    known = state(vhost, {"documents": queues("a")}, regex=True)
+    topology = await make(known)
+    assert list(known.queues.names) == [b"a", b"b"]
+    version, epoch = known.queues.version, known.epoch
+    outside.make_queue("c")
+    await topology.refresh()
+    assert list(known.queues.names) == [b"a", b"b", b"c"]
+    assert known.queues.version == version + 1
+    assert known.epoch > epoch
+
+
+async def test_without_the_management_api_regex_routes_see_the_rules_queues_and_what_passed_by(
+    make: Make, outside: Outside, vhost: str
+) -> None:
+    outside.make_queue("unknown")
+    known = state(vhost, {"documents": queues("a")}, regex=True)
+    topology = await make(known, Queue(b"a"), inventory=False)
+    topology.queue_declared(b"b")
+    await topology.refresh()
+    assert list(known.queues.names) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("kind", ["topic", "direct"])
+async def test_an_exchange_in_the_way_stops_the_load_and_names_both_ways_out(
+    make: Make, outside: Outside, vhost: str, kind: str
+) -> None:
+    outside.make_exchange("documents", kind)
+    topology = await make(state(vhost, {"documents": set(), "others": set()}), Queue(b"a"), connect=False)
+    with pytest.raises(UpstreamError) as caught:
+        await topology.connect()
+    assert caught.value.failure is Failure.REFUSED
+    assert "exchange documents exists" in caught.value.message
+    assert "carrier: NAME" in caught.value.message
+    assert "delivery: queue" in caught.value.message
+    assert not topology.ready
+    assert "others" not in {item["name"] for item in outside.broker.api("GET", f"exchanges/{vhost}")}
+
+
+async def test_without_the_management_api_the_broker_says_that_an_exchange_is_in_the_way(
+    make: Make, outside: Outside, vhost: str
+) -> None:
+    outside.make_exchange("documents", "topic")
+    topology = await make(state(vhost, {"documents": set()}), connect=False, inventory=False)
+    with pytest.raises(UpstreamError) as caught:
+        await topology.connect()
+    assert caught.value.failure is Failure.REFUSED
+    assert "inequivalent arg 'type'" in caught.value.message
+    assert "delivery: queue" in caught.value.message
+
+
+async def test_an_internal_exchange_can_not_be_a_destination_of_queue_delivery(
+    make: Make, outside: Outside, vhost: str
+) -> None:
+    outside.make_exchange("inner", "fanout", internal=True)
+    direct = owned("direct", Delivery.QUEUE)
+    topology = await make(state(vhost, {"direct": exchanges("inner")}, direct), connect=False)
+    with pytest.raises(UpstreamError, match="inner is internal"):
+        await topology.connect()
+
+
+async def test_a_carrier_replaced_beside_us_is_reported_and_the_rest_goes_on(
+    make: Make, outside: Outside, vhost: str
+) -> None:
+    known = state(vhost, {"documents": queues("a"), "others": queues("b")})
+    topology = await make(known)
+    outside.delete_exchange("documents")
+    outside.make_exchange("documents", "topic")
+    outside.make_queues("a", "b")
+    with capture_logs() as events:
+        await topology.refresh()
+        await topology.refresh()
+    assert outside.bindings("documents") == set()
+    assert outside.bound("others") == queues("b")
+    assert ("queue", b"a") in known.missing
+    assert len(has(events, "rules and broker contradict each other")) == 1
+    assert len(topology.conflicts) == 1
+
+
+@pytest.fixture
+def restricted(broker: Broker, vhost: str) -> Any:
+    """A control user that may do little: configure, write and read are given by name."""
+    broker.create_user(vhost, "hush", "monitoring")
+    yield lambda configure, write, read: broker.grant(vhost, vhost, configure, write, read)
+    broker.delete_user(vhost)
+
+
+@pytest.mark.parametrize("inventory", [True, False])
+async def test_a_carrier_that_may_not_be_declared_names_the_permission(
+    make: Make, vhost: str, restricted: Callable[[str, str, str], None], inventory: bool
+) -> None:
+    restricted("^none$", ".*", ".*")
+    known = state(vhost, {"documents": set()})
+    topology = await make(known, connect=False, inventory=inventory, username=vhost, password="hush")
+    with pytest.raises(UpstreamError) as caught:
+        await topology.connect()
+    assert caught.value.failure is Failure.REFUSED
+    assert "configure permission" in caught.value.message
+    assert "hush" not in caught.value.message
+
+
+@pytest.mark.parametrize("inventory", [True, False])
+async def test_a_destination_that_may_not_be_bound_is_missing_and_the_others_are_bound(
+    make: Make, outside: Outside, vhost: str, restricted: Callable[[str, str, str], None], inventory: bool
+) -> None:
+    outside.make_queues("a", "b")
+    restricted(".*", "^(a|documents)$", ".*")
+    known = state(vhost, {"documents": queues("a", "b")})
+    topology = await make(known, inventory=inventory, username=vhost, password="hush")
+    assert outside.bound("documents") == queues("a")
+    assert "write permission on this queue" in known.missing["queue", b"b"]
+    restricted(".*", ".*", ".*")
+    await topology.refresh()
+    assert outside.bound("documents") == queues("a", "b")
+
+
+async def test_one_bad_listing_does_not_stop_readiness(make: Make, outside: Outside, vhost: str) -> None:
+    # A foreign binding whose key has a ~ and that has arguments makes 3.10.8 answer 500 for this carrier.
+    outside.make_queue("a")
+    outside.make_exchange("documents", "direct", x_open_exchange=True)
+    with outside.channel() as channel:
+        channel.queue_bind("a", "documents", "odd~key", {"argument": 1})
+    known = state(vhost, {"documents": queues("a")})
+    with capture_logs() as events:
+        topology = await make(known)
+        await topology.refresh()
+    assert topology.ready
+    assert known.exchanges[b"documents"].bound == queues("a")
+    assert len(has(events, "inventory not complete")) == 1
+    assert len(topology.survey.failures) == 1
+
+
+async def test_a_management_api_that_is_down_does_not_stop_readiness(make: Make, outside: Outside, vhost: str) -> None:
+    outside.make_queue("a")
+    known = state(vhost, {"documents": queues("a", "b")})
+    topology = await make(known, connect=False, inventory=False)
+    topology.survey._inventory = Inventory(settings(outside.broker), "http://127.0.0.1:1")
+    await topology.connect()
+    await topology.survey._inventory.close()
+    assert topology.ready
+    assert outside.bound("documents") == queues("a")
+    assert known.missing == {("queue", b"b"): "does not exist"}
+
+
+async def test_a_declared_queue_has_its_tokens_when_ensure_returns(make: Make, outside: Outside, vhost: str) -> None:
+    known = state(vhost, {"first": queues("a"), "second": queues("a"), "third": set()}, regex=True)
+    topology = await make(known)
+    outside.make_queue("a")
+    assert topology.interested(b"a")
+    epoch = known.epoch
+    await topology.ensure_queue(b"a")
+    assert outside.bound("first") == outside.bound("second") == queues("a")
+    assert outside.bound("third") == set()
+    assert known.exchanges[b"first"].bound == queues("a")
+    assert known.missing == {}
+    assert list(known.queues.names) == [b"a"]
+    assert known.epoch > epoch
+
+
+async def test_a_queue_believed_bound_is_bound_again_when_it_is_declared(
+    make: Make, outside: Outside, vhost: str
+) -> None:
+    outside.make_queue("a")
+    topology = await make(state(vhost, {"documents": queues("a")}))
+    outside.delete_queue("a")
+    outside.make_queue("a")
+    await topology.ensure_queue(b"a")
+    assert outside.bound("documents") == queues("a")
+
+
+async def test_a_declared_queue_that_is_refused_is_missing_and_nothing_is_raised(
+    make: Make, outside: Outside, vhost: str
+) -> None:
+    known = state(vhost, {"documents": queues("a")})
+    topology = await make(known)
+    await topology.ensure_queue(b"a")  # in fact it is not there
+    assert known.missing == {("queue", b"a"): "does not exist"}
+    with outside.channel() as channel:
+        channel.queue_declare("a", exclusive=True)
+        await topology.ensure_queue(b"a")
+        assert known.missing == {("queue", b"a"): "exclusive queue of another connection"}
+
+
+async def test_ensuring_waits_for_the_connection_and_gives_up_at_the_deadline(make: Make, vhost: str) -> None:
+    known = state(vhost, {"documents": queues("a")})
+    topology = await make(known, connect=False, deadline_seconds=0.05)
+    with capture_logs() as events:
+        await topology.ensure_queue(b"a")
+    assert len(has(events, "queue declared but not bound yet")) == 1
+
+
+async def test_ensuring_goes_on_when_the_connection_is_there(make: Make, outside: Outside, vhost: str) -> None:
+    outside.make_queue("a")
+    known = state(vhost, {"documents": queues("a")})
+    topology = await make(known, connect=False)
+    ensured = asyncio.ensure_future(topology.ensure_queue(b"a"))
+    await topology.connect()
+    await ensured
+    assert outside.bound("documents") == queues("a")
+
+
+async def test_interest_in_a_queue(make: Make, outside: Outside, vhost: str) -> None:
+    outside.make_queue("demanded")
+    direct = owned("direct", Delivery.QUEUE)
+    known = state(vhost, {"documents": queues("a"), "direct": queues("b")}, direct)
+    topology = await make(known)
+    await topology.bind(b"documents", queues("demanded"))
+    assert [topology.interested(name) for name in (b"a", b"b", b"demanded", b"c")] == [True, True, True, False]
+    known.router = router({"documents": queues("a"), "direct": queues("b")}, regex=True)
+    topology.recompute()
+    assert topology.interested(b"c")
+
+
+async def test_a_queue_declared_through_us_is_known_at_once(make: Make, vhost: str) -> None:
+    direct = owned("direct", Delivery.QUEUE)
+    known = state(vhost, {"direct": queues("a")}, direct, regex=True)
+    topology = await make(known)
+    assert ("queue", b"a") in known.missing
+    epoch = known.epoch
+    topology.queue_declared(b"a")
+    assert known.missing == {}
+    assert list(known.queues.names) == [b"a"]
+    assert known.epoch > epoch
+
+
+async def test_a_declare_that_no_rule_cares_for_leaves_cached_answers_alone(make: Make, vhost: str) -> None:
+    known = state(vhost, {"documents": queues("a")})
+    topology = await make(known)
+    epoch = known.epoch
+    topology.queue_declared(b"reply-1")
+    topology.queue_deleted(b"reply-1")
+    assert known.epoch == epoch
+
+
+async def test_a_queue_deleted_through_us_is_forgotten_at_once(make: Make, outside: Outside, vhost: str) -> None:
+    outside.make_queues("a", "b")
+    known = state(vhost, {"documents": queues("a")}, regex=True)
+    topology = await make(known)
+    epoch = known.epoch
+    outside.delete_queue("a")
+    topology.queue_deleted(b"a")
+    assert known.exchanges[b"documents"].bound == set()
+    assert ("queue", b"a") in known.missing
+    assert list(known.queues.names) == [b"b"]
+    assert known.epoch > epoch
+
+
+async def test_binding_on_demand_where_nothing_is_bound(make: Make, outside: Outside, vhost: str) -> None:
+    direct = owned("direct", Delivery.QUEUE)
+    topology = await make(state(vhost, {"direct": set()}, direct))
+    assert await topology.bind(b"direct", queues("a")) == queues("a")
+    assert await topology.bind(b"nowhere", queues("a")) == set()
+
+
+async def test_new_rules_are_bound_before_the_swap_and_old_tokens_go_after_it(
+    make: Make, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a", "b", "c", "extra")
+    known = state(vhost, {"documents": queues("a", "b"), "dropped": queues("a")})
+    topology = await make(known, grace_seconds=0)
+    await topology.bind(b"documents", queues("extra"))
+
+    rules = router({"documents": queues("b", "c"), "fresh": queues("d")})
+    evaluated = {b"documents": owned("documents"), b"fresh": owned("fresh")}
+    retirement = await topology.prepare(evaluated, rules, [Queue(b"d")])
+    assert outside.bound("documents") == queues("a", "b", "c", "extra")
+    assert outside.bound("fresh") == queues("d")
+    assert evaluated[b"documents"].bound == queues("a", "b", "c", "extra")
+
+    known.exchanges, known.router = evaluated, rules
+    epoch = known.epoch
+    await topology.retire(retirement)
+    assert outside.bound("documents") == queues("b", "c", "extra")
+    assert outside.bound("dropped") == set()
+    assert evaluated[b"documents"].bound == queues("b", "c", "extra")
+    assert known.epoch > epoch
+
+
+async def test_a_look_in_the_grace_period_does_not_bring_a_token_back(make: Make, outside: Outside, vhost: str) -> None:
+    outside.make_queues("a", "b", "c")
+    known = state(vhost, {"documents": queues("a", "b")})
+    topology = await make(known)
+    rules, evaluated = router({"documents": queues("c")}), {b"documents": owned("documents")}
+    retirement = await topology.prepare(evaluated, rules, [])
+    known.exchanges, known.router = evaluated, rules
+    topology.release(retirement)
+    await topology.bind(b"documents", queues("b"))  # a producer asks for what rules named before
+    await topology.refresh()
+    assert evaluated[b"documents"].bound == queues("b", "c")
+    await topology.unbind(retirement)
+    assert outside.bound("documents") == queues("b", "c")
+    await topology.refresh()
+    assert evaluated[b"documents"].bound == queues("b", "c")
+
+
+async def test_new_rules_that_meet_a_conflict_change_nothing(make: Make, outside: Outside, vhost: str) -> None:
+    outside.make_queue("a")
+    outside.make_exchange("legacy", "fanout")
+    known = state(vhost, {"documents": queues("a")})
+    topology = await make(known)
+    evaluated = {b"documents": owned("documents"), b"legacy": owned("legacy")}
+    with pytest.raises(UpstreamError, match="legacy"):
+        await topology.prepare(evaluated, router({"documents": queues("a"), "legacy": set()}), [])
+    await topology.refresh()
+    assert topology.conflicts == ()
+    assert known.exchanges[b"documents"].bound == queues("a")
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Callable[[VhostTopology], None]]:
+    tasks: list[asyncio.Task[None]] = []
+    yield lambda topology: tasks.append(asyncio.ensure_future(topology.run()))
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_a_running_control_plane_looks_again_and_again(
+    make: Make, outside: Outside, vhost: str, running: Callable[[VhostTopology], None]
+) -> None:
+    known = state(vhost, {"documents": queues("a")})
+    topology = await make(known, connect=False, refresh_seconds=0.02)
+    running(topology)
+    await known.until(lambda: ("queue", b"a") in known.missing)
+    outside.make_queue("a")
+    await known.until(lambda: known.missing == {})
+    assert outside.bound("documents") == queues("a")
+
+
+async def test_after_a_lost_connection_everything_is_made_again(
+    make: Make, outside: Outside, vhost: str, running: Callable[[VhostTopology], None]
+) -> None:
+    known = state(vhost, {"documents": queues("a")})
+    topology = await make(
+        known, Queue(b"a"), connect=False, refresh_seconds=60, retry_seconds=0.01, retry_limit_seconds=0.1
+    )
+    with capture_logs() as events:
+        running(topology)
+        await known.until(lambda: topology.ready)
+        outside.broker.delete_vhost(vhost)
+        assert await topology.connection.wait_lost(30)
+        known.exchanges[b"documents"].bound.clear()
+        outside.broker.create_vhost(vhost)
+        await known.until(lambda: known.exchanges[b"documents"].bound == queues("a"))
+    assert outside.bound("documents") == queues("a")
+    assert len(has(events, "control connection lost")) == 1
+    assert len(has(events, "control connection failed")) <= 3
+
+
+async def test_a_broker_that_is_not_there_is_logged_once_and_tried_again(
+    make: Make, vhost: str, running: Callable[[VhostTopology], None]
+) -> None:
+    attempts = asyncio.Event()
+
+    topology = await make(
+        state(vhost, {}), connect=False, retry_seconds=0.001, retry_limit_seconds=0.001, password="hush"
+    )
+    count = 0
+    connect = topology.connection.connect
+
+    async def counting() -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            attempts.set()
+        await connect()
+
+    topology.connection.connect = counting  # type: ignore[method-assign]
+    with capture_logs() as events:
+        running(topology)
+        async with asyncio.timeout(30):
+            await attempts.wait()
+    [event] = has(events, "control connection failed")
+    assert "hush" not in str(event)
+    assert not topology.connected
