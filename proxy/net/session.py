@@ -15,7 +15,7 @@ import structlog
 
 from proxy.amqp.conversation import BindDestinations, EnsureQueue, Limits, Phase, Request
 from proxy.amqp.counters import Counters
-from proxy.amqp.handshake import Handshake, HandshakeLimits, HandshakeState
+from proxy.amqp.handshake import Handshake, HandshakeLimits, HandshakeState, Side
 from proxy.amqp.relay import Relay
 from proxy.errors import Failure, UpstreamError
 from proxy.net.link import Link
@@ -101,10 +101,19 @@ class Session:
         self._deadline = self._loop.call_later(limits.handshake_seconds, self._handshake_timeout)
 
     def _handshake_timeout(self) -> None:
-        if self.relay is None:
-            self._shared.counters.downstream.attempt("timeout")
-            self._log.info("handshake not finished in time", seconds=self._shared.limits.handshake_seconds)
+        handshake, limits = self._handshake, self._shared.limits
+        if handshake is None:
+            return
+        self._shared.counters.downstream.attempt("timeout")
+        side = handshake.waiting_for
+        self._log.info("handshake not finished in time", seconds=limits.handshake_seconds, waiting_for=side)
+        if side is not Side.UPSTREAM:
             self.abort()
+            return
+        text = f"no {handshake.state.value} within {limits.handshake_seconds:g} s"
+        handshake.upstream_lost(UpstreamError(Failure.TIMEOUT, text))
+        self._after_handshake()
+        self._deadline = self._loop.call_later(limits.close_seconds, self.abort)
 
     async def _connect(self) -> None:
         handshake = self._handshake
@@ -321,7 +330,6 @@ class Session:
         elif self._handshake is not None and self.producer.connected:
             self._handshake.upstream_lost(None)
             self._after_handshake()
-            self.producer.close()
         if not self.producer.connected:
             self._finish()
 
