@@ -23,6 +23,7 @@ LIMITS = frozenset({-47, -48, -53, -63})
 #: Groups in each other; Erlang's stack ends it at about as many.
 _NESTING_LIMIT = 1000
 _CONFIG_VERSION = 11
+_TABLES_BYTES = 1088
 _INFO_ALLOPTIONS = 0
 _INFO_FIRSTCODETYPE = 6
 _INFO_FRAMESIZE = 24
@@ -98,7 +99,7 @@ class Library:
             getattr(pcre2, f"pcre2_{name}_8").restype = ctypes.c_void_p
         pcre2.pcre2_code_free_8.argtypes = [ctypes.c_void_p]
         pcre2.pcre2_code_free_8.restype = None
-        self._tables = ctypes.create_string_buffer(latin1_tables(), 1088)
+        self._tables = ctypes.create_string_buffer(latin1_tables(), _TABLES_BYTES)
         self._compile_context = ctypes.c_void_p(pcre2.pcre2_compile_context_create_8(None))
         pcre2.pcre2_set_character_tables_8(self._compile_context, self._tables)
         pcre2.pcre2_set_parens_nest_limit_8(self._compile_context, ctypes.c_uint32(_NESTING_LIMIT))
@@ -149,6 +150,15 @@ class Library:
         self._pcre2.pcre2_set_depth_limit_8(context, ctypes.c_uint32(depth_limit))
         self._pcre2.pcre2_set_heap_limit_8(context, ctypes.c_uint32(heap_limit_kib))
         return context
+
+    def default_tables(self) -> bytes:
+        """The character tables that the library makes under the current locale, to compare the layout of ours with."""
+        make = self._pcre2.pcre2_maketables_8
+        make.restype = ctypes.c_void_p
+        tables = make(None)
+        copy = ctypes.string_at(tables, _TABLES_BYTES)
+        self._pcre2.pcre2_maketables_free_8(None, ctypes.c_void_p(tables))
+        return copy
 
     def is_anchored(self, code: ctypes.c_void_p) -> bool:
         """Whether a match can begin at the subject's start only."""

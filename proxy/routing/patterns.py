@@ -34,8 +34,11 @@ _LARGEST_LIMIT = 1 << 20
 _HEAP_KIB = 8 * 1024
 #: The same for the first attempt, whose heap is kept for the next search.
 _KEPT_HEAP_KIB = 1024
-#: Longer patterns are refused. PCRE compiles to 64 KiB at most, two bytes a literal character.
-_LONGEST_PATTERN = 65536
+#: Longer patterns are refused: reading one of this length takes some fifty milliseconds, and producers may send
+#: them. (PCRE 8 ends at 32,767 literal characters.)
+_LONGEST_PATTERN = 16384
+#: Longer ones have no second attempt, for the same reason.
+_LONGEST_CAREFUL = 4096
 #: Longer patterns are not kept in the cache, which would bound it in number only.
 _LONGEST_KEPT = 1024
 _BIT_LENGTHS = 64
@@ -51,7 +54,7 @@ def _decision_cost(said: Translation, frame_bytes: int, size: int) -> int:
 class _Code:
     """Compiled code that gives itself back."""
 
-    __slots__ = ("_free", "handle")
+    __slots__ = ("__weakref__", "_free", "handle")
 
     def __init__(self, pcre2: Library, text: bytes, options: int) -> None:
         compiled = pcre2.compile(text, options)
@@ -113,7 +116,7 @@ class Pattern:
         self._match = pcre2.match
         self._data = pcre2.match_data
         self._anchored = pcre2.is_anchored(self._handle)
-        self._whole = said.whole or said.verbs
+        self._whole = said.whole or said.verbs or len(source) > _LONGEST_CAREFUL
         self._contexts = _contexts(pcre2, said, pcre2.frame_bytes(self._handle), self._anchored)
         self._careful: _CarefulSearch | None = None
 

@@ -29,8 +29,7 @@ def _words(text: bytes) -> list[bytes]:
 
 def _run_matches(run: tuple[bytes, ...], words: list[bytes], start: int) -> bool:
     return all(
-        expected in (_ONE_WORD, word)
-        for expected, word in zip(run, words[start : start + len(run)], strict=True)
+        expected in (_ONE_WORD, word) for expected, word in zip(run, words[start : start + len(run)], strict=True)
     )
 
 
