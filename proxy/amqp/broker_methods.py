@@ -47,10 +47,13 @@ class BrokerMethods:
             methods.CONNECTION_BLOCKED: self._blocked,
             methods.CONNECTION_UNBLOCKED: self._unblocked,
         }
-        #: methods that are not copied through unseen; deliveries only where an address may have to be restored
-        self.looked_at = frozenset(self._channel) | frozenset(self._connection)
-        if not conversation.state.restores:
-            self.looked_at -= _WITH_CONTENT
+        self._everything = frozenset(self._channel) | frozenset(self._connection)
+        self._without_content = self._everything - _WITH_CONTENT
+
+    @property
+    def looked_at(self) -> frozenset[int]:
+        """Methods that are not copied through unseen; deliveries only where an address may have to be restored."""
+        return self._everything if self._conversation.state.restores else self._without_content
 
     def connection(self, frame: bytes) -> bool:
         """Take a method on channel 0; answer whether it goes to the producer as it came."""

@@ -20,7 +20,7 @@ from proxy.amqp.original import Address
 from proxy.amqp.outgoing import Copy, Outgoing, outgoing, refuse_reserved, table_entries
 from proxy.amqp.properties import decode_properties
 from proxy.amqp.tables import decode_table, decode_value, pick
-from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
+from proxy.amqp.vhost import OwnedExchange, VhostState
 from proxy.errors import ProtocolError
 from proxy.routing.decision import Facts
 
@@ -110,10 +110,9 @@ class ExchangePlan:
         self._traffic = plans.traffic
         self._timing = plans.timing
         self.interest = interest = plans.state.router.interest(owned.name)
-        moves = owned.delivery is Delivery.QUEUE or owned.carrier != owned.name or owned.alternate is not None
         #: The header table, and perhaps the key, are all there is to know.
         self._plain = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
-        self._by_key = interest.routing_key or moves
+        self._by_key = interest.routing_key or owned.moves
         #: Whether equal bytes get an equal answer as long as the state stays (no clock).
         self.repeatable = not interest.clock
         self._tables: dict[object, _Found] = {}

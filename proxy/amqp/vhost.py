@@ -6,11 +6,14 @@ plain attribute is the whole interface. Whoever changes something that a cached 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from proxy.routing.bindings import Binding
 from proxy.routing.decision import QueueNames
+from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.routing.values import Table
 
@@ -25,6 +28,40 @@ class Delivery(Enum):
     QUEUE = "queue"
 
 
+class Declared(NamedTuple):
+    """How a client declared an exchange.
+
+    Args:
+        durable: as declared.
+        auto_delete: as declared.
+        internal: as declared.
+        entries: raw entries of the client's argument table.
+        sequence: place in the order of declarations.
+    """
+
+    durable: bool
+    auto_delete: bool
+    internal: bool
+    entries: bytes
+    sequence: int
+
+
+class StoredBinding(NamedTuple):
+    """A binding that a client made.
+
+    Args:
+        binding: what routing knows; its `sequence` is ours.
+        entries: raw entries of the client's argument table.
+        key: storage key on the carrier.
+        sequences: of every copy on the broker (two sidecars can make one each); the lowest counts.
+    """
+
+    binding: Binding
+    entries: bytes
+    key: bytes
+    sequences: tuple[int, ...]
+
+
 @dataclass(slots=True, eq=False)
 class OwnedExchange:
     """An exchange that is evaluated here.
@@ -37,6 +74,8 @@ class OwnedExchange:
         unmatched_pass: what no binding routes goes to the broker's own exchange of that name.
         alternate: alternate exchange of the exchange.
         arguments: its arguments as declared (filters included).
+        declared: how a client declared it; None where a rules file did.
+        clients: bindings that clients made, by identity; those of rules files are known to the router alone.
         bound: destinations whose token binding on the carrier stands, as far as is known.
     """
 
@@ -47,7 +86,14 @@ class OwnedExchange:
     unmatched_pass: bool = False
     alternate: bytes | None = None
     arguments: Table = ()
+    declared: Declared | None = None
+    clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
     bound: set[Destination] = field(default_factory=set)
+
+    @property
+    def moves(self) -> bool:
+        """Whether publishes may leave under another exchange or key."""
+        return self.delivery is Delivery.QUEUE or self.carrier != self.name or self.alternate is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +107,8 @@ class VhostState:
         queues: queues that exist, for regex routes.
         missing: destinations that rules name and that can't be reached, with the reason. Bounded by its writer.
         epoch: grows with every change that makes cached answers stale.
+        carriers: names of the broker's exchanges that carry the exchanges evaluated here.
+        restores: whether publishes may leave under another address, so that originals have to be put back.
     """
 
     name: str
@@ -69,19 +117,12 @@ class VhostState:
     queues: QueueNames = field(default_factory=QueueNames)
     missing: dict[Destination, str] = field(default_factory=dict)
     epoch: int = 0
+    carriers: frozenset[bytes] = field(init=False)
+    restores: bool = field(init=False)
 
-    @property
-    def carriers(self) -> frozenset[bytes]:
-        """Names of the broker's exchanges that carry the exchanges evaluated here."""
-        return frozenset(owned.carrier for owned in self.carried())
-
-    @property
-    def restores(self) -> bool:
-        """Whether publishes may leave under another exchange or key, so that originals have to be put back."""
-        return any(
-            owned.delivery is Delivery.QUEUE or owned.carrier != owned.name or owned.alternate is not None
-            for owned in self.exchanges.values()
-        )
+    def __post_init__(self) -> None:
+        """Derive what is derived."""
+        self._derive()
 
     def carried(self) -> list[OwnedExchange]:
         """Give the exchanges that have a carrier on the broker."""
@@ -90,3 +131,51 @@ class VhostState:
     def changed(self) -> None:
         """Make every relay forget what it derived from this state."""
         self.epoch += 1
+
+    def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
+        """Evaluate one more exchange here."""
+        self.exchanges[owned.name] = owned
+        self.router.add(exchange)
+        self._derive()
+        self.changed()
+
+    def remove_exchange(self, name: bytes) -> None:
+        """An exchange is gone, with all its bindings."""
+        self.exchanges.pop(name, None)
+        self.router.remove(name)
+        self._derive()
+        self.changed()
+
+    def add_binding(self, stored: StoredBinding) -> bool:
+        """Add a client's binding to an exchange that is here; a second copy of one counts as the same.
+
+        Returns:
+            Whether it is new.
+        """
+        binding = stored.binding
+        owned, exchange = self.exchanges[binding.exchange], self.router.exchanges[binding.exchange]
+        known = owned.clients.get(binding.identity)
+        if known is not None:
+            together = tuple(sorted({*known.sequences, *stored.sequences}))
+            if together == known.sequences:
+                return False
+            if together[0] != known.sequences[0]:
+                exchange.unbind(binding)
+                exchange.bind(replace(binding, sequence=together[0]))
+            owned.clients[binding.identity] = known._replace(sequences=together)
+        else:
+            exchange.bind(binding)
+            owned.clients[binding.identity] = stored
+        self.changed()
+        return known is None
+
+    def remove_binding(self, stored: StoredBinding) -> None:
+        """A client's binding is gone."""
+        binding = stored.binding
+        if self.exchanges[binding.exchange].clients.pop(binding.identity, None) is not None:
+            self.router.exchanges[binding.exchange].unbind(binding)
+            self.changed()
+
+    def _derive(self) -> None:
+        self.carriers = frozenset(owned.carrier for owned in self.carried())
+        self.restores = any(owned.moves for owned in self.exchanges.values())

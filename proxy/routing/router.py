@@ -36,6 +36,16 @@ class Router:
         self.exchanges: Mapping[bytes, Exchange] = MappingProxyType(self._exchanges)
         self._reaches: dict[bytes, _Reach] = {}
 
+    def add(self, exchange: Exchange) -> None:
+        """Evaluate one more exchange here, or another in place of the one of that name."""
+        self._exchanges[exchange.name] = exchange
+        self._reaches.clear()
+
+    def remove(self, name: bytes) -> None:
+        """Evaluate an exchange no more; nothing happens where it is not here."""
+        self._exchanges.pop(name, None)
+        self._reaches.clear()
+
     def interest(self, exchange: bytes) -> Interest:
         """Which facts can change the decision for a message published to `exchange`."""
         return self._reach(exchange).interest
