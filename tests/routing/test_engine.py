@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.routing.bindings import QUEUE, Binding
+from proxy.routing.decision import Facts
+from proxy.routing.engine import route, route_traced
+from proxy.routing.exchange import Exchange
+from proxy.routing.message import Message
+from proxy.routing.trace import BindingStep
+from tests.routing.building import NOW, Plain, exchange, facts, message, queues, to_queue
+from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
+
+_TRUE = facts(headers={"a": 1})
+_FALSE = facts()
+
+
+def _at(order: int, name: str, entries: dict[str, Plain] | None = None) -> Binding:
+    return to_queue(name, {"x-order": order, **(entries or {})})
+
+
+def _asking(order: int, name: str, result: str, what: dict[str, Plain]) -> Binding:
+    """A binding that is true where the header `a` is there, and does something for one result."""
+    return _at(order, name, {"x-?hkex": "a", **{f"{key}-on{result}": plain for key, plain in what.items()}})
+
+
+def _visited(made: Exchange, seen: Facts) -> list[str]:
+    steps: list[BindingStep] = []
+    route_traced(made.entries, message(seen), [], steps)
+    return [step.binding.destination.decode() for step in steps]
+
+
+def test_bindings_are_visited_by_order_the_default_being_10000() -> None:
+    made = exchange(_at(10001, "d"), to_queue("c"), _at(9999, "b"), _at(100, "a"))
+    assert _visited(made, _FALSE) == ["a", "b", "c", "d"]
+
+
+def test_of_equal_orders_the_greater_sequence_comes_first() -> None:
+    made = exchange(to_queue("a", sequence=1), to_queue("b", sequence=3), to_queue("c", sequence=2))
+    assert _visited(made, _FALSE) == ["b", "c", "a"]
+
+
+def test_of_equal_sequences_the_later_one_comes_first() -> None:
+    made = exchange(to_queue("a"), to_queue("b"), to_queue("c"))
+    assert _visited(made, _FALSE) == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("result", "seen", "visited"),
+    [
+        ("true", _TRUE, ["1", "4", "5"]),
+        ("true", _FALSE, ["1", "2", "3", "4", "5"]),
+        ("false", _FALSE, ["1", "4", "5"]),
+        ("false", _TRUE, ["1", "2", "3", "4", "5"]),
+    ],
+)
+def test_goto_leaves_out_lower_orders(result: str, seen: Facts, visited: list[str]) -> None:
+    behind = [_at(200, "2"), _at(299, "3"), _at(300, "4"), _at(400, "5")]
+    assert _visited(exchange(_asking(100, "1", result, {"x-goto": 300}), *behind), seen) == visited
+
+
+@pytest.mark.parametrize(
+    ("target", "visited"),
+    [
+        (100, ["1", "2", "3"]),
+        (200, ["1", "2", "3"]),
+        (250, ["1", "3"]),
+        (300, ["1", "3"]),
+        (999_999, ["1"]),
+    ],
+)
+def test_goto_goes_to_the_next_order_that_is_not_lower_and_never_back(target: int, visited: list[str]) -> None:
+    made = exchange(_at(200, "2"), _at(200, "1", {"x-goto-ontrue": target}), _at(300, "3"))
+    assert _visited(made, _FALSE) == visited
+
+
+def test_goto_leaves_out_ties_only_of_lower_orders() -> None:
+    made = exchange(_at(300, "c"), _at(300, "b"), _at(200, "skipped"), _at(100, "a", {"x-goto-ontrue": 300}))
+    assert _visited(made, _FALSE) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("result", "seen", "visited"),
+    [("true", _TRUE, ["1"]), ("true", _FALSE, ["1", "2"]), ("false", _FALSE, ["1"]), ("false", _TRUE, ["1", "2"])],
+)
+def test_stop_ends_the_visits(result: str, seen: Facts, visited: list[str]) -> None:
+    made = exchange(_asking(100, "1", result, {"x-stop": ""}), _at(200, "2"))
+    assert _visited(made, seen) == visited
+
+
+def test_stop_wins_over_a_goto() -> None:
+    made = exchange(_at(100, "1", {"x-stop-ontrue": "", "x-goto-ontrue": 200}), _at(200, "2"))
+    assert _visited(made, _FALSE) == ["1"]
+
+
+def test_routes_of_a_binding_that_stops_come_first() -> None:
+    made = exchange(_at(100, "1", {"x-stop-ontrue": "", "x-addq-ontrue": "more"}), _at(200, "2"))
+    assert queues(made) == ["1", "more"]
+
+
+def test_named_deletion_takes_the_bindings_own_destination_and_a_later_one_adds_it_again() -> None:
+    first = _at(100, "q", {"x-delq-ontrue": "q"})
+    assert queues(exchange(first)) == []
+    assert queues(exchange(first, to_queue("q"))) == ["q"]
+
+
+def test_bindings_that_are_true_are_marked_in_order() -> None:
+    matched: list[tuple[bytes, str]] = []
+    made = exchange(_at(200, "b"), _at(100, "a"), _asking(150, "c", "true", {}))
+    route(made.entries, message(_FALSE), matched)
+    assert matched == [compiled.mark for _, compiled in made.entries if compiled.order != 150]
+
+
+_INVALID = facts(headers={"x-delqre-onfalse": "("})
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"x-msg-addq-ontrue": ""},
+        {"x-addqre-ontrue": "."},
+        {"x-delqre-onfalse": "."},
+        {"x-?hkex": "a", "x-msg-adde-ontrue": ""},
+    ],
+)
+def test_invalid_regex_of_the_producer_is_noticed_by_whoever_could_use_one(entries: dict[str, Plain]) -> None:
+    seen = message(_INVALID)
+    assert route(exchange(to_queue("q", entries)).entries, seen, []) is None
+    assert seen.producer.error == b"Invalid regex '('"
+
+
+@pytest.mark.parametrize("entries", [{}, {"x-addq-ontrue": "r"}, {"x-?hkex": "x-delqre-onfalse"}])
+def test_invalid_regex_of_the_producer_is_not_noticed_by_others(entries: dict[str, Plain]) -> None:
+    routed = route(exchange(to_queue("q", entries)).entries, message(_INVALID), [])
+    assert (QUEUE, b"q") in (routed or ())
+
+
+def test_invalid_regex_of_the_producer_is_not_noticed_behind_a_stop() -> None:
+    made = exchange(_at(100, "1", {"x-stop-ontrue": ""}), to_queue("q", {"x-msg-addq-ontrue": ""}))
+    assert queues(made, _INVALID) == ["1"]
+
+
+@given(bindings=BINDINGS["x-open"], seen=st.lists(messages, min_size=1, max_size=4))
+def test_explaining_changes_nothing(bindings: list[Binding], seen: list[Facts]) -> None:
+    made = Exchange(b"xo", "x-open")
+    bind_valid(made, bindings)
+    for each in seen:
+        runs = []
+        for traced in (False, True):
+            matched: list[tuple[bytes, str]] = []
+            of = Message(each, NOW, QUEUES, lambda count: count - 1)
+            routed = route_traced(made.entries, of, matched, []) if traced else route(made.entries, of, matched)
+            runs.append((routed, matched, of.limited, of.keep))
+        assert runs[0] == runs[1]
