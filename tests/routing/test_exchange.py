@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.errors import ProtocolError
+from proxy.routing.bindings import EXCHANGE, QUEUE
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
+from tests.routing.building import NOW, arguments, decide, exchange, facts, many, queues, to_exchange, to_queue
+from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
+
+
+def test_binding_that_is_there_already_changes_nothing() -> None:
+    made = exchange(to_queue("a"), to_queue("b"))
+    assert not made.bind(to_queue("a"))
+    assert [each.destination for each in made.bindings] == [b"a", b"b"]
+    assert [compiled.binding.destination for _, compiled in made.entries] == [b"b", b"a"]
+    assert made.changes == 2
+
+
+def test_binding_again_after_unbinding_comes_first_among_its_ties() -> None:
+    made = exchange(to_queue("a"), to_queue("b"))
+    assert made.unbind(to_queue("a"))
+    assert made.bind(to_queue("a"))
+    assert [compiled.binding.destination for _, compiled in made.entries] == [b"a", b"b"]
+
+
+def test_unbinding_needs_the_same_identity() -> None:
+    made = exchange(to_queue("q", {"a": 1}))
+    assert not made.unbind(to_queue("q"))
+    assert not made.unbind(to_queue("q", {"a": 1.0}))
+    assert made.unbind(replace(to_queue("q", {"a": 1}), id="another name", sequence=9))
+    assert list(made.bindings) == []
+
+
+def test_refused_binding_leaves_everything_as_it_was() -> None:
+    made = exchange(to_queue("q", {"a": 1}))
+    with pytest.raises(ProtocolError):
+        made.bind(to_queue("r", {"b": 1, "x-nope": ""}))
+    assert (made.changes, made.interest.headers) == (1, frozenset({b"a"}))
+    assert made.destinations == {(QUEUE, b"q")}
+
+
+def test_binding_of_no_name_is_known_by_its_hash() -> None:
+    made = exchange(replace(to_queue("a"), id="named"), to_queue("b"))
+    named, hashed = sorted(id for _, id in decide(made).matched)[::-1]
+    assert named == "named"
+    assert len(hashed) == 10
+    assert hashed == sorted(id for _, id in decide(exchange(to_queue("b"))).matched)[0]
+
+
+def test_destinations_are_named_as_long_as_a_binding_names_them() -> None:
+    routed = to_queue("q", {"x-addq-ontrue": many("r", "s"), "x-adde-onfalse": "e"})
+    made = exchange(routed, to_queue("r"), to_exchange("e"))
+    everything = {(QUEUE, b"q"), (QUEUE, b"r"), (QUEUE, b"s"), (EXCHANGE, b"e")}
+    assert made.destinations == everything
+    assert made.next_names == {b"e"}
+    made.unbind(routed)
+    assert made.destinations == {(QUEUE, b"r"), (EXCHANGE, b"e")}
+    made.unbind(to_exchange("e"))
+    assert made.destinations == {(QUEUE, b"r")}
+    assert made.next_names == set()
+
+
+def test_permission_to_add_exchanges_goes_with_its_last_binding() -> None:
+    first, second = to_queue("a", {"x-msg-adde-ontrue": ""}), to_queue("b", {"x-msg-adde-onfalse": ""})
+    made = exchange(first, second)
+    made.unbind(first)
+    assert made.lets_producer_add_exchanges
+    made.unbind(second)
+    assert not made.lets_producer_add_exchanges
+
+
+def test_filters_belong_to_open_exchanges() -> None:
+    limits = arguments({"max-payload-size": 10})
+    assert len(Exchange(b"xo", "x-open", limits).filters) == 1
+    assert Exchange(b"xo", "direct", limits).filters == ()
+    assert Exchange(b"xo", "direct", arguments({"max-payload-size": "x"})).filters == ()
+
+
+def test_unknown_type_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'x-delayed': expected one of x-open, fanout, direct, topic, headers"):
+        Exchange(b"xo", "x-delayed")
+
+
+@pytest.mark.parametrize("kind", BINDINGS)
+@given(data=st.data())
+def test_bindings_that_came_and_went_leave_no_trace(kind: str, data: st.DataObject) -> None:
+    """Bound and unbound one after another, or bound at once: the same exchange."""
+    grown = Exchange(b"xo", kind)
+    wanted = bind_valid(grown, data.draw(BINDINGS[kind]))
+    if wanted:
+        for binding in data.draw(st.lists(st.sampled_from(wanted), unique_by=lambda each: each.identity)):
+            assert grown.unbind(binding)
+            wanted.remove(binding)
+            if data.draw(st.booleans()):
+                assert grown.bind(binding)
+                wanted.append(binding)
+    fresh = Exchange(b"xo", kind)
+    assert bind_valid(fresh, wanted) == wanted
+    assert list(grown.bindings) == list(fresh.bindings) == wanted
+    assert grown.interest == fresh.interest
+    assert grown.destinations == fresh.destinations
+    for seen in data.draw(st.lists(messages, max_size=3)):
+        decisions = [
+            Router([each]).decide(b"xo", seen, NOW, QUEUES, lambda count: count - 1) for each in (grown, fresh)
+        ]
+        assert decisions[0] == decisions[1]
+
+
+@pytest.mark.parametrize(
+    ("headers", "key", "content_type", "reached"),
+    [
+        ({"document.type": "public"}, "", "", ["documents.public"]),
+        ({"document.type": "general"}, "", "", ["documents.public"]),
+        ({"document.type": "secret"}, "Document.Public.Report", "", ["documents.public"]),
+        ({}, "", "DOC-PUBlished", ["documents.public"]),
+        ({"document.type": "secret"}, "document", "public-doc", []),
+    ],
+)
+def test_documents_example(headers: dict[str, str], key: str, content_type: str, reached: list[str]) -> None:
+    made = exchange(
+        to_queue(
+            "documents.public",
+            {
+                "x-match": "any",
+                "x-?hkv= document.type": many("public", "general"),
+                "x-?rktaci": "document.public.#",
+                "x-?prre type": "(?i)^doc-pub",
+            },
+        )
+    )
+    assert queues(made, facts(key, headers, properties={"type": content_type})) == reached

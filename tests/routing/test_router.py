@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.routing.bindings import EXCHANGE, QUEUE
+from proxy.routing.decision import Decision, Facts, Interest, Outcome
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
+from proxy.routing.trace import Trace
+from proxy.routing.values import Value
+from tests.routing.building import NOW, arguments, decide, exchange, facts, many, queue_names, to_exchange, to_queue
+from tests.routing.random_rules import BINDINGS, QUEUES, NaiveExchange, bind_valid, messages
+
+
+def _filtered(limits: dict[str, int], alternate: str | None = None, name: str = "xo") -> Exchange:
+    made = Exchange(name.encode(), "x-open", arguments(limits), alternate=alternate.encode() if alternate else None)
+    made.bind(to_queue("q"))
+    return made
+
+
+def test_decision_names_queues_and_exchanges_sorted() -> None:
+    made = exchange(to_queue("b"), to_exchange("y"), to_queue("a"), to_exchange("x"))
+    decision = decide(made)
+    assert decision.outcome is Outcome.ROUTED
+    assert (decision.queues, decision.exchanges) == ((b"a", b"b"), (b"x", b"y"))
+    assert decision.exchange == b"xo"
+    assert decision.keep
+    assert decision.trace is None
+
+
+def test_nothing_chosen_is_unrouted() -> None:
+    decision = decide(exchange())
+    assert (decision.outcome, decision.alternate) == (Outcome.UNROUTED, False)
+
+
+def test_names_that_nobody_has_are_still_routed() -> None:
+    assert decide(exchange(to_queue("", {"x-msg-destq-rk": ""})), facts("")).outcome is Outcome.ROUTED
+
+
+def test_alternate_exchange_is_for_the_broker_where_it_is_not_ours() -> None:
+    assert decide(exchange(alternate="ae")).alternate
+    assert not decide(exchange(to_queue("q"), alternate="ae")).alternate
+
+
+def test_alternate_exchange_of_ours_is_evaluated() -> None:
+    router = Router([exchange(alternate="next"), exchange(to_queue("q"), name="next")])
+    decision = decide(router)
+    assert (decision.outcome, decision.queues, decision.alternate) == (Outcome.ROUTED, (b"q",), False)
+
+
+def test_loud_filter_rejects() -> None:
+    decision = decide(_filtered({"max-payload-size": 1}, "ae"), facts(size=2))
+    assert decision.outcome is Outcome.REJECTED
+    assert decision.error == b"Max size payload hit."
+    assert (decision.queues, decision.alternate, decision.matched) == ((), False, ())
+
+
+def test_silent_filter_drops_and_leaves_the_alternate_exchange() -> None:
+    assert decide(_filtered({"max-payload-size-silent": 1}), facts(size=2)).outcome is Outcome.FILTERED
+    decision = decide(_filtered({"max-payload-size-silent": 1}, "ae"), facts(size=2))
+    assert (decision.outcome, decision.alternate) == (Outcome.FILTERED, True)
+
+
+def test_silent_filter_with_an_alternate_exchange_of_ours_routes() -> None:
+    router = Router([_filtered({"max-payload-size-silent": 1}, "next"), exchange(to_queue("r"), name="next")])
+    decision = decide(router, facts(size=2))
+    assert (decision.outcome, decision.queues) == (Outcome.ROUTED, (b"r",))
+
+
+def test_chain_gives_each_exchange_the_same_message() -> None:
+    router = Router(
+        [
+            exchange(to_exchange("next", {"x-?hkv= color": 1}), to_queue("q1")),
+            exchange(to_queue("q2", key="k"), name="next", kind="direct"),
+        ]
+    )
+    assert decide(router, facts("k", {"color": 1})).queues == (b"q1", b"q2")
+    assert decide(router, facts("j", {"color": 1})).queues == (b"q1",)
+    assert decide(router, facts("k")).queues == (b"q1",)
+
+
+def test_cycle_ends_by_itself() -> None:
+    router = Router(
+        [
+            exchange(to_exchange("next"), to_exchange("xo")),
+            exchange(to_exchange("xo"), to_queue("q"), name="next", alternate="xo"),
+        ]
+    )
+    assert decide(router).queues == (b"q",)
+
+
+def test_empty_nested_exchange_uses_its_alternate() -> None:
+    outer = exchange(to_exchange("next"))
+    assert decide(Router([outer, exchange(name="next", alternate="ae")])).exchanges == (b"ae",)
+    router = Router([outer, exchange(name="next", alternate="last"), exchange(to_queue("q"), name="last")])
+    assert decide(router).queues == (b"q",)
+
+
+def test_alternate_is_not_used_because_nested_exchanges_chose_nothing() -> None:
+    decision = decide(Router([exchange(to_exchange("next"), alternate="ae"), exchange(name="next")]))
+    assert (decision.outcome, decision.alternate) == (Outcome.UNROUTED, False)
+
+
+def test_loud_filter_of_a_nested_exchange_rejects_the_whole() -> None:
+    router = Router([exchange(to_exchange("next"), to_queue("q")), _filtered({"max-payload-size": 1}, name="next")])
+    decision = decide(router, facts(size=2))
+    assert (decision.outcome, decision.queues) == (Outcome.REJECTED, ())
+
+
+def test_of_two_nested_exchanges_that_reject_the_last_name_is_asked_first() -> None:
+    router = Router(
+        [
+            exchange(to_exchange("a"), to_exchange("b"), to_exchange("c")),
+            _filtered({"max-payload-size": 1}, name="a"),
+            exchange(name="b"),
+            _filtered({"min-payload-size": 9}, name="c"),
+        ]
+    )
+    assert decide(router, facts(size=2)).error == b"Min size payload hit."
+
+
+def test_silent_filter_of_a_nested_exchange_drops_only_its_part() -> None:
+    router = Router(
+        [exchange(to_exchange("next"), to_queue("q1")), _filtered({"max-payload-size-silent": 1}, name="next")]
+    )
+    decision = decide(router, facts(size=2))
+    assert (decision.outcome, decision.queues) == (Outcome.ROUTED, (b"q1",))
+
+
+def test_long_error_of_a_producers_regex_is_cut() -> None:
+    decision = decide(
+        exchange(to_queue("q", {"x-msg-addq-ontrue": ""})), facts(headers={"x-addqre-ontrue": "(" + "a" * 400})
+    )
+    assert decision.outcome is Outcome.REJECTED
+    assert decision.error == b"Invalid regex '(" + b"a" * (230 - 16) + b"..."
+
+
+def test_bindings_that_are_true_are_listed_with_their_exchange() -> None:
+    outer = exchange(replace(to_exchange("next"), id="outer"))
+    inner = exchange(replace(to_queue("q"), id="inner"), replace(to_queue("r", {"a": 1}), id="false"), name="next")
+    assert decide(Router([outer, inner])).matched == ((b"xo", "outer"), (b"next", "inner"))
+
+
+def test_interest_is_that_of_all_exchanges_a_message_can_come_to() -> None:
+    outer = exchange(to_exchange("next", {"a": 1}), alternate="spare")
+    inner = exchange(to_queue("q", {"b": 1}), name="next")
+    spare = exchange(to_queue("q", key="k"), name="spare", kind="direct")
+    apart = exchange(to_queue("q", {"c": 1}), name="apart")
+    router = Router([outer, inner, spare, apart])
+    assert router.interest(b"xo") == Interest(routing_key=True, headers=frozenset({b"a", b"b"}))
+    assert router.interest(b"next") == Interest(headers=frozenset({b"b"}))
+
+
+def test_interest_follows_the_bindings() -> None:
+    outer, inner = exchange(), exchange(to_queue("q", {"b": 1}), name="next")
+    router = Router([outer, inner])
+    assert router.interest(b"xo") == Interest()
+    outer.bind(to_exchange("next"))
+    assert router.interest(b"xo").headers == frozenset({b"b"})
+    inner.bind(to_queue("q", {"c": 1}))
+    assert router.interest(b"xo").headers == frozenset({b"b", b"c"})
+    outer.unbind(to_exchange("next"))
+    assert router.interest(b"xo") == Interest()
+
+
+def test_producer_that_may_add_exchanges_can_come_to_all_of_them() -> None:
+    outer = exchange(to_queue("q", {"x-msg-adde-ontrue": ""}))
+    router = Router([outer, exchange(to_queue("r", {"c": 1}), name="apart")])
+    assert b"c" in (router.interest(b"xo").headers or ())
+    assert decide(router, facts(headers={"x-adde-ontrue": "apart", "c": 1})).queues == (b"q", b"r")
+
+
+def test_destinations_are_all_that_leave_the_router() -> None:
+    outer = exchange(to_exchange("next"), to_exchange("out"), to_queue("q1"), alternate="own alternate")
+    inner = exchange(to_queue("q2", {"x-adde-ontrue": "away"}), name="next", alternate="ae")
+    router = Router([outer, inner])
+    assert router.destinations(b"xo") == {
+        (QUEUE, b"q1"),
+        (QUEUE, b"q2"),
+        (EXCHANGE, b"out"),
+        (EXCHANGE, b"away"),
+        (EXCHANGE, b"ae"),
+    }
+    inner.bind(to_queue("q3"))
+    assert (QUEUE, b"q3") in router.destinations(b"xo")
+
+
+def test_random_pick_is_not_kept() -> None:
+    made = exchange(to_queue("q", {"x-add1qre-ontrue": "^a", "x-del-dest": ""}))
+    names = queue_names("a1", "a2")
+    decision = decide(made, names=names, draw=lambda _count: 1)
+    assert (decision.queues, decision.keep) == ((b"a2",), False)
+
+
+def test_searches_given_up_are_counted() -> None:
+    made = exchange(to_queue("q", {"x-?hkv!re a": "(x+)+$"}))
+    decision = decide(made, facts(headers={"a": "x" * 60 + "y"}))
+    assert (decision.queues, decision.limited) == ((b"q",), 1)
+
+
+def test_odd_numbers_of_a_producer_harm_nobody() -> None:
+    made = exchange(to_queue("q", {"x-?hkv!= a": 1}), to_queue("r", {"x-?hkv< a": 1}), to_queue("s", {"a": 1}))
+    for number in (float("nan"), float("inf")):
+        assert decide(made, facts(headers={"a": Value("d", number)})).queues == (b"q",)
+    assert decide(made, facts(headers={"a": many(Value("d", float("nan")))})).queues == (b"q",)
+
+
+_NAMES = (b"e1", b"e2", b"e3")
+_kinds = st.sampled_from(tuple(BINDINGS))
+
+
+@given(data=st.data())
+def test_chains_give_one_answer_whichever_way_they_are_asked(data: st.DataObject) -> None:
+    made: list[tuple[Exchange, Exchange]] = []
+    for name in _NAMES:
+        kind = data.draw(_kinds)
+        alternate = data.draw(st.sampled_from((None, b"e1", b"e2", b"ae")))
+        bindings = data.draw(BINDINGS[kind])
+        pair = Exchange(name, kind, alternate=alternate), NaiveExchange(name, kind, alternate=alternate)
+        for each in pair:
+            bind_valid(each, bindings)
+        made.append(pair)
+    indexed, naive = Router(one for one, _ in made), Router(other for _, other in made)
+
+    def asked(router: Router, seen: Facts, trace: Trace | None = None) -> Decision:
+        return replace(router.decide(b"e1", seen, NOW, QUEUES, lambda count: count - 1, trace), limited=0)
+
+    for seen in data.draw(st.lists(messages, min_size=1, max_size=3)):
+        assert asked(indexed, seen) == asked(naive, seen) == asked(indexed, seen, Trace())
+        assert not set(asked(indexed, seen).exchanges) & set(_NAMES)
+
+
+@pytest.mark.parametrize("count", [10, 3000])
+def test_work_for_a_message_does_not_grow_with_bindings_of_other_values(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = exchange(
+        *(to_queue(f"q{at}", {"x-?hkv= type": f"t{at}"}) for at in range(count)),
+        *(to_queue(f"k{at}", {"x-?rk=": f"k{at}"}) for at in range(count)),
+    )
+    asked = 0
+    for _, compiled in made.entries:
+        truth = compiled.truth
+
+        def counted(message: object, truth: object = truth) -> bool:
+            nonlocal asked
+            asked += 1
+            return truth(message)  # type: ignore[operator, no-any-return]  # a default argument has no better type
+
+        compiled.truth = counted
+    assert decide(made, facts("k7", {"type": "t5"})).queues == (b"k7", b"q5")
+    assert asked == 2
