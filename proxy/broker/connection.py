@@ -66,11 +66,13 @@ class ControlConnection:
         self._lanes = 1
         self._channel_max = 1
         self._last_number = 0
+        #: Set when an answer did not come in time: heartbeats would take minutes to say so.
+        self._silent = asyncio.Event()
 
     @property
     def connected(self) -> bool:
-        """Whether the connection stands, as far as is known."""
-        return self._connection is not None and not self._connection.is_closed
+        """Whether the connection stands, as far as is known: it is not closed and owes no answer."""
+        return self._connection is not None and not self._connection.is_closed and not self._silent.is_set()
 
     async def connect(self) -> None:
         """Connect to the first host that answers.
@@ -96,7 +98,12 @@ class ControlConnection:
     async def wait_lost(self, timeout_seconds: float) -> bool:
         """Wait until the connection is lost, at most so long; say whether it is."""
         if self._connection is not None and self.connected:
-            await asyncio.wait([self._connection.closing], timeout=timeout_seconds)
+            closing, silent = self._connection.closing, asyncio.ensure_future(self._silent.wait())
+            try:
+                await asyncio.wait((closing, silent), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                closing.cancel()
+                silent.cancel()
         return not self.connected
 
     async def call(self, method: Method) -> Refusal | None:
@@ -152,6 +159,7 @@ class ControlConnection:
         """Close the connection, waiting at most the deadline for the broker's close-ok."""
         connection, self._connection = self._connection, None
         self._idle.clear()
+        self._silent.clear()
         if connection is None or connection.is_closed:
             return
         try:
@@ -199,7 +207,7 @@ class ControlConnection:
                 number = self._number(self._connection)
                 return cast(aiormq.Channel, await self._connection.channel(number, publisher_confirms=False))
         except TimeoutError as error:
-            raise UpstreamError(Failure.TIMEOUT, f"vhost {self._vhost!r}: no channel in time") from error
+            self._late(error)
         except asyncio.CancelledError as error:
             self._cancelled(error)
         except Exception as error:  # noqa: BLE001 - as in `_rpc`
@@ -217,7 +225,7 @@ class ControlConnection:
         try:
             await channel.rpc(method, timeout=self._settings.deadline_seconds)
         except TimeoutError as error:
-            raise UpstreamError(Failure.TIMEOUT, f"vhost {self._vhost!r}: no answer in time") from error
+            self._late(error)
         except asyncio.CancelledError as error:
             self._cancelled(error)
         except ChannelClosed as error:
@@ -238,6 +246,11 @@ class ControlConnection:
         if task is None or task.cancelling():
             raise error
         self._unavailable("connection closed", error)
+
+    def _late(self, error: TimeoutError) -> NoReturn:
+        self._silent.set()
+        seconds = self._settings.deadline_seconds
+        raise UpstreamError(Failure.TIMEOUT, f"vhost {self._vhost!r}: no answer within {seconds:g} s") from error
 
     def _unavailable(self, cause: str, error: BaseException | None = None) -> NoReturn:
         raise UpstreamError(Failure.UNAVAILABLE, f"vhost {self._vhost!r}: {cause}") from error

@@ -11,12 +11,11 @@ import asyncio
 import json
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import aiohttp
-from yarl import URL
 
 from proxy.broker.settings import ControlSettings
 from proxy.errors import Failure, UpstreamError
@@ -30,33 +29,38 @@ _EXCHANGE_COLUMNS = "name,type,internal,arguments"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class QueueInfo:
+_NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
+
+
+class QueueInfo(NamedTuple):
     """A queue that exists."""
 
     name: bytes
     exclusive: bool = False
-    arguments: Mapping[str, object] = field(default_factory=dict, hash=False)
+    arguments: Mapping[str, object] = _NO_ARGUMENTS
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeInfo:
+class ExchangeInfo(NamedTuple):
     """An exchange that exists."""
 
     name: bytes
     type: str
     internal: bool = False
-    arguments: Mapping[str, object] = field(default_factory=dict, hash=False)
+    arguments: Mapping[str, object] = _NO_ARGUMENTS
 
 
-@dataclass(frozen=True, slots=True)
-class BindingInfo:
+class BindingInfo(NamedTuple):
     """A binding of one exchange; `properties_key` is the name the management API has for it."""
 
     destination_type: str
     destination: bytes
     routing_key: bytes
     properties_key: str
+
+    def __str__(self) -> str:
+        """Destination and key, for operators."""
+        name, key = self.destination.decode(errors="replace"), self.routing_key.decode(errors="replace")
+        return f"{self.destination_type} {name} under key {key!r}"
 
 
 class Inventory:
@@ -131,9 +135,7 @@ class Inventory:
         if self._session is None:
             self._session = self._open()
         try:
-            async with self._session.request(
-                method, URL(self._base + path, encoded=True), allow_redirects=False
-            ) as answer:
+            async with self._session.request(method, self._base + path, allow_redirects=False) as answer:
                 body = await self._body(answer, path)
         except TimeoutError as error:
             seconds = self._settings.deadline_seconds
@@ -204,11 +206,11 @@ def _read(reader: Callable[[Mapping[str, Any]], T], listing: Any, path: str) -> 
 
 def _queue(item: Mapping[str, Any]) -> QueueInfo:
     # A queue whose process is starting may be listed without its statistics, these columns included.
-    return QueueInfo(item["name"].encode(), bool(item.get("exclusive")), item.get("arguments") or {})
+    return QueueInfo(item["name"].encode(), bool(item.get("exclusive")), item.get("arguments") or _NO_ARGUMENTS)
 
 
 def _exchange(item: Mapping[str, Any]) -> ExchangeInfo:
-    arguments = item.get("arguments") or {}
+    arguments = item.get("arguments") or _NO_ARGUMENTS
     return ExchangeInfo(item["name"].encode(), item["type"], bool(item.get("internal")), arguments)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from proxy.amqp.vhost import Destination, OwnedExchange
-from proxy.broker.declarations import EXCLUSIVE, unnameable
+from proxy.broker.declarations import ABSENT, EXCLUSIVE, unnameable
 from proxy.broker.declarer import Declarer, Token
 from proxy.broker.needs import Needs, WantedQueue
 from proxy.broker.presence import Presence
@@ -63,6 +63,8 @@ class Repair:
         self._refused.clear()
         await self._survey.look()
         self._refuse(self._survey.conflicts(needs).values())
+        if not self._presence.queues_complete:
+            await self._forget_lacking()
         self._undeclared = await self._declarer.queues(queues)
         self._refuse(await self._declarer.carriers(needs.carriers))
         self.conflicts = ()
@@ -87,6 +89,13 @@ class Repair:
         listed = await self._survey.read_tokens(usable)
         await self._bind(needs, usable, self._turn(needs, listed))
         return await self._missing(needs, self._retries)
+
+    async def _forget_lacking(self) -> None:
+        """Ask for every queue known from before: the broker may have lost them, and nobody lists them."""
+        known = [("queue", name) for name in self._presence.queues if unnameable(name) is None]
+        for destination, why in (await self._declarer.lacking(known)).items():
+            if why == ABSENT:
+                self._presence.forget(destination[1])
 
     def _refuse(self, conflicts: Collection[str]) -> None:
         if conflicts:

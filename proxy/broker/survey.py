@@ -167,7 +167,7 @@ class Survey:
                 vhost=self._vhost,
                 carrier=_text(carrier),
                 count=len(foreign),
-                bindings=[_shown(binding) for binding in fresh[:_SHOWN]],
+                bindings=[str(binding) for binding in fresh[:_SHOWN]],
             )
         if self._remove_foreign:
             await self._remove(inventory, carrier, foreign)
@@ -183,7 +183,7 @@ class Survey:
                     "foreign binding removed",
                     vhost=self._vhost,
                     carrier=_text(carrier),
-                    binding=_shown(binding),
+                    binding=str(binding),
                 )
 
     def finish(self) -> None:
@@ -214,10 +214,6 @@ def log_missing(vhost: str, last: Collection[Destination], missing: dict[Destina
             missing=len(missing),
             destinations=[f"{kind} {_text(name)}" for kind, name in found[:_SHOWN]],
         )
-
-
-def _shown(binding: BindingInfo) -> str:
-    return f"{binding.destination_type} {_text(binding.destination)} under key {_text(binding.routing_key)!r}"
 
 
 def _text(name: bytes) -> str:

@@ -190,6 +190,7 @@ class VhostTopology:
         ]
         if not tokens or unnameable(queue) is not None:
             return
+        bound = all(destination in exchange.bound for exchange, _ in tokens)
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
                 await self._connected.wait()
@@ -202,12 +203,12 @@ class VhostTopology:
                 error=str(error) or "no answer in time",
             )
             return
+        last = self.state.missing.pop(destination, None)
         reasons = [why for why in refused if why is not None]
         if reasons:
             self.state.missing[destination] = reasons[0]
-        else:
-            self.state.missing.pop(destination, None)
-        self.state.changed()
+        if reasons or last is not None or not bound:
+            self.state.changed()
 
     async def bind(self, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations on demand; see `Demand.bind`."""
@@ -257,7 +258,7 @@ class VhostTopology:
 
     async def unbind(self, retirement: Retirement) -> None:
         """End what `release` began; a token that was asked for meanwhile stays."""
-        self.survey.leaving.clear()
+        self.survey.leaving -= {(exchange.carrier, destination) for exchange, destination in retirement.tokens}
         needs = self._needs
         await self._declarer.unbind(retirement.tokens, lambda token: is_bound(needs, token))
 

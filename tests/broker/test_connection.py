@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
@@ -123,3 +124,33 @@ async def test_a_cancelled_caller_is_cancelled(connection: ControlConnection) ->
     with pytest.raises(asyncio.CancelledError):
         await many
     assert await connection.call(declare_queue(b"after")) is None
+
+
+async def test_a_broker_that_goes_silent_counts_as_lost(broker: Broker, vhost: str) -> None:
+    talking = asyncio.Event()
+    talking.set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                await talking.wait()
+                writer.write(data)
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        beyond, to_broker = await asyncio.open_connection(broker.host, broker.port)
+        await asyncio.gather(pump(reader, to_broker), pump(beyond, writer))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    between = Broker("127.0.0.1", server.sockets[0].getsockname()[1], "", broker.username, broker.password)
+    connection = ControlConnection(settings(between, deadline_seconds=1), vhost)
+    await connection.connect()
+    talking.clear()
+    with pytest.raises(UpstreamError) as caught:
+        await connection.call(declare_queue(b"q"))
+    assert caught.value.failure is Failure.TIMEOUT
+    assert await connection.wait_lost(30)
+    talking.set()
+    await connection.close()
+    server.close()
+    await server.wait_closed()

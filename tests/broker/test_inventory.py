@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from proxy.broker.inventory import ExchangeInfo, Inventory, QueueInfo, listings
+from proxy.broker.inventory import BindingInfo, ExchangeInfo, Inventory, QueueInfo, listings
 from proxy.broker.settings import ControlSettings
 from proxy.errors import Failure, UpstreamError
 from tests.broker.world import Outside, settings
@@ -196,3 +196,7 @@ async def test_credentials_in_the_address_are_left_out_of_the_request(served: Se
 
     await (await served(handler)).bindings("/", b"x")
     assert seen == ["Basic Y29udHJvbDpodXNo"]
+
+
+def test_a_binding_is_shown_by_destination_and_key() -> None:
+    assert str(BindingInfo("queue", b"q", b"k\xff", "")) == "queue q under key 'k\ufffd'"

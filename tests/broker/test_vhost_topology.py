@@ -410,11 +410,14 @@ async def test_a_queue_believed_bound_is_bound_again_when_it_is_declared(
     make: Make, outside: Outside, vhost: str
 ) -> None:
     outside.make_queue("a")
-    topology = await make(state(vhost, {"documents": queues("a")}))
+    known = state(vhost, {"documents": queues("a")})
+    topology = await make(known)
     outside.delete_queue("a")
     outside.make_queue("a")
+    epoch = known.epoch
     await topology.ensure_queue(b"a")
     assert outside.bound("documents") == queues("a")
+    assert known.epoch == epoch  # what relays believed was right, they need not ask again
 
 
 async def test_a_declared_queue_that_is_refused_is_missing_and_nothing_is_raised(
@@ -577,12 +580,19 @@ async def test_a_running_control_plane_looks_again_and_again(
     assert outside.bound("documents") == queues("a")
 
 
+@pytest.mark.parametrize("inventory", [True, False])
 async def test_after_a_lost_connection_everything_is_made_again(
-    make: Make, outside: Outside, vhost: str, running: Callable[[VhostTopology], None]
+    make: Make, outside: Outside, vhost: str, running: Callable[[VhostTopology], None], inventory: bool
 ) -> None:
     known = state(vhost, {"documents": queues("a")})
     topology = await make(
-        known, Queue(b"a"), connect=False, refresh_seconds=60, retry_seconds=0.01, retry_limit_seconds=0.1
+        known,
+        Queue(b"a"),
+        connect=False,
+        inventory=inventory,
+        refresh_seconds=60,
+        retry_seconds=0.01,
+        retry_limit_seconds=0.1,
     )
     with capture_logs() as events:
         running(topology)
