@@ -74,8 +74,9 @@ async def test_exchanges_are_listed_with_what_matters_here(inventory: Inventory,
 
 async def test_one_queue_or_exchange_is_found_by_name(inventory: Inventory, broker: Broker, vhost: str) -> None:
     outside = Outside(broker, vhost)
-    outside.make_queue("a/b")
-    assert await inventory.find(vhost, "queue", b"a/b") == QueueInfo(b"a/b")
+    for name in ("a/b", "%2F", "Käse ~(1)?#&=+", "a%252Fb"):
+        outside.make_queue(name)
+        assert await inventory.find(vhost, "queue", name.encode()) == QueueInfo(name.encode())
     assert await inventory.find(vhost, "exchange", b"amq.fanout") == ExchangeInfo(b"amq.fanout", "fanout")
     assert await inventory.find(vhost, "queue", b"b") is None
     assert await inventory.find(vhost, "exchange", b"b") is None
