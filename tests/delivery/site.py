@@ -1,0 +1,119 @@
+"""Where delivery is proven: a virtual host of a real RabbitMQ, a sidecar with rules in front of it, and looks from outside.
+
+A site serves all tests of a module; each test uses queues of its own, or empties those that it used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.broker.world import Outside
+from tests.producer import Message, Producer
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+from tests.tap import Connection, Tap
+
+
+class Site(Outside):
+    """A running sidecar and its virtual host.
+
+    Args:
+        broker: the broker.
+        vhost: virtual host that the rules name.
+        sidecar: running.
+        tap: between sidecar and broker.
+    """
+
+    def __init__(self, broker: Broker, vhost: str, sidecar: Sidecar, tap: Tap) -> None:
+        super().__init__(broker, vhost)
+        self.sidecar = sidecar
+        self.tap = tap
+        self._beside: Producer | None = None
+        self._open: list[Producer] = []
+
+    def producer(self, username: str = "guest", *, confirm: bool = True, frame_max: int = 0) -> Producer:
+        """A producer that comes through the sidecar, with channel 1 open; closed when the test ends."""
+        made = Producer(self.sidecar.port, self.vhost, username, frame_max=frame_max).open(confirm=confirm)
+        self._open.append(made)
+        return made
+
+    def upstream(self) -> Connection:
+        """The wire behind the producer made last."""
+        return self.tap.last
+
+    @property
+    def beside(self) -> Producer:
+        """A connection to the broker itself, with channel 1 open."""
+        if self._beside is None:
+            self._beside = Producer(self.broker.port, self.vhost).open()
+        return self._beside
+
+    def take(self, queue: str) -> list[Message]:
+        """Take all messages from a queue, past the sidecar."""
+        return self.beside.take(queue)
+
+    def bodies(self, *queues: str) -> list[list[bytes]]:
+        """Take all messages from queues and give their bodies."""
+        return [[message.body for message in self.take(queue)] for queue in queues]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Give a number of the metrics page; 0 where there is no such line."""
+        wanted = {f'{key}="{text}"' for key, text in labels.items()}
+        for line in self.sidecar.get("/metrics").splitlines():
+            start, _, number = line.rpartition(" ")
+            found, _, rest = start.partition("{")
+            if found == f"oxproxy_{name}" and wanted <= set(rest.rstrip("}").split(",")):
+                return float(number)
+        return 0.0
+
+    def logged(self, event: str) -> list[str]:
+        """Lines of the sidecar's log with these words in them."""
+        return [line for line in self.sidecar.log.read_text().splitlines() if event in line]
+
+    def tidy(self) -> None:
+        """End what a test has opened."""
+        while self._open:
+            self._open.pop().vanish()
+
+    def leave(self) -> None:
+        self.tidy()
+        if self._beside is not None:
+            self._beside.vanish()
+
+
+@contextlib.contextmanager
+def standing(
+    broker: Broker,
+    folder: Path,
+    rules: str,
+    settings: Mapping[str, object] | None = None,
+    prepare: Mapping[str, Mapping[str, object]] | None = None,
+) -> Iterator[Site]:
+    """A site for as long as the context lasts.
+
+    Args:
+        broker: the broker.
+        folder: for rules, configuration and log.
+        rules: a rules file without its first line, the virtual host.
+        settings: configuration beside what a sidecar needs.
+        prepare: exchanges that are there before the sidecar: keywords of ``Outside.make_exchange`` by name.
+    """
+    vhost = f"site-{secrets.token_hex(6)}"
+    broker.create_vhost(vhost)
+    with ExitStack() as stack:
+        stack.callback(broker.delete_vhost, vhost)
+        outside = Outside(broker, vhost)
+        for name, more in (prepare or {}).items():
+            outside.make_exchange(name, **more)  # type: ignore[arg-type]
+        tap = stack.enter_context(Tap(broker.host, broker.port))
+        file = folder / "rules.yaml"
+        file.write_text(f"vhost: {vhost}\n{rules}")
+        more = {"upstream": {"address": tap.address}, **(settings or {})}
+        sidecar = stack.enter_context(Sidecar(broker, [file], more, folder))
+        site = Site(broker, vhost, sidecar, tap)
+        stack.callback(site.leave)
+        yield site

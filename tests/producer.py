@@ -1,0 +1,410 @@
+"""A peer with a socket: the frames of ``client`` sent to a broker or a sidecar, and the answers read one by one.
+
+Blocking, in one thread, each wait bounded. It hides nothing: heartbeats are left out, every other frame is given as
+it came. Independent of proxy.net and of every AMQP library but pamqp.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import pytest
+from pamqp import base, commands
+from pamqp.common import FieldTable
+
+from proxy.amqp.tables import decode_table
+from proxy.routing.values import Table, Value
+from tests import client
+from tests.client import Frame
+
+#: Seconds that one answer may take; on loopback a millisecond is usual.
+ANSWER_SECONDS = 30.0
+
+CAPABILITIES = {
+    "authentication_failure_close": True,
+    "basic.nack": True,
+    "connection.blocked": True,
+    "consumer_cancel_notify": True,
+    "publisher_confirms": True,
+}
+
+
+class Gone(Exception):  # noqa: N818 - reads as the fact it states
+    """The other side closed the socket."""
+
+
+class Closed(Exception):  # noqa: N818 - reads as the fact it states
+    """The other side closed a channel (or, with channel 0, the connection)."""
+
+    def __init__(self, channel: int, code: int, text: str, method: tuple[int, int]) -> None:
+        super().__init__(channel, code, text, method)
+        self.channel = channel
+        self.code = code
+        self.text = text
+        self.method = method
+
+
+class Message(NamedTuple):
+    """A delivery, a get-ok or a return, with its content.
+
+    Args:
+        method: the method's arguments.
+        flags: property flags.
+        properties: raw bytes of the properties.
+        entries: raw entries of the header table, None where there is none.
+        body: all of it.
+    """
+
+    method: Mapping[str, object]
+    flags: int
+    properties: bytes
+    entries: bytes | None
+    body: bytes
+
+    @property
+    def exchange(self) -> str:
+        return str(self.method["exchange"])
+
+    @property
+    def key(self) -> str:
+        return str(self.method["routing_key"])
+
+    @property
+    def address(self) -> tuple[str, str]:
+        """Exchange and routing key."""
+        return self.exchange, self.key
+
+    @property
+    def headers(self) -> dict[str, Value]:
+        """The header table; names that occur twice fail the test."""
+        table = decode_table(self.entries or b"", 0, len(self.entries or b""))
+        assert len({name for name, _ in table}) == len(table)
+        return {name.decode(): value for name, value in table}
+
+
+class Settled(NamedTuple):
+    """What became of one publish in confirm mode: acked or not, and what came back before."""
+
+    acked: bool
+    returned: list[Message]
+
+
+def value(plain: object) -> Value:
+    """An AMQP value as a person means it; a Value stays."""
+    match plain:
+        case Value():
+            return plain
+        case bool():
+            return Value("t", plain)
+        case int():
+            return Value("I" if -(2**31) <= plain < 2**31 else "l", plain)
+        case float():
+            return Value("d", plain)
+        case bytes():
+            return Value("S", plain)
+        case str():
+            return Value("S", plain.encode())
+        case list() | tuple():
+            return Value("A", tuple(map(value, plain)))
+        case dict():
+            return Value("F", headers(plain))
+    raise TypeError(plain)
+
+
+def headers(plain: Mapping[str, object]) -> Table:
+    """A header table as a person means it."""
+    return tuple((name.encode(), value(one)) for name, one in plain.items())
+
+
+class Producer:
+    """One AMQP connection, open as soon as this object is made.
+
+    Args:
+        port: on loopback.
+        vhost: virtual host.
+        username: user.
+        password: its password.
+        frame_max: asked for in TuneOk, 0 takes what is offered.
+        heartbeat: seconds, asked for in TuneOk.
+        log_in: False leaves the socket as it is, without a byte sent.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        vhost: str = "/",
+        username: str = "guest",
+        password: str = "guest",
+        *,
+        frame_max: int = 0,
+        heartbeat: int = 0,
+        log_in: bool = True,
+    ) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.start: Mapping[str, object] = {}
+        self.tune: Mapping[str, object] = {}
+        self.frame_max = frame_max or 131072
+        self._frame_max = frame_max
+        self._heartbeat = heartbeat
+        self._input = bytearray()
+        if log_in:
+            self.log_in(vhost, username, password)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.vanish()
+
+    # -- connection and channels ---------------------------------------------------------------------------------
+
+    def log_in(self, vhost: str, username: str, password: str) -> None:
+        self.send(client.PROTOCOL_HEADER)
+        self.start = self.expect("Connection.Start").arguments
+        properties: FieldTable = {"capabilities": dict(CAPABILITIES), "connection_name": "test"}
+        response = f"\0{username}\0{password}"
+        self.call(commands.Connection.StartOk(properties, "PLAIN", response, "en_US"), channel=0)
+        self.tune = self.expect("Connection.Tune").arguments
+        channel_max, offered = self.tune["channel_max"], self.tune["frame_max"]
+        assert isinstance(channel_max, int)
+        assert isinstance(offered, int)
+        self.frame_max = self._frame_max or offered
+        answer = commands.Connection.TuneOk(channel_max, self.frame_max, self._heartbeat)
+        self.send(client.method(0, answer), client.method(0, commands.Connection.Open(vhost)))
+        self.expect("Connection.OpenOk")
+
+    def open(self, channel: int = 1, *, confirm: bool = False) -> Self:
+        self.ask(commands.Channel.Open(), channel=channel)
+        if confirm:
+            self.ask(commands.Confirm.Select(), channel=channel)
+        return self
+
+    def close(self) -> None:
+        """Say goodbye and wait for the answer."""
+        self.call(commands.Connection.Close(200, "", 0, 0), channel=0)
+        while self.frame().name != "Connection.CloseOk":
+            pass
+        self.vanish()
+
+    def vanish(self) -> None:
+        """Close the socket without a word."""
+        self.socket.close()
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    def send(self, *pieces: bytes) -> None:
+        self.socket.sendall(b"".join(pieces))
+
+    def call(self, command: base.Frame, channel: int = 1) -> None:
+        """Send a method, wait for nothing."""
+        self.send(client.method(channel, command))
+
+    def ask(self, command: base.Frame, channel: int = 1) -> Frame:
+        """Send a method and give its answer.
+
+        Raises:
+            Closed: the answer is a close.
+        """
+        self.call(command, channel)
+        return self.expect(f"{command.name}Ok")
+
+    def frame(self) -> Frame:
+        """Give the next frame that is no heartbeat.
+
+        Raises:
+            Gone: the socket was closed.
+        """
+        while True:
+            found = self._whole()
+            if found is not None and found.kind != 8:
+                return found
+            if found is None:
+                self._read()
+
+    def expect(self, *names: str) -> Frame:
+        """Give the next frame, which has one of these names.
+
+        Raises:
+            Closed: it closes channel or connection instead.
+        """
+        found = self.frame()
+        method = found.method if found.kind == 1 else None
+        if isinstance(method, commands.Channel.Close | commands.Connection.Close):
+            ids = (method.class_id or 0, method.method_id or 0)
+            raise Closed(found.channel, method.reply_code or 0, method.reply_text, ids)
+        if found.name in names:
+            return found
+        raise AssertionError(f"expected {' or '.join(names)}, got {found.name} on channel {found.channel}")
+
+    def closed(self, channel: int = 1) -> Closed:
+        """Give the close that comes next on a channel, and answer it."""
+        with pytest.raises(Closed) as caught:
+            self.expect("Channel.Close" if channel else "Connection.Close")
+        assert caught.value.channel == channel
+        self.call(commands.Channel.CloseOk() if channel else commands.Connection.CloseOk(), channel)
+        return caught.value
+
+    def gone(self) -> bool:
+        """Wait until the other side has closed the socket."""
+        try:
+            self.frame()
+        except Gone:
+            return True
+        return False
+
+    def heartbeat(self) -> None:
+        """Wait for a heartbeat, throwing away what comes before it."""
+        while True:
+            found = self._whole()
+            if found is None:
+                self._read()
+            elif found.kind == 8:
+                return
+
+    def silent(self) -> bool:
+        """Whether nothing has come that was not read yet."""
+        self.socket.setblocking(False)
+        try:
+            data = self.socket.recv(65536)
+        except BlockingIOError:
+            return not self._input
+        finally:
+            self.socket.settimeout(ANSWER_SECONDS)
+        self._input += data
+        return False
+
+    def _whole(self) -> Frame | None:
+        if len(self._input) < 7:
+            return None
+        kind, channel, size = struct.unpack_from(">BHI", self._input)
+        if len(self._input) < size + 8:
+            return None
+        assert self._input[size + 7] == 0xCE
+        payload = bytes(self._input[7 : size + 7])
+        del self._input[: size + 8]
+        return Frame(kind, channel, payload)
+
+    def _read(self) -> None:
+        try:
+            data = self.socket.recv(1 << 20)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise Gone
+        self._input += data
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        exchange: str,
+        key: str = "",
+        plain: Mapping[str, object] | None = None,
+        body: bytes = b"body",
+        channel: int = 1,
+        mandatory: bool = False,
+        **properties: bytes | int,
+    ) -> None:
+        """Send one publish; ``plain`` None sends no header table."""
+        table = None if plain is None else headers(plain)
+        frames = client.publish(
+            channel,
+            exchange.encode(),
+            key.encode(),
+            table,
+            body,
+            properties,
+            mandatory=mandatory,
+            frame_max=self.frame_max,
+        )
+        self.send(frames)
+
+    def settle(self, channel: int = 1, tag: int | None = None) -> Settled:
+        """Read until one publish is settled; the channel is in confirm mode.
+
+        Args:
+            channel: channel.
+            tag: the delivery tag that the ack or nack must have.
+        """
+        returned = []
+        while True:
+            found = self.expect("Basic.Return", "Basic.Ack", "Basic.Nack")
+            assert found.channel == channel
+            if found.name == "Basic.Return":
+                returned.append(self.message(found))
+                continue
+            if tag is not None:
+                assert found.arguments["delivery_tag"] == tag
+            return Settled(found.name == "Basic.Ack", returned)
+
+    def send_settled(self, exchange: str, key: str = "", *arguments: object, **more: object) -> Settled:
+        """Publish on channel 1, which is in confirm mode, and wait for the confirm."""
+        self.publish(exchange, key, *arguments, **more)  # type: ignore[arg-type]
+        return self.settle()
+
+    def message(self, method: Frame) -> Message:
+        """Read the content behind a method frame."""
+        header = self.expect_content("Header")
+        size, flags = struct.unpack_from(">QH", header, 4)
+        body = b""
+        while len(body) < size:
+            body += self.expect_content("Body")
+        properties = header[14:]
+        return Message(method.arguments, flags, properties, _entries(flags, properties), body)
+
+    def expect_content(self, name: str) -> bytes:
+        found = self.frame()
+        assert found.name == name, found
+        return found.payload
+
+    def get(self, queue: str, channel: int = 1) -> Message | None:
+        """Take one message from a queue, None where it is empty."""
+        self.call(commands.Basic.Get(queue=queue, no_ack=True), channel)
+        found = self.expect("Basic.GetOk", "Basic.GetEmpty")
+        return self.message(found) if found.name == "Basic.GetOk" else None
+
+    def take(self, queue: str, channel: int = 1) -> list[Message]:
+        """Take all messages from a queue."""
+        found = []
+        while (message := self.get(queue, channel)) is not None:
+            found.append(message)
+        return found
+
+    def delivery(self) -> Message:
+        """Read the next delivery."""
+        return self.message(self.expect("Basic.Deliver"))
+
+    def declare(self, queue: str = "", channel: int = 1, **more: bool) -> str:
+        """Declare a queue and give its name; ``more`` are bits of pamqp's Queue.Declare."""
+        declare = commands.Queue.Declare(queue=queue)
+        for name, bit in more.items():
+            setattr(declare, name, bit)
+        answer = self.ask(declare, channel)
+        return str(answer.arguments["queue"])
+
+
+def _entries(flags: int, properties: bytes) -> bytes | None:
+    if not flags & 0x2000:
+        return None
+    at = 0
+    for flag in (0x8000, 0x4000):
+        if flags & flag:
+            at += 1 + properties[at]
+    size = int.from_bytes(properties[at : at + 4], "big")
+    return properties[at + 4 : at + 4 + size]
+
+
+def until(holds: Callable[[], object], seconds: float = ANSWER_SECONDS, every: float = 0.02) -> None:
+    """Wait until something holds; a deadline fails the test."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(every)

@@ -1,0 +1,134 @@
+"""A wire between a sidecar and its broker that can be listened to, held and cut. TCP only, threads, loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+from tests.client import Frame, split
+
+_PIECE_BYTES = 1 << 16
+
+
+class Connection:
+    """One connection through the tap.
+
+    Attributes:
+        sent: what has come from the side that connected.
+        answered: what has come from the other side.
+    """
+
+    def __init__(self, near: socket.socket, far: socket.socket) -> None:
+        self.sent = bytearray()
+        self.answered = bytearray()
+        self.near = near
+        self.far = far
+        #: Cleared: what comes from the side that connected is left in its socket.
+        self.reading = threading.Event()
+        self.reading.set()
+        self._threads = [
+            threading.Thread(target=self._forward, args=(near, far, self.sent), daemon=True),
+            threading.Thread(target=self._forward, args=(far, near, self.answered), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def frames(self) -> list[Frame]:
+        """Whole frames from the side that connected, behind its protocol header, without heartbeats."""
+        data = bytes(self.sent[8:])
+        return [one for one in split(data[: _whole(data)]) if one.kind != 8]
+
+    def named(self, name: str) -> list[Frame]:
+        """Frames of one name from the side that connected, e.g. ``Basic.Publish``, but for channel 0."""
+        return [one for one in self.frames if one.channel and one.name == name]
+
+    def cut(self) -> None:
+        """Close both sockets."""
+        for one in (self.near, self.far):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Close both sockets and wait for the threads."""
+        self.reading.set()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+        self.near.close()
+        self.far.close()
+
+    def _forward(self, source: socket.socket, target: socket.socket, record: bytearray) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(_PIECE_BYTES):
+                record += data
+                if source is self.near:
+                    self.reading.wait()
+                target.sendall(data)
+        self.cut()
+
+
+class Tap:
+    """Listens on a free port as long as the context lasts and forwards each connection.
+
+    Args:
+        host: where it leads to.
+        port: there.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.connections: list[Connection] = []
+        self._target = (host, port)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return "{}:{}".format(*self._server.getsockname())
+
+    @property
+    def last(self) -> Connection:
+        """The connection made last."""
+        return self.connections[-1]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._server.close()
+        for connection in self.connections:
+            connection.end()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                try:
+                    far = socket.create_connection(self._target)
+                except OSError:
+                    near.close()
+                    continue
+                for one in (near, far):
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.connections.append(Connection(near, far))
+
+
+def _whole(data: bytes) -> int:
+    """Length of the whole frames at the beginning."""
+    at = 0
+    while at + 7 <= len(data):
+        stop = at + 8 + int.from_bytes(data[at + 3 : at + 7], "big")
+        if stop > len(data):
+            break
+        at = stop
+    return at
