@@ -13,9 +13,20 @@ from proxy.amqp.conversation import Conversation, EnsureQueue, Phase
 from proxy.amqp.frames import U32
 from proxy.amqp.method_arguments import read_ack, read_nack, read_queue_declare_ok
 from proxy.amqp.methods import method_frame
-from proxy.amqp.tokens import token
-from proxy.amqp.vhost import OwnedExchange
+from proxy.amqp.own_bindings import bind_tokens
 
+_ANSWERS = frozenset(
+    (
+        methods.EXCHANGE_DECLARE_OK,
+        methods.EXCHANGE_DELETE_OK,
+        methods.EXCHANGE_BIND_OK,
+        methods.EXCHANGE_UNBIND_OK,
+        methods.QUEUE_DECLARE_OK,
+        methods.QUEUE_DELETE_OK,
+        methods.QUEUE_BIND_OK,
+        methods.QUEUE_UNBIND_OK,
+    )
+)
 _WITH_CONTENT = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
 
 
@@ -33,13 +44,12 @@ class BrokerMethods:
             methods.BASIC_ACK: self._ack,
             methods.BASIC_NACK: self._nack,
             methods.BASIC_RETURN: self._return,
-            methods.QUEUE_DECLARE_OK: self._declared,
-            methods.QUEUE_DELETE_OK: self._deleted,
             methods.CHANNEL_OPEN_OK: self._opened,
             methods.CHANNEL_CLOSE: self._close,
             methods.CHANNEL_CLOSE_OK: self._close_ok,
             methods.BASIC_DELIVER: self._content,
             methods.BASIC_GET_OK: self._content,
+            **dict.fromkeys(_ANSWERS, self._answer),
         }
         self._connection = {
             methods.CONNECTION_CLOSE: self._connection_close,
@@ -128,63 +138,40 @@ class BrokerMethods:
         self._conversation.counters.channels += 1
         return True
 
-    def _declared(self, channel: Channel, frame: bytes) -> bool:
+    def _answer(self, channel: Channel, frame: bytes) -> bool:
+        """Take the answer to a request about exchanges, queues or bindings: the producer's or one of ours."""
+        index = U32.unpack_from(frame, 7)[0]
+        if not channel.replies or channel.replies[0].reply != index:
+            return True
+        expected = channel.replies.popleft()
+        if expected.taken is not None:
+            return expected.taken(frame)
+        if index == methods.QUEUE_DECLARE_OK:
+            return self._declared(channel, frame, expected.exclusive)
+        if index == methods.QUEUE_DELETE_OK:
+            self._conversation.inventory.queue_deleted(expected.queue)
+        return True
+
+    def _declared(self, channel: Channel, frame: bytes, exclusive: bool) -> bool:
+        """Keep a declare-ok back until the queue has its tokens."""
         conversation = self._conversation
         queue = read_queue_declare_ok(frame[7:-1]).queue
-        asked = channel.replies.popleft() if channel.replies else None
+        channel.last_queue = queue
         inventory = conversation.inventory
-        exclusive = asked is not None and asked.exclusive
         inventory.queue_declared(queue, exclusive)
         if not inventory.interested(queue):
             return True
         channel.held_back = [frame]
         conversation.held_back_bytes += len(frame)
         conversation.odd.add(channel.number)
-        if exclusive:
-            self._bind_exclusive(channel, queue)
+        state = conversation.state
+        destination = ("queue", queue)
+        wanted = [(one, destination) for one in state.carried() if destination in state.router.destinations(one.name)]
+        if exclusive and wanted:
+            bind_tokens(conversation, wanted, partial(conversation.released.append, channel), state.missing)
         else:
             conversation.requests.append(EnsureQueue(channel, queue))
         return False
-
-    def _bind_exclusive(self, channel: Channel, queue: bytes) -> None:
-        """Bind a queue that only this connection may bind, on the channel of our own."""
-        conversation = self._conversation
-        state = conversation.state
-        destination = ("queue", queue)
-        carriers = [one for one in state.carried() if destination in state.router.destinations(one.name)]
-        waiting = len(carriers)
-        if not waiting:
-            conversation.requests.append(EnsureQueue(channel, queue))
-
-        def bound(refused: str | None, owned: OwnedExchange) -> None:
-            nonlocal waiting
-            waiting -= 1
-            if refused is None:
-                owned.bound.add(destination)
-                state.missing.pop(destination, None)
-            else:
-                state.missing[destination] = refused
-            if not waiting:
-                state.changed()
-                conversation.released.append(channel)
-
-        for owned in carriers:
-            bind = method_frame(
-                conversation.own.number or 0,
-                methods.QUEUE_BIND,
-                0,
-                queue,
-                owned.carrier,
-                token(*destination),
-                False,
-                b"",
-            )
-            conversation.own.run(bind, partial(bound, owned=owned))
-
-    def _deleted(self, channel: Channel, frame: bytes) -> bool:
-        if channel.replies:
-            self._conversation.inventory.queue_deleted(channel.replies.popleft().queue)
-        return True
 
     def _close(self, channel: Channel, frame: bytes) -> bool:
         conversation = self._conversation

@@ -9,6 +9,7 @@ Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; RabbitMQ drops what
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -76,18 +77,20 @@ class Collected:
         self.body = bytearray()
 
 
-class Declared(NamedTuple):
-    """A queue method on its way whose answer is of interest.
+class Expected(NamedTuple):
+    """An answer of the broker that is on its way; a channel's answers come in the order of its requests.
 
     Args:
         reply: (class << 16 | method) of the answer.
-        queue: name in the request (empty: the broker makes one).
-        exclusive: whether the queue is to be exclusive.
+        queue: name in a request about a queue (empty: the broker makes one).
+        exclusive: whether a declared queue is to be exclusive.
+        taken: for a request of ours: takes the answer's frame, says whether the producer gets it.
     """
 
     reply: int
-    queue: bytes
-    exclusive: bool
+    queue: bytes = b""
+    exclusive: bool = False
+    taken: Callable[[bytes], bool] | None = None
 
 
 class Channel:
@@ -99,7 +102,7 @@ class Channel:
 
     __slots__ = (
         "collected", "confirming", "content", "discard_upstream", "head", "held", "held_back", "held_bytes",
-        "ledger", "life", "number", "opened", "publish", "published", "remaining", "replies", "returned", "sample",
+        "last_queue", "ledger", "life", "number", "opened", "publish", "published", "remaining", "replies", "returned", "sample",
         "settled", "swallowed", "swallowing", "transactional", "waited",
     )  # fmt: skip
 
@@ -128,7 +131,9 @@ class Channel:
         self.published = 0
         self.settled = Settled()
         self.ledger: Ledger | None = None
-        self.replies: deque[Declared] = deque()
+        self.replies: deque[Expected] = deque()
+        #: the queue declared last, which an empty name in a bind means
+        self.last_queue = b""
         self.held: list[bytes] | None = None
         self.held_bytes = 0
         self.held_back: list[bytes] | None = None

@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeAlias
 
 from proxy.amqp import method_frames
 from proxy.amqp.channel import Channel, Life
-from proxy.amqp.tuning import Tuning
 from proxy.amqp.own_channel import OwnChannel
 from proxy.amqp.plan import Plans
-from proxy.amqp.vhost import Destination
+from proxy.amqp.tuning import Tuning
+from proxy.amqp.vhost import Destination, OwnedExchange
 from proxy.errors import ProtocolError, Scope
 
 
@@ -47,7 +47,19 @@ class BindDestinations(NamedTuple):
     destinations: tuple[Destination, ...]
 
 
-Request: TypeAlias = EnsureQueue | BindDestinations
+class LookUpExchange(NamedTuple):
+    """A client declares an open exchange that is not known here: look at the broker, then call `answer`.
+
+    `answer` takes the type of an exchange of that name that is not one of ours, None where there is none; one of
+    ours that is there has been taken into the state before.
+    """
+
+    channel: Channel
+    exchange: bytes
+    answer: Callable[[str | None], None]
+
+
+Request: TypeAlias = EnsureQueue | BindDestinations | LookUpExchange
 
 
 class Limits(NamedTuple):
@@ -57,10 +69,12 @@ class Limits(NamedTuple):
         held_bytes: frames kept while a destination is being bound or a queue gets its tokens; reaching it stops
             the reading of that side until they leave.
         replay_bytes: largest body that leaves in several copies; a larger one is refused with 311.
+        tokens: bound on one exchange at most because messages chose them.
     """
 
     held_bytes: int = 1 << 20
     replay_bytes: int = 4 << 20
+    tokens: int = 10_000
 
 
 class Inventory(NamedTuple):
@@ -70,15 +84,17 @@ class Inventory(NamedTuple):
         interested: whether rules name a queue, or look at queue names at all.
         queue_declared: a queue exists now; whether it is exclusive to its connection.
         queue_deleted: a queue is gone.
+        changed: a client has declared, deleted, bound or unbound the exchange.
     """
 
     interested: Callable[[bytes], bool]
     queue_declared: Callable[[bytes, bool], None]
     queue_deleted: Callable[[bytes], None]
+    changed: Callable[[bytes], None]
 
 
 #: where no rule needs to know
-NO_INVENTORY = Inventory(lambda queue: False, lambda queue, exclusive: None, lambda queue: None)
+NO_INVENTORY = Inventory(lambda queue: False, lambda queue, exclusive: None, lambda queue: None, lambda exchange: None)
 
 
 class Conversation:
@@ -115,6 +131,10 @@ class Conversation:
         self.odd: set[int] = set()
         #: channels whose kept-back frames may go to the producer now
         self.released: list[Channel] = []
+        #: destinations that this producer may not bind, with the broker's reason
+        self.refused: dict[Destination, str] = {}
+        #: channels whose held frames may go on
+        self.resumable: list[Channel] = []
         #: what to tell the logs when it ended by a fault
         self.fault: ProtocolError | None = None
         self.held_bytes = 0
@@ -123,6 +143,26 @@ class Conversation:
         self.shape = 0
         #: seconds on the driver's monotonic clock, set with every input
         self.now = 0.0
+
+    def bindable(self, owned: OwnedExchange, wanted: tuple[Destination, ...]) -> tuple[Destination, ...]:
+        """Give what may be bound with the producer's own rights: it exists, and was not refused.
+
+        Args:
+            owned: an exchange that a client declared.
+            wanted: destinations without a token.
+        """
+        if len(owned.bound) >= self.limits.tokens:
+            return ()
+        known = frozenset(self.state.queues.names)
+        return tuple(
+            one for one in wanted if one not in self.refused and (one[0] == "exchange" or not known or one[1] in known)
+        )
+
+    def next_sequence(self) -> int:
+        """Give a place in the order of declarations, later than all before: microseconds since 1970, or one more."""
+        state = self.state
+        state.last_sequence = max(state.last_sequence + 1, int(self.plans.sources.wall() * 1_000_000))
+        return state.last_sequence
 
     def channel(self, number: int) -> Channel:
         """Give the record of a channel number."""

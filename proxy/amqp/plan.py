@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from datetime import UTC, tzinfo
 from typing import NamedTuple, TypeAlias
 
 from proxy.amqp.counters import Counters
@@ -20,7 +21,7 @@ from proxy.amqp.original import Address
 from proxy.amqp.outgoing import Copy, Outgoing, outgoing, refuse_reserved, table_entries
 from proxy.amqp.properties import decode_properties
 from proxy.amqp.tables import decode_table, decode_value, pick
-from proxy.amqp.vhost import OwnedExchange, VhostState
+from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
 from proxy.errors import ProtocolError
 from proxy.routing.decision import Facts
 
@@ -52,6 +53,22 @@ _FLAGS_AT = 19
 _Found: TypeAlias = tuple[bytes, Outgoing, Address | None]
 
 
+class ClientRules(NamedTuple):
+    """What holds for exchanges and bindings that clients declare.
+
+    Args:
+        delivery: of exchanges declared without ``x-delivery``.
+        strict_unbind: whether unbinding with other arguments than any binding's is an error.
+        own_routes: whether routes reach only queues that the client could have bound itself.
+        local_time: time zone of `dtl` operators.
+    """
+
+    delivery: Delivery = Delivery.CARRIER
+    strict_unbind: bool = True
+    own_routes: bool = True
+    local_time: tzinfo = UTC
+
+
 class Plans:
     """The plans of one virtual host, made when first asked for and made anew when its state has changed.
 
@@ -59,13 +76,17 @@ class Plans:
         state: the virtual host.
         counters: what the process counts.
         sources: clocks and dice.
+        rules: what holds for clients' declarations.
     """
 
-    __slots__ = ("_plans", "confirm_timing", "counters", "epoch", "sources", "state", "timing", "traffic")
+    __slots__ = ("_plans", "confirm_timing", "counters", "epoch", "rules", "sources", "state", "timing", "traffic")
 
-    def __init__(self, state: VhostState, counters: Counters, sources: Sources) -> None:
+    def __init__(
+        self, state: VhostState, counters: Counters, sources: Sources, rules: ClientRules | None = None
+    ) -> None:
         """Start with no plan."""
         self.state = state
+        self.rules = rules or ClientRules()
         self.counters = counters.relay(state.name)
         self.traffic = counters.traffic
         self.timing = counters.decision_seconds

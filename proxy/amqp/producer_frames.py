@@ -8,15 +8,21 @@ Source: AMQP 0-9-1 spec, 4.2.6 (content framing) and 2.2.10; reply codes as Rabb
 
 from __future__ import annotations
 
+from functools import partial
+
 from proxy.amqp import methods
-from proxy.amqp.channel import Channel, Collected, Content, Declared, Life, Publish
+from proxy.amqp.channel import Channel, Collected, Content, Expected, Life, Publish
+from proxy.amqp.client_bindings import ClientBindings
 from proxy.amqp.conversation import BindDestinations, Conversation, Phase
 from proxy.amqp.copies import send_collected
+from proxy.amqp.declaring import Declaring
 from proxy.amqp.frames import BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METHOD, OVERHEAD, U16, U32
 from proxy.amqp.method_arguments import read_publish, read_queue_declare, read_queue_delete
 from proxy.amqp.method_frames import channel_close_ok, connection_close_ok
 from proxy.amqp.outgoing import PUBLISH, Outgoing, refuse_reserved
+from proxy.amqp.own_bindings import bind_tokens
 from proxy.amqp.properties import table_span
+from proxy.amqp.vhost import Destination
 from proxy.errors import ProtocolError, Scope
 
 _KIND_NAMES = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
@@ -32,6 +38,8 @@ class ProducerFrames:
     def __init__(self, conversation: Conversation) -> None:
         """Start with nothing published."""
         self._conversation = conversation
+        self._declaring = Declaring(conversation)
+        self._bindings = ClientBindings(conversation)
         #: set when the last frame taken was a Basic.Publish method
         self.published: Publish | None = None
 
@@ -170,6 +178,14 @@ class ProducerFrames:
         index = U32.unpack_from(frame, 7)[0]
         if index == methods.BASIC_PUBLISH:
             return self._publish(channel, frame)
+        if index == methods.EXCHANGE_DECLARE:
+            return self._declaring.declare(channel, frame)
+        if index == methods.EXCHANGE_DELETE:
+            return self._declaring.delete(channel, frame)
+        if index in (methods.QUEUE_BIND, methods.EXCHANGE_BIND):
+            return self._bindings.bind(channel, index, frame)
+        if index in (methods.QUEUE_UNBIND, methods.EXCHANGE_UNBIND):
+            return self._bindings.unbind(channel, index, frame)
         if index in _NOTED:
             _NOTED[index](self._conversation, channel, frame[7:-1])
         return True
@@ -205,8 +221,8 @@ class ProducerFrames:
             conversation.counters.bytes_passed += body_size
             return True
         head, outgoing = plan.forward(publish.frame, publish.routing_key, frame, 0, len(frame))
-        if outgoing.unbound and not channel.waited:
-            return self._hold(channel, publish, frame, outgoing)
+        if outgoing.unbound and not channel.waited and self._hold(channel, publish, frame, outgoing.unbound):
+            return False
         channel.waited = False
         outgoing.tally.publishes += 1
         outgoing.tally.body_bytes += body_size
@@ -258,16 +274,29 @@ class ProducerFrames:
             send_collected(self._conversation, collected)
         return False
 
-    def _hold(self, channel: Channel, publish: Publish, header: bytes, outgoing: Outgoing) -> bool:
+    def _hold(self, channel: Channel, publish: Publish, header: bytes, unbound: tuple[Destination, ...]) -> bool:
+        """Let a publish wait until its destinations are bound; False where there is nothing to wait for."""
         conversation = self._conversation
+        plan = publish.plan
+        assert plan is not None  # noqa: S101 -- only publishes with a plan have destinations
+        own = plan.owned.declared is not None and conversation.plans.rules.own_routes
+        if own:
+            unbound = conversation.bindable(plan.owned, unbound)
+            if not unbound:
+                return False
         channel.held = [publish.frame, header]
         channel.held_bytes = len(publish.frame) + len(header)
         conversation.held_bytes += channel.held_bytes
         conversation.shape += 1
         channel.content = Content.METHOD
         channel.publish = None
-        conversation.requests.append(BindDestinations(channel, publish.exchange, outgoing.unbound))
-        return False
+        if own:
+            wanted = [(plan.owned, one) for one in unbound]
+            done = partial(conversation.resumable.append, channel)
+            bind_tokens(conversation, wanted, done, conversation.refused)
+        else:
+            conversation.requests.append(BindDestinations(channel, publish.exchange, unbound))
+        return True
 
 
 def _header_bytes(head: bytes) -> int:
@@ -285,8 +314,9 @@ def _unexpected(channel: Channel, kind: int) -> ProtocolError:
 
 def _declare(conversation: Conversation, channel: Channel, payload: bytes) -> None:
     declare = read_queue_declare(payload)
+    channel.last_queue = declare.queue or channel.last_queue
     if not declare.nowait:
-        channel.replies.append(Declared(methods.QUEUE_DECLARE_OK, declare.queue, declare.exclusive))
+        channel.replies.append(Expected(methods.QUEUE_DECLARE_OK, declare.queue, declare.exclusive))
     elif declare.queue and not declare.passive:
         conversation.inventory.queue_declared(declare.queue, declare.exclusive)
 
@@ -294,7 +324,7 @@ def _declare(conversation: Conversation, channel: Channel, payload: bytes) -> No
 def _delete(conversation: Conversation, channel: Channel, payload: bytes) -> None:
     delete = read_queue_delete(payload)
     if not delete.nowait:
-        channel.replies.append(Declared(methods.QUEUE_DELETE_OK, delete.queue, exclusive=False))
+        channel.replies.append(Expected(methods.QUEUE_DELETE_OK, delete.queue))
     else:
         conversation.inventory.queue_deleted(delete.queue)
 

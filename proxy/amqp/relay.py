@@ -9,13 +9,13 @@ Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
 from __future__ import annotations
 
 from proxy.amqp.channel import Channel
-from proxy.amqp.conversation import Conversation, Inventory, Limits, Phase, Request
+from proxy.amqp.conversation import Conversation, Inventory, Limits, LookUpExchange, Phase, Request
 from proxy.amqp.counters import RelayCounters
 from proxy.amqp.delivering import Delivering
 from proxy.amqp.frames import HEARTBEAT_FRAME
-from proxy.amqp.tuning import Tuning
 from proxy.amqp.plan import Plans
 from proxy.amqp.publishing import Publishing
+from proxy.amqp.tuning import Tuning
 from proxy.errors import ProtocolError
 
 
@@ -106,6 +106,7 @@ class Relay:
         conversation = self._conversation
         conversation.now = now
         self._publishing.receive(data)
+        self._go_on()
 
     def receive_from_upstream(self, data: bytes, now: float) -> None:
         """Take bytes from the broker.
@@ -139,8 +140,17 @@ class Relay:
         self._publishing.resume(frames)
         channel.waited = False
 
+    def answer(self, request: LookUpExchange, found: str | None) -> None:
+        """Say what `LookUpExchange` asked: the type of another's exchange of that name, None where there is none."""
+        channel = request.channel
+        if self._conversation.phase is Phase.OPEN and channel.held is not None:
+            request.answer(found)
+            self._go_on()
+
     def _go_on(self) -> None:
         conversation = self._conversation
+        while conversation.resumable:
+            self.resume(conversation.resumable.pop(0))
         while conversation.released:
             channel = conversation.released.pop()
             frames = channel.held_back

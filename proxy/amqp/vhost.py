@@ -107,6 +107,7 @@ class VhostState:
         queues: queues that exist, for regex routes.
         missing: destinations that rules name and that can't be reached, with the reason. Bounded by its writer.
         epoch: grows with every change that makes cached answers stale.
+        last_sequence: of what clients declared through us, the latest.
         carriers: names of the broker's exchanges that carry the exchanges evaluated here.
         restores: whether publishes may leave under another address, so that originals have to be put back.
     """
@@ -117,6 +118,7 @@ class VhostState:
     queues: QueueNames = field(default_factory=QueueNames)
     missing: dict[Destination, str] = field(default_factory=dict)
     epoch: int = 0
+    last_sequence: int = 0
     carriers: frozenset[bytes] = field(init=False)
     restores: bool = field(init=False)
 

@@ -132,6 +132,19 @@ class Exchange:
                 if kind == EXCHANGE:
                     self._next_names.discard(name)
 
+    def has(self, binding: Binding) -> bool:
+        """Whether a binding of the same identity is there."""
+        return binding.identity in self._compiled
+
+    def binds(self, destination_type: str, destination: bytes, routing_key: bytes) -> bool:
+        """Whether a binding to this destination under this key is there, whatever its arguments."""
+        asked = (destination_type, destination, routing_key)
+        return any(asked == (each.destination_type, each.destination, each.routing_key) for each in self.bindings)
+
+    def uses(self, destination: Destination) -> int:
+        """How many bindings name a destination, as their own or in a route."""
+        return self._destinations[destination]
+
     @property
     def bindings(self) -> Iterator[Binding]:
         """The bindings, in the order in which they came."""

@@ -9,6 +9,11 @@ from proxy.routing.bindings import Binding
 from proxy.routing.values import Table
 
 
+#: Bindings of files have greater sequences than those of clients (microseconds since 1970): among equal orders the
+#: greater sequence is visited first, so files come before clients.
+FILE_FIRST = 1 << 62
+
+
 @dataclass(frozen=True, slots=True)
 class QueueRule:
     """A queue that a rules file asks for: declared durable, taken as it is where it exists."""

@@ -202,7 +202,7 @@ def _exchange(path: str, node: Node, local_time: tzinfo, faults: Faults) -> Exch
     draft = ExchangeDraft(fields, name, kind, delivery, carrier or name, bool(unmatched), arguments, local_time)
     _exchange_arguments(draft)
     _carrier(draft)
-    bindings = (_binding(name, each, item, -index, faults) for index, (each, item) in enumerate(items, 1))
+    bindings = (_binding(name, each, item, FILE_FIRST - index, faults) for index, (each, item) in enumerate(items, 1))
     draft.bindings = _present(bindings)
     return draft
 

@@ -1,0 +1,101 @@
+"""Does a second declare of an exchange say the same as the first? The answer in RabbitMQ's words.
+
+The broker compares type, flags and alternate exchange; the filters of an open exchange are compared here, by value:
+integers of any width are equal.
+
+Source: the open-exchange specification, 10.7; texts as RabbitMQ 3.10 writes them ("inequivalent arg").
+"""
+
+from __future__ import annotations
+
+from proxy.amqp.method_arguments import ExchangeDeclare
+from proxy.amqp.stored import DELIVERY
+from proxy.amqp.vhost import Delivery, OwnedExchange
+from proxy.routing.values import Table, Value
+
+_COMPARED = (
+    b"alternate-exchange",
+    b"max-headers-depth",
+    b"max-headers-depth-silent",
+    b"max-headers-size",
+    b"max-headers-size-silent",
+    b"max-payload-size",
+    b"max-payload-size-silent",
+    b"min-payload-size",
+    b"min-payload-size-silent",
+    DELIVERY,
+)
+_TYPES = {
+    "t": "bool",
+    "b": "byte",
+    "B": "unsignedbyte",
+    "s": "short",
+    "u": "unsignedshort",
+    "I": "signedint",
+    "i": "unsignedint",
+    "l": "long",
+    "L": "long",
+    "f": "float",
+    "d": "double",
+    "D": "decimal",
+    "S": "longstr",
+    "x": "binary",
+    "T": "timestamp",
+    "A": "array",
+    "F": "table",
+    "V": "void",
+}
+
+
+def inequivalent_type(exchange: bytes, vhost: str, received: bytes, current: str) -> str:
+    """Say that an exchange exists with another type."""
+    return (
+        f"inequivalent arg 'type' for exchange '{_text(exchange)}' in vhost '{vhost}': "
+        f"received '{_text(received)}' but current is '{current}'"
+    )
+
+
+def inequivalence(owned: OwnedExchange, table: Table, asked: ExchangeDeclare, vhost: str) -> str:
+    """Find the first argument that differs.
+
+    Args:
+        owned: the exchange that is there.
+        table: arguments of the new declare.
+        asked: the new declare.
+        vhost: for the text.
+
+    Returns:
+        The reply text, "" where all are equal.
+    """
+    where = f"for exchange '{_text(owned.name)}' in vhost '{vhost}'"
+    if owned.delivery is Delivery.QUEUE and owned.declared is not None:  # nothing on the broker that could compare
+        for name in ("durable", "auto_delete", "internal"):
+            received, current = getattr(asked, name), getattr(owned.declared, name)
+            if received != current:
+                return (
+                    f"inequivalent arg '{name}' {where}: received '{str(received).lower()}' "
+                    f"but current is '{str(current).lower()}'"
+                )
+    before, now = dict(owned.arguments), dict(table)
+    for key in _COMPARED:
+        one, other = now.get(key), before.get(key)
+        if not _equal(one, other):
+            return f"inequivalent arg '{_text(key)}' {where}: received {_shown(one)} but current is {_shown(other)}"
+    return ""
+
+
+def _equal(one: Value | None, other: Value | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.value == other.value and isinstance(one.value, bool) == isinstance(other.value, bool)
+
+
+def _shown(value: Value | None) -> str:
+    if value is None:
+        return "none"
+    text = _text(value.value) if isinstance(value.value, bytes) else str(value.value)
+    return f"the value '{text}' of type '{_TYPES.get(value.letter, value.letter)}'"
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")
