@@ -1,10 +1,10 @@
 # What a person types here. `make demo` and `make test` need nothing done before; docs/testing.md says more.
-.PHONY: help setup demo run test check bench conformance pins
+.PHONY: help setup demo run test test-matrix check bench conformance pins
 
 bin := .venv/bin
 
 help:
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 14
 
 setup: ## environment in .venv, RabbitMQ where none is installed; quick when nothing changed
 	@deploy/local/setup
@@ -17,6 +17,10 @@ run: setup ## sidecar in front of the broker that RABBITMQ_URL names; CONFIG=con
 
 test: setup ## every test, against a private RabbitMQ
 	@$(bin)/python -m pytest -q
+
+test-matrix: ## the slow ones: other versions, a built image; installs what only they need
+	@deploy/local/setup matrix
+	@$(bin)/python -m pytest -q -m matrix
 
 check: setup ## format, lint, types and import contracts; no tests
 	$(bin)/ruff format --check .
