@@ -102,7 +102,8 @@ class Channel:
 
     __slots__ = (
         "collected", "confirming", "content", "discard_upstream", "head", "held", "held_back", "held_bytes",
-        "last_queue", "ledger", "life", "number", "opened", "publish", "published", "remaining", "replies", "returned", "sample",
+        "last_queue", "ledger", "life", "number", "opened", "publish", "published", "remaining", "replies", "returned",
+        "sample",
         "settled", "swallowed", "swallowing", "transactional", "waited",
     )  # fmt: skip
 
