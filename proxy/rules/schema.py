@@ -18,7 +18,7 @@ from proxy.rules.clock import SystemZone, zone
 from proxy.rules.expectations import RulesTest, read_test
 from proxy.rules.faults import Faults, Place
 from proxy.rules.fields import Fields, name_fault, short_fault, text_of
-from proxy.rules.model import QueueRule
+from proxy.rules.model import FILE_FIRST, QueueRule
 from proxy.rules.nodes import Mapping, Node, join, shown
 
 T = TypeVar("T")
