@@ -1,0 +1,245 @@
+"""Where does an address lead? From a publish to its address and back, and from a result to broker, exchange and key.
+
+An address is written for each publish, one that no other publish has; a result of the table is read as a domain (which
+broker) and a name (which exchange and key there). Whatever is in doubt is a failed translation: a value that says
+why, never a guess and never an exception. Source: the messenger-addressing specification, 3.1 and 3.2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from proxy.routing.address_table import AddressTable
+from proxy.routing.addresses import Address, InvalidAddress, parse_address
+
+_LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
+_QUEUE, _EXCHANGE = b"/queue/", b"/exchange/"
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+_BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+#: Publishes whose target is remembered: with keys of 255 bytes a few megabytes.
+_KEPT_TARGETS = 8192
+ANY_HOST = b"*"
+
+
+class Publication(NamedTuple):
+    """The two texts that say where a publish goes.
+
+    Args:
+        exchange: empty for the default exchange.
+        routing_key: of the message.
+    """
+
+    exchange: bytes
+    routing_key: bytes
+
+
+def address_of(publication: Publication) -> bytes:
+    """The address of a publish; different publishes have different ones."""
+    exchange, key = publication
+    if exchange:
+        return _EXCHANGE + exchange.replace(b"%", b"%25").replace(b"/", b"%2F") + b"/" + key
+    return _QUEUE + key if key.startswith(b"/") else key
+
+
+def publication_at(address: bytes) -> Publication | None:
+    """The publish that has this address; None where none has."""
+    if address.startswith(_EXCHANGE):
+        exchange, slash, key = address[len(_EXCHANGE) :].partition(b"/")
+        publication = Publication(_plain_exchange(exchange), key)
+        return publication if slash and exchange and address_of(publication) == address else None
+    if address.startswith(_QUEUE):
+        key = address[len(_QUEUE) :]
+        return Publication(b"", key) if key.startswith(b"/") else None
+    return None if address.startswith(b"/") else Publication(b"", address)
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Another broker, as far as the address says.
+
+    Args:
+        broker: name of a configured broker, else empty.
+        host: where to connect; for a configured broker its name.
+        port: None for the configured one.
+        tls: whether the address asks for TLS; None where it leaves that to the configured broker.
+        user: None for the configured one.
+        password: None for the configured one.
+    """
+
+    broker: bytes
+    host: bytes
+    port: int | None
+    tls: bool | None
+    user: bytes | None = None
+    password: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a translated publish goes.
+
+    Args:
+        rule: index of the rule that said so.
+        remote: the other broker; None for this proxy's own, on the client's own connection.
+        publication: exchange and key there.
+    """
+
+    rule: int
+    remote: Remote | None
+    publication: Publication
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTranslation:
+    """A translation that leads nowhere.
+
+    Args:
+        rule: index of the rule.
+        reason: why, without any part of the address.
+    """
+
+    rule: int
+    reason: str
+
+
+class _NowhereError(Exception):
+    """Inside this module: why an address leads nowhere."""
+
+
+class AddressBook:
+    """The table, the brokers that it may name, and where each publish goes by it.
+
+    Args:
+        table: the rules.
+        brokers: names of the configured brokers.
+    """
+
+    def __init__(self, table: AddressTable, brokers: Collection[bytes] = ()) -> None:
+        """Nothing is looked up yet."""
+        self.table = table
+        self._brokers = frozenset(brokers)
+        self._kept: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
+
+    def look_up(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
+        """Where the table sends a publish; None where it leaves it alone. The same object for the same publish."""
+        try:
+            return self._kept[exchange, routing_key]
+        except KeyError:
+            found = self._look_up(Publication(exchange, routing_key))
+        if len(self._kept) >= _KEPT_TARGETS:
+            del self._kept[next(iter(self._kept))]
+        self._kept[exchange, routing_key] = found
+        return found
+
+    def _look_up(self, publication: Publication) -> Target | FailedTranslation | None:
+        translation = self.table.translate(address_of(publication))
+        if translation is None:
+            return None
+        return self.resolve(translation.rule, translation.address, publication)
+
+    def resolve(self, rule: int, result: bytes | None, original: Publication) -> Target | FailedTranslation:
+        """Where a result of the table leads.
+
+        Args:
+            rule: index of the rule that gave it.
+            result: the translated address.
+            original: the publish as it came.
+        """
+        try:
+            if result is None:
+                raise _NowhereError("the rule has no translation")
+            address = parse_address(result)
+            remote = self._remote(address, self.table.rules[rule].hosts)
+            publication = _named(address.name or b"", original)
+            if max(map(len, publication)) > _LONGEST_NAME:
+                raise _NowhereError("exchange or routing key above 255 bytes")
+        except (InvalidAddress, _NowhereError) as why:
+            return FailedTranslation(rule, str(why))
+        return Target(rule, remote, publication)
+
+    def _remote(self, address: Address, hosts: tuple[bytes, ...] | None) -> Remote | None:
+        if address.passive:
+            raise _NowhereError("an address to listen on")
+        if address.local:
+            return None
+        if not address.host:
+            raise _NowhereError("scheme, credentials or port without a host")
+        if hosts is not None and not _permitted(address, hosts):
+            raise _NowhereError("a host that the rule does not permit")
+        if address.host in self._brokers and address.port is None:
+            tls = address.tls if address.scheme else None
+            return Remote(address.host, address.host, None, tls, address.user, address.password)
+        return Remote(b"", address.host, address.effective_port, address.tls, address.user, address.password)
+
+
+def _permitted(address: Address, hosts: tuple[bytes, ...]) -> bool:
+    """Whether a host is on a rule's list, by itself or with its port; names are compared without case."""
+    host = address.host.lower()
+    bracketed = b"[" + host + b"]" if b":" in host else host
+    accepted = {ANY_HOST, host, bracketed, b"%s:%d" % (bracketed, address.effective_port)}
+    return any(permitted.lower() in accepted for permitted in hosts)
+
+
+def _named(name: bytes, original: Publication) -> Publication:
+    """The meaning of a name: one more slash in front, as Messenger's users had to write it, changes nothing."""
+    inner = name[1:] if name.startswith(b"/") else name
+    if not inner:
+        return original
+    for form, read in _FORMS.items():
+        if inner.startswith(form):
+            return read(inner[len(form) :], original)
+    return Publication(b"", name)
+
+
+def _plain_exchange(text: bytes) -> bytes:
+    return _ESCAPE.sub(lambda escape: {b"2F": b"/", b"25": b"%"}.get(escape[1].upper(), escape[0]), text)
+
+
+def _percent_decoded(text: bytes) -> bytes:
+    if b"/" in text:
+        raise _NowhereError("a part too many in a name")
+    if _BAD_ESCAPE.search(text):
+        raise _NowhereError("a malformed percent escape in a name")
+    return _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()), text)
+
+
+def _some(text: bytes) -> bytes:
+    if not text:
+        raise _NowhereError("an empty exchange or queue in a name")
+    return text
+
+
+def _exchange(rest: bytes, original: Publication) -> Publication:
+    exchange, slash, key = rest.partition(b"/")
+    return Publication(_plain_exchange(_some(exchange)), key if slash else original.routing_key)
+
+
+def _exchange_v2(rest: bytes, original: Publication) -> Publication:
+    exchange, _, key = rest.partition(b"/")
+    return Publication(_some(_percent_decoded(exchange)), _percent_decoded(key))
+
+
+def _queue(rest: bytes, original: Publication) -> Publication:
+    return Publication(b"", _some(rest))
+
+
+def _queue_v2(rest: bytes, original: Publication) -> Publication:
+    return Publication(b"", _some(_percent_decoded(rest)))
+
+
+def _topic(rest: bytes, original: Publication) -> Publication:
+    return Publication(b"amq.topic", rest)
+
+
+#: What the first segment of a name says, in the words of RabbitMQ 3 (v1) and 4 (v2).
+_FORMS: dict[bytes, Callable[[bytes, Publication], Publication]] = {
+    b"exchange/": _exchange,
+    b"exchanges/": _exchange_v2,
+    b"queue/": _queue,
+    b"amq/queue/": _queue,
+    b"queues/": _queue_v2,
+    b"topic/": _topic,
+}

@@ -1,0 +1,151 @@
+"""What are the parts of an address, which addresses are refused, and how is one shown without its password?
+
+``[scheme://][user[:password]@]host[:port][/name]`` in the reading of Messenger, made strict where that reading could
+send a message, or a password, to the wrong place. Source: the messenger-addressing specification, 1.4 and Part 2.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+_PORT = re.compile(rb"0*([0-9]{0,5})")
+_SCHEME = re.compile(rb"(?:[^/]*://)?")
+_SCHEMES = frozenset({b"amqp", b"amqps"})
+_PLAIN_PORT, _TLS_PORT = 5672, 5671
+_LARGEST_PORT = 65535
+_HIDDEN = b"***"
+
+
+class InvalidAddress(ValueError):  # noqa: N818 - reads as a verdict on an address, not as a fault of ours
+    """An address that is refused; the message says why and never quotes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An address in its parts; None is a part that is absent, empty one that is there and empty.
+
+    Args:
+        scheme: in lower case.
+        user: percent-decoded.
+        password: percent-decoded.
+        host: without brackets.
+        port: None for the scheme's own.
+        name: all behind the slash that ends the domain, not decoded.
+        passive: it asks to listen, not to connect.
+        local: the domain is empty: this proxy's own broker.
+    """
+
+    scheme: bytes | None
+    user: bytes | None
+    password: bytes | None = field(repr=False)
+    host: bytes
+    port: int | None
+    name: bytes | None
+    passive: bool
+    local: bool
+
+    @property
+    def tls(self) -> bool:
+        """Whether the scheme asks for TLS."""
+        return self.scheme == b"amqps"
+
+    @property
+    def effective_port(self) -> int:
+        """The port, or the scheme's own."""
+        return self.port or (_TLS_PORT if self.tls else _PLAIN_PORT)
+
+
+def parse_address(address: bytes) -> Address:
+    """Split an address into its parts.
+
+    Raises:
+        InvalidAddress: what Part 2 of the specification refuses: other schemes, ports that are none, a second ``@`` or
+            colon outside brackets, brackets left open or followed by text, NUL in credentials.
+    """
+    scheme, rest = _split_scheme(address)
+    domain, slash, name = rest.partition(b"/")
+    credentials, at, host_and_port = domain.rpartition(b"@")
+    if b"@" in credentials:
+        raise InvalidAddress("more than one raw @ before the name")
+    user, password = _split_credentials(credentials) if at else (None, None)
+    host, port, passive = _split_host(host_and_port)
+    return Address(
+        scheme, user, password, host, port, name if slash else None, passive, local=not domain and scheme is None
+    )
+
+
+def _split_scheme(address: bytes) -> tuple[bytes | None, bytes]:
+    slash = address.find(b"/")
+    if slash < 1 or address[slash - 1 : slash + 2] != b"://":
+        return None, address
+    scheme = address[: slash - 1].lower()
+    if scheme not in _SCHEMES:
+        raise InvalidAddress("the scheme is neither amqp nor amqps")
+    return scheme, address[slash + 2 :]
+
+
+def _split_credentials(credentials: bytes) -> tuple[bytes, bytes | None]:
+    user, colon, password = credentials.partition(b":")
+    decoded = [_ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()), part) for part in (user, password)]
+    if any(b"\0" in part for part in decoded):
+        raise InvalidAddress("NUL byte in the credentials")  # it separates the fields of SASL PLAIN
+    return decoded[0], decoded[1] if colon else None
+
+
+def _split_host(text: bytes) -> tuple[bytes, int | None, bool]:
+    passive = text.startswith(b"~")
+    text = text[passive:]
+    if not text.startswith(b"["):
+        if text.count(b":") > 1:
+            raise InvalidAddress("more than one colon outside brackets")
+        host, _, port = text.partition(b":")
+        return host, _port(port), passive
+    host, bracket, rest = text[1:].partition(b"]")
+    if not bracket:
+        raise InvalidAddress("[ is not closed")
+    if rest and not rest.startswith(b":"):
+        raise InvalidAddress("text after ]")
+    if host.startswith(b"~") and not passive:  # where Messenger wants it in brackets
+        host, passive = host[1:], True
+    return host, _port(rest[1:]), passive
+
+
+def _port(text: bytes) -> int | None:
+    if not text:
+        return None
+    number = _PORT.fullmatch(text)
+    if number is None or not 1 <= int(number[1] or b"0") <= _LARGEST_PORT:
+        raise InvalidAddress("the port is not a number from 1 to 65535")
+    return int(number[1])
+
+
+def without_credentials(address: bytes) -> bytes:
+    """An address without user and password; one that ``parse_address`` refuses may keep them."""
+    start = _scheme_end(address)
+    domain, slash, name = address[start:].partition(b"/")
+    return address[:start] + domain.rpartition(b"@")[2] + slash + name
+
+
+def _scheme_end(address: bytes) -> int:
+    found = _SCHEME.match(address)
+    return found.end() if found else 0
+
+
+def without_password(address: bytes) -> bytes:
+    """An address or a translation for people to read: whatever could be a password is hidden.
+
+    It takes any text. In what ``parse_address`` refuses because a password was left raw, with a slash in it, the
+    password is taken to end at the last ``@``.
+    """
+    start = _scheme_end(address)
+    domain = address[start:].partition(b"/")[0]
+    if b"@" in domain:
+        at = start + domain.rindex(b"@")
+    elif domain.startswith(b"[") or _PORT.fullmatch(domain.partition(b":")[2]):
+        return address
+    else:
+        at = max(address.rfind(b"@"), start)
+    colon = address.find(b":", start, at)
+    return address if colon < 0 else address[: colon + 1] + _HIDDEN + address[at:]

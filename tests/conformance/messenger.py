@@ -1,0 +1,137 @@
+"""Runs vectors of the messenger-addressing format; ``python -m tests.conformance.messenger [FILE...]`` measures them.
+
+What a vector asks is seen from its members: translations have rules, addresses have parts, receiver vectors have
+``send_to`` among what they expect. The result we want is ``recommended``, else ``seed_expected``, else ``expected``; in
+receiver vectors each replaces only the keys that it lists.
+"""
+
+from __future__ import annotations
+
+import sys
+from base64 import b64decode
+from pathlib import Path
+from time import thread_time
+from typing import Any
+
+from proxy.routing.address_table import AddressRule, AddressTable
+from proxy.routing.address_targets import Publication
+from proxy.routing.addresses import Address, InvalidAddress, parse_address
+from proxy.routing.original_address import record, restore, visible
+
+Json = dict[str, Any]  # as parsed: any JSON object
+
+VECTORS = Path(__file__).parent / "vectors" / "messenger"
+_REFUSED = "refused"
+
+
+def run(vector: Json) -> tuple[bool, object, object]:
+    """Whether the vector passes, what it expects, what we get."""
+    layers = [vector[key] for key in ("expected", "seed_expected", "recommended") if vector.get(key) is not None]
+    if "send_to" in (vector["expected"] or ()):
+        expected, got = _receiver(vector, {key: value for layer in layers for key, value in layer.items()})
+    elif "rules" in vector:
+        expected, got = _translation(vector, layers[-1])
+    else:
+        expected, got = _parts(vector, layers[-1])
+    return expected == got, expected, got
+
+
+def _bytes(values: Json, key: str) -> bytes | None:
+    if f"{key}_b64" in values:
+        return b64decode(values[f"{key}_b64"])
+    text = values.get(key)
+    return None if text is None else text.encode()
+
+
+def _table(rules: list[Json]) -> AddressTable:
+    return AddressTable([AddressRule(_bytes(rule, "pattern") or b"", _bytes(rule, "translation")) for rule in rules])
+
+
+def _translated(table: AddressTable, address: bytes | None) -> tuple[int | None, bytes | None]:
+    translation = table.translate(address)
+    return (translation.rule, translation.address) if translation else (None, address)
+
+
+def _translation(vector: Json, expected: Json) -> tuple[object, object]:
+    got = _translated(_table(vector["rules"]), _bytes(vector, "address"))
+    return (expected["matched_rule"], _bytes(expected, "address")), got
+
+
+def _parts(vector: Json, expected: Json) -> tuple[object, object]:
+    return _expected_parts(expected), _got_parts(_bytes(vector, "address") or b"")
+
+
+def _expected_parts(expected: Json) -> object:
+    if expected.get("invalid"):
+        return _REFUSED
+    texts = [_bytes(expected, key) for key in ("scheme", "user", "password", "host", "name")]
+    return (*texts, int(expected["port"]) if expected["port"] is not None else None, expected["passive"])
+
+
+def _got_parts(text: bytes) -> object:
+    try:
+        address: Address = parse_address(text)
+    except InvalidAddress:
+        return _REFUSED
+    parts = (address.scheme, address.user, address.password, address.host, address.name)
+    return (*parts, address.port, address.passive)
+
+
+def _receiver(vector: Json, expected: Json) -> tuple[object, object]:
+    """Where the message goes, and the address that the receiver finds on it after our header was used."""
+    original = _bytes(vector, "address") or b""
+    rule, result = _translated(_table(vector["rules"]), original)
+    first, last = Publication(b"", original), Publication(b"", result or b"")
+    header = record(first, last)
+    rewrites = _table(vector["rewrites"]) if vector["rewrites"] else None
+    seen = (restore(header, last) if header else last) or last
+    refused = isinstance(expected["send_to"], dict)
+    wanted = _REFUSED if refused else _expected_parts(expected["send_to_parsed"])
+    wanted_result = None if refused else expected["send_to"]
+    return (
+        (
+            expected["matched_rule"],
+            wanted_result,
+            wanted,
+            expected["receiver_address"],
+            expected["sender_address_after"],
+        ),
+        (
+            rule,
+            None if refused else (result or b"").decode(),
+            _got_parts(result or b""),
+            visible(seen.routing_key, rewrites).decode(),
+            first.routing_key.decode(),
+        ),
+    )
+
+
+def measure(vector: Json) -> tuple[float, float]:
+    """Milliseconds that the translation of a timed vector took, best of three, and how many it may take."""
+    table, address = _table(vector["rules"]), _bytes(vector, "address")
+    best = float("inf")
+    for _ in range(3):
+        start = thread_time()
+        table.translate(address)
+        best = min(best, (thread_time() - start) * 1000)
+    return best, float(vector["max_ms"])
+
+
+def main(arguments: list[str]) -> int:
+    from tests.conformance.files import vectors
+
+    timed = [
+        (*measure(vector), vector["id"])
+        for path in [Path(argument) for argument in arguments] or sorted(VECTORS.glob("*.jsonl.gz"))
+        for vector in vectors(path)
+        if "max_ms" in vector
+    ]
+    late = [row for row in timed if row[0] > row[1]]
+    for took, allowed, name in sorted(timed, reverse=True)[:10]:
+        print(f"{name}  {took:.3f} ms of {allowed:.0f}")
+    print(f"{len(timed) - len(late)} in time, {len(late)} late")
+    return 1 if late else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
