@@ -5,13 +5,14 @@ Source: AMQP 0-9-1 spec, 1.4 to 1.8; RabbitMQ guides "Publisher confirms" and "B
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from proxy.amqp import methods
 from proxy.amqp.channel import Channel, Life
 from proxy.amqp.conversation import Conversation, EnsureQueue, Phase
 from proxy.amqp.frames import U32
-from proxy.amqp.method_arguments import read_ack, read_nack, read_queue_declare_ok
+from proxy.amqp.method_arguments import read_ack, read_nack, read_queue_declare_ok, read_return
 from proxy.amqp.methods import method_frame
 from proxy.amqp.own_bindings import bind_tokens
 
@@ -99,11 +100,15 @@ class BrokerMethods:
         conversation = self._conversation
         counters = conversation.counters
         if channel.ledger is None:
+            refused = () if ack else self._refused(channel, tag, multiple)
             count = channel.settled.settle(tag, multiple, channel.published)
             if ack:
                 counters.confirms_acked += count
             else:
                 counters.confirms_nacked += count
+                if conversation.audit is not None:
+                    for producer_tag in refused:
+                        conversation.audit.settled(channel, producer_tag, "nacked")
             if channel.sample is not None:
                 conversation.time_confirm(channel)
             return True
@@ -114,16 +119,32 @@ class BrokerMethods:
                 conversation.to_producer.append(method_frame(channel.number, methods.BASIC_ACK, producer_tag, False))
             else:
                 counters.confirms_nacked += 1
+                if conversation.audit is not None:
+                    conversation.audit.settled(channel, producer_tag, "nacked")
                 conversation.to_producer.append(
                     method_frame(channel.number, methods.BASIC_NACK, producer_tag, False, False)
                 )
         return False
+
+    @staticmethod
+    def _refused(channel: Channel, tag: int, multiple: bool) -> Sequence[int]:
+        """Tags that a nack settles."""
+        return channel.settled.outstanding(min(tag or channel.published, channel.published)) if multiple else (tag,)
+
+    def _audit_return(self, channel: Channel, frame: bytes) -> None:
+        """Note a return; one whose address we changed is noted when its header has told the original."""
+        audit = self._conversation.audit
+        if audit is not None and not self._conversation.state.restores:
+            _, _, exchange, routing_key = read_return(frame[7:-1])
+            audit.returned(channel, exchange, routing_key)
 
     def _return(self, channel: Channel, frame: bytes) -> bool:
         conversation = self._conversation
         channel.swallowing = channel.ledger is not None and not channel.ledger.returned()
         if not channel.swallowing:
             conversation.counters.returns += 1
+            if conversation.audit is not None:
+                self._audit_return(channel, frame)
             if not conversation.state.restores:
                 return True
         return self._content(channel, frame)

@@ -101,10 +101,33 @@ class Channel:
     """
 
     __slots__ = (
-        "collected", "confirming", "content", "discard_upstream", "head", "held", "held_back", "held_bytes",
-        "last_queue", "ledger", "life", "number", "opened", "publish", "published", "remaining", "replies", "returned",
+        "before",
+        "collected",
+        "confirming",
+        "content",
+        "discard_upstream",
+        "head",
+        "held",
+        "held_back",
+        "held_bytes",
+        "last_queue",
+        "ledger",
+        "life",
+        "mandatory",
+        "number",
+        "opened",
+        "origin",
+        "publish",
+        "published",
+        "remaining",
+        "replies",
+        "returned",
         "sample",
-        "settled", "swallowed", "swallowing", "transactional", "waited",
+        "settled",
+        "swallowed",
+        "swallowing",
+        "transactional",
+        "waited",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -130,6 +153,12 @@ class Channel:
         self.transactional = False
         #: publishes of the producer since the channel was opened; in confirm mode its delivery tag
         self.published = 0
+        #: publishes before confirm.select, which its delivery tags do not count
+        self.before = 0
+        #: what the audit lines of the channel share, made with the first
+        self.origin = ""
+        #: (number, exchange, routing key) of mandatory publishes, where the audit must know which one returns
+        self.mandatory: deque[tuple[int, bytes, bytes]] | None = None
         self.settled = Settled()
         self.ledger: Ledger | None = None
         self.replies: deque[Expected] = deque()

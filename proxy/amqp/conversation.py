@@ -13,6 +13,7 @@ from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from proxy.amqp import method_frames
+from proxy.amqp.auditing import ConnectionAudit
 from proxy.amqp.channel import Channel, Life
 from proxy.amqp.own_channel import OwnChannel
 from proxy.amqp.plan import Plans
@@ -132,6 +133,7 @@ class Conversation:
         #: channels whose kept-back frames may go to the producer now
         self.released: list[Channel] = []
         #: destinations that this producer may not bind, with the broker's reason
+        self.audit: ConnectionAudit | None = None
         self.refused: dict[Destination, str] = {}
         #: channels whose held frames may go on
         self.resumable: list[Channel] = []
@@ -186,6 +188,8 @@ class Conversation:
         """No frame of any channel matters any more."""
         self.shape += 1
         for channel in self.channels.values():
+            if self.audit is not None:
+                self.audit.lost(channel)
             self.drop_held(channel)
             self.count_closed(channel)
         self.channels.clear()
@@ -198,7 +202,10 @@ class Conversation:
     def time_confirm(self, channel: Channel) -> None:
         """Observe the confirm that is being timed, once it is there."""
         if channel.sample is not None and channel.settled.low >= channel.sample[0]:
-            self.plans.confirm_timing.observe(self.now - channel.sample[1])
+            seconds = self.now - channel.sample[1]
+            self.plans.confirm_timing.observe(seconds)
+            if self.audit is not None:
+                self.audit.settled(channel, channel.sample[0], "acked", seconds * 1e6)
             channel.sample = None
 
     def drop_held(self, channel: Channel) -> None:

@@ -29,6 +29,7 @@ from proxy.amqp.frames import (
     body_frames,
     check_head,
 )
+from proxy.amqp.method_arguments import read_return
 from proxy.amqp.restoring import restored_content
 from proxy.errors import ProtocolError
 
@@ -137,11 +138,20 @@ class Delivering:
             self._swallow(channel, kind, frame)
             return False
         if channel.returned is not None and kind == HEADER:
-            method, channel.returned = channel.returned, None
-            conversation.odd.discard(number)
-            conversation.to_producer += restored_content(conversation.state, method, frame)
+            self._restore(channel, channel.returned, frame)
             return False
         return self._cut(kind, number, frame)
+
+    def _restore(self, channel: Channel, method: bytes, header: bytes) -> None:
+        """Give a delivery, get or return the address that the producer wrote."""
+        conversation = self._conversation
+        channel.returned = None
+        conversation.odd.discard(channel.number)
+        restored = restored_content(conversation.state, method, header)
+        conversation.to_producer += restored
+        if conversation.audit is not None and U32.unpack_from(method, 7)[0] == methods.BASIC_RETURN:
+            _, _, exchange, routing_key = read_return(restored[0][7:-1])
+            conversation.audit.returned(channel, exchange, routing_key)
 
     def _swallow(self, channel: Channel, kind: int, frame: bytes) -> None:
         """Drop the content of a return that is one of several copies."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from proxy.amqp.auditing import Journal, Template
 from proxy.amqp.frames import U32, shortstr
 from proxy.amqp.original import CC_ASIDE, OURS, Address, entry
 from proxy.amqp.tables import decode_value, pick, without
@@ -53,6 +54,7 @@ class Outgoing:
         copies: upstream publishes; none when the publish is refused, or forwarded untouched.
         untouched: forwarded byte for byte to the broker's own exchange (``unmatched: pass``).
         unbound: destinations that must be bound before the publish can leave.
+        record: the constant part of its audit lines.
         tally: where its publishes and body bytes are counted.
     """
 
@@ -61,9 +63,12 @@ class Outgoing:
     copies: tuple[Copy, ...] = ()
     untouched: bool = False
     unbound: tuple[Destination, ...] = ()
+    record: Template | None = None
 
 
-def outgoing(decision: Decision, owned: OwnedExchange, state: VhostState, traffic: Traffic) -> Outgoing:
+def outgoing(
+    decision: Decision, owned: OwnedExchange, state: VhostState, traffic: Traffic, journal: Journal | None = None
+) -> Outgoing:
     """Turn a decision into upstream publishes.
 
     Args:
@@ -71,19 +76,22 @@ def outgoing(decision: Decision, owned: OwnedExchange, state: VhostState, traffi
         owned: the exchange that was asked.
         state: what is bound and what is missing in its virtual host.
         traffic: totals that the publishes are counted in.
+        journal: the audit log, if there is one.
     """
     untouched = owned.unmatched_pass and decision.outcome is Outcome.UNROUTED
     outcome = "passed" if untouched else decision.outcome.value
     names = decision.queues + decision.exchanges
     tally = traffic.tally(state.name, owned.name, outcome, decision.matched, names)
+    record = None
+    if journal is not None:
+        bindings = [name for _, name in decision.matched]
+        reason = "unmatched" if untouched else None
+        record = journal.template(owned.name, outcome, decision.queues, decision.exchanges, bindings, reason)
     if untouched or decision.outcome is Outcome.REJECTED:
-        return Outgoing(decision, tally, untouched=untouched)
-    copies, unbound = (
-        _queue_copies(decision, owned, state)
-        if owned.delivery is Delivery.QUEUE
-        else _carrier_copies(decision, owned, state)
-    )
-    return Outgoing(decision, tally, copies, unbound=unbound)
+        return Outgoing(decision, tally, untouched=untouched, record=record)
+    make = _queue_copies if owned.delivery is Delivery.QUEUE else _carrier_copies
+    copies, unbound = make(decision, owned, state)
+    return Outgoing(decision, tally, copies, unbound=unbound, record=record)
 
 
 def _carrier_copies(
@@ -105,14 +113,24 @@ def _carrier_copies(
 def _queue_copies(
     decision: Decision, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
-    queues = [name for name in decision.queues if ("queue", name) not in state.missing] or list(decision.queues[:1])
+    # The broker closes the connection on a short string that is not UTF-8 (501): no queue can have such a name.
+    named = [name for name in decision.queues if _is_text(name)]
+    queues = [name for name in named if ("queue", name) not in state.missing] or named[:1]
     copies = []
     if queues:
         copies.append(Copy(b"", queues[0], tuple(queues[1:]), moved=True, hide_cc=True))
-    copies += [Copy(name, None, (), moved=True) for name in decision.exchanges]
+    copies += [Copy(name, None, (), moved=True) for name in decision.exchanges if _is_text(name)]
     if not copies and decision.alternate and owned.alternate is not None:
         copies.append(Copy(owned.alternate, None, (), moved=True))
     return tuple(copies) or (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), ()
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def bcc_entry(keys: tuple[bytes, ...]) -> bytes:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import UTC, tzinfo
 from typing import NamedTuple, TypeAlias
 
+from proxy.amqp.auditing import Journal
 from proxy.amqp.counters import Counters
 from proxy.amqp.frames import FRAME_HEAD, HEADER, OVERHEAD, U16, U32, U64, shortstr
 from proxy.amqp.original import Address
@@ -77,16 +78,34 @@ class Plans:
         counters: what the process counts.
         sources: clocks and dice.
         rules: what holds for clients' declarations.
+        journal: the audit log, if there is one.
     """
 
-    __slots__ = ("_plans", "confirm_timing", "counters", "epoch", "rules", "sources", "state", "timing", "traffic")
+    __slots__ = (
+        "_plans",
+        "confirm_timing",
+        "counters",
+        "epoch",
+        "journal",
+        "rules",
+        "sources",
+        "state",
+        "timing",
+        "traffic",
+    )
 
     def __init__(
-        self, state: VhostState, counters: Counters, sources: Sources, rules: ClientRules | None = None
+        self,
+        state: VhostState,
+        counters: Counters,
+        sources: Sources,
+        rules: ClientRules | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """Start with no plan."""
         self.state = state
         self.rules = rules or ClientRules()
+        self.journal = journal
         self.counters = counters.relay(state.name)
         self.traffic = counters.traffic
         self.timing = counters.decision_seconds
@@ -118,13 +137,14 @@ class ExchangePlan:
     """
 
     __slots__ = (
-        "_by_key", "_counters", "_facts", "_plain", "_sources", "_state", "_tables", "_timing", "_traffic",
+        "_by_key", "_counters", "_facts", "_plain", "_plans", "_sources", "_state", "_tables", "_timing", "_traffic",
         "interest", "owned", "repeatable",
     )  # fmt: skip
 
     def __init__(self, owned: OwnedExchange, plans: Plans) -> None:
         """Look up what the rules of the exchange are interested in."""
         self.owned = owned
+        self._plans = plans
         self._state = plans.state
         self._sources = plans.sources
         self._counters = plans.counters
@@ -289,7 +309,7 @@ class ExchangePlan:
         decision = self._state.router.decide(self.owned.name, facts, now, self._state.queues, sources.draw)
         self._timing.observe(sources.timer() - begin)
         self._counters.regex_limit_hits += decision.limited
-        return outgoing(decision, self.owned, self._state, self._traffic)
+        return outgoing(decision, self.owned, self._state, self._traffic, self._plans.journal)
 
 
 def _behind_strings(data: bytes, start: int, flags: int) -> int:

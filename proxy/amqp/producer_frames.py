@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from proxy.amqp import methods
+from proxy.amqp.auditing import Template
 from proxy.amqp.channel import Channel, Collected, Content, Expected, Life, Publish
 from proxy.amqp.client_bindings import ClientBindings
 from proxy.amqp.conversation import BindDestinations, Conversation, Phase
@@ -219,6 +220,9 @@ class ProducerFrames:
             self._count(channel, publish)
             conversation.counters.publishes_passed += 1
             conversation.counters.bytes_passed += body_size
+            audit = conversation.audit
+            if audit is not None and not audit.ruled_only:
+                self._audit(publish, frame, audit.passed(publish.exchange), body_size, 0)
             return True
         head, outgoing = plan.forward(publish.frame, publish.routing_key, frame, 0, len(frame))
         if outgoing.unbound and not channel.waited and self._hold(channel, publish, frame, outgoing.unbound):
@@ -226,6 +230,8 @@ class ProducerFrames:
         channel.waited = False
         outgoing.tally.publishes += 1
         outgoing.tally.body_bytes += body_size
+        if outgoing.record is not None:
+            self._audit(publish, frame, outgoing.record, body_size, 1)
         if outgoing.decision.error:
             raise ProtocolError(406, outgoing.decision.error, Scope.CHANNEL, *PUBLISH)
         out = conversation.to_upstream
@@ -239,6 +245,13 @@ class ProducerFrames:
         self._count(channel, publish)
         self._begin_body(channel, body_size)
         return False
+
+    def _audit(self, publish: Publish, header: bytes, template: Template, body_size: int, ahead: int) -> None:
+        """Write the audit line of a publish; `ahead` is 1 where it has not been counted yet."""
+        audit = self._conversation.audit
+        if audit is not None:
+            seq = publish.channel.before + publish.channel.published + ahead
+            audit.publish(template, publish, audit.facts(header, 0, len(header)), body_size, seq)
 
     def _count(self, channel: Channel, publish: Publish) -> None:
         """Count a publish that leaves as one publish."""
@@ -333,6 +346,7 @@ def _confirm(conversation: Conversation, channel: Channel, payload: bytes) -> No
     if not channel.confirming:
         # Tags count from the publish after confirm.select (RabbitMQ guide "Publisher confirms").
         channel.confirming = True
+        channel.before += channel.published
         channel.published = 0
 
 

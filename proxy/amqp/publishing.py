@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
+from proxy.amqp.auditing import Template
 from proxy.amqp.channel import Content, Publish
 from proxy.amqp.conversation import Conversation, Phase
 from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, HEADER, METHOD, OVERHEAD, check_head
@@ -28,8 +29,11 @@ UNASKED = 32 * REMEMBERED
 #: payload of a content header without any property
 _LEAST_HEADER = 14
 
-#: what leaves in place of method and header frame, and where it is counted
-_Remembered: TypeAlias = tuple[bytes, Tally]
+#: what the audit tells of a header frame: message id and allow-listed headers
+_Facts: TypeAlias = tuple[bytes | None, str]
+_NO_FACTS: Final[_Facts] = (None, "{}")
+#: what leaves in place of method and header frame, where it is counted, its audit line
+_Remembered: TypeAlias = tuple[bytes, Tally, Template | None, _Facts]
 #: bytes of the header frame, of header and body frame together, head of the body frame, body bytes
 _Shape: TypeAlias = tuple[int, int, bytes, int]
 #: content that only the frame-by-frame path can take
@@ -79,6 +83,8 @@ class Publishing:
             data: any piece of the stream.
         """
         conversation = self._conversation
+        if conversation.audit is not None:
+            conversation.audit.begin()
         if self._tail:
             data = self._tail + data
             self._tail = b""
@@ -206,6 +212,9 @@ class Publishing:
         method_bytes = len(method)
         shapes = self._shapes
         starts = data.startswith
+        audit = self._conversation.audit
+        if audit is not None and audit.ruled_only:
+            audit = None
         count = total = 0
         while True:
             head = data[header_at : header_at + CONTENT_HEAD.size]
@@ -224,6 +233,10 @@ class Publishing:
                 break
             count += 1
             total += body_size
+            if audit is not None:
+                facts = audit.facts(data, header_at, body_at)
+                seq = channel.before + channel.published + count
+                audit.publish(audit.passed(publish.exchange), publish, facts, body_size, seq)
             at = stop
             if not starts(method, stop):
                 break
@@ -281,6 +294,7 @@ class Publishing:
         shapes = self._shapes
         starts = data.startswith
         out = self._conversation.to_upstream
+        audit = self._conversation.audit
         first = at
         while True:
             fixed = data[header_at : header_at + CONTENT_HEAD.size]
@@ -297,13 +311,15 @@ class Publishing:
             found = self._form(publish, data, at, header_at, body_at)
             if found is None:
                 return at if at > first else 0
-            head_out, tally = found
+            head_out, tally, record, facts = found
             out.append(head_out)
             if body_size:
                 out.append(data[body_at:stop])
             tally.publishes += 1
             tally.body_bytes += body_size
             channel.published += 1
+            if audit is not None and record is not None:
+                audit.publish(record, publish, facts, body_size, channel.before + channel.published)
             if channel.sample is None and channel.confirming:
                 channel.sample = (channel.published, self._conversation.now)
             at = stop
@@ -333,7 +349,9 @@ class Publishing:
             return None
         if outgoing.unbound or len(outgoing.copies) != 1 or len(head_out) > self._safe_bytes:
             return None
-        found = (head_out, outgoing.tally)
+        audit = self._conversation.audit
+        facts = _NO_FACTS if audit is None else audit.facts(data, header_at, body_at)
+        found = (head_out, outgoing.tally, outgoing.record, facts)
         if head and outgoing.decision.keep and plan.repeatable:
             if len(self._heads) >= REMEMBERED:
                 self._heads.clear()

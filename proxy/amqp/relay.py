@@ -8,6 +8,7 @@ Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
 
 from __future__ import annotations
 
+from proxy.amqp.auditing import ConnectionAudit
 from proxy.amqp.channel import Channel
 from proxy.amqp.conversation import Conversation, Inventory, Limits, LookUpExchange, Phase, Request
 from proxy.amqp.counters import RelayCounters
@@ -46,6 +47,17 @@ class Relay:
     def to_producer(self) -> list[bytes]:
         """Pieces for the producer, in order; the driver sends and clears them."""
         return self._conversation.to_producer
+
+    def audited(self, conn: str, user: str) -> None:
+        """Write this connection's publishes to the audit log, if there is one.
+
+        Args:
+            conn: id of the connection.
+            user: name the producer logged in with.
+        """
+        journal = self._conversation.plans.journal
+        if journal is not None:
+            self._conversation.audit = ConnectionAudit(journal, conn, user, self.vhost)
 
     @property
     def requests(self) -> list[Request]:
@@ -193,6 +205,8 @@ class Relay:
         conversation = self._conversation
         conversation.phase = Phase.CLOSED
         for channel in conversation.channels.values():
+            if conversation.audit is not None:
+                conversation.audit.lost(channel)
             conversation.count_closed(channel)
         conversation.counters.upstream_blocked -= conversation.blocked
         conversation.blocked = False

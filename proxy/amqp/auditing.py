@@ -1,0 +1,185 @@
+"""What does the audit log learn of a connection? One line per publish, a settle line where there is more to say.
+
+The publish path appends ready-made bytes; what a line looks like and where it goes is the journal's business.
+
+Source: the audit record in docs/audit.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from proxy.amqp.frames import U32
+from proxy.amqp.tables import pick
+
+if TYPE_CHECKING:
+    from proxy.amqp.channel import Channel, Publish
+
+#: Mandatory publishes of a channel that a return may still name; without confirms the oldest are forgotten.
+_MANDATORY = 65536
+#: Exchanges passed through whose constant part of a line is kept.
+_TEMPLATES = 1024
+#: flags and sizes of the properties between header table and message id; 0: a short string
+_BEFORE_MESSAGE_ID = ((0x1000, 1), (0x0800, 1), (0x0400, 0), (0x0200, 0), (0x0100, 0))
+_MESSAGE_ID = 0x0080
+
+
+class Template(Protocol):
+    """The constant part of the lines of one decision."""
+
+    def line(
+        self, ts: str, origin: str, seq: int, routing_key: bytes, message_id: bytes | None, size: int, headers: str
+    ) -> bytes:
+        """Render one line."""
+
+
+class Journal(Protocol):
+    """The audit log as the wire sees it."""
+
+    #: whether publishes that no rule touches are left out
+    ruled_only: bool
+    #: headers whose values may be shown
+    names: frozenset[bytes]
+
+    def timestamp(self) -> str:
+        """The time of what is read now."""
+
+    def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
+        """What a channel fixes."""
+
+    def template(
+        self,
+        exchange: bytes,
+        outcome: str,
+        queues: Iterable[bytes],
+        exchanges: Iterable[bytes],
+        bindings: Iterable[str],
+        reason: str | None,
+    ) -> Template:
+        """What a decision fixes."""
+
+    def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
+        """The allow-listed headers."""
+
+    def append(self, line: bytes) -> None:
+        """Take one line."""
+
+    def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
+        """Tell what the broker said of a publish."""
+
+
+class ConnectionAudit:
+    """The audit of one producer connection.
+
+    Args:
+        journal: the log.
+        conn: id of the connection.
+        user: name the producer logged in with.
+        vhost: its virtual host.
+    """
+
+    __slots__ = ("_conn", "_journal", "_passed", "_user", "_vhost", "append", "ruled_only", "ts")
+
+    def __init__(self, journal: Journal, conn: str, user: str, vhost: str) -> None:
+        """Start with no publish."""
+        self._journal = journal
+        self._conn = conn
+        self._user = user
+        self._vhost = vhost
+        self._passed: dict[bytes, Template] = {}
+        self.append = journal.append
+        self.ruled_only = journal.ruled_only
+        #: time of the read under way
+        self.ts = ""
+
+    def begin(self) -> None:
+        """Something was read: take the time."""
+        self.ts = self._journal.timestamp()
+
+    def origin(self, channel: int) -> str:
+        """What a channel fixes in its lines."""
+        return self._journal.origin(self._conn, self._user, self._vhost, channel)
+
+    def passed(self, exchange: bytes) -> Template:
+        """What a publish to an exchange that is not evaluated here fixes."""
+        found = self._passed.get(exchange)
+        if found is None:
+            if len(self._passed) >= _TEMPLATES:
+                self._passed.clear()
+            found = self._passed[exchange] = self._journal.template(exchange, "passed", (), (), (), None)
+        return found
+
+    def facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
+        """Read what lines tell of a content header frame.
+
+        Args:
+            data: bytes with the frame in them.
+            start: its offset.
+            stop: offset behind it.
+
+        Returns:
+            The message id, None where there is none, and the allow-listed headers.
+        """
+        names = self._journal.names
+        flags = (data[start + 19] << 8) | data[start + 20]
+        if not names and not flags & _MESSAGE_ID:
+            return None, "{}"
+        headers = "{}"
+        at = start + 21
+        for flag in (0x8000, 0x4000):
+            if flags & flag:
+                at += 1 + data[at]
+        if flags & 0x2000:
+            first = at + 4
+            at = first + U32.unpack_from(data, at)[0]
+            if names and at < stop:
+                headers = self._journal.headers(pick(data, first, at, names))
+        if not flags & _MESSAGE_ID:
+            return None, headers
+        for flag, size in _BEFORE_MESSAGE_ID:
+            if flags & flag and at < stop:
+                at += size or 1 + data[at]
+        return (data[at + 1 : at + 1 + data[at]] if at < stop else None), headers
+
+    def publish(
+        self, template: Template, publish: Publish, facts: tuple[bytes | None, str], size: int, seq: int
+    ) -> None:
+        """Write the line of one publish.
+
+        Args:
+            template: what its decision fixes.
+            publish: its method.
+            facts: from `facts`.
+            size: bytes of its body.
+            seq: its number on the channel, from 1.
+        """
+        channel = publish.channel
+        origin = channel.origin
+        if not origin:
+            origin = channel.origin = self.origin(channel.number)
+        self.append(template.line(self.ts, origin, seq, publish.routing_key, facts[0], size, facts[1]))
+        if publish.mandatory:
+            if channel.mandatory is None:
+                channel.mandatory = deque(maxlen=_MANDATORY)
+            channel.mandatory.append((seq, publish.exchange, publish.routing_key))
+
+    def returned(self, channel: Channel, exchange: bytes, routing_key: bytes) -> None:
+        """The broker returned a publish, as the producer addressed it: returns come in the order of publishes."""
+        waiting = channel.mandatory
+        while waiting:
+            seq, to, key = waiting.popleft()
+            if to == exchange and key == routing_key:
+                self._journal.settle(self._conn, channel.number, seq, "returned")
+                return
+
+    def settled(self, channel: Channel, producer_tag: int, result: str, confirm_us: float | None = None) -> None:
+        """The broker confirmed, refused or lost a publish."""
+        self._journal.settle(self._conn, channel.number, channel.before + producer_tag, result, confirm_us)
+
+    def lost(self, channel: Channel) -> None:
+        """The connection ended: nobody will hear of what is not settled."""
+        if channel.confirming:
+            for tag in channel.settled.outstanding(channel.published):
+                self.settled(channel, tag, "lost")
