@@ -279,7 +279,7 @@ class Session:
                     pass
                 elif isinstance(request, EnsureQueue):
                     await control.ensure_queue(vhost, request.queue)
-                else:
+                elif isinstance(request, BindDestinations):
                     await control.bind(vhost, request.exchange, request.destinations)
         except TimeoutError:
             self._log.warning("control plane did not answer in time", request=type(request).__name__)
@@ -287,8 +287,10 @@ class Session:
             if not self._over:
                 if isinstance(request, BindDestinations):
                     relay.resume(request.channel)
-                else:
+                elif isinstance(request, EnsureQueue):
                     relay.release(request.channel)
+                else:
+                    relay.answer(request, None)
                 self._flush(relay, self._loop.time())
 
     # -- ends --------------------------------------------------------------------------------------------------

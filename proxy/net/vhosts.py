@@ -31,6 +31,9 @@ class Control(Protocol):
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         """A queue is gone."""
 
+    def recompute(self, vhost: str) -> None:
+        """A client has declared, deleted, bound or unbound an exchange that is evaluated here."""
+
 
 class Vhosts:
     """Plans and inventory by virtual host.
@@ -70,6 +73,7 @@ class Vhosts:
             partial(control.interested, vhost),
             partial(control.queue_declared, vhost),
             partial(control.queue_deleted, vhost),
+            lambda exchange: control.recompute(vhost),
         )
 
     @property
