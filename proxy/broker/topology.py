@@ -135,6 +135,22 @@ class Topology:
         """
         return await self._vhosts[vhost].bind(exchange, destinations) if vhost in self._vhosts else set()
 
+    def follows(self, vhost: str) -> bool:
+        """Whether the virtual host is kept in step already."""
+        return True
+
+    async def adopt(self, vhost: str, state: VhostState) -> None:
+        """Keep one more virtual host in step."""
+
+    async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
+        """Look at the broker now: the type of an exchange that is not one of ours, None where there is none."""
+        return None
+
+    def changed(self, vhost: str, exchange: bytes) -> None:
+        """A client has declared, deleted, bound or unbound the exchange."""
+        if vhost in self._vhosts:
+            self._vhosts[vhost].recompute()
+
     async def prepare(
         self,
         vhost: str,

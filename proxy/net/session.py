@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from secrets import token_hex
 
 import structlog
 
@@ -21,7 +22,7 @@ from proxy.errors import Failure, UpstreamError
 from proxy.net.link import Link
 from proxy.net.tasks import Tasks
 from proxy.net.upstream import Upstream
-from proxy.net.vhosts import Vhosts
+from proxy.net.vhosts import Control, Vhosts
 
 _log = structlog.get_logger(__name__)
 
@@ -87,6 +88,9 @@ class Session:
         self._heard_producer = self._heard_upstream = 0.0
         self._sent_producer = self._sent_upstream = 0.0
         self._connecting = False
+        self._adopting = False
+        #: names the connection in audit records
+        self.id = token_hex(6)
         self._over = False
         self._held_full = False
         self._log = _log
@@ -133,6 +137,23 @@ class Session:
             return
         self._after_handshake()
 
+    async def _adopt(self, control: Control, handshake: Handshake) -> None:
+        """Learn what clients declared in a virtual host before its first producer goes on."""
+        self._pause_both(True)
+        try:
+            async with asyncio.timeout(self._shared.limits.bind_seconds):
+                await control.adopt(handshake.vhost, self._shared.vhosts.plans(handshake.vhost).state)
+        except (TimeoutError, UpstreamError) as error:
+            self._log.warning("virtual host is not followed", vhost=handshake.vhost, error=str(error))
+        finally:
+            self._pause_both(False)
+            if not self._over:
+                self._opened(handshake)
+
+    def _pause_both(self, paused: bool) -> None:
+        for link in (self.producer, self._upstream):
+            link.pause("adopting", paused)
+
     def _opened(self, handshake: Handshake) -> None:
         """Both sides are open: from here on the relay gets the bytes."""
         tuning, vhosts = handshake.tuning, self._shared.vhosts
@@ -140,6 +161,7 @@ class Session:
         self.relay = relay = Relay(tuning, plans, vhosts.inventory(handshake.vhost), self._shared.limits.relay)
         self._handshake = None
         self._cancel_deadline()
+        relay.audited(self.id, handshake.user)
         counters = self._shared.counters
         for side in (counters.downstream, counters.upstream):
             side.attempt("ok")
@@ -241,7 +263,12 @@ class Session:
             self._connecting = True
             self._tasks.start(self._connect(), "connect upstream")
         if handshake.state is HandshakeState.OPEN:
-            self._opened(handshake)
+            control = self._shared.vhosts.control
+            if control is None or control.follows(handshake.vhost):
+                self._opened(handshake)
+            elif not self._adopting:
+                self._adopting = True
+                self._tasks.start(self._adopt(control, handshake), "adopt vhost")
         elif handshake.close_after_flush_producer:
             self.producer.close()
             self._upstream.close()
@@ -273,6 +300,7 @@ class Session:
         """Do what a relay asked for, within the deadline; without an answer it goes on all the same."""
         control = self._shared.vhosts.control
         vhost = relay.vhost
+        found: str | None = None
         try:
             async with asyncio.timeout(self._shared.limits.bind_seconds):
                 if control is None:
@@ -281,8 +309,10 @@ class Session:
                     await control.ensure_queue(vhost, request.queue)
                 elif isinstance(request, BindDestinations):
                     await control.bind(vhost, request.exchange, request.destinations)
-        except TimeoutError:
-            self._log.warning("control plane did not answer in time", request=type(request).__name__)
+                else:
+                    found = await control.lookup_exchange(vhost, request.exchange)
+        except (TimeoutError, UpstreamError) as error:
+            self._log.warning("control plane did not answer", request=type(request).__name__, error=str(error))
         finally:
             if not self._over:
                 if isinstance(request, BindDestinations):
@@ -290,7 +320,7 @@ class Session:
                 elif isinstance(request, EnsureQueue):
                     relay.release(request.channel)
                 else:
-                    relay.answer(request, None)
+                    relay.answer(request, found)
                 self._flush(relay, self._loop.time())
 
     # -- ends --------------------------------------------------------------------------------------------------

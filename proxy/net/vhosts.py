@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
 
+from proxy.amqp.auditing import Journal
 from proxy.amqp.conversation import NO_INVENTORY, Inventory
 from proxy.amqp.counters import Counters
-from proxy.amqp.plan import Plans, Sources
+from proxy.amqp.plan import ClientRules, Plans, Sources
 from proxy.amqp.vhost import Destination, VhostState
 from proxy.routing.router import Router
 
@@ -31,8 +32,17 @@ class Control(Protocol):
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         """A queue is gone."""
 
-    def recompute(self, vhost: str) -> None:
-        """A client has declared, deleted, bound or unbound an exchange that is evaluated here."""
+    def follows(self, vhost: str) -> bool:
+        """Whether the virtual host is kept in step already."""
+
+    async def adopt(self, vhost: str, state: VhostState) -> None:
+        """Keep one more virtual host in step: what clients declared there is known when this returns."""
+
+    async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
+        """Look at the broker now: the type of an exchange that is not one of ours, None where there is none."""
+
+    def changed(self, vhost: str, exchange: bytes) -> None:
+        """A client has declared, deleted, bound or unbound the exchange."""
 
 
 class Vhosts:
@@ -43,37 +53,50 @@ class Vhosts:
         control: the control plane; None where no rules need one.
         counters: what the process counts.
         sources: clocks and dice.
+        rules: what holds for clients' declarations.
+        journal: the audit log, if there is one.
     """
 
-    __slots__ = ("_control", "_counters", "_plans", "_sources")
+    __slots__ = ("_control", "_counters", "_journal", "_plans", "_rules", "_sources")
 
     def __init__(
-        self, states: Iterable[VhostState], control: Control | None, counters: Counters, sources: Sources
+        self,
+        states: Iterable[VhostState],
+        control: Control | None,
+        counters: Counters,
+        sources: Sources,
+        rules: ClientRules | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """Make the plans of the named virtual hosts."""
+        self._rules = rules
+        self._journal = journal
         self._control = control
         self._counters = counters
         self._sources = sources
-        self._plans = {state.name: Plans(state, counters, sources) for state in states}
+        self._plans = {state.name: self._make(state) for state in states}
 
     def plans(self, vhost: str) -> Plans:
         """Give the plans of a virtual host that a producer has logged in to (so their number is the broker's)."""
         found = self._plans.get(vhost)
         if found is None:
             state = VhostState(vhost, Router(()))
-            found = self._plans[vhost] = Plans(state, self._counters, self._sources)
+            found = self._plans[vhost] = self._make(state)
         return found
+
+    def _make(self, state: VhostState) -> Plans:
+        return Plans(state, self._counters, self._sources, self._rules, self._journal)
 
     def inventory(self, vhost: str) -> Inventory:
         """Give what a relay of the virtual host tells and asks the control plane without waiting."""
         control = self._control
-        if control is None or not self.plans(vhost).state.exchanges:
+        if control is None:
             return NO_INVENTORY
         return Inventory(
             partial(control.interested, vhost),
             partial(control.queue_declared, vhost),
             partial(control.queue_deleted, vhost),
-            lambda exchange: control.recompute(vhost),
+            partial(control.changed, vhost),
         )
 
     @property
