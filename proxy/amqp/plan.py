@@ -48,6 +48,8 @@ CACHED_TABLE_BYTES = 2048
 _TABLE_FLAG, _TYPE_FLAG, _ENCODING_FLAG = 0x2000, 0x8000, 0x4000
 #: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
 _FLAGS_AT = 19
+#: a table as it leaves: length and entries
+_NO_ENTRIES = b"\0\0\0\0"
 
 
 #: the header table that leaves (length and entries), how, and the new address where it changes
@@ -204,6 +206,8 @@ class ExchangePlan:
         size = at - start + len(table) + stop - table_end - OVERHEAD
         if flags & _TABLE_FLAG:
             head = data[start + 7 : at]
+        elif table == _NO_ENTRIES:  # nothing of ours to put in: no table either
+            return method + data[start:stop], out
         else:
             head = data[start + 7 : start + 19] + U16.pack(flags | _TABLE_FLAG) + data[start + 21 : at]
         frame_head = FRAME_HEAD.pack(HEADER, (data[start + 1] << 8) | data[start + 2], size)
