@@ -86,6 +86,8 @@ class BrokerMethods:
             elif index == methods.CHANNEL_CLOSE_OK:
                 channel.discard_upstream = False
                 conversation.odd.discard(channel.number)
+                if channel.life is Life.OPEN:
+                    conversation.resumable.append(channel)
         return False
 
     def _ack(self, channel: Channel, frame: bytes) -> bool:

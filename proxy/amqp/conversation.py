@@ -179,7 +179,9 @@ class Conversation:
         self.drop_held(channel)
         self.count_closed(channel)
         if channel.discard_upstream:
+            # RabbitMQ takes an open that overtakes its own close-ok for a second one on the old channel (504).
             channel.reset()
+            channel.held = []
         else:
             self.odd.discard(channel.number)
             self.channels.pop(channel.number, None)
