@@ -11,12 +11,19 @@ import sys
 from base64 import b64decode
 from pathlib import Path
 from time import thread_time
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
+from proxy.routing import address_patterns
+from proxy.routing.address_patterns import AddressPattern
 from proxy.routing.address_table import AddressRule, AddressTable
 from proxy.routing.address_targets import Publication
 from proxy.routing.addresses import Address, InvalidAddress, parse_address
 from proxy.routing.original_address import record, restore, visible
+from tests.conformance.files import vectors
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 Json = dict[str, Any]  # as parsed: any JSON object
 
@@ -117,9 +124,25 @@ def measure(vector: Json) -> tuple[float, float]:
     return best, float(vector["max_ms"])
 
 
-def main(arguments: list[str]) -> int:
-    from tests.conformance.files import vectors
+def steps_of_match(pattern: bytes, address: bytes) -> int:
+    """Lines of the matcher that one match runs; each of them is at most one pass over the address."""
+    compiled, count = AddressPattern(pattern), 0
 
+    def trace(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
+        nonlocal count
+        count += event == "line"
+        return trace if frame.f_code.co_filename == address_patterns.__file__ else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        compiled.match(address)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def main(arguments: list[str]) -> int:
     timed = [
         (*measure(vector), vector["id"])
         for path in [Path(argument) for argument in arguments] or sorted(VECTORS.glob("*.jsonl.gz"))

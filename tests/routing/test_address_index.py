@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.routing.address_index import AddressIndex
+from proxy.routing.address_patterns import AddressPattern
+
+
+def index_of(*patterns: bytes) -> AddressIndex:
+    return AddressIndex([AddressPattern(pattern) for pattern in patterns])
+
+
+def test_only_patterns_that_begin_and_end_like_the_address_are_candidates() -> None:
+    index = index_of(b"a.*", b"b.*", b"*.x", b"a*x", b"*", b"a.*.y")
+    assert index.candidates(b"a.b.x") == [0, 2, 3, 4]
+
+
+def test_an_equal_pattern_ends_the_candidates() -> None:
+    index = index_of(b"a*", b"ab", b"*", b"ab")
+    assert index.candidates(b"ab") == [0, 1]
+
+
+def test_patterns_that_differ_in_the_middle_only_are_told_apart() -> None:
+    index = index_of(*(b"%%/team%d/*" % number for number in range(1000)))
+    assert index.candidates(b"eu/team998/order") == [998]
+    assert len(index.candidates(b"eu/nobody/order")) == 0
+
+
+def test_an_address_shorter_than_every_beginning_has_no_candidates() -> None:
+    assert index_of(b"abc*", b"*abc").candidates(b"ab") == []
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(st.text("ab/*%", max_size=8), max_size=12), st.text("ab/", max_size=10))
+def test_no_pattern_that_fits_before_an_equal_one_is_left_out(patterns: list[str], address: str) -> None:
+    compiled = [AddressPattern(pattern.encode()) for pattern in patterns]
+    fitting = [at for at, pattern in enumerate(compiled) if pattern.match(address.encode()) is not None]
+    candidates = AddressIndex(compiled).candidates(address.encode())
+    assert candidates == sorted(set(candidates))
+    assert fitting[:1] == [at for at in candidates if at in fitting][:1]
