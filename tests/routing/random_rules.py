@@ -1,4 +1,8 @@
-"""Random bindings, exchanges and messages, from so few names and values that they meet often."""
+"""Random bindings, exchanges and messages, from so few names and values that they meet often.
+
+Rare names and values are there too, but most draws are from a handful: a binding that is never true, or whose
+condition no message comes near, tests nothing.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +50,13 @@ _KEYS = (b"", b"1", b"x", b"q1", b"a.b", b"a.b.c", b"*", b"#")
 _REGEXES = (b".", b"^q", b"^$", b"1", b"(a+)+$")
 _TOPICS = (b"#", b"*", b"a.*", b"a.#", b"#.b", b"a.b", b"x", b"*.*.#")
 
-scalars = st.sampled_from(_SCALARS)
+_OFTEN = (Value("I", 1), Value("t", True), Value("d", 1.0), Value("S", b"x"), Value("T", 1))
+
+scalars = st.one_of(st.sampled_from(_OFTEN), st.sampled_from(_SCALARS))
 texts = st.sampled_from(_TEXTS).map(lambda text: Value("S", text))
 regexes = st.sampled_from(_REGEXES).map(lambda text: Value("S", text))
 topics = st.sampled_from(_TOPICS).map(lambda text: Value("S", text))
-names = st.sampled_from(_NAMES)
+names = st.one_of(st.sampled_from((b"a", b"b")), st.sampled_from(_NAMES))
 header_names = names.map(lambda name: Value("S", name))
 queue_names = st.sampled_from(QUEUES.names).map(lambda name: Value("S", name))
 exchange_names = st.sampled_from((b"e1", b"e2", b"e3")).map(lambda name: Value("S", name))
@@ -79,7 +85,7 @@ def _under(keys: Iterable[bytes], values: SearchStrategy[Value]) -> SearchStrate
 _RESULTS = (b"-ontrue", b"-onfalse")
 _TESTS = (b"", *(b"!"[:negated] + test for test in (b"s", b"n", b"b", b"i", b"a") for negated in (0, 1)))
 
-operators = st.one_of(
+_operator = st.one_of(
     *_comparisons(b"x-?hkv"),
     *_comparisons(b"x-?hk?v"),
     st.tuples(names, _lists_of(scalars)),
@@ -97,7 +103,27 @@ operators = st.one_of(
     _under((b"x-?dture", b"x-?dtl!re"), regexes),
 )
 
-routes = st.one_of(
+_equality = st.one_of(
+    st.tuples(names.map(lambda name: b"x-?hkv= " + name), scalars),
+    st.tuples(names.map(lambda name: b"x-?hk?v= " + name), scalars),
+    _under((b"x-?rk=",), st.sampled_from((b"x", b"q1")).map(lambda key: Value("S", key))),
+    _under((b"x-?pr= type",), st.just(Value("S", b"x"))),
+    _under((b"x-?pr= expiration",), st.just(Value("I", 1))),
+    _under((b"x-?hkex", b"x-?hk!ex"), header_names),
+)
+
+operators = st.one_of(_equality, _operator)
+
+_grant = _under(
+    (
+        b"x-msg-" + what + result
+        for what in (b"addq", b"adde", b"delq", b"dele", b"addqre", b"delqre")
+        for result in _RESULTS
+    ),
+    flags,
+)
+
+_route = st.one_of(
     _under((b"x-" + what + result for what in (b"addq", b"delq") for result in _RESULTS), _lists_of(queue_names)),
     _under((b"x-" + what + result for what in (b"adde", b"dele") for result in _RESULTS), exchange_names),
     _under(
@@ -110,18 +136,12 @@ routes = st.one_of(
         regexes,
     ),
     _under((b"x-add1qre" + result for result in _RESULTS), regexes),
-    _under(
-        (
-            b"x-msg-" + what + result
-            for what in (b"addq", b"adde", b"delq", b"dele", b"addqre", b"delqre")
-            for result in _RESULTS
-        ),
-        flags,
-    ),
     _under((b"x-msg-destq-rk", b"x-del-dest"), flags),
     _under((b"x-goto" + result for result in _RESULTS), orders),
     _under((b"x-stop" + result for result in _RESULTS), flags),
 )
+
+routes = st.one_of(_route, _grant)
 
 _match_types = st.sampled_from((b"all", b"any", b"eq", b"set", b"set 1", b"set 2")).map(
     lambda name: [(b"x-match", Value("S", name))]
@@ -131,8 +151,15 @@ _open_arguments = st.builds(
     lambda match_type, order, tests, actions: tuple(dict([*match_type, *order, *tests, *actions]).items()),
     st.one_of(st.just([]), _match_types),
     st.lists(st.tuples(st.just(b"x-order"), orders), max_size=1),
-    st.lists(operators, max_size=3),
+    st.one_of(st.lists(operators, max_size=1), st.lists(operators, max_size=3)),
     st.one_of(st.just([]), st.lists(routes, max_size=2)),
+)
+
+_equal_arguments = st.builds(
+    lambda match_type, order, tests: tuple(dict([*match_type, *order, *tests]).items()),
+    st.one_of(st.just([]), _match_types),
+    st.lists(st.tuples(st.just(b"x-order"), orders), max_size=1),
+    st.lists(_equality, min_size=1, max_size=2),
 )
 
 _headers_arguments = st.builds(
@@ -164,7 +191,7 @@ def _bindings(keys: SearchStrategy[bytes], tables: SearchStrategy[Table]) -> Sea
 
 #: Bindings by exchange type; a few of an open exchange are refused.
 BINDINGS = {
-    "x-open": _bindings(st.just(b""), _open_arguments),
+    "x-open": _bindings(st.just(b""), st.one_of(_equal_arguments, _open_arguments)),
     "topic": _bindings(st.sampled_from((*_TOPICS, *_KEYS)), st.just(())),
     "direct": _bindings(st.sampled_from(_KEYS), st.just(())),
     "headers": _bindings(st.just(b""), _headers_arguments),
@@ -176,21 +203,23 @@ _producer = st.one_of(
     _under((b"x-" + what + result for what in (b"adde", b"dele") for result in _RESULTS), exchange_names),
     _under(
         (b"x-" + what + result for what in (b"addqre", b"delq!re") for result in _RESULTS),
-        st.sampled_from((*_REGEXES, b"(")).map(lambda text: Value("S", text)),
+        st.one_of(st.just(b"("), st.sampled_from(_REGEXES)).map(lambda text: Value("S", text)),
     ),
 )
 
+_seen = st.one_of(st.sampled_from(_OFTEN), st.sampled_from(_SEEN))
+
 messages = st.builds(
     lambda key, headers, producer, properties, size: Facts(key, (*headers, *producer), properties, size),
-    st.sampled_from(_KEYS),
-    st.lists(st.tuples(names, st.sampled_from(_SEEN)), max_size=4),
-    st.lists(_producer, max_size=2),
+    st.one_of(st.sampled_from((b"x", b"q1")), st.sampled_from(_KEYS)),
+    st.lists(st.tuples(names, _seen), max_size=4),
+    st.one_of(st.just([]), st.lists(_producer, min_size=1, max_size=2)),
     st.fixed_dictionaries(
         {},
         optional={
-            "type": st.sampled_from(_TEXTS),
+            "type": st.one_of(st.just(b"x"), st.sampled_from(_TEXTS)),
             "priority": st.integers(0, 2),
-            "expiration": st.sampled_from((b"0", b"+1", b"01", b"x", b"")),
+            "expiration": st.sampled_from((b"+1", b"01", b"0", b"x", b"")),
         },
     ),
     st.integers(0, 30),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.routing.decision import Facts, Interest, QueueNames
@@ -15,6 +15,9 @@ from tests.routing.building import NOW, Plain, arguments, exchange, many, to_que
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
 _REGEXES = frozenset(PATTERN_ROUTES)
+
+#: More than usual: the meetings that would show a slip are rare.
+_EXAMPLES = 400
 
 
 def _interest(entries: dict[str, Plain]) -> Interest:
@@ -126,6 +129,7 @@ _LIMITS = st.dictionaries(
 
 
 @pytest.mark.parametrize("kind", BINDINGS)
+@settings(max_examples=_EXAMPLES)
 @given(data=st.data(), limits=_LIMITS)
 def test_decision_depends_on_nothing_but_the_interest(kind: str, data: st.DataObject, limits: dict[str, int]) -> None:
     made = Exchange(b"xo", kind, arguments(limits))
