@@ -1,0 +1,147 @@
+"""How a Prometheus of our own is run against given targets, and what is asked of it.
+
+It loads the recording rules and alerts of deploy/prometheus as they are, scrapes often, keeps its data in a temporary
+folder, and ends with us. Source: Prometheus' HTTP API.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+import yaml
+
+from tests.private_broker import free_port
+from tests.watched import Watched
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "deploy" / "prometheus"
+
+#: Seconds between two scrapes and between two evaluations of the rules.
+INTERVAL_SECONDS = 1
+
+#: Seconds until it answers.
+START_SECONDS = 30.0
+
+
+def program(name: str) -> str:
+    """Return the path of ``prometheus`` or ``promtool``; the test skips where it is missing, and fails in CI."""
+    found = shutil.which(name)
+    if found is None:
+        message = f"{name} is not installed (run `make setup`)"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return found
+
+
+def rule_files() -> list[Path]:
+    """Return the recording rules and the alerts."""
+    return sorted([*FOLDER.glob("recording/*.yaml"), *FOLDER.glob("alerts/*.yaml")])
+
+
+def rules() -> list[dict[str, Any]]:
+    """Return all rules of all groups, as YAML gives them."""
+    documents = [yaml.safe_load(path.read_text()) for path in rule_files()]
+    return [rule for document in documents for group in document["groups"] for rule in group["rules"]]
+
+
+class Prometheus:
+    """A Prometheus that lives as long as this object's context.
+
+    Args:
+        jobs: by name of a job, the ``host:port`` of its targets.
+    """
+
+    def __init__(self, jobs: Mapping[str, list[str]]) -> None:
+        self._jobs = jobs
+        self._folder = Path(tempfile.mkdtemp(prefix="oxproxy-prometheus-"))
+        self._address = f"127.0.0.1:{free_port()}"
+        self._processes: Watched | None = None
+
+    def __enter__(self) -> Self:
+        every = f"{INTERVAL_SECONDS}s"
+        configuration = {
+            "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
+            "rule_files": [str(path) for path in rule_files()],
+            "scrape_configs": [
+                {"job_name": name, "static_configs": [{"targets": targets}]} for name, targets in self._jobs.items()
+            ],
+        }
+        (self._folder / "prometheus.yaml").write_text(yaml.safe_dump(configuration))
+        command = [
+            program("prometheus"),
+            f"--config.file={self._folder / 'prometheus.yaml'}",
+            f"--storage.tsdb.path={self._folder / 'data'}",
+            f"--web.listen-address={self._address}",
+            "--log.level=warn",
+        ]
+        self._processes = Watched(self._folder, [command], os.environ, self._folder / "prometheus.log")
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            assert self._processes.running, (self._folder / "prometheus.log").read_text()
+            assert time.monotonic() < deadline, "Prometheus gave no answer"
+            time.sleep(0.05)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._processes is not None:
+            self._processes.end()
+
+    def query(self, expression: str, at: float | None = None) -> list[dict[str, Any]]:
+        """Return the samples of an instant query, each with ``metric`` and ``value``.
+
+        Raises:
+            ValueError: the expression is wrong, with Prometheus' own text.
+        """
+        arguments = {"query": expression} | ({} if at is None else {"time": str(at)})
+        result = self._get("query", arguments)["result"]
+        # A scalar comes alone.
+        return result if not result or isinstance(result[0], dict) else [{"metric": {}, "value": result}]
+
+    def series(self, expression: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
+        """Return the series of a range query, each with ``metric`` and ``values``."""
+        arguments = {"query": expression, "start": str(start), "end": str(end), "step": str(step)}
+        found: list[dict[str, Any]] = self._get("query_range", arguments)["result"]
+        return found
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Return the alerts that are pending or firing."""
+        found: list[dict[str, Any]] = self._get("alerts", {})["alerts"]
+        return found
+
+    def await_data(self, expression: str, seconds: float = 20.0) -> list[dict[str, Any]]:
+        """Return the samples of an expression as soon as there are any, or none where the time is up."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = self.query(expression)
+            if found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self._address}/-/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def _get(self, what: str, arguments: Mapping[str, str]) -> Any:  # JSON of any shape
+        url = f"http://{self._address}/api/v1/{what}?{urllib.parse.urlencode(arguments)}"
+        try:
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                return json.loads(answer.read())["data"]
+        except urllib.error.HTTPError as error:
+            raise ValueError(error.read().decode()) from error
