@@ -179,7 +179,7 @@ class ClientBindings:
             return [(_find_queue(number, name), methods.QUEUE_DECLARE_OK)] if queue else []
         steps: list[script.Step] = []
         if keep:
-            kept = kept_arguments(stored.sequences[0], stored.entries)
+            kept = kept_arguments(stored.sequences[0], stored.entries, stored.binding.routing_key)
             make = queue_bind if queue else exchange_bind
             reply = methods.QUEUE_BIND_OK if queue else methods.EXCHANGE_BIND_OK
             steps.append((make(number, name, owned.carrier, stored.key, kept), reply))
@@ -197,7 +197,7 @@ class ClientBindings:
         reply = methods.QUEUE_UNBIND_OK if queue else methods.EXCHANGE_UNBIND_OK
         steps: list[script.Step] = []
         for sequence in stored.sequences:
-            kept = kept_arguments(sequence, stored.entries)
+            kept = kept_arguments(sequence, stored.entries, stored.binding.routing_key)
             steps.append((make(number, name, owned.carrier, stored.key, kept), reply))
         # The token counts as use: it goes with the last binding that needs it, tokens first, since an auto-delete
         # exchange goes with its last binding.

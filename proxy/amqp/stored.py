@@ -2,7 +2,8 @@
 
 An open exchange is a real direct exchange marked ``x-open-exchange``; each client binding is a real binding of it with
 the client's own arguments, under a storage key that no publish uses. One more argument, ``x-oxproxy``, keeps
-the raw bytes of the client's table and a sequence number, because the management API's JSON loses types and order.
+the raw bytes of the client's table, its routing key and a sequence number: the management API's JSON loses types and
+order, and the routing key on the broker is the storage key.
 
 Source: delivery notes, "The store"; architecture, "The broker is the store".
 """
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from hashlib import blake2b
+from typing import NamedTuple
 
-from proxy.amqp.frames import U64
+from proxy.amqp.frames import U64, shortstr
 from proxy.amqp.original import longstr_entry
 from proxy.amqp.tables import decode_table
 from proxy.amqp.tokens import RESERVED
@@ -28,29 +30,43 @@ STORAGE = RESERVED + b"b."
 _MARK_ENTRY = b"\x0f" + MARK + b"t\x01"
 
 
-def pack(sequence: int, entries: bytes) -> bytes:
-    """Give the value of ``x-oxproxy``: base64 of the sequence (8 bytes) and the client's raw table entries."""
-    return b64encode(U64.pack(sequence) + entries)
+class Kept(NamedTuple):
+    """What ``x-oxproxy`` says.
+
+    Args:
+        sequence: place in the order of declarations.
+        routing_key: the client's; empty for an exchange.
+        entries: raw entries of the client's table.
+    """
+
+    sequence: int
+    routing_key: bytes
+    entries: bytes
 
 
-def unpack(text: bytes) -> tuple[int, bytes]:
+def pack(sequence: int, entries: bytes, routing_key: bytes = b"") -> bytes:
+    """Give the value of ``x-oxproxy``: base64 of sequence (8 bytes), the client's routing key and raw table entries."""
+    return b64encode(U64.pack(sequence) + shortstr(routing_key) + entries)
+
+
+def unpack(text: bytes) -> Kept:
     """Read a value of ``x-oxproxy`` back.
-
-    Returns:
-        Sequence and raw entries of the client's table.
 
     Raises:
         ValueError: it is not one, or was damaged.
     """
     raw = b64decode(text, validate=True)
-    if len(raw) < U64.size:
-        raise ValueError(f"{len(raw)} bytes, expected at least {U64.size}")
-    return int(U64.unpack_from(raw)[0]), raw[U64.size :]
+    if len(raw) <= U64.size:
+        raise ValueError(f"{len(raw)} bytes, expected more than {U64.size}")
+    end = U64.size + 1 + raw[U64.size]
+    if len(raw) < end:
+        raise ValueError(f"{len(raw)} bytes, expected at least {end}")
+    return Kept(int(U64.unpack_from(raw)[0]), raw[U64.size + 1 : end], raw[end:])
 
 
-def kept_arguments(sequence: int, entries: bytes) -> bytes:
+def kept_arguments(sequence: int, entries: bytes, routing_key: bytes = b"") -> bytes:
     """Give the entries of a stored binding: the client's own and ours."""
-    return entries + longstr_entry(KEPT, pack(sequence, entries))
+    return entries + longstr_entry(KEPT, pack(sequence, entries, routing_key))
 
 
 def exchange_arguments(sequence: int, entries: bytes) -> bytes:

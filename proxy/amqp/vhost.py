@@ -76,6 +76,7 @@ class OwnedExchange:
         arguments: its arguments as declared (filters included).
         declared: how a client declared it; None where a rules file did.
         clients: bindings that clients made, by identity; those of rules files are known to the router alone.
+        receivers: the same bindings by their own destination (not those of their routes), then by identity.
         bound: destinations whose token binding on the carrier stands, as far as is known.
     """
 
@@ -88,7 +89,27 @@ class OwnedExchange:
     arguments: Table = ()
     declared: Declared | None = None
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
+    receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
     bound: set[Destination] = field(default_factory=set)
+
+    def keep(self, stored: StoredBinding) -> None:
+        """Note a client's binding, in place of the one of its identity."""
+        binding = stored.binding
+        identity = binding.identity
+        self.clients[identity] = stored
+        self.receivers.setdefault((binding.destination_type, binding.destination), {})[identity] = stored
+
+    def drop(self, binding: Binding) -> bool:
+        """Forget the client's binding of that identity; answer whether there was one."""
+        identity = binding.identity
+        if self.clients.pop(identity, None) is None:
+            return False
+        destination = (binding.destination_type, binding.destination)
+        alike = self.receivers[destination]
+        del alike[identity]
+        if not alike:
+            del self.receivers[destination]
+        return True
 
     @property
     def moves(self) -> bool:
@@ -164,17 +185,17 @@ class VhostState:
             if together[0] != known.sequences[0]:
                 exchange.unbind(binding)
                 exchange.bind(replace(binding, sequence=together[0]))
-            owned.clients[binding.identity] = known._replace(sequences=together)
+            owned.keep(known._replace(binding=replace(known.binding, sequence=together[0]), sequences=together))
         else:
             exchange.bind(binding)
-            owned.clients[binding.identity] = stored
+            owned.keep(stored)
         self.changed()
         return known is None
 
     def remove_binding(self, stored: StoredBinding) -> None:
         """A client's binding is gone."""
         binding = stored.binding
-        if self.exchanges[binding.exchange].clients.pop(binding.identity, None) is not None:
+        if self.exchanges[binding.exchange].drop(binding):
             self.router.exchanges[binding.exchange].unbind(binding)
             self.changed()
 
