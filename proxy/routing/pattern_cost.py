@@ -47,8 +47,8 @@ class Walk(NamedTuple):
 
     def times(self, count: int) -> Walk:
         """This way, `count` times."""
-        if not count:
-            return NOWHERE
+        if count < 2:
+            return self if count else NOWHERE
         if self.decided:
             return self._replace(longest=_max(self.longest, _sum(self.tail, self.head)))
         return straight(self.head[0] * count, self.head[1] * count)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.routing import pattern_library, patterns
-from proxy.routing.pattern_library import MissingLibraryError
 from proxy.routing.patterns import InvalidPattern, Pattern, compile_pattern
 
 #: What the `re` module of Erlang 25 (PCRE 8.44) answered for generated patterns and subjects; null: not compiled.
@@ -71,18 +70,6 @@ def test_words_and_case_are_those_of_latin_1() -> None:
     assert words == set((letters + "0123456789_").encode("latin-1"))
     assert search(b"(?i)^\xe9$", b"\xc9")
     assert not search("(?i)^É$".encode(), "é".encode())
-
-
-def test_tables_have_the_layout_of_the_library() -> None:
-    tables = pattern_library.latin1_tables()
-    own = pattern_library.library().default_tables()
-    assert len(tables) == len(own) == 1088
-    assert tables[:128] == own[:128]
-    assert tables[256:384] == own[256:384]
-    assert [tables[start : start + 16] for start in range(512, 832, 32)] == [
-        own[start : start + 16] for start in range(512, 832, 32)
-    ]
-    assert tables[832:960] == own[832:960]
 
 
 def test_utf8_is_characters_only_where_the_pattern_says_so() -> None:
@@ -199,12 +186,6 @@ def test_the_cache_keeps_short_patterns_only() -> None:
 def test_a_pattern_above_the_length_limit_is_refused() -> None:
     with pytest.raises(InvalidPattern):
         compile_pattern(b"(?#" + b"x" * 20_000 + b")a")
-
-
-def test_a_missing_library_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pattern_library, "_LIBRARY", "libno-such-library.so.0")
-    with pytest.raises(MissingLibraryError, match="libpcre2-8-0"):
-        pattern_library.Library()
 
 
 @settings(max_examples=300, deadline=None)
