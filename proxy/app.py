@@ -185,6 +185,7 @@ class Sidecar:
     async def _watch(self) -> None:
         while True:
             self._counters.missing_destinations = self._topology.missing_count
+            self._counters.foreign_bindings = self._topology.foreign_count
             await asyncio.sleep(_WATCH_SECONDS)
 
     def not_ready(self) -> list[str]:
@@ -219,6 +220,7 @@ class Sidecar:
             password=upstream.control.password.reveal(),
             management=upstream.management,
             refresh_seconds=settings.inventory.refresh_seconds,
+            remove_foreign=settings.inventory.foreign_bindings == "remove",
         )
         queues = {name: vhost.queues for name, vhost in self._loaded.rules.vhosts.items()}
         return Topology(control, self._states, queues)

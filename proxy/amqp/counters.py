@@ -142,6 +142,7 @@ class Counters:
         "confirm_seconds",
         "decision_seconds",
         "downstream",
+        "foreign_bindings",
         "missing_destinations",
         "relays",
         "remotes",
@@ -162,6 +163,7 @@ class Counters:
         self.audit = AuditCounters()
         self.remotes: dict[str, RemoteCounters] = {}
         self.missing_destinations = 0
+        self.foreign_bindings = 0
 
     def relay(self, vhost: str) -> RelayCounters:
         """Give the counters that all relays of a virtual host share."""

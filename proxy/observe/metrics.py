@@ -179,6 +179,13 @@ METRICS: tuple[MetricSpec, ...] = (
         "Destinations that the rules name and that RabbitMQ does not have or we can't reach.",
     ),
     _metric(
+        "topology_foreign_bindings",
+        Kind.GAUGE,
+        "",
+        readings.one(lambda counters: counters.foreign_bindings),
+        "Bindings that others made on carriers: they route past the rules.",
+    ),
+    _metric(
         "audit_lines_total",
         Kind.COUNTER,
         "",

@@ -86,6 +86,10 @@ class Inventory:
     """What exists on the broker."""
 
     refresh_seconds: Annotated[float, Key(duration(0.1, 3600), "how often the management API is read", "refresh")] = 5.0
+    foreign_bindings: Annotated[
+        str,
+        Key(word("report", "remove"), "bindings that others made on a carrier, past the rules: `report` or `remove`"),
+    ] = "report"
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ async def test_every_plain_counter_shows_under_its_name() -> None:
     counters.remotes["archive"] = RemoteCounters(up=True)
     counters.remotes["archive"].results["lost"] += 1
     counters.missing_destinations = 8
+    counters.foreign_bindings = 2
     got = await scrape(counters)
     expected = {
         "oxproxy_build_info{version=1.2.3}": 1,
@@ -79,6 +80,7 @@ async def test_every_plain_counter_shows_under_its_name() -> None:
         "oxproxy_paused_producers{}": 1,
         "oxproxy_upstream_blocked{}": 1,
         "oxproxy_topology_missing_destinations{}": 8,
+        "oxproxy_topology_foreign_bindings{}": 2,
         "oxproxy_audit_lines_total{}": 21,
         "oxproxy_audit_dropped_total{}": 22,
         "oxproxy_audit_bytes_total{}": 23,
