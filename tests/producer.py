@@ -307,14 +307,15 @@ class Producer:
         self,
         exchange: str,
         key: str = "",
-        plain: Mapping[str, object] | None = None,
+        table: Mapping[str, object] | Table | None = None,
         body: bytes = b"body",
         channel: int = 1,
         mandatory: bool = False,
         **properties: bytes | int,
     ) -> None:
-        """Send one publish; ``plain`` None sends no header table."""
-        table = None if plain is None else headers(plain)
+        """Send one publish; ``table`` None sends no header table."""
+        if isinstance(table, Mapping):
+            table = headers(table)
         frames = client.publish(
             channel,
             exchange.encode(),

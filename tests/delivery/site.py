@@ -1,4 +1,4 @@
-"""Where delivery is proven: a virtual host of a real RabbitMQ, a sidecar with rules in front of it, and looks from outside.
+"""Where delivery is proven: a virtual host of a real RabbitMQ, a sidecar with rules before it, and looks from outside.
 
 A site serves all tests of a module; each test uses queues of its own, or empties those that it used.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def standing(
     folder: Path,
     rules: str,
     settings: Mapping[str, object] | None = None,
-    prepare: Mapping[str, Mapping[str, object]] | None = None,
+    prepare: Callable[[Outside], None] | None = None,
 ) -> Iterator[Site]:
     """A site for as long as the context lasts.
 
@@ -100,15 +100,14 @@ def standing(
         folder: for rules, configuration and log.
         rules: a rules file without its first line, the virtual host.
         settings: configuration beside what a sidecar needs.
-        prepare: exchanges that are there before the sidecar: keywords of ``Outside.make_exchange`` by name.
+        prepare: makes what is on the broker before the sidecar comes.
     """
     vhost = f"site-{secrets.token_hex(6)}"
     broker.create_vhost(vhost)
     with ExitStack() as stack:
         stack.callback(broker.delete_vhost, vhost)
-        outside = Outside(broker, vhost)
-        for name, more in (prepare or {}).items():
-            outside.make_exchange(name, **more)  # type: ignore[arg-type]
+        if prepare is not None:
+            prepare(Outside(broker, vhost))
         tap = stack.enter_context(Tap(broker.host, broker.port))
         file = folder / "rules.yaml"
         file.write_text(f"vhost: {vhost}\n{rules}")
