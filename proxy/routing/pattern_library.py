@@ -10,7 +10,6 @@ Sources: pcre2api(3); pcre2_chartables.c for the layout of character tables.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 from functools import cache
 
 _LIBRARY = "libpcre2-8.so.0"
