@@ -30,6 +30,7 @@ _LONGEST_REPEAT = 65535
 #: Finding the end of what \\X matches costs a look into several tables a character.
 _GRAPHEME_SCANS = 16
 _UTF_STEP = 3 * STEP
+_WIDE = frozenset({b"UTF", b"UTF8", b"UCP"})
 _SIGNS: dict[bytes, tuple[int, int | None]] = {b"*": (0, None), b"+": (1, None), b"?": (0, 1)}
 
 
@@ -171,13 +172,14 @@ def _settings(writer: Writer) -> bytes:
             writer.newline = name
             writer.whole = True
         writer.utf |= name in (b"UTF", b"UTF8")
+        if name in _WIDE:
+            writer.step = _UTF_STEP
         if name is not None:
             settings.append(b"(*%s)" % (b"UTF" if name == b"UTF8" else name))
         writer.at = found.end()
     for name, number in limits.items():
         settings.append(b"(*%s=%d)" % (b"LIMIT_DEPTH" if name == b"LIMIT_RECURSION" else name, number))
     if writer.utf:
-        writer.step = _UTF_STEP
         try:
             writer.text.decode()
         except UnicodeDecodeError as error:
