@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,9 +23,11 @@ from proxy.amqp.conversation import Limits as RelayLimits
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import Sources
 from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
+from proxy.audit.opening import AuditRequest, open_audit
+from proxy.audit.writer import AuditWriter
 from proxy.broker.settings import ControlSettings
 from proxy.broker.topology import Topology
-from proxy.errors import ConfigErrors, Failure, UpstreamError
+from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
 from proxy.net.listener import Listener, ListenerLimits
 from proxy.net.session import SessionLimits, Surroundings
 from proxy.net.tasks import Tasks
@@ -83,7 +86,7 @@ def run(config: Path, environ: Mapping[str, str]) -> int:
     else:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with runner:
-        return runner.run(Sidecar(settings, loaded).serve())
+        return runner.run(Sidecar(settings, loaded, environ).serve())
 
 
 class Sidecar:
@@ -92,11 +95,13 @@ class Sidecar:
     Args:
         settings: the configuration.
         loaded: the compiled rules.
+        environ: environment, for secrets.
     """
 
-    def __init__(self, settings: Settings, loaded: LoadedRules) -> None:
-        """Build everything; nothing is opened yet."""
+    def __init__(self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str]) -> None:
+        """Build what needs no event loop; nothing is opened yet."""
         self._settings = settings
+        self._environ = environ
         self._loaded = loaded
         self._version = product_version()
         self._counters = counters = Counters(settings.metrics.bindings)
@@ -108,9 +113,8 @@ class Sidecar:
         counters.rules.last_success_seconds = time.time()
         name_traffic(counters, loaded)
         self._topology = self._make_topology()
-        sources = Sources(time.time, time.perf_counter, random.randrange)
-        vhosts = Vhosts(self._states.values(), self._topology, counters, sources)
-        self._listener = self._make_listener(vhosts)
+        self._listener: Listener | None = None
+        self._audit: AuditWriter | None = None
         self._stopping = asyncio.Event()
         self._listening = False
         self._refused: UpstreamError | None = None
@@ -122,29 +126,58 @@ class Sidecar:
             loop.add_signal_handler(number, self._stop)
         tasks = Tasks()
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(tasks.ended)
+            try:
+                self._listener = listener = await self._assemble(stack)
+            except ConfigError as error:
+                sys.stderr.write(f"{error}\n")
+                return FAULTY
             if self._settings.admin.address is not None:
-                admin = Admin(Exposition(self._counters, self._version), self.not_ready, self.status)
+                exposition = Exposition(self._counters, self._version)
+                admin = Admin(exposition, self.not_ready, self.status, self._settings.admin.allow)
                 stack.push_async_callback(admin.stop)
                 try:
                     bound = await admin.start(self._settings.admin.address.host, self._settings.admin.address.port)
                 except OSError as error:
                     return self._cannot_listen(str(self._settings.admin.address), error)
                 _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
-            tasks.start(self._watch(), "watch")
             stack.push_async_callback(self._topology.close)
-            tasks.start(self._control(tasks), "control plane")
+            stack.push_async_callback(tasks.ended)
+            tasks.start(self._watch(), "watch")
+            tasks.start(self._control(tasks, listener), "control plane")
             await self._stopping.wait()
             if self._refused is not None:
                 sys.stderr.write(f"{self._refused}\n")
                 return FAULTY
             _log.info("draining")
             if self._listening:
-                await self._listener.drain()
+                await listener.drain()
         _log.info("stopped")
         return OK
 
-    async def _control(self, tasks: Tasks) -> None:
+    async def _assemble(self, stack: AsyncExitStack) -> Listener:
+        """Open the audit log, where one is wanted, and build the listening side.
+
+        Raises:
+            ConfigError: the audit log can't be written.
+        """
+        sources = Sources(time.time, time.perf_counter, random.randrange)
+        request = audit_request(self._settings, self._environ)
+        journal = None
+        if request is not None:
+            rules = self._counters.rules
+            self._audit, journal = open_audit(request, self._counters.audit, lambda: rules.version, time.time)
+            await self._audit.start()
+            # The last thing to end: until then producers are confirmed and lines are written.
+            stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
+        vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, journal=journal)
+        listener = self._make_listener(vhosts)
+        if self._audit is not None:
+            self._audit.on_durable = listener.audit_durable
+            self._audit.on_full = partial(listener.audit_full, True)
+            self._audit.on_drained = partial(listener.audit_full, False)
+        return listener
+
+    async def _control(self, tasks: Tasks, listener: Listener) -> None:
         """Bring the broker in step with the rules, then let producers in."""
         try:
             await self._topology.start()
@@ -161,7 +194,7 @@ class Sidecar:
         gc.collect()
         gc.freeze()
         try:
-            bound = await self._listener.start()
+            bound = await listener.start()
         except OSError as error:
             self._cannot_listen(", ".join(str(one.address) for one in self._settings.listen), error)
             self._refused = UpstreamError(Failure.UNAVAILABLE, f"can't listen: {error.strerror or error}")
@@ -195,6 +228,8 @@ class Sidecar:
             for one in self._topology.status()
             if not one.ready
         ]
+        if self._audit is not None and self._audit.failure and self._audit.full:
+            reasons.append(f"audit log: {self._audit.failure}")
         if self._stopping.is_set():
             reasons.append("draining")
         elif not reasons and not self._listening:
@@ -208,6 +243,7 @@ class Sidecar:
             "rules": self._loaded.rules.version,
             "ready": not self.not_ready(),
             "not_ready": self.not_ready(),
+            "audit_failure": None if self._audit is None else self._audit.failure,
             "vhosts": [{name: getattr(one, name) for name in one.__slots__} for one in self._topology.status()],
         }
 
@@ -240,12 +276,49 @@ class Sidecar:
                 relay=RelayLimits(),
             ),
             self._version,
+            self._audit,
         )
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
             ListenerLimits(settings.limits.connections, settings.shutdown.deadline_seconds),
         )
+
+
+def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditRequest | None:
+    """Give what the configuration asks of the audit log; None where it asks for none.
+
+    Raises:
+        ConfigError: the key of the hashes can't be read.
+    """
+    audit = settings.audit
+    if audit.directory is None:
+        return None
+    key = b""
+    if audit.hash_key_env is not None:
+        if audit.hash_key_env not in environ:
+            raise ConfigError("audit", 0, "audit.hash_key_env", f"there is no variable {audit.hash_key_env}")
+        key = environ[audit.hash_key_env].encode()
+    elif audit.hash_key_file is not None:
+        try:
+            key = (settings.folder / audit.hash_key_file).read_bytes().removesuffix(b"\n")
+        except OSError as error:
+            message = f"{audit.hash_key_file} can't be read: {error.strerror or error}"
+            raise ConfigError("audit", 0, "audit.hash_key_file", message) from error
+    return AuditRequest(
+        settings.folder / audit.directory,
+        audit.mode,
+        audit.scope == "ruled",
+        audit.instance,
+        audit.buffer_mib,
+        audit.segment_mib,
+        audit.segment_seconds,
+        audit.keep_days,
+        audit.keep_mib,
+        audit.headers,
+        audit.hash,
+        key,
+    )
 
 
 def owned_exchange(rule: ExchangeRule) -> OwnedExchange:

@@ -1,9 +1,10 @@
 """What is known of one channel: its life, the content under way, what waits.
 
 A channel of the producer and the channel of the same number upstream are one thing here. Who closes it first decides
-whose frames are discarded until the close-ok; the table in `LIFE` says so.
+whose frames are discarded until the close-ok, see `Life`.
 
-Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; RabbitMQ drops what arrives on a closing channel.
+Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; RabbitMQ drops what arrives on a closing channel, but
+only whole contents: one that has begun upstream is brought to its end.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Publish(NamedTuple):
         routing_key: its routing key.
         channel: where it came from.
         mandatory: whether an unroutable message is to be returned.
+        withheld: whether the method frame goes upstream with its header only: what leaves depends on that.
     """
 
     frame: bytes
@@ -56,6 +58,7 @@ class Publish(NamedTuple):
     routing_key: bytes
     channel: Channel
     mandatory: bool
+    withheld: bool
 
 
 class Collected:
@@ -84,12 +87,14 @@ class Expected(NamedTuple):
         reply: (class << 16 | method) of the answer.
         queue: name in a request about a queue (empty: the broker makes one).
         exclusive: whether a declared queue is to be exclusive.
+        passive: whether the declare only looks.
         taken: for a request of ours: takes the answer's frame, says whether the producer gets it.
     """
 
     reply: int
     queue: bytes = b""
     exclusive: bool = False
+    passive: bool = False
     taken: Callable[[bytes], bool] | None = None
 
 
@@ -97,14 +102,16 @@ class Channel:
     """State of one channel number.
 
     `held` keeps the producer's frames while a destination is being bound; `held_back` keeps the broker's frames
-    while a queue that has just been declared gets its tokens.
+    while a queue that has just been declared gets its tokens. A number that is used again gets a new record.
     """
 
     __slots__ = (
         "before",
+        "closes",
         "collected",
         "confirming",
         "content",
+        "deferred",
         "discard_upstream",
         "head",
         "held",
@@ -117,6 +124,7 @@ class Channel:
         "number",
         "opened",
         "origin",
+        "owed_close_ok",
         "publish",
         "published",
         "remaining",
@@ -128,6 +136,7 @@ class Channel:
         "swallowing",
         "transactional",
         "waited",
+        "waits",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:

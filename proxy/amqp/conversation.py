@@ -21,6 +21,9 @@ from proxy.amqp.tuning import Tuning
 from proxy.amqp.vhost import Destination, OwnedExchange
 from proxy.errors import ProtocolError, Scope
 
+#: Between two confirms of a connection that are timed.
+SAMPLE_SECONDS = 0.1
+
 
 class Phase(Enum):
     """How far the connection is."""
@@ -145,6 +148,8 @@ class Conversation:
         self.shape = 0
         #: seconds on the driver's monotonic clock, set with every input
         self.now = 0.0
+        #: no confirm is timed before
+        self.sample_after = 0.0
 
     def bindable(self, owned: OwnedExchange, wanted: tuple[Destination, ...]) -> tuple[Destination, ...]:
         """Give what may be bound with the producer's own rights: it exists, and was not refused.
@@ -209,6 +214,7 @@ class Conversation:
             if self.audit is not None:
                 self.audit.settled(channel, channel.sample[0], "acked", seconds * 1e6)
             channel.sample = None
+            self.sample_after = self.now + SAMPLE_SECONDS
 
     def drop_held(self, channel: Channel) -> None:
         """Throw away what a closing channel kept back."""

@@ -208,11 +208,12 @@ class Publishing:
         channel = publish.channel
         if channel.content is not Content.METHOD:
             return at
+        conversation = self._conversation
         method = publish.frame
         method_bytes = len(method)
         shapes = self._shapes
         starts = data.startswith
-        audit = self._conversation.audit
+        audit = conversation.audit
         if audit is not None and audit.ruled_only:
             audit = None
         count = total = 0
@@ -243,9 +244,9 @@ class Publishing:
             header_at = stop + method_bytes
         if count:
             channel.published += count
-            if channel.sample is None and channel.confirming:
-                channel.sample = (channel.published, self._conversation.now)
-            counters = self._conversation.counters
+            if channel.sample is None and channel.confirming and conversation.now >= conversation.sample_after:
+                channel.sample = (channel.published, conversation.now)
+            counters = conversation.counters
             counters.publishes_passed += count
             counters.bytes_passed += total
         return at
@@ -293,8 +294,9 @@ class Publishing:
         method_bytes = len(method)
         shapes = self._shapes
         starts = data.startswith
-        out = self._conversation.to_upstream
-        audit = self._conversation.audit
+        conversation = self._conversation
+        out = conversation.to_upstream
+        audit = conversation.audit
         first = at
         while True:
             fixed = data[header_at : header_at + CONTENT_HEAD.size]
@@ -320,8 +322,8 @@ class Publishing:
             channel.published += 1
             if audit is not None and record is not None:
                 audit.publish(record, publish, facts, body_size, channel.before + channel.published)
-            if channel.sample is None and channel.confirming:
-                channel.sample = (channel.published, self._conversation.now)
+            if channel.sample is None and channel.confirming and conversation.now >= conversation.sample_after:
+                channel.sample = (channel.published, conversation.now)
             at = stop
             if not starts(method, stop):
                 return at

@@ -175,10 +175,6 @@ class Relay:
             conversation.to_producer.append(frames[0])
             self._delivering.release(frames[1:])
 
-    def heartbeat_producer(self) -> None:
-        """Send a heartbeat to the producer."""
-        self._conversation.to_producer.append(HEARTBEAT_FRAME)
-
     def heartbeat_upstream(self) -> None:
         """Send a heartbeat to the broker."""
         self._conversation.to_upstream.append(HEARTBEAT_FRAME)

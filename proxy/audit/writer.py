@@ -106,6 +106,11 @@ class AuditWriter:
         self._gap: _Gap | None = None
         self._gap_under_way: tuple[int, _Gap] | None = None
 
+    @property
+    def strict(self) -> bool:
+        """Whether no publish may be confirmed before its line is on disk."""
+        return self._policy.mode is Mode.STRICT
+
     async def start(self) -> None:
         """Claim the directory and start the threads.
 

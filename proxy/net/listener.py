@@ -72,6 +72,16 @@ class Listener:
             bound += [socket.getsockname()[:2] for socket in server.sockets]
         return bound
 
+    def audit_durable(self, sequence: int) -> None:
+        """Audit lines up to a sequence are on disk."""
+        for session in self._sessions:
+            session.audit_durable(sequence)
+
+    def audit_full(self, full: bool) -> None:
+        """The audit log can't keep up, or can again."""
+        for session in self._sessions:
+            session.audit_full(full)
+
     def _accept(self) -> asyncio.Protocol:
         session = Session(self._surroundings, self._ended)
         self._sessions.add(session)

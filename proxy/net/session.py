@@ -8,14 +8,18 @@ Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 4.2.7.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from secrets import token_hex
+from time import monotonic
+from typing import Protocol
 
 import structlog
 
 from proxy.amqp.conversation import BindDestinations, EnsureQueue, Limits, Phase, Request
 from proxy.amqp.counters import Counters
+from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.handshake import Handshake, HandshakeLimits, HandshakeState, Side
 from proxy.amqp.relay import Relay
 from proxy.errors import Failure, UpstreamError
@@ -46,6 +50,22 @@ class SessionLimits:
     relay: Limits = field(default_factory=Limits)
 
 
+class Gate(Protocol):
+    """The audit log as sessions see it: what has to wait for it."""
+
+    @property
+    def strict(self) -> bool:
+        """Whether no confirm may be relayed before its line is on disk."""
+
+    #: sequence up to which every line is on disk
+    durable: int
+    #: whether producers have to wait
+    full: bool
+
+    def commit_point(self) -> int:
+        """The sequence that `durable` will have reached when everything appended so far is on disk."""
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What all sessions share.
@@ -56,6 +76,7 @@ class Surroundings:
         counters: what the process counts.
         limits: see SessionLimits.
         version: our version, told to both sides.
+        audit: the audit log, where confirms have to wait for it or producers for its disk.
     """
 
     upstream: Upstream
@@ -63,6 +84,7 @@ class Surroundings:
     counters: Counters
     limits: SessionLimits
     version: str
+    audit: Gate | None = None
 
 
 class Session:
@@ -89,6 +111,9 @@ class Session:
         self._sent_producer = self._sent_upstream = 0.0
         self._connecting = False
         self._adopting = False
+        #: what the producer gets when the audit lines before it are on disk, in strict mode
+        self._gate = surroundings.audit if surroundings.audit is not None and surroundings.audit.strict else None
+        self._undurable: deque[tuple[int, bytes]] = deque()
         #: names the connection in audit records
         self.id = token_hex(6)
         self._over = False
@@ -162,13 +187,15 @@ class Session:
         self._handshake = None
         self._cancel_deadline()
         relay.audited(self.id, handshake.user)
+        if self._shared.audit is not None and self._shared.audit.full:
+            self.audit_full(True)
         counters = self._shared.counters
         for side in (counters.downstream, counters.upstream):
             side.attempt("ok")
             side.open += 1
         self._log = self._log.bind(vhost=handshake.vhost, user=handshake.user, name=handshake.client_name)
         self._log.info("producer connected")
-        now = self._loop.time()
+        now = monotonic()
         self._heard_producer = self._heard_upstream = self._sent_producer = self._sent_upstream = now
         beats = [one for one in (tuning.heartbeat_producer, tuning.heartbeat_upstream) if one]
         if beats:
@@ -184,10 +211,11 @@ class Session:
         relay = self.relay
         if relay is None or self._over:
             return
-        now = self._loop.time()
+        now = monotonic()
         if producer:
             if now - self._sent_producer >= producer / 2 - every:
-                relay.heartbeat_producer()
+                self._sent_producer = now
+                self.producer.send([HEARTBEAT_FRAME])
             # A socket that we don't read can't tell us anything: its silence is ours.
             if now - self._heard_producer > 2 * producer and not self.producer.paused:
                 self._log.warning("missed heartbeats from the producer", seconds=2 * producer)
@@ -213,7 +241,7 @@ class Session:
             self.abort()
         else:
             self.relay.close(reply_code, text)
-            self._flush(self.relay, self._loop.time())
+            self._flush(self.relay, monotonic())
 
     def abort(self) -> None:
         """Close both sockets at once."""
@@ -231,7 +259,7 @@ class Session:
 
     def _from_producer(self, data: bytes) -> None:
         relay = self.relay
-        now = self._loop.time()
+        now = monotonic()
         self._heard_producer = now
         if relay is not None:
             relay.receive_from_producer(data, now)
@@ -242,7 +270,7 @@ class Session:
 
     def _from_upstream(self, data: bytes) -> None:
         relay = self.relay
-        now = self._loop.time()
+        now = monotonic()
         self._heard_upstream = now
         if relay is not None:
             relay.receive_from_upstream(data, now)
@@ -282,7 +310,10 @@ class Session:
             self._upstream.send(relay.to_upstream)
         if relay.to_producer:
             self._sent_producer = now
-            self.producer.send(relay.to_producer)
+            if self._gate is None:
+                self.producer.send(relay.to_producer)
+            else:
+                self._send_durable(self._gate, relay.to_producer)
         if relay.requests:
             requests = tuple(relay.requests)
             relay.requests.clear()
@@ -295,6 +326,29 @@ class Session:
             self._upstream.pause("held", relay.upstream_full)
         if relay.phase is not Phase.OPEN:
             self._ending(relay)
+
+    def _send_durable(self, gate: Gate, pieces: list[bytes]) -> None:
+        """Send to the producer once every audit line appended before is on disk: no confirm without its line."""
+        point = gate.commit_point()
+        if not self._undurable and gate.durable >= point:
+            self.producer.send(pieces)
+            return
+        self._undurable.append((point, b"".join(pieces)))
+        pieces.clear()
+
+    def audit_durable(self, sequence: int) -> None:
+        """Audit lines up to a sequence are on disk: what waited for them goes to the producer."""
+        ready = []
+        while self._undurable and self._undurable[0][0] <= sequence:
+            ready.append(self._undurable.popleft()[1])
+        if ready:
+            self.producer.send(ready)
+        if self.relay is not None and self.relay.phase is Phase.CLOSED and not self._undurable:
+            self.producer.close()
+
+    def audit_full(self, full: bool) -> None:
+        """The audit log can't keep up: the producer waits."""
+        self._pause_producer("audit", full)
 
     async def _carry_out(self, relay: Relay, request: Request) -> None:
         """Do what a relay asked for, within the deadline; without an answer it goes on all the same."""
@@ -321,13 +375,14 @@ class Session:
                     relay.release(request.channel)
                 else:
                     relay.answer(request, found)
-                self._flush(relay, self._loop.time())
+                self._flush(relay, monotonic())
 
     # -- ends --------------------------------------------------------------------------------------------------
 
     def _ending(self, relay: Relay) -> None:
         if relay.phase is Phase.CLOSED:
-            self.producer.close()
+            if not self._undurable:
+                self.producer.close()
             self._upstream.close()
         elif relay.upstream_done:
             self._upstream.close()
@@ -355,7 +410,7 @@ class Session:
             self._finish()
 
     def _upstream_lost(self, error: Exception | None) -> None:
-        now = self._loop.time()
+        now = monotonic()
         if self.relay is not None and self.producer.connected:
             self.relay.upstream_lost("upstream connection lost")
             self._flush(self.relay, now)

@@ -100,6 +100,49 @@ class Admin:
         Address | None,
         Key(optional(ADDRESS), "where `/metrics`, `/livez`, `/readyz` are served; `null`: not"),
     ] = _ADMIN
+    allow: Annotated[
+        tuple[str, ...],
+        Key(TEXTS, "addresses or networks (CIDR) beside loopback that may use `/status`"),
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The audit log; see docs/audit.md for what each mode promises."""
+
+    directory: Annotated[
+        str | None, Key(optional(TEXT), "folder of the audit log, which must exist; `null`: no audit log")
+    ] = None
+    scope: Annotated[
+        str, Key(word("all", "ruled"), "`all` publishes, or only those to exchanges that are evaluated here: `ruled`")
+    ] = "all"
+    mode: Annotated[
+        str,
+        Key(
+            word("best_effort", "backpressure", "strict"),
+            "when disk or writer can't keep up: `best_effort` drops and counts lines, `backpressure` lets producers "
+            "wait, `strict` confirms a publish only when its line is on disk",
+        ),
+    ] = "best_effort"
+    instance: Annotated[
+        str | None, Key(optional(TEXT), "name of this sidecar in records and file names; `null`: the host's name")
+    ] = None
+    buffer_mib: Annotated[int, Key(whole(1, 4096), "MiB of lines that may wait for the disk")] = 32
+    segment_mib: Annotated[int, Key(whole(1, 128), "most MiB of text in one segment")] = 128
+    segment_seconds: Annotated[float, Key(duration(1, 86400), "longest time a segment is open", "segment")] = 300.0
+    keep_days: Annotated[
+        int | None, Key(optional(whole(1, 100_000)), "days that segments are kept; `null`: age does not matter")
+    ] = None
+    keep_mib: Annotated[
+        int | None,
+        Key(optional(whole(1, 2**40)), "MiB of segments that are kept, oldest go first; `null`: size does not matter"),
+    ] = None
+    headers: Annotated[tuple[str, ...], Key(TEXTS, "headers whose values may stand in records")] = ()
+    hash: Annotated[tuple[str, ...], Key(TEXTS, "fields written as keyed hashes: `message_id`, `user`, `rk`")] = ()
+    hash_key_env: Annotated[
+        str | None, Key(optional(TEXT), "name of an environment variable that holds the key of the hashes")
+    ] = None
+    hash_key_file: Annotated[str | None, Key(optional(TEXT), "file that holds the key of the hashes")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +205,7 @@ class Settings:
         Key(TEXTS, "rules files: a name or pattern such as `rules/*.yaml`, or a list of them"),
     ] = ()
     inventory: Inventory = field(default_factory=Inventory)
+    audit: Audit = field(default_factory=Audit)
     admin: Admin = field(default_factory=Admin)
     metrics: Metrics = field(default_factory=Metrics)
     limits: Limits = field(default_factory=Limits)

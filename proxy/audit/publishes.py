@@ -1,0 +1,66 @@
+"""How do the relays' publishes become lines of the log? Records and writer joined to what the wire asks for.
+
+Source: docs/audit.md (fields, modes); `proxy.amqp.auditing` says what the wire gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from proxy.amqp.auditing import Template
+from proxy.audit.record import Records, TimestampText
+from proxy.audit.writer import AuditWriter
+
+
+class PublishJournal:
+    """The audit log as the wire sees it.
+
+    Args:
+        records: renders lines.
+        writer: writes them.
+        rules: gives the version of the rules in force.
+        wall: gives seconds since 1970.
+        ruled_only: whether publishes that no rule touches are left out.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        writer: AuditWriter,
+        rules: Callable[[], str],
+        wall: Callable[[], float],
+        *,
+        ruled_only: bool,
+    ) -> None:
+        """Join them."""
+        self._records = records
+        self._rules = rules
+        self._wall = wall
+        self._text = TimestampText()
+        self.ruled_only = ruled_only
+        self.names = records.privacy.headers
+        self.append = writer.append
+        self.origin = records.origin
+        self.headers = records.headers
+
+    def timestamp(self) -> str:
+        """The time of what is read now."""
+        return self._text(self._wall())
+
+    def template(
+        self,
+        exchange: bytes,
+        outcome: str,
+        queues: Iterable[bytes],
+        exchanges: Iterable[bytes],
+        bindings: Iterable[str],
+        reason: str | None,
+    ) -> Template:
+        """What a decision fixes in its lines, the version of the rules included."""
+        return self._records.template(
+            exchange, outcome, queues, exchanges, bindings=bindings, rules=self._rules(), reason=reason
+        )
+
+    def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
+        """Tell what the broker said of a publish."""
+        self.append(self._records.settle(self.timestamp(), conn, ch, seq, result, confirm_us))
