@@ -102,7 +102,9 @@ class Listener:
             server.close()
         loop = asyncio.get_running_loop()
         end = loop.time() + self._limits.settle_seconds
-        while any(session.relay and session.relay.unsettled for session in self._sessions) and loop.time() < end:
+        while any(one.relay and one.relay.unsettled for one in self._sessions):  # noqa: ASYNC110 -- counts, no event
+            if loop.time() >= end:
+                break
             await asyncio.sleep(_LOOK_SECONDS)
         for session in tuple(self._sessions):
             session.close(320, "the proxy is shutting down")
