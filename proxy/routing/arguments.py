@@ -40,7 +40,8 @@ _EQUAL = (b"x-?pr=", b"x-?hkv= ", b"x-?hk?v= ")
 _DIFFERENT = (b"x-?pr!=", b"x-?hkv!= ", b"x-?hk?v!= ")
 _ROUTES = (b"x-addqre-", b"x-delqre-", b"x-addq!re-", b"x-delq!re-", b"x-add1qre-", b"x-add1q!re-")
 _COMPARISONS = (b"x-?hkv<", b"x-?hk?v<", b"x-?hkv>", b"x-?hk?v>", b"x-?pr<", b"x-?pr>", b"x-?dt")
-_SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse")
+#: Keys of which a list makes no sense, though no restriction above names them.
+_SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,9 @@ def read_arguments(arguments: Table, draft: Draft) -> MatchType:
     for key, value in arguments:
         if key == _X_MATCH:
             continue
-        if value.letter == "A" and key not in _SINGLE:
+        if value.letter == "A":
             for element in cast("tuple[Value, ...]", value.value):
+                _refuse_element(key, element)
                 _read(draft, key, element)
         else:
             _read(draft, key, value)
@@ -124,6 +126,11 @@ def _refuse_list(key: bytes, under_any: bool) -> None:
         raise refused(_NO_LIST_FOR_ROUTE)
     if key.startswith(_COMPARISONS):
         raise refused(_NO_LIST_FOR_COMPARISON)
+
+
+def _refuse_element(key: bytes, element: Value) -> None:
+    if key in _SINGLE and element.letter != "D":
+        raise unknown_key(key)
 
 
 def _read(draft: Draft, key: bytes, value: Value) -> None:

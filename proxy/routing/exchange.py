@@ -171,6 +171,11 @@ class Exchange:
         return self._free_exchanges > 0
 
     @property
+    def sees_queues(self) -> bool:
+        """Whether it chooses among all queues; `interest` says it as well, but costs more after a binding came."""
+        return self._interest.sees_queues
+
+    @property
     def interest(self) -> Interest:
         """Which facts can change what this exchange itself does."""
         return self._interest.interest

@@ -57,6 +57,11 @@ class InterestCount:
             self._interest = self._collect()
         return self._interest
 
+    @property
+    def sees_queues(self) -> bool:
+        """Whether the names of all queues matter; cheap also where the needs have just changed."""
+        return QUEUE_NAMES in self._needs
+
     def _collect(self) -> Interest:
         needs = self._needs
         whole = self._headers_whole or ALL_HEADERS in needs
