@@ -1,0 +1,48 @@
+"""What the wire gives, as lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from proxy.amqp.counters import AuditCounters
+from proxy.audit.policy import AuditPolicy
+from proxy.audit.publishes import PublishJournal
+from proxy.audit.record import Privacy, Records
+from proxy.audit.writer import AuditWriter
+
+
+def journal(folder: Path, lines: list[bytes], *, ruled_only: bool = False) -> PublishJournal:
+    writer = AuditWriter(AuditPolicy(folder, "one"), AuditCounters())
+    made = PublishJournal(
+        Records("one", Privacy(frozenset((b"to",)))), writer, lambda: "v2", lambda: 0.25, ruled_only=ruled_only
+    )
+    made.append = lines.append
+    return made
+
+
+async def test_time_is_that_of_the_clock_it_was_given(tmp_path: Path) -> None:
+    assert journal(tmp_path, []).timestamp() == "1970-01-01T00:00:00.250000Z"
+
+
+async def test_the_rules_in_force_when_the_decision_was_made_stand_in_its_lines(tmp_path: Path) -> None:
+    lines: list[bytes] = []
+    made = journal(tmp_path, lines)
+    template = made.template(b"e", "unrouted", (), (), (), "because")
+    lines.append(template.line(made.timestamp(), made.origin("c", "u", "/", 2), 7, b"rk", None, 0, "{}"))
+    record = json.loads(lines[0])
+    assert (record["rules"], record["reason"], record["seq"], record["ch"]) == ("v2", "because", 7, 2)
+
+
+async def test_a_settle_record_names_no_exchange(tmp_path: Path) -> None:
+    lines: list[bytes] = []
+    journal(tmp_path, lines).settle("c", 1, 3, "nacked")
+    record = json.loads(lines[0])
+    assert (record["kind"], record["result"], record["seq"]) == ("settle", "nacked", 3)
+    assert "exchange" not in record
+
+
+async def test_scope_and_names_are_what_was_asked_for(tmp_path: Path) -> None:
+    made = journal(tmp_path, [], ruled_only=True)
+    assert made.ruled_only
+    assert made.names == {b"to"}
