@@ -38,7 +38,7 @@ _SCALARS = (
     Value("F", ((b"k", Value("I", 1)),)),
     Value("F", ((b"k", Value("l", 1)),)),
 )
-_SEEN = (
+SEEN = (
     *_SCALARS,
     Value("A", ()),
     Value("A", (Value("I", 1),)),
@@ -207,7 +207,7 @@ _producer = st.one_of(
     ),
 )
 
-_seen = st.one_of(st.sampled_from(_OFTEN), st.sampled_from(_SEEN))
+_seen = st.one_of(st.sampled_from(_OFTEN), st.sampled_from(SEEN))
 
 messages = st.builds(
     lambda key, headers, producer, properties, size: Facts(key, (*headers, *producer), properties, size),

@@ -19,10 +19,10 @@ from proxy.routing.comparison import (
 from proxy.routing.patterns import compile_pattern
 from proxy.routing.values import Value
 from tests.routing.building import VOID, many, message, table
-from tests.routing.random_rules import _SEEN
+from tests.routing.random_rules import SEEN
 
 _MESSAGE = message()
-_values = st.sampled_from(_SEEN)
+_values = st.sampled_from(SEEN)
 
 
 @pytest.mark.parametrize(
