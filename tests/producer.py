@@ -346,6 +346,18 @@ class Producer:
                 assert found.arguments["delivery_tag"] == tag
             return Settled(found.name == "Basic.Ack", returned)
 
+    def settle_all(self, count: int, channel: int = 1) -> None:
+        """Read until the first ``count`` publishes of a channel are acked, in any order."""
+        open_tags = set(range(1, count + 1))
+        while open_tags:
+            found = self.expect("Basic.Ack")
+            assert found.channel == channel
+            tag = found.arguments["delivery_tag"]
+            assert isinstance(tag, int)
+            assert tag in open_tags
+            open_tags -= {one for one in open_tags if one < tag} if found.arguments["multiple"] else set()
+            open_tags.discard(tag)
+
     def send_settled(self, exchange: str, key: str = "", *arguments: object, **more: object) -> Settled:
         """Publish on channel 1, which is in confirm mode, and wait for the confirm."""
         self.publish(exchange, key, *arguments, **more)  # type: ignore[arg-type]

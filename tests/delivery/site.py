@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.broker.world import Outside
-from tests.producer import Message, Producer
+from tests.producer import Message, Producer, until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 from tests.tap import Connection, Tap
@@ -55,6 +55,18 @@ class Site(Outside):
     def take(self, queue: str) -> list[Message]:
         """Take all messages from a queue, past the sidecar."""
         return self.beside.take(queue)
+
+    def next(self, queue: str) -> Message:
+        """Wait for a message in a queue and take it, past the sidecar."""
+        found: list[Message] = []
+
+        def there() -> bool:
+            message = self.beside.get(queue)
+            found.extend([message] if message is not None else [])
+            return bool(found)
+
+        until(there)
+        return found[0]
 
     def bodies(self, *queues: str) -> list[list[bytes]]:
         """Take all messages from queues and give their bodies."""

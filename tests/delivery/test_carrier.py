@@ -12,7 +12,7 @@ from proxy.amqp.tables import encode_table
 from tests import client
 from tests.broker.world import Outside
 from tests.delivery.site import Site, standing
-from tests.producer import Closed, Message, Producer, headers, until, value
+from tests.producer import Closed, Message, Producer, headers, value
 from tests.rabbitmq import Broker
 
 RULES = """
@@ -283,8 +283,7 @@ def test_a_full_queue_in_a_transaction_closes_the_channel_as_the_broker_says(sit
 
 def test_a_dead_lettered_copy_shows_the_original_key_and_no_token(site: Site, producer: Producer) -> None:
     producer.send_settled("letters", "some.key", {"to": "dying", "CC": ["seen"]})
-    until(lambda: site.queue("dying")["messages"] == 0 and site.queue("dead")["messages"] == 1)
-    message = only(site.take("dead"))
+    message = site.next("dead")
     assert message.key == "some.key"
     deaths = message.headers["x-death"].value
     assert isinstance(deaths, tuple)
