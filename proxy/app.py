@@ -29,7 +29,7 @@ from proxy.broker.settings import ControlSettings
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
 from proxy.net.listener import Listener, ListenerLimits
-from proxy.net.session import SessionLimits, Surroundings
+from proxy.net.surroundings import SessionLimits, Surroundings
 from proxy.net.tasks import Tasks
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Vhosts
@@ -71,6 +71,9 @@ def run(config: Path, environ: Mapping[str, str]) -> int:
         loaded = load_rules(rules_files(settings))
     except ConfigErrors as errors:
         sys.stderr.write(f"{errors}\n")
+        return FAULTY
+    if loaded.books:
+        sys.stderr.write("addresses: this version reads and explains the address table, but does not serve it\n")
         return FAULTY
     failures = loaded.failures()
     if failures:

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.clock import instant
-from proxy.rules.explanation import Explanation, as_json, as_text, explain, read_question
+from proxy.rules.explanation import Explanation, as_json, as_text, explain, explain_address, read_question
 from proxy.rules.inspection import inspect
 from proxy.rules.loader import load_rules
+from proxy.rules.tracing import as_data, as_lines
 
 DONE, NO, WRONG = 0, 1, 2
 
@@ -65,9 +66,10 @@ def _parser() -> argparse.ArgumentParser:
 
     why = commands.add_parser("explain", help="why one message goes where it goes")
     why.add_argument("--rules", metavar="FILE", type=Path, action="append", required=True, help="may be repeated")
-    why.add_argument(
-        "--message", metavar="FILE", required=True, help="the message as YAML or JSON; - for standard input"
-    )
+    what = why.add_mutually_exclusive_group(required=True)
+    what.add_argument("--message", metavar="FILE", help="the message as YAML or JSON; - for standard input")
+    what.add_argument("--address", metavar="TEXT", help="ask the address table alone")
+    why.add_argument("--vhost", metavar="NAME", help="with --address, where several have a table")
     why.add_argument("--at", metavar="TIME", type=_instant, help="such as 2026-11-21T08:00:00Z; default: now")
     why.add_argument("--json", action="store_true", help="print the answer as JSON")
     why.add_argument("--expect", metavar="QUEUE", action="append", default=[], help="status 1 unless it gets there")
@@ -104,6 +106,10 @@ def _check(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     loaded = load_rules(options.rules)
+    if options.address is not None:
+        lookup = explain_address(loaded, os.fsencode(options.address), options.vhost)
+        _say(json.dumps(as_data(lookup), indent=2, ensure_ascii=False) if options.json else "\n".join(as_lines(lookup)))
+        return NO if lookup.rule is None else DONE
     question = read_question(_message(options.message), options.message)
     explanation = explain(loaded, question, time.time() if options.at is None else options.at)
     if options.json:

@@ -76,6 +76,14 @@ class Remote:
     user: bytes | None = None
     password: bytes | None = field(default=None, repr=False)
 
+    @property
+    def label(self) -> str:
+        """What metrics, audit and explain call it; no credentials."""
+        if self.broker:
+            return self.broker.decode("utf-8", "backslashreplace")
+        host = self.host.decode("utf-8", "backslashreplace")
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -7,10 +7,12 @@ that the rules mention, and those that the test adds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from proxy.routing.address_targets import AddressBook, FailedTranslation, Publication
 from proxy.routing.bindings import QUEUE
 from proxy.routing.decision import Decision, Outcome, QueueNames
+from proxy.routing.departure import Departure, departure
 from proxy.routing.router import Router
 from proxy.routing.trace import Trace
 from proxy.rules.clock import instant
@@ -19,9 +21,9 @@ from proxy.rules.fields import Fields
 from proxy.rules.message import Message, read_message
 from proxy.rules.model import Rules, VhostRules
 
-PASSED = "passed"
-#: What can become of a message; `translated` is for address tables.
-OUTCOMES = (*(outcome.value for outcome in Outcome), PASSED)
+PASSED, TRANSLATED = "passed", "translated"
+#: What can become of a message.
+OUTCOMES = (*(outcome.value for outcome in Outcome), TRANSLATED, PASSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ class Failure:
 class Result:
     """Where a message goes, in the words of a test.
 
-    `exchanges` includes the alternate exchange where it applies.
+    `exchanges` includes the alternate exchange where it applies. `failed` says why translations lead nowhere; `rule` is
+    the index of the first rule of the address table that applied.
     """
 
     queues: tuple[str, ...]
@@ -85,6 +88,8 @@ class Result:
     remotes: tuple[str, ...]
     outcome: str
     error: str | None
+    failed: tuple[str, ...] = ()
+    rule: int | None = None
 
 
 def read_test(fields: Fields, vhost: str) -> RulesTest | None:
@@ -127,13 +132,16 @@ def _expected_names(fields: Fields, key: str) -> frozenset[str]:
     return frozenset(item.text for _, item in fields.texts(key, "a name"))
 
 
-def check_tests(tests: Iterable[RulesTest], rules: Rules, routers: Mapping[str, Router]) -> list[Failure]:
+def check_tests(
+    tests: Iterable[RulesTest], rules: Rules, routers: Mapping[str, Router], books: Mapping[str, AddressBook]
+) -> list[Failure]:
     """Run tests against the rules.
 
     Args:
         tests: of all files.
         rules: what the files say together.
         routers: the same compiled, by virtual host.
+        books: the address tables.
 
     Returns:
         The tests that do not hold, in file order.
@@ -141,7 +149,7 @@ def check_tests(tests: Iterable[RulesTest], rules: Rules, routers: Mapping[str, 
     known = {name: mentioned_queues(vhost, routers[name]) for name, vhost in rules.vhosts.items()}
     failures = []
     for test in tests:
-        differences = _differences(test, rules, routers, known)
+        differences = _differences(test, rules, routers, books.get(test.vhost), known)
         if differences:
             failures.append(Failure(test, differences))
     return failures
@@ -163,41 +171,81 @@ def decide(
     return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace)
 
 
-def result_of(decision: Decision, vhost: VhostRules) -> Result:
-    """Say where a message goes, with the alternate exchange and ``unmatched: pass`` in it."""
+def result_of(
+    decision: Decision, vhost: VhostRules, book: AddressBook | None = None, routing_key: bytes = b""
+) -> Result:
+    """Say where a message goes, with the address table, the alternate exchange and ``unmatched: pass`` in it."""
     rule = next(each for each in vhost.exchanges if each.name == decision.exchange)
-    exchanges = set(decision.exchanges)
     outcome = decision.outcome.value
+    leaves = Departure(decision.queues, decision.exchanges)
+    if book is not None:
+        evaluated = {each.name for each in vhost.exchanges}
+        leaves = departure(book, decision.queues, decision.exchanges, routing_key, evaluated)
+    exchanges = {*leaves.exchanges, *(publication.exchange for publication in leaves.publications)}
     if decision.outcome is Outcome.UNROUTED and rule.unmatched_pass:
         outcome = PASSED
     elif decision.alternate and rule.alternate is not None:
         exchanges.add(rule.alternate)
     return Result(
-        tuple(_shown(name) for name in decision.queues),
-        tuple(_shown(name) for name in sorted(exchanges)),
-        (),
+        tuple(shown(name) for name in leaves.queues),
+        tuple(shown(name) for name in sorted(exchanges)),
+        tuple(dict.fromkeys(target.remote.label for target in leaves.remotes if target.remote)),
         outcome,
-        _shown(decision.error) if decision.outcome is Outcome.REJECTED else None,
+        shown(decision.error) if decision.outcome is Outcome.REJECTED else None,
+        tuple(each.reason for each in leaves.failed),
+        leaves.rule,
     )
 
 
-def _shown(name: bytes) -> str:
+def translated(message: Message, vhost: VhostRules, book: AddressBook) -> Message | Result | None:
+    """Ask the address table about a publish to an exchange that is not evaluated here.
+
+    Returns:
+        None where it is left alone; the message as another exchange of the rules gets it; or where it goes.
+    """
+    target = book.look_up(message.exchange, message.facts.routing_key)
+    if target is None:
+        return None
+    if isinstance(target, FailedTranslation):
+        return Result((), (), (), Outcome.UNROUTED.value, None, (target.reason,), target.rule)
+    exchange, key = target.publication
+    if target.remote is not None:
+        return Result((), (), (target.remote.label,), TRANSLATED, None, (), target.rule)
+    if any(each.name == exchange for each in vhost.exchanges):
+        return replace(message, exchange=exchange, facts=replace(message.facts, routing_key=key))
+    if target.publication == Publication(message.exchange, message.facts.routing_key):
+        return None
+    queues, exchanges = ((), (shown(exchange),)) if exchange else ((shown(key),), ())
+    return Result(queues, exchanges, (), TRANSLATED, None, (), target.rule)
+
+
+def shown(name: bytes) -> str:
+    """A name for people to read."""
     return name.decode("utf-8", "backslashreplace")
 
 
 def _differences(
-    test: RulesTest, rules: Rules, routers: Mapping[str, Router], known: Mapping[str, frozenset[bytes]]
+    test: RulesTest,
+    rules: Rules,
+    routers: Mapping[str, Router],
+    book: AddressBook | None,
+    known: Mapping[str, frozenset[bytes]],
 ) -> tuple[str, ...]:
     vhost = rules.vhosts[test.vhost]
-    name = test.message.exchange
-    if all(each.name != name for each in vhost.exchanges):
-        return (f"publishes to {_shown(name)}, which no rules file names",)
+    message = test.message
+    if all(each.name != message.exchange for each in vhost.exchanges):
+        found = None if book is None else translated(message, vhost, book)
+        if isinstance(found, Result):
+            return compare(found, test.expected)
+        if found is None:
+            return (f"publishes to {shown(message.exchange)}, which no rules file names",)
+        message, book = found, None
     router = routers[test.vhost]
-    if test.at is None and router.interest(name).clock:
+    if test.at is None and router.interest(message.exchange).clock:
         return ("the rules look at the clock, so the test needs at:",)
     queues = known[test.vhost] | test.queues
-    decision = decide(router, test.message, test.at or 0.0, queues)
-    return compare(result_of(decision, vhost), test.expected)
+    decision = decide(router, message, test.at or 0.0, queues)
+    return compare(result_of(decision, vhost, book, message.facts.routing_key), test.expected)
 
 
 def compare(result: Result, expected: Expectation) -> tuple[str, ...]:
@@ -214,6 +262,8 @@ def compare(result: Result, expected: Expectation) -> tuple[str, ...]:
     if expected.error is not None and expected.error != result.error:
         got_error = "no error" if result.error is None else f'"{result.error}"'
         differences.append(f'error: expected "{expected.error}", got {got_error}')
+    if result.failed and expected.outcome is None:
+        differences.append(f"a translation leads nowhere: {'; '.join(result.failed)}")
     if result.error is not None and expected.error is None and expected.outcome is None:
         differences.append(f'error: the message is refused with "{result.error}"')
     return tuple(differences)

@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from proxy.errors import ConfigError, ConfigErrors
+from proxy.routing.address_targets import Publication
 from proxy.routing.bindings import Binding, Destination
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.routing.values import Value
 from proxy.rules.document import read_document
-from proxy.rules.expectations import Result, decide, mentioned_queues, result_of
+from proxy.rules.expectations import Result, decide, mentioned_queues, result_of, translated
 from proxy.rules.faults import Faults, Place
 from proxy.rules.fields import Fields
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import Message, read_message
+from proxy.rules.model import VhostRules
+from proxy.rules.tracing import Lookup, as_data, as_lines, look_up, look_ups
 
 #: Outcome of a message to an exchange that no rules file names.
 UNTOUCHED = "untouched"
@@ -57,6 +60,7 @@ class Explanation:
         result: where it goes.
         matched: exchange and id of the bindings that were true.
         walk: what was visited.
+        lookups: what the address table said, where it said something.
     """
 
     vhost: str
@@ -66,6 +70,7 @@ class Explanation:
     result: Result
     matched: tuple[tuple[bytes, str], ...]
     walk: tuple[ExchangeStep, ...]
+    lookups: tuple[Lookup, ...] = ()
 
 
 def read_question(data: bytes, source: str) -> Question:
@@ -119,15 +124,56 @@ def explain(loaded: LoadedRules, question: Question, at: float) -> Explanation:
         message = f"seen nothing, expected one of {names}: each has an exchange {_text(name)}"
         raise ConfigErrors([ConfigError(question.source, 0, "vhost", message)])
     if not homes:
-        nowhere = Result((), (_text(name),), (), UNTOUCHED, None)
-        return Explanation(question.vhost or "/", loaded.rules.version, at, question.message, nowhere, (), ())
-    vhost = homes[0]
+        return _outside(loaded, question, at)
+    return _evaluated(loaded, homes[0], question.message, question, at, ())
+
+
+def _outside(loaded: LoadedRules, question: Question, at: float) -> Explanation:
+    """Explain a message to an exchange that no rules file names: the address table may know it."""
+    message, version = question.message, loaded.rules.version
+    name = question.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
+    book, vhost = loaded.books.get(name), loaded.rules.vhosts.get(name)
+    if book is not None and vhost is not None:
+        found = translated(message, vhost, book)
+        lookups = tuple(look_ups(book, [Publication(message.exchange, message.facts.routing_key)]))
+        if isinstance(found, Result):
+            return Explanation(name, version, at, message, found, (), (), lookups)
+        if found is not None:
+            return _evaluated(loaded, vhost, found, question, at, lookups)
+    nowhere = Result((), (_text(message.exchange),), (), UNTOUCHED, None)
+    return Explanation(name, version, at, message, nowhere, (), ())
+
+
+def _evaluated(
+    loaded: LoadedRules, vhost: VhostRules, message: Message, question: Question, at: float, lookups: tuple[Lookup, ...]
+) -> Explanation:
     router = loaded.routers[vhost.vhost]
     trace = Trace()
-    decision = decide(router, question.message, at, mentioned_queues(vhost, router) | question.queues, trace)
-    result = result_of(decision, vhost)
+    decision = decide(router, message, at, mentioned_queues(vhost, router) | question.queues, trace)
+    # What was looked up before is not looked up again.
+    book = None if lookups else loaded.books.get(vhost.vhost)
+    key = message.facts.routing_key
+    result = result_of(decision, vhost, book, key)
+    if book is not None:
+        wanted = [Publication(b"", queue) for queue in decision.queues]
+        wanted += [Publication(exchange, key) for exchange in decision.exchanges]
+        lookups = tuple(look_ups(book, wanted))
     walk = tuple(trace.exchanges)
-    return Explanation(vhost.vhost, loaded.rules.version, at, question.message, result, decision.matched, walk)
+    version = loaded.rules.version
+    return Explanation(vhost.vhost, version, at, question.message, result, decision.matched, walk, lookups)
+
+
+def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = None) -> Lookup:
+    """Ask the address table of one virtual host about an address.
+
+    Raises:
+        ConfigErrors: several virtual hosts have a table, or none has.
+    """
+    names = [name for name in sorted(loaded.books) if vhost in (None, name)]
+    if len(names) != 1:
+        seen = f"one of {', '.join(names)}" if names else "a rules file with addresses:"
+        raise ConfigErrors([ConfigError("address", 0, "vhost", f"seen {vhost or 'nothing'}, expected {seen}")])
+    return look_up(loaded.books[names[0]], address)
 
 
 def as_json(explanation: Explanation) -> dict[str, object]:
@@ -144,6 +190,8 @@ def as_json(explanation: Explanation) -> dict[str, object]:
         "remotes": list(result.remotes),
         "error": result.error,
         "matched": [{"exchange": _text(exchange), "binding": ident} for exchange, ident in explanation.matched],
+        "addresses": [as_data(lookup) for lookup in explanation.lookups],
+        "failed": list(result.failed),
         "walk": [_exchange_json(step) for step in explanation.walk],
     }
 
@@ -194,6 +242,8 @@ def as_text(explanation: Explanation) -> str:
     ]
     for step in explanation.walk:
         lines += _exchange_lines(step)
+    for lookup in explanation.lookups:
+        lines += ["", *as_lines(lookup)]
     return "\n".join([*lines, "", *_result_lines(explanation.result)])
 
 
@@ -206,6 +256,8 @@ def _result_lines(result: Result) -> Iterator[str]:
         names: Sequence[str] = getattr(result, what)
         if names:
             yield f"{what:10}" + ", ".join(names)
+    for reason in result.failed:
+        yield f"failed    a translation leads nowhere: {reason}"
 
 
 def _exchange_lines(step: ExchangeStep) -> Iterator[str]:

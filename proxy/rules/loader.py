@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from proxy.errors import ConfigError, ConfigErrors
+from proxy.routing.address_targets import AddressBook
 from proxy.routing.router import Router
 from proxy.rules.compiler import compile_exchange
 from proxy.rules.document import read_document
@@ -21,6 +22,7 @@ from proxy.rules.expectations import Failure, RulesTest, check_tests
 from proxy.rules.faults import ConfigWarning, Faults, Place
 from proxy.rules.lint import check_vhost
 from proxy.rules.model import ExchangeRule, QueueRule, Rules, VhostRules
+from proxy.rules.remotes import address_book, check_brokers
 from proxy.rules.schema import ExchangeDraft, FileDraft, read_rules_file
 from proxy.rules.settings import Settings
 
@@ -34,16 +36,18 @@ class LoadedRules:
         routers: the same compiled, by virtual host.
         tests: the tests that the files carry.
         warnings: what the operator should know.
+        books: the address tables, by virtual host; one without rules has none.
     """
 
     rules: Rules
     routers: Mapping[str, Router] = field(default_factory=dict)
     tests: tuple[RulesTest, ...] = ()
     warnings: tuple[ConfigWarning, ...] = ()
+    books: Mapping[str, AddressBook] = field(default_factory=dict)
 
     def failures(self) -> list[Failure]:
         """Run the tests that the files carry; give those that do not hold."""
-        return check_tests(self.tests, self.rules, self.routers)
+        return check_tests(self.tests, self.rules, self.routers, self.books)
 
 
 def rules_files(settings: Settings) -> list[Path]:
@@ -131,13 +135,17 @@ def _compile(contents: Sequence[tuple[str, bytes]], faults: Faults) -> LoadedRul
     for file in files:
         by_vhost.setdefault(file.vhost, []).append(file)
     vhosts, routers = {}, {}
+    books = {}
     for name, drafts in by_vhost.items():
         check_vhost(drafts, faults)
         vhosts[name], routers[name] = _compile_vhost(name, drafts, faults)
+        book = address_book([each for file in drafts for each in file.addresses], vhosts[name].brokers, faults)
+        if book.table:
+            books[name] = book
     faults.check()
     tests = tuple(test for file in files for test in file.tests)
-    rules = Rules(_version(contents), vhosts)
-    return LoadedRules(rules, routers, tests, tuple(faults.warnings))
+    rules = Rules(rules_version(contents), vhosts)
+    return LoadedRules(rules, routers, tests, tuple(faults.warnings), books)
 
 
 def _compile_vhost(name: str, files: Sequence[FileDraft], faults: Faults) -> tuple[VhostRules, Router]:
@@ -147,7 +155,11 @@ def _compile_vhost(name: str, files: Sequence[FileDraft], faults: Faults) -> tup
             queues.setdefault(queue.rule.name, queue.rule)
     drafts = [draft for file in files for draft in file.exchanges]
     router = Router([compile_exchange(draft, faults) for draft in drafts])
-    return VhostRules(name, tuple(queues.values()), tuple(_rule(draft) for draft in drafts)), router
+    exchanges = tuple(_rule(draft) for draft in drafts)
+    addresses = tuple(draft.rule for file in files for draft in file.addresses)
+    brokers = tuple(broker for file in files for broker in file.brokers)
+    check_brokers(brokers, faults)
+    return VhostRules(name, tuple(queues.values()), exchanges, addresses, brokers), router
 
 
 def _rule(draft: ExchangeDraft) -> ExchangeRule:
@@ -164,7 +176,7 @@ def _rule(draft: ExchangeDraft) -> ExchangeRule:
     )
 
 
-def _version(contents: Iterable[tuple[str, bytes]]) -> str:
+def rules_version(contents: Iterable[tuple[str, bytes]]) -> str:
     """Hash what the files say, not where they lie: two sidecars with the same rules name the same version."""
     digest = blake2b(digest_size=6)
     for _, data in contents:

@@ -39,7 +39,9 @@ class Message:
 
 def read_message(fields: Fields) -> Message:
     """Read a message: exchange, routing_key, headers, properties, body_size; the caller calls ``finish``."""
-    exchange = fields.name("exchange", "the name of the exchange", required=True) or b""
+    node = fields.take("exchange")
+    is_default = node is not None and text_of(node) == ""
+    exchange = b"" if is_default else fields.name("exchange", "the name of the exchange", required=True) or b""
     key = (fields.text("routing_key", "a text") or "").encode()
     fault = short_fault(key)
     if fault:

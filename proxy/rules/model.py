@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import tzinfo
+from pathlib import Path
 
+from proxy.routing.address_table import AddressRule
 from proxy.routing.bindings import Binding
 from proxy.routing.values import Table
-
+from proxy.rules.faults import Place
+from proxy.rules.kinds import Secret
 
 #: Bindings of files have greater sequences than those of clients (microseconds since 1970): among equal orders the
 #: greater sequence is visited first, so files come before clients.
 FILE_FIRST = 1 << 62
+_NOWHERE = Place("", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +54,74 @@ class ExchangeRule:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsRule:
+    """How a broker proves itself: chain and name are always checked.
+
+    Args:
+        ca: file of the authorities to trust, None for the system's.
+        server_name: name that the certificate must have, None for the host's.
+        certificate: our own certificate, where the broker asks for one.
+        key: its private key.
+    """
+
+    ca: Path | None = None
+    server_name: str | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRule:
+    """Another broker that translations may name.
+
+    Args:
+        name: its name in translations and metrics.
+        host: where it listens.
+        port: its port.
+        tls: None for plain TCP.
+        username: who logs in, None where only translations say.
+        password: as text, None where it is kept elsewhere.
+        password_env: environment variable that holds it.
+        password_file: file that holds it.
+        vhost: its virtual host, None for that of the producer.
+        deadline_seconds: a publish to it waits this long at most.
+        unconfirmed: publishes to it that may wait for their confirms before producers wait.
+        unconfirmed_bytes: the same in bytes of their bodies.
+        place: where it was written.
+    """
+
+    name: bytes
+    host: str
+    port: int
+    tls: TlsRule | None = None
+    username: str | None = None
+    password: Secret | None = None
+    password_env: str | None = None
+    password_file: Path | None = None
+    vhost: str | None = None
+    deadline_seconds: float = 10.0
+    unconfirmed: int = 10_000
+    unconfirmed_bytes: int = 32 << 20
+    place: Place = _NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
 class VhostRules:
-    """Everything the rules files say about one virtual host."""
+    """Everything the rules files say about one virtual host.
+
+    Args:
+        vhost: its name.
+        queues: queues that are declared.
+        exchanges: exchanges that are evaluated here.
+        addresses: the address table, in the order in which it is tried.
+        brokers: brokers that its translations may name.
+    """
 
     vhost: str
     queues: tuple[QueueRule, ...] = ()
     exchanges: tuple[ExchangeRule, ...] = ()
+    addresses: tuple[AddressRule, ...] = ()
+    brokers: tuple[BrokerRule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

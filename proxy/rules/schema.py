@@ -18,13 +18,14 @@ from proxy.rules.clock import SystemZone, zone
 from proxy.rules.expectations import RulesTest, read_test
 from proxy.rules.faults import Faults, Place
 from proxy.rules.fields import Fields, name_fault, short_fault, text_of
-from proxy.rules.model import FILE_FIRST, QueueRule
+from proxy.rules.model import FILE_FIRST, BrokerRule, QueueRule
 from proxy.rules.nodes import Mapping, Node, join, shown
+from proxy.rules.remotes import AddressDraft, read_addresses, read_brokers
 
 T = TypeVar("T")
 
 #: Top-level keys of a rules file; they also tell it from a configuration file.
-TOP_KEYS = ("vhost", "timezone", "queues", "exchanges", "tests")
+TOP_KEYS = ("vhost", "timezone", "queues", "exchanges", "brokers", "addresses", "tests")
 OPEN = "x-open"
 TYPES = (OPEN, "headers", "topic", "direct", "fanout")
 CARRIER = "carrier"
@@ -123,6 +124,8 @@ class FileDraft:
     queues: list[QueueDraft]
     exchanges: list[ExchangeDraft]
     tests: list[RulesTest]
+    addresses: list[AddressDraft] = field(default_factory=list)
+    brokers: list[BrokerRule] = field(default_factory=list)
 
 
 def read_rules_file(root: Node, source: str, faults: Faults) -> FileDraft:
@@ -141,9 +144,10 @@ def read_rules_file(root: Node, source: str, faults: Faults) -> FileDraft:
     queues = _present(_queue(path, node, faults) for path, node in fields.items("queues"))
     exchanges = _present(_exchange(path, node, local_time, faults) for path, node in fields.items("exchanges"))
     name = vhost or "/"
+    addresses, brokers = read_addresses(fields), read_brokers(fields, source)
     tests = _present(read_test(Fields(node, path, faults), name) for path, node in fields.items("tests"))
     fields.finish()
-    return FileDraft(source, name, queues, exchanges, tests)
+    return FileDraft(source, name, queues, exchanges, tests, addresses, brokers)
 
 
 def _present(found: Iterable[T | None]) -> list[T]:

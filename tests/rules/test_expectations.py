@@ -118,7 +118,8 @@ def test_a_test_asks_the_rules_of_its_file_s_virtual_host() -> None:
         ("publish: {exchange: e}, expect: {queues: [5]}", "expect.queues[0]: seen the number 5, expected a name"),
         (
             "publish: {exchange: e}, expect: {outcome: lost}",
-            'expect.outcome: seen the text "lost", expected one of routed, unrouted, filtered, rejected, passed',
+            'expect.outcome: seen the text "lost", expected one of routed, unrouted, filtered, rejected, translated, '
+            "passed",
         ),
         ("publish: {exchange: e}, expect: {queue: [a]}", "expect.queue: unknown key; did you mean queues?"),
     ],

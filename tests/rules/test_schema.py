@@ -83,10 +83,10 @@ def test_without_a_time_zone_the_machine_s_own_is_used() -> None:
         ("vhosts: /", "a.yaml:1: vhosts: unknown key; did you mean vhost?"),
         ("vhost: ''", 'a.yaml:1: vhost: seen the text "", expected the name of a virtual host, 1 to 255 bytes'),
         (
-            "addresses: []",
-            "a.yaml:1: addresses: unknown key, expected one of exchanges, queues, tests, timezone, vhost",
+            "remotes: []",
+            "a.yaml:1: remotes: unknown key, expected one of addresses, brokers, exchanges, queues, tests, timezone, "
+            "vhost",
         ),
-        ("brokers: {}", "a.yaml:1: brokers: unknown key, expected one of exchanges, queues, tests, timezone, vhost"),
         (
             "timezone: Mars/Base",
             'a.yaml:1: timezone: seen the text "Mars/Base", expected a name of the time zone database such as '

@@ -1,0 +1,223 @@
+"""What do `addresses:` and `brokers:` of a rules file say? Drafts that know their places, and what is wrong in them.
+
+The meaning of patterns and translations is the routing room's; its findings get their file and line here. No message
+quotes a translation or a password.
+
+Source: the interface of rules files; the messenger-addressing specification, Part 2 and 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Mapping as Environment
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.routing.address_lint import Severity, check
+from proxy.routing.address_table import AddressRule, AddressTable
+from proxy.routing.address_targets import AddressBook
+from proxy.rules.faults import Faults, Place
+from proxy.rules.fields import Fields
+from proxy.rules.kinds import ADDRESS, SECRET, Address, Kind, Secret, T, UnexpectedError, duration, whole
+from proxy.rules.model import BrokerRule, TlsRule
+from proxy.rules.nodes import Mapping, Node, join
+
+_DEADLINE = duration(0.1, 3600)
+_UNCONFIRMED = whole(1, 1_000_000)
+_UNCONFIRMED_MIB = whole(1, 4096)
+_LONGEST_NAME = 255
+
+
+@dataclass(slots=True)
+class AddressDraft:
+    """One rule of the address table; `fields` finds the places of its keys."""
+
+    fields: Fields
+    rule: AddressRule
+
+
+def read_addresses(fields: Fields) -> list[AddressDraft]:
+    """Read `addresses:` of a file."""
+    found = (_address(Fields(node, path, fields.faults)) for path, node in fields.items("addresses"))
+    return [draft for draft in found if draft is not None]
+
+
+def _address(fields: Fields) -> AddressDraft | None:
+    name = fields.text("name", "a name for explain")
+    pattern = fields.text("pattern", "a pattern such as orders/*", required=True)
+    translation = _quiet_text(fields, "translation", "an address such as /queue/q or amqps://broker/queue/q")
+    hosts = [item.text.encode() for _, item in fields.texts("hosts", "a host, host:port, or *")]
+    listed = "hosts" in fields
+    fields.finish()
+    if pattern is None or translation is None:
+        return None
+    if listed and not hosts:
+        fields.error("hosts", "seen no host, expected a host, host:port, or *")
+    rule = AddressRule(pattern.encode(), translation.encode(), name or "", tuple(hosts) if listed else None)
+    return AddressDraft(fields, rule)
+
+
+def _quiet_text(fields: Fields, key: str, expected: str) -> str | None:
+    """Read a required text that no message may show, since a password may stand in it."""
+    node = fields.take(key)
+    if node is None:
+        fields.error(key, f"seen nothing, expected {expected}")
+        return None
+    try:
+        return SECRET.read(node).reveal()
+    except UnexpectedError:
+        fields.faults.error(node.place, fields.at(key), f"seen something else than a text, expected {expected}")
+        return None
+
+
+def read_brokers(fields: Fields, source: str) -> list[BrokerRule]:
+    """Read `brokers:` of a file.
+
+    Args:
+        fields: the file.
+        source: its name; files that it names are beside it.
+    """
+    table = fields.mapping("brokers")
+    found = []
+    for key, node in table.entries if table is not None else ():
+        broker = _broker(key.text, key.place, Fields(node, join("brokers", key.text), fields.faults), source)
+        if broker is not None:
+            found.append(broker)
+    return found
+
+
+def _broker(name: str, place: Place, fields: Fields, source: str) -> BrokerRule | None:
+    folder = Path(source).parent
+    address = _read(fields, "address", ADDRESS)
+    if "address" not in fields:
+        fields.error("address", "seen nothing, expected host:port")
+    tls = _tls(fields, folder)
+    username = fields.text("username", "the name of a user")
+    password = _read(fields, "password", SECRET)
+    variable = fields.text("password_env", "the name of an environment variable")
+    file = fields.text("password_file", "the name of a file")
+    vhost = fields.text("vhost", "the name of a virtual host")
+    deadline = _read(fields, "deadline", _DEADLINE) or 10.0
+    unconfirmed = _read(fields, "unconfirmed", _UNCONFIRMED) or 10_000
+    mib = _read(fields, "unconfirmed_mib", _UNCONFIRMED_MIB) or 32
+    fields.finish()
+    if not name or any(sign in name for sign in "/:@[]~") or len(name.encode()) > _LONGEST_NAME:
+        fields.faults.error(place, fields.path, "a broker's name is what stands for a host: no / : @ [ ] ~ in it")
+        return None
+    if address is None:
+        return None
+    _credentials(fields, address, tls is not None)
+    return BrokerRule(
+        name.encode(),
+        address.host,
+        address.port,
+        tls,
+        username,
+        password,
+        variable,
+        folder / file if file is not None else None,
+        vhost,
+        deadline,
+        unconfirmed,
+        mib << 20,
+        place,
+    )
+
+
+def _read(fields: Fields, key: str, kind: Kind[T]) -> T | None:
+    node = fields.take(key)
+    if node is not None:
+        try:
+            return kind.read(node)
+        except UnexpectedError as error:
+            fields.faults.error(node.place, fields.at(key), str(error))
+    return None
+
+
+def _tls(fields: Fields, folder: Path) -> TlsRule | None:
+    node: Node | None = fields.take("tls")
+    if node is None:
+        return None
+    if not isinstance(node, Mapping):
+        fields.wrong("tls", "a mapping, {} for the system's authorities")
+        return None
+    inner = Fields(node, fields.at("tls"), fields.faults)
+    names = [inner.text(key, "the name of a file") for key in ("ca", "certificate", "key")]
+    server_name = inner.text("server_name", "the name in the broker's certificate")
+    inner.finish()
+    ca, certificate, key = (folder / name if name is not None else None for name in names)
+    for path, what in ((ca, "ca"), (certificate, "certificate"), (key, "key")):
+        if path is not None and not path.is_file():
+            inner.error(what, "this file does not exist")
+    if (certificate is None) != (key is None):
+        fields.faults.error(inner.place, inner.path, "certificate and key go together")
+    return TlsRule(ca, server_name, certificate, key)
+
+
+def _credentials(fields: Fields, address: Address, tls: bool) -> None:
+    ways = [key for key in ("password", "password_env", "password_file") if key in fields]
+    if len(ways) > 1:
+        fields.error(ways[1], f"seen {' and '.join(ways)}, expected one of them")
+    if ways and "username" not in fields:
+        fields.error(ways[0], "a password without a username")
+    if "username" in fields and not ways:
+        fields.error("username", "a username without password, password_env or password_file")
+    if "password" in fields and not address.loopback:
+        message = "a password as text, for a broker elsewhere: use password_env or password_file"
+        fields.faults.warn(fields.place_of("password"), fields.at("password"), message)
+    if ways and not tls and not address.loopback:
+        message = "without tls the password is sent in plain text"
+        fields.faults.warn(fields.place_of("address"), fields.at("address"), message)
+
+
+def address_book(drafts: Sequence[AddressDraft], brokers: Iterable[BrokerRule], faults: Faults) -> AddressBook:
+    """Compile the address table of one virtual host and report what is wrong or doubtful in it.
+
+    Args:
+        drafts: of all its files, in order.
+        brokers: that they may name.
+        faults: takes the findings.
+    """
+    names = [broker.name for broker in brokers]
+    table = AddressTable([draft.rule for draft in drafts])
+    for finding in check(table, names):
+        fields = drafts[finding.rule].fields
+        report = faults.error if finding.severity is Severity.ERROR else faults.warn
+        report(fields.place_of(finding.key), fields.at(finding.key), finding.message)
+    return AddressBook(table, names)
+
+
+def check_brokers(brokers: Sequence[BrokerRule], faults: Faults) -> None:
+    """Report a broker that two places describe."""
+    first: dict[bytes, BrokerRule] = {}
+    for broker in brokers:
+        other = first.setdefault(broker.name, broker)
+        if other is not broker:
+            path = join("brokers", broker.name.decode())
+            faults.error(broker.place, path, f"{other.place.source}:{other.place.line} has a broker of this name")
+
+
+def password_of(broker: BrokerRule, environ: Environment[str, str], faults: Faults) -> Secret:
+    """Find a broker's password.
+
+    Args:
+        broker: the broker.
+        environ: the environment.
+        faults: takes what is missing.
+    """
+    path = join("brokers", broker.name.decode())
+    if broker.password is not None:
+        return broker.password
+    if broker.password_env is not None:
+        if broker.password_env not in environ:
+            message = f'there is no environment variable "{broker.password_env}"'
+            faults.error(broker.place, join(path, "password_env"), message)
+        return Secret(environ.get(broker.password_env, ""))
+    if broker.password_file is not None:
+        try:
+            text = broker.password_file.read_text(encoding="utf-8")
+            return Secret(text.removesuffix("\n").removesuffix("\r"))
+        except (OSError, UnicodeDecodeError) as error:
+            cause = getattr(error, "strerror", None) or "not UTF-8 text"
+            faults.error(broker.place, join(path, "password_file"), f"{broker.password_file} can't be read: {cause}")
+    return Secret("")

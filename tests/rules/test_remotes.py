@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy.rules.faults import Faults
+from proxy.rules.model import BrokerRule, TlsRule
+from proxy.rules.remotes import password_of
+from tests.rules.loading import faults, load, warnings
+
+SECRET = "s3cret-word"
+
+
+def broker(text: str) -> BrokerRule:
+    return load(f"brokers: {{archive: {text}}}").rules.vhosts["/"].brokers[0]
+
+
+def test_rules_of_the_table_are_read_in_order_and_files_follow_each_other() -> None:
+    loaded = load(
+        """
+        addresses:
+          - {pattern: "legacy/%/*", translation: /exchange/documents/$2}
+          - {name: to the archive, pattern: "archive.*", translation: "amqps://$1/q", hosts: [a.example]}
+        """,
+        "addresses: [{pattern: b, translation: /queue/c}]",
+    )
+    rules = loaded.rules.vhosts["/"].addresses
+    assert [rule.pattern for rule in rules] == [b"legacy/%/*", b"archive.*", b"b"]
+    assert (rules[1].name, rules[1].hosts, rules[0].hosts) == ("to the archive", (b"a.example",), None)
+    assert loaded.books["/"].table.rules == rules
+
+
+def test_tables_of_two_virtual_hosts_are_apart() -> None:
+    loaded = load("vhost: one\naddresses: [{pattern: a, translation: /b}]", "vhost: two\nqueues: [q]")
+    assert list(loaded.books) == ["one"]
+
+
+def test_a_broker_has_its_defaults() -> None:
+    found = broker("{address: 'archive.example:5671'}")
+    assert (found.host, found.port, found.tls, found.username, found.vhost) == (
+        "archive.example",
+        5671,
+        None,
+        None,
+        None,
+    )
+    assert (found.deadline_seconds, found.unconfirmed, found.unconfirmed_bytes) == (10.0, 10_000, 32 << 20)
+
+
+def test_a_broker_says_how_it_is_reached() -> None:
+    found = broker(
+        "{address: 'h:1', tls: {server_name: n}, username: u, password_env: P, vhost: v, deadline: 2s, unconfirmed: 5,"
+        " unconfirmed_mib: 1}"
+    )
+    assert found.tls == TlsRule(server_name="n")
+    assert (found.username, found.password_env, found.vhost) == ("u", "P", "v")
+    assert (found.deadline_seconds, found.unconfirmed, found.unconfirmed_bytes) == (2.0, 5, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("addresses: [{translation: /a}]", "addresses[0].pattern: seen nothing, expected a pattern such as orders/*"),
+        (
+            "addresses: [{pattern: a}]",
+            "addresses[0].translation: seen nothing, expected an address such as /queue/q or amqps://broker/queue/q",
+        ),
+        (
+            f"addresses: [{{pattern: a, translation: [{SECRET}]}}]",
+            "addresses[0].translation: seen something else than a text, expected an address such as /queue/q or "
+            "amqps://broker/queue/q",
+        ),
+        (
+            f"addresses: [{{pattern: '*', translation: 'amqp://u:{SECRET}@$1'}}]",
+            "addresses[0].hosts: missing; the translation takes its domain from the address: list the permitted hosts, "
+            "or * for any",
+        ),
+        (
+            "addresses: [{pattern: a, translation: h/q, hosts: []}]",
+            "addresses[0].hosts: seen no host, expected a host, host:port, or *",
+        ),
+        ("addresses: [{pattern: a, translation: /b, to: c}]", "addresses[0].to: unknown key"),
+        (
+            "addresses: [{pattern: a, translation: '~h/q'}]",
+            "addresses[0].translation: ~ asks to listen; a translation can only say where to send",
+        ),
+        (f"addresses: [{{pattern: a, translation: 'http://u:{SECRET}@h/q'}}]", "addresses[0].translation: the scheme"),
+        ("brokers: {a: {}}", "brokers.a.address: seen nothing, expected host:port"),
+        ("brokers: {a: {address: h}}", "brokers.a.address: seen the text"),
+        ("brokers: {'a/b': {address: 'h:1'}}", 'brokers["a/b"]: a broker\'s name is what stands for a host'),
+        ("brokers: {a: {address: 'h:1', tls: true}}", "brokers.a.tls: seen the boolean true, expected a mapping"),
+        ("brokers: {a: {address: 'h:1', tls: {ca: none.pem}}}", "brokers.a.tls.ca: this file does not exist"),
+        ("brokers: {a: {address: 'h:1', tls: {verify: false}}}", "brokers.a.tls.verify: unknown key"),
+        ("brokers: {a: {address: 'h:1', username: u}}", "brokers.a.username: a username without password"),
+        (
+            f"brokers: {{a: {{address: 'h:1', password: {SECRET}}}}}",
+            "brokers.a.password: a password without a username",
+        ),
+        (
+            f"brokers: {{a: {{address: 'h:1', username: u, password: {SECRET}, password_env: P}}}}",
+            "brokers.a.password_env: seen password and password_env, expected one of them",
+        ),
+        ("brokers: {a: {address: 'h:1', deadline: 5}}", "brokers.a.deadline: seen the number 5"),
+    ],
+)
+def test_what_is_wrong_is_a_fault_with_its_line_and_shows_no_password(text: str, message: str) -> None:
+    found = faults(text)
+    assert any(line.startswith(f"a.yaml:1: {message}") for line in found), found
+    assert SECRET not in "\n".join(found)
+
+
+def test_a_broker_in_two_files_is_a_fault() -> None:
+    text = "brokers: {a: {address: 'h:1'}}"
+    assert faults(text, text) == ["b.yaml:1: brokers.a: a.yaml:1 has a broker of this name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("addresses: [{pattern: a, translation: bare}]", "leads to a host of that name, which is no configured broker"),
+        ("addresses: [{pattern: '*', translation: /a}, {pattern: b, translation: /c}]", "addresses[1].pattern"),
+        ("addresses: [{pattern: 'a*', translation: /$2}]", "a variable above the 1 wildcards"),
+        ("addresses: [{pattern: a, translation: '/${HOME}'}]", "$ without a number is the whole original address"),
+        (f"addresses: [{{pattern: a, translation: 'amqp://u:{SECRET}@h.example/q'}}]", "in plain text"),
+        (f"brokers: {{a: {{address: 'h:1', tls: {{}}, username: u, password: {SECRET}}}}}", "a password as text"),
+        ("brokers: {a: {address: 'h:1', username: u, password_env: P}}", "without tls the password is sent"),
+    ],
+)
+def test_what_is_doubtful_is_a_warning_and_shows_no_password(text: str, message: str) -> None:
+    found = warnings(text)
+    assert any(message in line for line in found), found
+    assert SECRET not in "\n".join(found)
+
+
+def test_a_configured_broker_may_be_named_bare() -> None:
+    assert (
+        warnings("{brokers: {COLOSSUS: {address: '127.0.0.1:1'}}, addresses: [{pattern: a, translation: COLOSSUS}]}")
+        == []
+    )
+
+
+def test_a_password_comes_from_one_of_three_places(tmp_path: Path) -> None:
+    (tmp_path / "word").write_text(f"{SECRET}\n")
+    tmp = BrokerRule(b"a", "h", 1, username="u", password_file=tmp_path / "word")
+    none = Faults()
+    assert password_of(tmp, {}, none).reveal() == SECRET
+    assert password_of(broker("{address: 'h:1', username: u, password_env: P}"), {"P": SECRET}, none).reveal() == SECRET
+    assert password_of(broker(f"{{address: 'h:1', username: u, password: {SECRET}}}"), {}, none).reveal() == SECRET
+    assert none.errors == []
+
+
+def test_a_password_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    found = Faults()
+    password_of(broker("{address: 'h:1', username: u, password_env: P}"), {}, found)
+    password_of(BrokerRule(b"a", "h", 1, username="u", password_file=tmp_path / "none"), {}, found)
+    assert [error.key for error in found.errors] == ["brokers.archive.password_env", "brokers.a.password_file"]
+
+
+TABLE = """
+exchanges:
+  - {name: documents, bindings: [{queue: moved}, {queue: kept}, {exchange: far}, {queue: lost}]}
+brokers: {archive: {address: '127.0.0.1:1'}}
+addresses:
+  - {pattern: moved, translation: /queue/new}
+  - {pattern: /exchange/far/*, translation: archive/exchange/near/$1}
+  - {pattern: lost, translation: /exchange//x}
+  - {pattern: in/*, translation: /exchange/documents/$1}
+  - {pattern: out/*, translation: archive/queue/$1}
+  - {pattern: here/*, translation: /exchange/other/$1}
+tests:
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "publish: {exchange: documents, routing_key: k}, expect: {queues: [new, kept], remotes: [archive], "
+        "outcome: routed}",
+        "publish: {exchange: '', routing_key: in/k}, expect: {queues: [moved, kept, lost], exchanges: [far]}",
+        "publish: {exchange: '', routing_key: out/k}, expect: {remotes: [archive], outcome: translated}",
+        "publish: {exchange: '', routing_key: here/k}, expect: {exchanges: [other], outcome: translated}",
+        "publish: {exchange: '', routing_key: lost}, expect: {outcome: unrouted}",
+    ],
+)
+def test_tests_of_a_rules_file_see_where_the_table_leads(test: str) -> None:
+    assert load(f"{TABLE}  - {{name: t, {test}}}\n").failures() == []
+
+
+def test_a_translation_that_leads_nowhere_fails_a_test_that_does_not_expect_it() -> None:
+    test = "{name: t, publish: {exchange: '', routing_key: lost}, expect: {}}"
+    (failure,) = load(f"{TABLE}  - {test}\n").failures()
+    assert failure.differences == ("a translation leads nowhere: an empty exchange or queue in a name",)

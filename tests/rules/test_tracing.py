@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.errors import ConfigErrors
+from proxy.rules.explanation import as_json, as_text, explain, explain_address, read_question
+from proxy.rules.tracing import as_data, as_lines
+from tests.rules.loading import load
+
+SECRET = "s3cret-word"
+RULES = f"""
+exchanges:
+  - {{name: documents, bindings: [{{queue: moved}}]}}
+addresses:
+  - {{pattern: moved, translation: /queue/new}}
+  - {{name: away, pattern: "out/%/*", translation: "amqps://me:{SECRET}@far.example/$1/$2"}}
+  - {{pattern: "amqp://*", translation: "far.example/$1"}}
+  - {{pattern: in, translation: /exchange/documents/k}}
+  - {{pattern: bad, translation: /exchange//k}}
+"""
+
+
+def test_an_address_is_explained_with_rule_captures_result_and_target() -> None:
+    found = explain_address(load(RULES), b"out/a/b/c")
+    assert list(as_lines(found)) == [
+        'address   "out/a/b/c"',
+        'rule      1 (away): "out/%/*"',
+        '          $1 = "a"',
+        '          $2 = "b/c"',
+        'result    "amqps://me:***@far.example/a/b/c"',
+        "target    queue a/b/c at far.example:5671, TLS, user me",
+    ]
+
+
+def test_an_address_without_a_rule_says_so() -> None:
+    found = explain_address(load(RULES), b"other")
+    assert (found.rule, list(as_lines(found))[-1]) == (None, "          no rule of the address table is for it")
+
+
+def test_no_password_is_shown_whether_it_comes_from_the_rule_or_from_the_address() -> None:
+    loaded = load(RULES)
+    for address in (b"out/a/b", f"amqp://u:{SECRET}@h/x".encode()):
+        found = explain_address(loaded, address)
+        assert found.rule is not None
+        assert SECRET not in "\n".join(as_lines(found)) + json.dumps(as_data(found))
+
+
+def test_an_explanation_of_a_message_shows_what_the_table_said_of_each_destination() -> None:
+    answer = explain(load(RULES), read_question(b"exchange: documents", "m"), 0)
+    assert (answer.result.queues, [lookup.rule for lookup in answer.lookups]) == (("new",), [0])
+    assert "target    queue new here" in as_text(answer)
+    assert as_json(answer)["addresses"] == [as_data(answer.lookups[0])]
+
+
+@pytest.mark.parametrize(
+    ("key", "outcome", "queues", "remotes"),
+    [
+        ("in", "routed", ("moved",), ()),
+        ("out/a/b", "translated", (), ("far.example:5671",)),
+        ("bad", "unrouted", (), ()),
+        ("none", "untouched", (), ()),
+    ],
+)
+def test_a_message_to_an_exchange_of_no_file_is_explained_by_the_table(
+    key: str, outcome: str, queues: tuple[str, ...], remotes: tuple[str, ...]
+) -> None:
+    answer = explain(load(RULES), read_question(f"{{exchange: '', routing_key: {key}}}".encode(), "m"), 0)
+    assert (answer.result.outcome, answer.result.queues, answer.result.remotes) == (outcome, queues, remotes)
+    assert SECRET not in as_text(answer)
+
+
+def test_without_a_table_an_address_can_not_be_asked_about() -> None:
+    with pytest.raises(ConfigErrors, match="expected a rules file with addresses:"):
+        explain_address(load("queues: [q]"), b"a")
