@@ -113,6 +113,20 @@ class Link(asyncio.Protocol):
         """Whether the socket is not being read."""
         return bool(self._paused_for)
 
+    @property
+    def peer_name(self) -> str:
+        """Address and port of the other side; an IPv4 address in IPv6 clothes is shown as what it is."""
+        name = self.transport.get_extra_info("peername") if self.transport is not None else None
+        if isinstance(name, tuple) and len(name) >= 2:
+            host = str(name[0]).removeprefix("::ffff:")
+            return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
+        return "unknown"
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait for the socket."""
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
     def close(self) -> None:
         """Send what waits, then close."""
         if self.transport is not None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from proxy.net.session import Session, Surroundings
+from proxy.net.session import Session
+from proxy.net.surroundings import Surroundings
 
 _log = structlog.get_logger(__name__)
 #: How often a drain looks whether everything is settled.
@@ -83,17 +84,21 @@ class Listener:
             session.audit_full(full)
 
     def _accept(self) -> asyncio.Protocol:
-        session = Session(self._surroundings, self._ended)
-        self._sessions.add(session)
-        if len(self._sessions) > self._limits.connections:
+        full = len(self._sessions) >= self._limits.connections
+        if full:
             _log.warning("too many connections", limit=self._limits.connections)
-            asyncio.get_running_loop().call_soon(session.abort)
+        session = Session(self._surroundings, self._ended, admitted=not (full or self.draining))
+        self._sessions.add(session)
         return session.producer
 
     def _ended(self, session: Session) -> None:
         self._sessions.discard(session)
         if not self._sessions:
             self._empty.set()
+
+    def _settling(self) -> int:
+        """How many sessions have publishes that are not settled; these read no more."""
+        return sum([session.settling() for session in self._sessions])
 
     async def drain(self) -> None:
         """Stop accepting, let publishes settle, close every producer with 320, close the sockets."""
@@ -102,8 +107,9 @@ class Listener:
             server.close()
         loop = asyncio.get_running_loop()
         end = loop.time() + self._limits.settle_seconds
-        while any(one.relay and one.relay.unsettled for one in self._sessions):  # noqa: ASYNC110 -- counts, no event
+        while self._settling():
             if loop.time() >= end:
+                _log.warning("publishes not settled in time", seconds=self._limits.settle_seconds)
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         for session in tuple(self._sessions):

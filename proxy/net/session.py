@@ -1,6 +1,7 @@
-"""One producer connection and the upstream connection it leases: sockets, deadlines, heartbeats.
+"""One producer connection and the upstream connection it leases: sockets, heartbeats, back-pressure, ends.
 
-Decides nothing about AMQP: `amqp.handshake` and then `amqp.relay` get the bytes and say what to send and when to end.
+Decides nothing about AMQP: while it opens, `opening` has the bytes; then `amqp.relay` gets them and says what to send
+and when to end.
 
 Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 4.2.7.
 """
@@ -10,81 +11,22 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from secrets import token_hex
 from time import monotonic
-from typing import Protocol
 
 import structlog
 
-from proxy.amqp.conversation import BindDestinations, EnsureQueue, Limits, Phase, Request
-from proxy.amqp.counters import Counters
+from proxy.amqp.conversation import BindDestinations, EnsureQueue, Phase, Request
 from proxy.amqp.frames import HEARTBEAT_FRAME
-from proxy.amqp.handshake import Handshake, HandshakeLimits, HandshakeState, Side
+from proxy.amqp.handshake import Handshake
 from proxy.amqp.relay import Relay
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError
 from proxy.net.link import Link
+from proxy.net.opening import Opening
+from proxy.net.surroundings import Gate, Surroundings
 from proxy.net.tasks import Tasks
-from proxy.net.upstream import Upstream
-from proxy.net.vhosts import Control, Vhosts
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """Deadlines and limits of one session.
-
-    Args:
-        handshake_seconds: from the first byte to Connection.OpenOk.
-        close_seconds: from a Connection.Close to the end of the socket.
-        bind_seconds: a publish or a declare waits this long for the control plane.
-        frame_max: largest frame offered to producers, in bytes.
-        relay: limits of the relay.
-    """
-
-    handshake_seconds: float = 10.0
-    close_seconds: float = 5.0
-    bind_seconds: float = 5.0
-    frame_max: int = 131072
-    relay: Limits = field(default_factory=Limits)
-
-
-class Gate(Protocol):
-    """The audit log as sessions see it: what has to wait for it."""
-
-    @property
-    def strict(self) -> bool:
-        """Whether no confirm may be relayed before its line is on disk."""
-
-    #: sequence up to which every line is on disk
-    durable: int
-    #: whether producers have to wait
-    full: bool
-
-    def commit_point(self) -> int:
-        """The sequence that `durable` will have reached when everything appended so far is on disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all sessions share.
-
-    Args:
-        upstream: how RabbitMQ is reached.
-        vhosts: plans and control plane.
-        counters: what the process counts.
-        limits: see SessionLimits.
-        version: our version, told to both sides.
-        audit: the audit log, where confirms have to wait for it or producers for its disk.
-    """
-
-    upstream: Upstream
-    vhosts: Vhosts
-    counters: Counters
-    limits: SessionLimits
-    version: str
-    audit: Gate | None = None
 
 
 class Session:
@@ -93,24 +35,24 @@ class Session:
     Args:
         surroundings: what all sessions share.
         ended: called once when both sockets are gone.
+        admitted: False closes the producer's socket as soon as it is there.
     """
 
-    def __init__(self, surroundings: Surroundings, ended: Callable[[Session], None]) -> None:
+    def __init__(self, surroundings: Surroundings, ended: Callable[[Session], None], *, admitted: bool = True) -> None:
         """Start with a producer that has not said anything."""
         self._shared = surroundings
+        self._admitted = admitted
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
         self.producer = Link(self._from_producer, self._producer_lost, self._producer_writable, self._accepted)
         self._upstream = Link(self._from_upstream, self._upstream_lost, self._upstream_writable, self._connected)
-        self._handshake: Handshake | None = None
+        self._opening: Opening | None = None
         self.relay: Relay | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._heard_producer = self._heard_upstream = 0.0
         self._sent_producer = self._sent_upstream = 0.0
-        self._connecting = False
-        self._adopting = False
         #: what the producer gets when the audit lines before it are on disk, in strict mode
         self._gate = surroundings.audit if surroundings.audit is not None and surroundings.audit.strict else None
         self._undurable: deque[tuple[int, bytes]] = deque()
@@ -123,69 +65,27 @@ class Session:
     # -- life --------------------------------------------------------------------------------------------------
 
     def _accepted(self) -> None:
-        peer = _peer(self.producer)
-        self._log = _log.bind(peer=peer)
-        limits = self._shared.limits
-        self._handshake = Handshake(peer, self._shared.version, HandshakeLimits(frame_max=limits.frame_max))
-        self._deadline = self._loop.call_later(limits.handshake_seconds, self._handshake_timeout)
-
-    def _handshake_timeout(self) -> None:
-        handshake, limits = self._handshake, self._shared.limits
-        if handshake is None:
+        if not self._admitted:
+            self._shared.counters.downstream.attempt("refused")
+            self.producer.abort()
             return
-        self._shared.counters.downstream.attempt("timeout")
-        side = handshake.waiting_for
-        self._log.info("handshake not finished in time", seconds=limits.handshake_seconds, waiting_for=side)
-        if side is not Side.UPSTREAM:
-            self.abort()
-            return
-        text = f"no {handshake.state.value} within {limits.handshake_seconds:g} s"
-        handshake.upstream_lost(UpstreamError(Failure.TIMEOUT, text))
-        self._after_handshake()
-        self._deadline = self._loop.call_later(limits.close_seconds, self.abort)
-
-    async def _connect(self) -> None:
-        handshake = self._handshake
-        if handshake is None:
-            return
-        try:
-            await self._shared.upstream.connect(lambda: self._upstream)
-        except UpstreamError as error:
-            self._shared.counters.upstream.attempt("timeout" if error.failure is Failure.TIMEOUT else "unavailable")
-            self._log.warning("upstream not reachable", error=str(error))
-            handshake.upstream_lost(error)
-            self._after_handshake()
+        self._log = _log.bind(peer=self.producer.peer_name)
+        self._opening = Opening(self._shared, self.producer, self._upstream, self._tasks, self._opened, self._log)
 
     def _connected(self) -> None:
-        if self._over:
+        if self._over or self._opening is None:
             self._upstream.abort()
-            return
-        self._after_handshake()
-
-    async def _adopt(self, control: Control, handshake: Handshake) -> None:
-        """Learn what clients declared in a virtual host before its first producer goes on."""
-        self._pause_both(True)
-        try:
-            async with asyncio.timeout(self._shared.limits.bind_seconds):
-                await control.adopt(handshake.vhost, self._shared.vhosts.plans(handshake.vhost).state)
-        except (TimeoutError, UpstreamError) as error:
-            self._log.warning("virtual host is not followed", vhost=handshake.vhost, error=str(error))
-        finally:
-            self._pause_both(False)
-            if not self._over:
-                self._opened(handshake)
-
-    def _pause_both(self, paused: bool) -> None:
-        for link in (self.producer, self._upstream):
-            link.pause("adopting", paused)
+        else:
+            self._opening.connected()
 
     def _opened(self, handshake: Handshake) -> None:
         """Both sides are open: from here on the relay gets the bytes."""
         tuning, vhosts = handshake.tuning, self._shared.vhosts
         plans = vhosts.plans(handshake.vhost)
         self.relay = relay = Relay(tuning, plans, vhosts.inventory(handshake.vhost), self._shared.limits.relay)
-        self._handshake = None
-        self._cancel_deadline()
+        if self._opening is not None:
+            self._opening.end()
+            self._opening = None
         relay.audited(self.id, handshake.user)
         if self._shared.audit is not None and self._shared.audit.full:
             self.audit_full(True)
@@ -205,6 +105,8 @@ class Session:
         if handshake.leftover_producer:
             relay.receive_from_producer(handshake.leftover_producer, now)
         self._flush(relay, now)
+        if not self._upstream.connected:  # lost while the virtual host was looked at
+            self._upstream_lost(None)
 
     def _beat(self, every: float, producer: int, upstream: int) -> None:
         """Send heartbeats where a side has not heard from us, and notice a side that is silent."""
@@ -212,23 +114,34 @@ class Session:
         if relay is None or self._over:
             return
         now = monotonic()
+        # A socket that we don't read can't tell us anything: its silence is ours.
+        if self.producer.paused:
+            self._heard_producer = now
+        if self._upstream.paused:
+            self._heard_upstream = now
         if producer:
             if now - self._sent_producer >= producer / 2 - every:
                 self._sent_producer = now
                 self.producer.send([HEARTBEAT_FRAME])
-            # A socket that we don't read can't tell us anything: its silence is ours.
-            if now - self._heard_producer > 2 * producer and not self.producer.paused:
+            if now - self._heard_producer > 2 * producer:
                 self._log.warning("missed heartbeats from the producer", seconds=2 * producer)
                 self.producer.abort()
                 return
         if upstream:
             if now - self._sent_upstream >= upstream / 2 - every:
                 relay.heartbeat_upstream()
-            if now - self._heard_upstream > 2 * upstream and not self._upstream.paused:
+            if now - self._heard_upstream > 2 * upstream:
                 self._log.warning("missed heartbeats from the broker", seconds=2 * upstream)
                 self._upstream.abort()
         self._flush(relay, now)
         self._timer = self._loop.call_later(every, self._beat, every, producer, upstream)
+
+    def settling(self) -> bool:
+        """Say whether publishes are not settled yet; if so no more are read. `close` ends that."""
+        if self.relay is None or not self.relay.unsettled:
+            return False
+        self._pause_producer("draining", True)
+        return True
 
     def close(self, reply_code: int, text: str) -> None:
         """Close both connections on our own account.
@@ -242,6 +155,7 @@ class Session:
         else:
             self.relay.close(reply_code, text)
             self._flush(self.relay, monotonic())
+            self._pause_producer("draining", False)
 
     def abort(self) -> None:
         """Close both sockets at once."""
@@ -264,9 +178,8 @@ class Session:
         if relay is not None:
             relay.receive_from_producer(data, now)
             self._flush(relay, now)
-        elif self._handshake is not None:
-            self._handshake.receive_from_producer(data)
-            self._after_handshake()
+        elif self._opening is not None:
+            self._opening.from_producer(data)
 
     def _from_upstream(self, data: bytes) -> None:
         relay = self.relay
@@ -275,33 +188,8 @@ class Session:
         if relay is not None:
             relay.receive_from_upstream(data, now)
             self._flush(relay, now)
-        elif self._handshake is not None:
-            self._handshake.receive_from_upstream(data)
-            self._after_handshake()
-
-    def _after_handshake(self) -> None:
-        handshake = self._handshake
-        if handshake is None:
-            return
-        if handshake.to_upstream and self._upstream.connected:
-            self._upstream.send(handshake.to_upstream)
-        if handshake.to_producer:
-            self.producer.send(handshake.to_producer)
-        if handshake.wants_upstream and not self._connecting:
-            self._connecting = True
-            self._tasks.start(self._connect(), "connect upstream")
-        if handshake.state is HandshakeState.OPEN:
-            control = self._shared.vhosts.control
-            if control is None or control.follows(handshake.vhost):
-                self._opened(handshake)
-            elif not self._adopting:
-                self._adopting = True
-                self._tasks.start(self._adopt(control, handshake), "adopt vhost")
-        elif handshake.close_after_flush_producer:
-            self.producer.close()
-            self._upstream.close()
-        elif handshake.close_upstream:
-            self._upstream.close()
+        elif self._opening is not None:
+            self._opening.from_upstream(data)
 
     def _flush(self, relay: Relay, now: float) -> None:
         """Send what the relay has for either side, start what it asks for, end what it has ended."""
@@ -380,6 +268,8 @@ class Session:
     # -- ends --------------------------------------------------------------------------------------------------
 
     def _ending(self, relay: Relay) -> None:
+        if relay.phase is Phase.PRODUCER_CLOSES:
+            return  # the broker works off what came before; how long that may take is the producer's to say
         if relay.phase is Phase.CLOSED:
             if not self._undurable:
                 self.producer.close()
@@ -404,19 +294,32 @@ class Session:
     def _producer_lost(self, error: Exception | None) -> None:
         # Whole frames only have gone upstream: the broker drops a publish that is not complete.
         self._upstream.close()
-        if self._handshake is not None:
-            self._handshake.producer_lost()
+        if self._opening is not None:
+            self._opening.producer_lost()
         if not self._upstream.connected:
             self._finish()
+        else:
+            self._leave(self._upstream.waiting_bytes)
+
+    def _leave(self, waiting_bytes: int) -> None:
+        """What was published still goes to the broker, as long as some of it goes within each deadline."""
+        self._cancel_deadline()
+        self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self._left, waiting_bytes)
+
+    def _left(self, before_bytes: int) -> None:
+        waiting_bytes = self._upstream.waiting_bytes
+        if waiting_bytes < before_bytes:
+            self._leave(waiting_bytes)
+        else:
+            self._upstream.abort()
 
     def _upstream_lost(self, error: Exception | None) -> None:
-        now = monotonic()
+        self._pause_producer("upstream is slow", False)  # nobody is left to say so
         if self.relay is not None and self.producer.connected:
             self.relay.upstream_lost("upstream connection lost")
-            self._flush(self.relay, now)
-        elif self._handshake is not None and self.producer.connected:
-            self._handshake.upstream_lost(None)
-            self._after_handshake()
+            self._flush(self.relay, monotonic())
+        elif self._opening is not None and self.producer.connected:
+            self._opening.upstream_lost()
         if not self.producer.connected:
             self._finish()
 
@@ -441,20 +344,6 @@ class Session:
                 self._log.warning("producer closed for a fault", fault=str(fault))
             else:
                 self._log.info("producer disconnected")
-        elif self._handshake is not None:
-            self._handshake_failed(self._handshake)
+        elif self._opening is not None:
+            self._opening.failed()
         self._ended(self)
-
-    def _handshake_failed(self, handshake: Handshake) -> None:
-        if not self._connecting:  # a probe that connects and leaves is no event
-            return
-        self._shared.counters.downstream.attempt("refused")
-        self._log.info("producer not connected", vhost=handshake.vhost, user=handshake.user)
-
-
-def _peer(link: Link) -> str:
-    name = link.transport.get_extra_info("peername") if link.transport is not None else None
-    if isinstance(name, tuple) and len(name) >= 2:
-        host = str(name[0]).removeprefix("::ffff:")
-        return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
-    return "unknown"

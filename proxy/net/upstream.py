@@ -15,7 +15,7 @@ class Upstream:
 
     Args:
         addresses: (host, port), tried in turn.
-        connect_seconds: for all of them together.
+        connect_seconds: for each of them.
     """
 
     addresses: Sequence[tuple[str, int]]
@@ -32,7 +32,7 @@ class Upstream:
         """
         loop = asyncio.get_running_loop()
         causes = []
-        each = self.connect_seconds / len(self.addresses)
+        each = self.connect_seconds
         for host, port in self.addresses:
             try:
                 async with asyncio.timeout(each):

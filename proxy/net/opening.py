@@ -1,0 +1,180 @@
+"""How do a producer's socket and one to RabbitMQ become an open connection? The handshake, with sockets and time.
+
+Decides nothing about AMQP: `amqp.handshake` gets the bytes and says what to send. Ends when the session takes over, or
+when the producer has been told why not.
+
+Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 2.2.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from proxy.amqp.handshake import Handshake, HandshakeLimits, HandshakeState, Side
+from proxy.errors import Failure, UpstreamError
+from proxy.net.link import Link
+from proxy.net.surroundings import Surroundings
+from proxy.net.tasks import Tasks
+from proxy.net.vhosts import Control
+
+#: Reply codes from here on name faults of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
+_FAULTS = 500
+
+
+class Opening:
+    """The time of a session before it is open.
+
+    Args:
+        surroundings: what all sessions share.
+        producer: the producer's side, connected.
+        upstream: the broker's side, not connected yet.
+        tasks: ends with the session.
+        opened: called once, when both sides are open.
+        log: logger of the session.
+    """
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        producer: Link,
+        upstream: Link,
+        tasks: Tasks,
+        opened: Callable[[Handshake], None],
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        """Wait for the producer's first byte, until the deadline."""
+        self._shared = surroundings
+        self._producer = producer
+        self._upstream = upstream
+        self._tasks = tasks
+        self._opened = opened
+        self._log = log
+        limits = surroundings.limits
+        self._handshake = Handshake(
+            producer.peer_name, surroundings.version, HandshakeLimits(frame_max=limits.frame_max)
+        )
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.call_later(limits.handshake_seconds, self._timeout)
+        self._connecting = False
+        self._adopting = False
+        #: how it failed, where the handshake itself can't tell
+        self._failure = ""
+
+    def from_producer(self, data: bytes) -> None:
+        """Take bytes of the producer."""
+        self._handshake.receive_from_producer(data)
+        self._go_on()
+
+    def from_upstream(self, data: bytes) -> None:
+        """Take bytes of the broker."""
+        self._handshake.receive_from_upstream(data)
+        self._go_on()
+
+    def connected(self) -> None:
+        """The broker's side has its socket."""
+        self._go_on()
+
+    def producer_lost(self) -> None:
+        """The producer's socket is gone."""
+        self._handshake.producer_lost()
+
+    def upstream_lost(self) -> None:
+        """The broker's socket is gone."""
+        self._handshake.upstream_lost(None)
+        self._go_on()
+
+    def end(self) -> None:
+        """It is over, open or not: no deadline holds any more."""
+        self._deadline.cancel()
+
+    def failed(self) -> None:
+        """Both sockets are gone and it was never open: count and log why."""
+        self.end()
+        if not (self._connecting or self._failure):  # a probe that connects and leaves is no event
+            return
+        ending = self._handshake.ending
+        result = self._failure or "refused"
+        if ending is not None and not self._failure:
+            if ending.side is Side.UPSTREAM:
+                self._shared.counters.upstream.attempt("refused")
+            elif ending.reply_code >= _FAULTS:
+                result = "protocol_error"
+        self._shared.counters.downstream.attempt(result)
+        self._log.info(
+            "producer not connected",
+            vhost=self._handshake.vhost,
+            user=self._handshake.user,
+            result=result,
+            reply_code=ending.reply_code if ending is not None else 0,
+            reason=ending.text if ending is not None else "",
+        )
+
+    def _timeout(self) -> None:
+        handshake, limits = self._handshake, self._shared.limits
+        self._failure = "timeout"
+        side = handshake.waiting_for
+        self._log.info("handshake not finished in time", seconds=limits.handshake_seconds, waiting_for=side)
+        if side is not Side.UPSTREAM:
+            self._abort()
+            return
+        text = f"no {handshake.state.value} within {limits.handshake_seconds:g} s"
+        handshake.upstream_lost(UpstreamError(Failure.TIMEOUT, text))
+        self._go_on()
+        self._deadline = self._loop.call_later(limits.close_seconds, self._abort)
+
+    def _abort(self) -> None:
+        self._producer.abort()
+        self._upstream.abort()
+
+    async def _connect(self) -> None:
+        try:
+            await self._shared.upstream.connect(lambda: self._upstream)
+        except UpstreamError as error:
+            self._failure = "timeout" if error.failure is Failure.TIMEOUT else "unavailable"
+            self._shared.counters.upstream.attempt(self._failure)
+            self._log.warning("upstream not reachable", error=str(error))
+            self._handshake.upstream_lost(error)
+            self._go_on()
+
+    async def _adopt(self, control: Control) -> None:
+        """Learn what clients declared in a virtual host before its first producer goes on."""
+        vhost = self._handshake.vhost
+        self._pause_both(True)
+        try:
+            async with asyncio.timeout(self._shared.limits.bind_seconds):
+                await control.adopt(vhost, self._shared.vhosts.plans(vhost).state)
+        except (TimeoutError, UpstreamError) as error:
+            self._log.warning("virtual host is not followed", vhost=vhost, error=str(error))
+        self._pause_both(False)
+        if self._producer.connected:
+            self._opened(self._handshake)
+
+    def _pause_both(self, paused: bool) -> None:
+        for link in (self._producer, self._upstream):
+            link.pause("adopting", paused)
+
+    def _go_on(self) -> None:
+        """Send what the handshake has for either side, and do what it asks for."""
+        handshake = self._handshake
+        if handshake.to_upstream and self._upstream.connected:
+            self._upstream.send(handshake.to_upstream)
+        if handshake.to_producer:
+            self._producer.send(handshake.to_producer)
+        if handshake.wants_upstream and not self._connecting:
+            self._connecting = True
+            self._tasks.start(self._connect(), "connect upstream")
+        if handshake.state is HandshakeState.OPEN:
+            control = self._shared.vhosts.control
+            if control is None or control.follows(handshake.vhost):
+                self._opened(handshake)
+            elif not self._adopting:
+                self._adopting = True
+                self._tasks.start(self._adopt(control), "adopt vhost")
+        elif handshake.close_after_flush_producer:
+            self._producer.close()
+            self._upstream.close()
+        elif handshake.close_upstream:
+            self._upstream.close()

@@ -1,0 +1,67 @@
+"""What do all sessions share? The way to RabbitMQ, virtual hosts, counters, limits, the audit log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from proxy.amqp.conversation import Limits
+from proxy.amqp.counters import Counters
+from proxy.net.upstream import Upstream
+from proxy.net.vhosts import Vhosts
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Deadlines and limits of one session.
+
+    Args:
+        handshake_seconds: from the first byte to Connection.OpenOk.
+        close_seconds: from a Connection.Close to the end of the socket.
+        bind_seconds: a publish or a declare waits this long for the control plane.
+        frame_max: largest frame offered to producers, in bytes.
+        relay: limits of the relay.
+    """
+
+    handshake_seconds: float = 10.0
+    close_seconds: float = 5.0
+    bind_seconds: float = 5.0
+    frame_max: int = 131072
+    relay: Limits = field(default_factory=Limits)
+
+
+class Gate(Protocol):
+    """The audit log as sessions see it: what has to wait for it."""
+
+    @property
+    def strict(self) -> bool:
+        """Whether no confirm may be relayed before its line is on disk."""
+
+    #: sequence up to which every line is on disk
+    durable: int
+    #: whether producers have to wait
+    full: bool
+
+    def commit_point(self) -> int:
+        """The sequence that `durable` will have reached when everything appended so far is on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all sessions share.
+
+    Args:
+        upstream: how RabbitMQ is reached.
+        vhosts: plans and control plane.
+        counters: what the process counts.
+        limits: see SessionLimits.
+        version: our version, told to both sides.
+        audit: the audit log, where confirms have to wait for it or producers for its disk.
+    """
+
+    upstream: Upstream
+    vhosts: Vhosts
+    counters: Counters
+    limits: SessionLimits
+    version: str
+    audit: Gate | None = None
