@@ -153,7 +153,8 @@ class Exchange:
     @property
     def entries(self) -> list[Entry]:
         """All bindings in visiting order."""
-        return sorted((compiled.rank, compiled) for compiled in self._compiled.values())
+        # A copy in one step: another thread may explain while this one binds.
+        return sorted((compiled.rank, compiled) for compiled in list(self._compiled.values()))
 
     @property
     def destinations(self) -> Set[Destination]:

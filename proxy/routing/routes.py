@@ -33,31 +33,30 @@ class QueueRoute:
         only_one: whether one of them is picked at random.
     """
 
-    __slots__ = ("_limited", "_queues", "_selected", "negated", "only_one", "pattern")
+    __slots__ = ("_kept", "negated", "only_one", "pattern")
 
     def __init__(self, pattern: Pattern, negated: bool, only_one: bool) -> None:
         """Nothing is selected yet."""
         self.pattern = pattern
         self.negated = negated
         self.only_one = only_one
-        self._queues: QueueNames | None = None
-        self._selected: list[Destination] = []
-        self._limited = 0
+        #: The list of queues, what was selected of it, and how often a limit was hit. One attribute, since another
+        #: thread may explain by the same route.
+        self._kept: tuple[QueueNames | None, list[Destination], int] = (None, [], 0)
 
     def select(self, message: Message) -> list[Destination]:
         """The destinations for this message."""
-        queues = message.queues
-        if queues is not self._queues:
+        queues, selected, limited = self._kept
+        if message.queues is not queues:
             before = message.limited
-            self._selected = list(_matching(PatternRoute(self.pattern, self.negated), message))
-            self._limited = message.limited - before
-            self._queues = queues
+            selected = list(_matching(PatternRoute(self.pattern, self.negated), message))
+            self._kept = (message.queues, selected, message.limited - before)
         else:
-            message.limited += self._limited
-        if not self.only_one or len(self._selected) < 2:
-            return self._selected
+            message.limited += limited
+        if not self.only_one or len(selected) < 2:
+            return selected
         message.keep = False
-        return [self._selected[message.draw(len(self._selected))]]
+        return [selected[message.draw(len(selected))]]
 
 
 @dataclass(frozen=True, slots=True)
