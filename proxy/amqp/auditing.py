@@ -7,12 +7,14 @@ Source: the audit record in docs/audit.md.
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from proxy.amqp.frames import U32
 from proxy.amqp.tables import pick
+from proxy.errors import ProtocolError
 
 if TYPE_CHECKING:
     from proxy.amqp.channel import Channel, Publish
@@ -122,10 +124,16 @@ class ConnectionAudit:
         Returns:
             The message id, None where there is none, and the allow-listed headers.
         """
-        names = self._journal.names
         flags = (data[start + 19] << 8) | data[start + 20]
-        if not names and not flags & _MESSAGE_ID:
+        if not self._journal.names and not flags & _MESSAGE_ID:
             return None, "{}"
+        try:
+            return self._facts(data, start, stop, flags)
+        except (IndexError, struct.error, ProtocolError):  # malformed: the broker's answer tells, not the audit
+            return None, "{}"
+
+    def _facts(self, data: bytes, start: int, stop: int, flags: int) -> tuple[bytes | None, str]:
+        names = self._journal.names
         headers = "{}"
         at = start + 21
         for flag in (0x8000, 0x4000):
@@ -141,7 +149,8 @@ class ConnectionAudit:
         for flag, size in _BEFORE_MESSAGE_ID:
             if flags & flag and at < stop:
                 at += size or 1 + data[at]
-        return (data[at + 1 : at + 1 + data[at]] if at < stop else None), headers
+        behind = at + 1 + data[at]
+        return (data[at + 1 : behind] if behind < stop else None), headers
 
     def publish(
         self, template: Template, publish: Publish, facts: tuple[bytes | None, str], size: int, seq: int

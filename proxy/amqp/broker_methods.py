@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from proxy.amqp import methods
-from proxy.amqp.channel import Channel, Life
+from proxy.amqp.channel import Channel, Content, Expected, Life
 from proxy.amqp.conversation import Conversation, EnsureQueue, Phase
 from proxy.amqp.frames import U32
 from proxy.amqp.method_arguments import read_ack, read_nack, read_queue_declare_ok, read_return
+from proxy.amqp.method_frames import connection_close_ok
 from proxy.amqp.methods import method_frame
 from proxy.amqp.own_bindings import bind_tokens
 
@@ -80,14 +81,15 @@ class BrokerMethods:
     def closing(self, channel: Channel, index: int) -> bool:
         """Take a frame on a channel that was closed by the broker or by us: all but its closing is discarded."""
         conversation = self._conversation
-        if channel.discard_upstream:
-            if index == methods.CHANNEL_CLOSE:
-                conversation.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
-            elif index == methods.CHANNEL_CLOSE_OK:
-                channel.discard_upstream = False
-                conversation.odd.discard(channel.number)
-                if channel.life is Life.OPEN:
-                    conversation.resumable.append(channel)
+        if index == methods.CHANNEL_CLOSE_OK:
+            if channel.owed_close_ok or channel.closes:
+                # To a close of the producer that crossed the other one: it waits for this answer, too.
+                channel.owed_close_ok = channel.closes = False
+                return True
+            channel.discard_upstream = False
+            conversation.mark(channel)
+        elif index == methods.CHANNEL_CLOSE:
+            conversation.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
         return False
 
     def _ack(self, channel: Channel, frame: bytes) -> bool:
@@ -115,6 +117,8 @@ class BrokerMethods:
                 conversation.time_confirm(channel)
             return True
         for producer_tag, acked in channel.ledger.settle(tag, multiple, ack):
+            if channel.returns:
+                channel.returns.settled(producer_tag)
             channel.settled.settle(producer_tag, False, channel.published)
             if acked:
                 counters.confirms_acked += 1
@@ -133,27 +137,20 @@ class BrokerMethods:
         """Tags that a nack settles."""
         return channel.settled.outstanding(min(tag or channel.published, channel.published)) if multiple else (tag,)
 
-    def _audit_return(self, channel: Channel, frame: bytes) -> None:
-        """Note a return; one whose address we changed is noted when its header has told the original."""
-        audit = self._conversation.audit
-        if audit is not None and not self._conversation.state.restores:
-            _, _, exchange, routing_key = read_return(frame[7:-1])
-            audit.returned(channel, exchange, routing_key)
-
     def _return(self, channel: Channel, frame: bytes) -> bool:
         conversation = self._conversation
-        channel.swallowing = channel.ledger is not None and not channel.ledger.returned()
-        if not channel.swallowing:
-            conversation.counters.returns += 1
-            if conversation.audit is not None:
-                self._audit_return(channel, frame)
-            if not conversation.state.restores:
-                return True
-        return self._content(channel, frame)
+        if conversation.state.restores or channel.returns:  # its header tells whose it is
+            return self._content(channel, frame)
+        conversation.counters.returns += 1
+        if conversation.audit is not None:
+            _, _, exchange, routing_key = read_return(frame[7:-1])
+            conversation.audit.returned(channel, exchange, routing_key)
+        conversation.unfinished[channel.number] = -1
+        return True
 
     def _content(self, channel: Channel, frame: bytes) -> bool:
         channel.returned = frame
-        self._conversation.odd.add(channel.number)
+        self._conversation.mark(channel)
         return False
 
     def _opened(self, channel: Channel, frame: bytes) -> bool:
@@ -170,26 +167,28 @@ class BrokerMethods:
         if expected.taken is not None:
             return expected.taken(frame)
         if index == methods.QUEUE_DECLARE_OK:
-            return self._declared(channel, frame, expected.exclusive)
+            return self._declared(channel, frame, expected)
         if index == methods.QUEUE_DELETE_OK:
             self._conversation.inventory.queue_deleted(expected.queue)
         return True
 
-    def _declared(self, channel: Channel, frame: bytes, exclusive: bool) -> bool:
+    def _declared(self, channel: Channel, frame: bytes, asked: Expected) -> bool:
         """Keep a declare-ok back until the queue has its tokens."""
         conversation = self._conversation
         queue = read_queue_declare_ok(frame[7:-1]).queue
         channel.last_queue = queue
-        inventory = conversation.inventory
-        inventory.queue_declared(queue, exclusive)
-        if not inventory.interested(queue):
+        exclusive = asked.exclusive and not asked.passive
+        conversation.inventory.queue_declared(queue, exclusive)
+        if not conversation.inventory.interested(queue):
             return True
-        channel.held_back = [frame]
-        conversation.held_back_bytes += len(frame)
-        conversation.odd.add(channel.number)
         state = conversation.state
         destination = ("queue", queue)
         wanted = [(one, destination) for one in state.carried() if destination in state.router.destinations(one.name)]
+        if asked.passive and wanted and all(destination in owned.bound for owned, _ in wanted):
+            return True
+        channel.held_back = [frame]
+        conversation.held_back_bytes += len(frame)
+        conversation.mark(channel)
         if exclusive and wanted:
             bind_tokens(conversation, wanted, partial(conversation.released.append, channel), state.missing)
         else:
@@ -198,38 +197,44 @@ class BrokerMethods:
 
     def _close(self, channel: Channel, frame: bytes) -> bool:
         conversation = self._conversation
-        if channel.held_back is not None:
-            conversation.to_producer += channel.held_back
         conversation.drop_held(channel)
+        withheld = channel.content is Content.HEADER and channel.publish is not None and channel.publish.withheld
+        if withheld or channel.collected is not None:  # nothing of that publish is upstream
+            channel.content = Content.METHOD
+            channel.publish = None
+            channel.remaining = 0
+            conversation.drop_collected(channel)
         channel.life = Life.CLOSED_UPSTREAM
         conversation.shape += 1
-        conversation.odd.add(channel.number)
+        conversation.mark(channel)
         return True
 
     def _close_ok(self, channel: Channel, frame: bytes) -> bool:
-        if channel.held_back is not None:
-            self._conversation.to_producer += channel.held_back
-        self._conversation.forget(channel)
+        if channel.owed_close_ok:
+            channel.owed_close_ok = False
+        else:
+            channel.closes = False
+            self._conversation.forget(channel)
         return True
 
     def _connection_close(self) -> bool:
         conversation = self._conversation
-        if conversation.phase is Phase.OPEN:
+        if conversation.phase is Phase.OPEN and conversation.last_frame is None:
             conversation.phase = Phase.CLOSING
             conversation.forget_all()
             return True
-        conversation.to_upstream.append(method_frame(0, methods.CONNECTION_CLOSE_OK))
-        conversation.upstream_done = True
-        if conversation.phase is Phase.PRODUCER_CLOSES:
-            conversation.to_producer.append(method_frame(0, methods.CONNECTION_CLOSE_OK))
-            conversation.phase = Phase.CLOSED
+        conversation.to_upstream.append(connection_close_ok())
+        conversation.upstream_closing = conversation.upstream_done = True
+        if conversation.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):  # the producer has said goodbye itself
+            conversation.to_producer.append(connection_close_ok())
+            conversation.finish()
         return False
 
     def _connection_close_ok(self) -> bool:
         conversation = self._conversation
         conversation.upstream_done = True
         if conversation.phase is Phase.PRODUCER_CLOSES:
-            conversation.phase = Phase.CLOSED
+            conversation.finish()
             return True
         return False
 

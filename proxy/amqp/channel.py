@@ -10,14 +10,14 @@ only whole contents: one that has begun upstream is brought to its end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from proxy.amqp.confirms import Ledger, Settled
+from proxy.amqp.confirms import Ledger, Returns, Settled
 
 if TYPE_CHECKING:
-    from proxy.amqp.outgoing import Outgoing
+    from proxy.amqp.outgoing import Copy
     from proxy.amqp.plan import ExchangePlan
 
 
@@ -61,23 +61,24 @@ class Publish(NamedTuple):
     withheld: bool
 
 
-class Collected:
-    """A publish that leaves in several copies: its body is kept until it is whole."""
+class Collected(NamedTuple):
+    """A publish that leaves in several copies: its body is kept until it is whole.
 
-    __slots__ = ("body", "header", "outgoing", "publish")
+    Args:
+        publish: the method.
+        plan: of its exchange.
+        header: the producer's whole content header frame.
+        copies: what leaves.
+        body_size: announced size of the body in bytes.
+        body: what has come of it.
+    """
 
-    def __init__(self, publish: Publish, header: bytes, outgoing: Outgoing) -> None:
-        """Start with no body.
-
-        Args:
-            publish: the method.
-            header: the producer's whole content header frame.
-            outgoing: how it leaves.
-        """
-        self.outgoing = outgoing
-        self.publish = publish
-        self.header = header
-        self.body = bytearray()
+    publish: Publish
+    plan: ExchangePlan
+    header: bytes
+    copies: Sequence[Copy]
+    body_size: int
+    body: bytearray
 
 
 class Expected(NamedTuple):
@@ -99,10 +100,10 @@ class Expected(NamedTuple):
 
 
 class Channel:
-    """State of one channel number.
+    """State of one channel number, from Channel.Open to the last close-ok; a number used again gets a new record.
 
     `held` keeps the producer's frames while a destination is being bound; `held_back` keeps the broker's frames
-    while a queue that has just been declared gets its tokens. A number that is used again gets a new record.
+    while a queue that has just been declared gets its tokens.
     """
 
     __slots__ = (
@@ -130,36 +131,34 @@ class Channel:
         "remaining",
         "replies",
         "returned",
+        "returns",
         "sample",
         "settled",
         "swallowed",
-        "swallowing",
-        "transactional",
         "waited",
         "waits",
-    )  # fmt: skip
+    )
 
     def __init__(self, number: int) -> None:
         """Start as a channel that is open and idle."""
         self.number = number
         #: what each content header frame of the channel begins with
         self.head = b"\x02" + number.to_bytes(2, "big")
-        #: our own close was sent upstream: what comes from there is discarded until its close-ok
-        self.discard_upstream = False
         #: whether it counts in the gauge of open channels
         self.opened = False
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything but an upstream close under way: the number is free for a new channel."""
         self.life = Life.OPEN
+        #: the producer's own close went upstream and is not answered yet
+        self.closes = False
+        #: our own close was sent upstream: what comes from there is discarded until its close-ok
+        self.discard_upstream = False
+        #: the broker has yet to answer a close of the producer for the channel that had the number before
+        self.owed_close_ok = False
         self.content = Content.METHOD
         self.publish: Publish | None = None
         self.collected: Collected | None = None
         #: body bytes still to come
         self.remaining = 0
         self.confirming = False
-        self.transactional = False
         #: publishes of the producer since the channel was opened; in confirm mode its delivery tag
         self.published = 0
         #: publishes before confirm.select, which its delivery tags do not count
@@ -170,18 +169,35 @@ class Channel:
         self.mandatory: deque[tuple[int, bytes, bytes]] | None = None
         self.settled = Settled()
         self.ledger: Ledger | None = None
+        #: publishes in several copies that the broker may return one by one
+        self.returns: Returns | None = None
         self.replies: deque[Expected] = deque()
         #: the queue declared last, which an empty name in a bind means
         self.last_queue = b""
         self.held: list[bytes] | None = None
         self.held_bytes = 0
-        self.held_back: list[bytes] | None = None
-        #: destinations were waited for already: what is unbound now counts as missing
+        #: the first two held frames are a publish that waits for its destinations
+        self.waits = False
+        #: they were waited for already: what is unbound now counts as missing
         self.waited = False
+        self.held_back: list[bytes] | None = None
+        #: methods of ours for the producer that wait for the end of a content on its way there
+        self.deferred: list[bytes] = []
         #: (producer tag, time of the publish) whose confirm is being timed
         self.sample: tuple[int, float] | None = None
-        #: method frame of a return, delivery or get whose content header is looked at
+        #: method frame of a return, delivery or get that waits for its content header
         self.returned: bytes | None = None
-        #: a return is under way that the producer must not see, and how much of its body is still to come
-        self.swallowing = False
+        #: body bytes to come of a return that the producer must not see
         self.swallowed = 0
+
+    @property
+    def odd(self) -> bool:
+        """Whether the broker's frames on it are not simply copied."""
+        return bool(
+            self.life is not Life.OPEN
+            or self.discard_upstream
+            or self.held_back is not None
+            or self.deferred
+            or self.returned is not None
+            or self.swallowed
+        )

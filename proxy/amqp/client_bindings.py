@@ -10,7 +10,6 @@ specification, 11 and 13.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import NamedTuple
 
 from proxy.amqp import methods, script
@@ -164,9 +163,9 @@ class ClientBindings:
 
     def _others(self, named: frozenset[Destination]) -> list[Destination]:
         """Destinations beside the main one that exist: bound with this client's rights, now, or not at all."""
-        names = self._state.queues.names
+        state = self._state
         return sorted(
-            one for one in named if one[1] not in self._state.exchanges and (one[0] == EXCHANGE or _in(names, one[1]))
+            one for one in named if one[1] not in state.exchanges and (one[0] == EXCHANGE or state.has_queue(one[1]))
         )
 
     def _bind_steps(
@@ -223,11 +222,6 @@ class ClientBindings:
         strict = self._conversation.plans.rules.strict_unbind
         if strict and exchange.binds(asked.kind, asked.destination, asked.routing_key):
             raise ProtocolError(406, "binding arguments do not match", Scope.CHANNEL, *asked.ids)
-
-
-def _in(names: tuple[bytes, ...], name: bytes) -> bool:
-    at = bisect_left(names, name)
-    return at < len(names) and names[at] == name
 
 
 def _find_queue(channel: int, queue: bytes) -> bytes:

@@ -1,8 +1,10 @@
-"""Which of a producer's publishes are settled, and how several upstream confirms become one.
+"""Which of a producer's publishes are settled, and how several upstream confirms and returns become one.
 
 `Settled` counts confirms where one publish is one upstream publish: tags are equal and the broker's own ack is
 relayed. `Ledger` takes over on a channel from the first publish that needs several upstream publishes: from then
-on the tags differ, and a producer's tag is settled when all its copies are; one nack is a nack.
+on the tags differ, and a producer's tag is settled when all its copies are; one nack is a nack. `Returns` passes a
+return on when every copy has come back; a return names no tag, so it is known by what it brings, which works on
+channels without confirms too.
 
 Source: RabbitMQ guide "Consumer acknowledgements and publisher confirms"; architecture, "One in, one out".
 """
@@ -10,6 +12,11 @@ Source: RabbitMQ guide "Consumer acknowledgements and publisher confirms"; archi
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Iterable
+
+#: Publishes in several copies whose returns a channel waits for. Confirms take them out; on a channel without them
+#: the oldest are forgotten, and a return of theirs goes to the producer once for each copy.
+WAITING_RETURNS = 4096
 
 
 class Settled:
@@ -73,15 +80,12 @@ class Settled:
 
 
 class _Entry:
-    __slots__ = ("acked", "copies", "mandatory", "producer_tag", "returns", "whole")
+    __slots__ = ("acked", "copies", "producer_tag")
 
-    def __init__(self, producer_tag: int, copies: int, mandatory: bool) -> None:
+    def __init__(self, producer_tag: int, copies: int) -> None:
         self.producer_tag = producer_tag
         self.copies = copies
         self.acked = True
-        self.mandatory = mandatory
-        self.whole = copies
-        self.returns = 0
 
 
 class Ledger:
@@ -98,11 +102,11 @@ class Ledger:
         """Take over the outstanding publishes."""
         self.upstream_tag = published
         self._order: deque[int] = deque(outstanding)
-        self._entries: dict[int, _Entry] = {tag: _Entry(tag, 1, mandatory=False) for tag in outstanding}
+        self._entries: dict[int, _Entry] = {tag: _Entry(tag, 1) for tag in outstanding}
 
-    def add(self, producer_tag: int, copies: int, mandatory: bool) -> None:
+    def add(self, producer_tag: int, copies: int) -> None:
         """Enter a publish that leaves as `copies` upstream publishes, in this order after all before it."""
-        entry = _Entry(producer_tag, copies, mandatory)
+        entry = _Entry(producer_tag, copies)
         for _ in range(copies):
             self.upstream_tag += 1
             self._entries[self.upstream_tag] = entry
@@ -139,15 +143,75 @@ class Ledger:
             order.popleft()
         return sorted(done)
 
-    def returned(self, upstream_tag_hint: int | None = None) -> bool:
-        """Enter an upstream return of the oldest mandatory publish with copies left.
+
+class _Whole:
+    __slots__ = ("copies", "producer_tag")
+
+    def __init__(self, producer_tag: int, copies: tuple[Hashable, ...]) -> None:
+        self.producer_tag = producer_tag
+        #: copies that have not come back
+        self.copies = list(copies)
+
+
+class Returns:
+    """Joins the returns of publishes that left in several copies.
+
+    A copy is known by a fingerprint: whatever is equal in what was sent and in what comes back. Where publishes can't
+    be told apart by it, the oldest is meant: for the producer they are the same message.
+    """
+
+    __slots__ = ("_copies", "_order")
+
+    def __init__(self) -> None:
+        """Start with nothing to wait for."""
+        self._order: deque[_Whole] = deque()
+        self._copies: dict[Hashable, deque[_Whole]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether a return may be one of several."""
+        return bool(self._copies)
+
+    def expect(self, producer_tag: int, copies: Iterable[Hashable]) -> None:
+        """Enter a mandatory publish, with the fingerprints of its copies."""
+        whole = _Whole(producer_tag, tuple(copies))
+        self._order.append(whole)
+        for copy in whole.copies:
+            self._copies.setdefault(copy, deque()).append(whole)
+        if len(self._order) > WAITING_RETURNS:
+            self._forget(self._order.popleft())
+
+    def returned(self, copy: Hashable) -> bool:
+        """Enter a return.
 
         Returns:
-            Whether every copy of it has been returned now, so that the return goes to the producer.
+            Whether it goes to the producer: it is the last copy of its publish, or none of those waited for.
         """
-        for tag in self._order:
-            entry = self._entries.get(tag)
-            if entry is not None and entry.mandatory and entry.returns < entry.whole:
-                entry.returns += 1
-                return entry.returns == entry.whole
+        waiting = self._copies.get(copy)
+        if waiting is None:
+            return True
+        whole = waiting[0]
+        self._remove(copy, whole)
+        whole.copies.remove(copy)
+        if whole.copies:
+            return False
+        self._order.remove(whole)
         return True
+
+    def settled(self, producer_tag: int) -> None:
+        """A publish is confirmed: nothing of it comes back any more."""
+        for whole in self._order:  # ascending, where there are confirms
+            if whole.producer_tag >= producer_tag:
+                if whole.producer_tag == producer_tag:
+                    self._order.remove(whole)
+                    self._forget(whole)
+                return
+
+    def _forget(self, whole: _Whole) -> None:
+        for copy in whole.copies:
+            self._remove(copy, whole)
+
+    def _remove(self, copy: Hashable, whole: _Whole) -> None:
+        waiting = self._copies[copy]
+        waiting.remove(whole)
+        if not waiting:
+            del self._copies[copy]

@@ -73,11 +73,13 @@ class Limits(NamedTuple):
         held_bytes: frames kept while a destination is being bound or a queue gets its tokens; reaching it stops
             the reading of that side until they leave.
         replay_bytes: largest body that leaves in several copies; a larger one is refused with 311.
+        collected_bytes: of such bodies under way on all channels together; a further one is refused with 311.
         tokens: bound on one exchange at most because messages chose them.
     """
 
     held_bytes: int = 1 << 20
     replay_bytes: int = 4 << 20
+    collected_bytes: int = 16 << 20
     tokens: int = 10_000
 
 
@@ -133,17 +135,23 @@ class Conversation:
         self.blocked = False
         #: channels on which the broker's content frames or replies are not simply copied
         self.odd: set[int] = set()
+        #: channel number -> body bytes of a content on its way to the producer, -1: its header is still to come
+        self.unfinished: dict[int, int] = {}
         #: channels whose kept-back frames may go to the producer now
         self.released: list[Channel] = []
-        #: destinations that this producer may not bind, with the broker's reason
         self.audit: ConnectionAudit | None = None
+        #: destinations that this producer may not bind, with the broker's reason
         self.refused: dict[Destination, str] = {}
         #: channels whose held frames may go on
         self.resumable: list[Channel] = []
         #: what to tell the logs when it ended by a fault
         self.fault: ProtocolError | None = None
+        #: the producer's Connection.Close, which waits for publishes that wait for their destinations
+        self.last_frame: bytes | None = None
         self.held_bytes = 0
         self.held_back_bytes = 0
+        #: announced bodies of publishes that leave in several copies
+        self.collected_bytes = 0
         #: grows whenever a channel leaves the plain state, so that remembered publishes are looked at again
         self.shape = 0
         #: seconds on the driver's monotonic clock, set with every input
@@ -160,9 +168,11 @@ class Conversation:
         """
         if len(owned.bound) >= self.limits.tokens:
             return ()
-        known = frozenset(self.state.queues.names)
+        state = self.state
         return tuple(
-            one for one in wanted if one not in self.refused and (one[0] == "exchange" or not known or one[1] in known)
+            one
+            for one in wanted
+            if one not in self.refused and (one[0] == "exchange" or not state.queues.names or state.has_queue(one[1]))
         )
 
     def next_sequence(self) -> int:
@@ -180,26 +190,77 @@ class Conversation:
 
     def forget(self, channel: Channel) -> None:
         """A channel is closed on both sides; its number is free."""
+        if channel.discard_upstream or channel.closes or channel.owed_close_ok:
+            self._renew(channel)
+        else:
+            self._end(channel)
+            del self.channels[channel.number]
+            self.odd.discard(channel.number)
+
+    def _renew(self, channel: Channel) -> Channel:
+        """End a channel and give the record of the next one of its number, which the broker still has to answer."""
+        self._end(channel)
+        fresh = self.channels[channel.number] = Channel(channel.number)
+        fresh.discard_upstream = channel.discard_upstream
+        fresh.owed_close_ok = channel.closes or channel.owed_close_ok
+        fresh.deferred = channel.deferred
+        self.mark(fresh)
+        return fresh
+
+    def _end(self, channel: Channel) -> None:
         self.shape += 1
         self.drop_held(channel)
+        self.drop_held_back(channel)
+        self.drop_collected(channel)
         self.count_closed(channel)
-        if channel.discard_upstream:
-            # RabbitMQ takes an open that overtakes its own close-ok for a second one on the old channel (504).
-            channel.reset()
-            channel.held = []
-        else:
-            self.odd.discard(channel.number)
-            self.channels.pop(channel.number, None)
 
     def forget_all(self) -> None:
         """No frame of any channel matters any more."""
-        self.shape += 1
         for channel in self.channels.values():
             if self.audit is not None:
                 self.audit.lost(channel)
-            self.drop_held(channel)
-            self.count_closed(channel)
+            self._end(channel)
+        self.shape += 1
         self.channels.clear()
+
+    def producer_leaves(self, frame: bytes) -> None:
+        """The producer's Connection.Close goes upstream; what the broker still has for it is relayed.
+
+        Args:
+            frame: the method's frame.
+        """
+        self.phase = Phase.PRODUCER_CLOSES
+        self.upstream_closing = True
+        self.last_frame = None
+        self.shape += 1
+        for channel in self.channels.values():
+            channel.remaining = 0
+            self.drop_collected(channel)
+        self.to_upstream.append(frame)
+
+    def finish(self) -> None:
+        """Both sides have said their last word."""
+        self.phase = Phase.CLOSED
+        self.last_frame = None
+        self.forget_all()
+
+    def mark(self, channel: Channel) -> None:
+        """Note whether the broker's frames on a channel have to be looked at."""
+        if channel.odd:
+            self.odd.add(channel.number)
+        else:
+            self.odd.discard(channel.number)
+
+    def say(self, channel: Channel, frames: bytes) -> None:
+        """Send methods of ours to the producer on a channel, behind a content that is on its way there.
+
+        No method may stand between the frames of a content (spec, 4.2.6).
+        """
+        if channel.number in self.unfinished:
+            channel.deferred.append(frames)
+            self.mark(channel)
+        else:
+            self.to_producer.append(frames)
 
     def count_closed(self, channel: Channel) -> None:
         """Take an open channel out of the gauge."""
@@ -216,14 +277,28 @@ class Conversation:
             channel.sample = None
             self.sample_after = self.now + SAMPLE_SECONDS
 
-    def drop_held(self, channel: Channel) -> None:
-        """Throw away what a closing channel kept back."""
+    def drop_held(self, channel: Channel) -> list[bytes]:
+        """Hold the producer's frames on a channel no more, and give those that were held."""
+        frames = channel.held or []
         self.held_bytes -= channel.held_bytes
         channel.held_bytes = 0
         channel.held = None
-        if channel.held_back is not None:
-            self.held_back_bytes -= sum(map(len, channel.held_back))
-            channel.held_back = None
+        channel.waits = False
+        return frames
+
+    def drop_held_back(self, channel: Channel) -> list[bytes]:
+        """Keep the broker's frames on a channel back no more, and give those that were."""
+        frames = channel.held_back or []
+        self.held_back_bytes -= sum(map(len, frames))
+        channel.held_back = None
+        self.mark(channel)
+        return frames
+
+    def drop_collected(self, channel: Channel) -> None:
+        """Throw away a publish whose body is not whole."""
+        if channel.collected is not None:
+            self.collected_bytes -= channel.collected.body_size
+            channel.collected = None
 
     def refuse(self, channel: Channel, error: ProtocolError) -> None:
         """Answer a fault of the producer on one channel: Channel.Close to both sides.
@@ -231,22 +306,21 @@ class Conversation:
         What was published before stays published: the broker gets our close behind it.
         """
         self.counters.protocol_error(error.reply_code)
-        self.drop_held(channel)
-        self.count_closed(channel)
-        channel.reset()
-        self.odd.add(channel.number)
-        channel.life = Life.CLOSED_HERE
-        self.shape += 1
+        closed = self._renew(channel)
+        closed.life = Life.CLOSED_HERE
         text = method_frames.reply_text(error.reply_code, error.text)
-        self.to_producer.append(
-            method_frames.channel_close(channel.number, error.reply_code, text, error.class_id, error.method_id)
+        self.say(
+            closed, method_frames.channel_close(channel.number, error.reply_code, text, error.class_id, error.method_id)
         )
-        if not channel.discard_upstream:
-            channel.discard_upstream = True
+        if not closed.discard_upstream:
+            closed.discard_upstream = True
             self.to_upstream.append(method_frames.channel_close(channel.number, 200, b"closed by the proxy", 0, 0))
+        self.mark(closed)
 
     def fail(self, error: ProtocolError) -> None:
         """Answer a fault of the producer on the connection: Connection.Close to both sides."""
+        if self.phase is not Phase.OPEN:
+            return
         if error.scope is Scope.CHANNEL:
             error = ProtocolError(error.reply_code, error.text, Scope.CONNECTION, error.class_id, error.method_id)
         self.fault = error
@@ -254,7 +328,7 @@ class Conversation:
         self.close(error.reply_code, error.text, error.class_id, error.method_id)
 
     def close(self, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> None:
-        """Close both connections on our own account.
+        """Close both connections on our own account, unless they are being closed already.
 
         Args:
             reply_code: AMQP reply code.
@@ -262,10 +336,10 @@ class Conversation:
             class_id: offending class, if any.
             method_id: offending method, if any.
         """
-        if self.phase in (Phase.CLOSING, Phase.CLOSED):
+        if self.phase is not Phase.OPEN:
             return
-        if self.phase is Phase.OPEN:
-            self.close_upstream()
+        self.close_upstream()
+        self.last_frame = None
         self.phase = Phase.CLOSING
         self.forget_all()
         self.to_producer.append(

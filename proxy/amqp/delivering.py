@@ -2,9 +2,9 @@
 
 Confirms are counted (and joined, on a channel with a ledger), returns and deliveries of publishes whose address we
 changed get the original back, the answer to a declare waits for the queue's tokens, and what comes on a channel
-that we closed is discarded.
+that we closed is discarded. A content on its way to the producer always reaches its end.
 
-Source: AMQP 0-9-1 spec, 4.2.3 and 2.2.10; spec "Messenger addressing", 3.3.
+Source: AMQP 0-9-1 spec, 4.2.3, 4.2.6 and 2.2.10; spec "Messenger addressing", 3.3.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from proxy.amqp import methods
 from proxy.amqp.broker_methods import BrokerMethods
 from proxy.amqp.channel import Channel, Life
 from proxy.amqp.conversation import Conversation, Phase
+from proxy.amqp.copies import fingerprint
 from proxy.amqp.frames import (
     BODY,
     CONTENT_HEAD,
@@ -22,6 +23,7 @@ from proxy.amqp.frames import (
     FRAME_HEAD,
     HEADER,
     HEARTBEAT,
+    KINDS,
     METHOD,
     OVERHEAD,
     U32,
@@ -35,6 +37,11 @@ from proxy.errors import ProtocolError
 
 #: payload of a Basic.Ack: class, method, delivery tag, bits
 _ACK_BYTES = 13
+#: bytes of the shortest method frame and of the shortest content header frame
+_LEAST_METHOD, _LEAST_HEADER = 12, 22
+_WITH_CONTENT = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
+_CLOSES = frozenset((methods.CHANNEL_CLOSE, methods.CHANNEL_CLOSE_OK))
+_ENDED = frozenset((Phase.CLOSING, Phase.CLOSED))
 
 
 class Delivering:
@@ -49,8 +56,8 @@ class Delivering:
         self._conversation: Final = conversation
         self._methods: Final = BrokerMethods(conversation)
         self._tail = b""
-        tuning = conversation.tuning
-        self._cut_at: Final = tuning.frame_max_producer if tuning.frame_max_producer < tuning.frame_max_upstream else 0
+        #: the largest frame that may go to the producer, in bytes
+        self._least_max: Final = min(conversation.tuning.frame_max_producer, conversation.tuning.frame_max_upstream)
 
     def receive(self, data: bytes) -> None:
         """Take bytes from the broker; what goes to the producer gathers in the conversation.
@@ -64,19 +71,20 @@ class Delivering:
         if self._tail:
             data = self._tail + data
             self._tail = b""
-        at = self._run(data)
+        at = self._run(data) if self._conversation.phase not in _ENDED else self._end(data, 0)
         if at < len(data):
             self._tail = data[at:]
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- one pass over the read buffer, as in `publishing`
+        """Take whole frames; answer the offset of what is left."""
         conversation = self._conversation
         out = conversation.to_producer
         odd = conversation.odd
-        cut_at = self._cut_at
+        channels = conversation.channels
         frame_max = conversation.tuning.frame_max_upstream
+        least_max = self._least_max
         own = conversation.own.number
         looked_at = self._methods.looked_at
-        channels = conversation.channels
         end = len(data)
         at = start = acked = 0
         unpack_head, unpack_method, unpack_tag = FRAME_HEAD.unpack_from, U32.unpack_from, U64.unpack_from
@@ -88,8 +96,14 @@ class Delivering:
                 break
             if data[stop - 1] != FRAME_END:
                 raise ProtocolError(501, f"the broker's frame on channel {number} does not end with octet 206")
-            if kind == METHOD:
-                if size == _ACK_BYTES and unpack_method(data, at + 7)[0] == methods.BASIC_ACK and number not in odd:
+            if number == own or (odd and number in odd):
+                pass
+            elif kind == METHOD:
+                index = unpack_method(data, at + 7)[0] if size >= 4 else 0
+                if index not in looked_at:
+                    at = self._content(data, stop, end, number) if index in _WITH_CONTENT else stop
+                    continue
+                if index == methods.BASIC_ACK and size == _ACK_BYTES:
                     channel = channels.get(number)
                     if channel is not None and channel.ledger is None:
                         acked += channel.settled.settle(unpack_tag(data, at + 11)[0], data[at + 19], channel.published)
@@ -97,27 +111,78 @@ class Delivering:
                             conversation.time_confirm(channel)
                         at = stop
                         continue
-                plain = number != own and not (size >= 4 and unpack_method(data, at + 7)[0] in looked_at)
-            else:
-                plain = kind != HEARTBEAT and not (cut_at and size + OVERHEAD > cut_at)
-            if plain and not (odd and number in odd):
+            elif (kind == BODY or kind == HEADER) and size + OVERHEAD <= least_max and number:
+                self._progress(kind, number, data, at, size)
                 at = stop
                 continue
             if start < at:
                 out.append(data[start:at])
             start = at if self._take(kind, number, data[at:stop]) else stop
             at = stop
+            if conversation.phase in _ENDED:
+                break
         if acked:
             conversation.counters.confirms_acked += acked
         if start < at:
             out.append(data[start:at] if start or at < end else data)
+        return at if conversation.phase not in _ENDED else self._end(data, at)
+
+    def _end(self, data: bytes, at: int) -> int:
+        """Discard all but the methods that end the connection (spec, 1.4.2.9)."""
+        while len(data) - at >= OVERHEAD:
+            kind, number, size = FRAME_HEAD.unpack_from(data, at)
+            stop = at + size + OVERHEAD
+            if stop > len(data):
+                check_head(kind, number, size, self._conversation.tuning.frame_max_upstream)
+                break
+            if kind == METHOD and number == 0:
+                self._methods.connection(data[at:stop])
+            at = stop
         return at
+
+    def _content(self, data: bytes, at: int, end: int, number: int) -> int:
+        """Step over the content behind a method, as far as it is there; what is missing is noted.
+
+        Returns:
+            The offset behind it; `at` where it is not whole, or in several frames.
+        """
+        if end - at >= CONTENT_HEAD.size:
+            kind, its_number, size, _, _, body_size = CONTENT_HEAD.unpack_from(data, at)
+            stop: int = at + size + OVERHEAD
+            if kind == HEADER and its_number == number and stop <= end and size + OVERHEAD <= self._least_max:
+                if not body_size and data[stop - 1] == FRAME_END:
+                    return stop
+                behind: int = stop + body_size + OVERHEAD
+                if (
+                    behind <= end
+                    and body_size + OVERHEAD <= self._least_max
+                    and FRAME_HEAD.unpack_from(data, stop) == (BODY, number, body_size)
+                    and data[stop - 1] == FRAME_END
+                    and data[behind - 1] == FRAME_END
+                ):
+                    return behind
+        self._conversation.unfinished[number] = -1
+        return at
+
+    def _progress(self, kind: int, number: int, data: bytes, at: int, size: int) -> None:
+        """Count a content frame that goes to the producer."""
+        unfinished = self._conversation.unfinished
+        if kind == BODY:
+            left = unfinished.get(number, 0) - size
+        else:
+            left = CONTENT_HEAD.unpack_from(data, at)[5] if size >= _LEAST_HEADER - OVERHEAD else 0
+        if left > 0:
+            unfinished[number] = left
+        else:
+            unfinished.pop(number, None)
 
     def _take(self, kind: int, number: int, frame: bytes) -> bool:
         """Take one frame that is not plain; answer whether it goes to the producer as it came."""
         conversation = self._conversation
         if kind == HEARTBEAT:
             return False
+        if kind not in KINDS or (number == 0 and kind != METHOD):
+            raise ProtocolError(505, f"frame of type {kind} on channel {number}")
         if number == conversation.own.number:
             if kind == METHOD:
                 conversation.own.receive(frame[7:-1])
@@ -125,60 +190,100 @@ class Delivering:
         if number == 0:
             return self._methods.connection(frame)
         channel = conversation.channel(number)
-        index = U32.unpack_from(frame, 7)[0] if kind == METHOD and len(frame) >= 12 else 0
-        if channel.discard_upstream or channel.life is not Life.OPEN:
-            return self._methods.closing(channel, index)
-        if channel.held_back is not None and index not in (methods.CHANNEL_CLOSE, methods.CHANNEL_CLOSE_OK):
-            channel.held_back.append(frame)
-            conversation.held_back_bytes += len(frame)
-            return False
         if kind == METHOD:
-            return self._methods.channel(channel, index, frame)
-        if channel.swallowing:
-            self._swallow(channel, kind, frame)
-            return False
-        if channel.returned is not None and kind == HEADER:
-            self._restore(channel, channel.returned, frame)
-            return False
-        return self._cut(kind, number, frame)
-
-    def _restore(self, channel: Channel, method: bytes, header: bytes) -> None:
-        """Give a delivery, get or return the address that the producer wrote."""
-        conversation = self._conversation
-        channel.returned = None
-        conversation.odd.discard(channel.number)
-        restored = restored_content(conversation.state, method, header)
-        conversation.to_producer += restored
-        if conversation.audit is not None and U32.unpack_from(method, 7)[0] == methods.BASIC_RETURN:
-            _, _, exchange, routing_key = read_return(restored[0][7:-1])
-            conversation.audit.returned(channel, exchange, routing_key)
-
-    def _swallow(self, channel: Channel, kind: int, frame: bytes) -> None:
-        """Drop the content of a return that is one of several copies."""
-        if kind == HEADER:
-            channel.returned = None
-            channel.swallowed = CONTENT_HEAD.unpack_from(frame)[5]
-        else:
-            channel.swallowed -= len(frame) - OVERHEAD
-        if channel.swallowed <= 0:
-            channel.swallowing = False
-            self._conversation.odd.discard(channel.number)
-
-    def _cut(self, kind: int, number: int, frame: bytes) -> bool:
-        """Cut a frame smaller for a producer that insists on less than the broker accepts."""
-        if not self._cut_at or len(frame) <= self._cut_at:
-            return True
-        if kind != BODY:
-            self._conversation.fail(
-                ProtocolError(501, f"the broker's frame of {len(frame)} bytes exceeds frame_max {self._cut_at}")
-            )
-            return False
-        self._conversation.to_producer += body_frames(number, frame[7:-1], self._cut_at)
+            return self._method(channel, frame)
+        self._odd_content(channel, kind, frame)
         return False
 
-    def release(self, frames: list[bytes]) -> None:
-        """Take frames that a channel kept back, in front of everything that comes."""
+    def _method(self, channel: Channel, frame: bytes) -> bool:
+        index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
+        if channel.discard_upstream or channel.life is not Life.OPEN:
+            return self._methods.closing(channel, index)
+        if channel.held_back is not None:
+            if index not in _CLOSES:
+                self._hold_back(channel, frame)
+                return False
+            while channel.held_back is not None:
+                self.release(channel)
+        return self._methods.channel(channel, index, frame)
+
+    def _odd_content(self, channel: Channel, kind: int, frame: bytes) -> None:
+        """Take a content frame on a channel where something of ours is in play, or one that is too large."""
+        if channel.number in self._conversation.unfinished:
+            # On a closed channel, too: no method may stand between the frames of a content (spec, 4.2.6).
+            self._pass_content(channel, kind, frame)
+        elif channel.discard_upstream or channel.life is not Life.OPEN:
+            pass
+        elif channel.held_back is not None:
+            self._hold_back(channel, frame)
+        elif channel.returned is not None:
+            self._returned(channel, channel.returned, kind, frame)
+        elif channel.swallowed:
+            channel.swallowed = max(channel.swallowed - len(frame) + OVERHEAD, 0)
+            self._conversation.mark(channel)
+        else:
+            self._pass_content(channel, kind, frame)
+
+    def _hold_back(self, channel: Channel, frame: bytes) -> None:
+        conversation = self._conversation
+        assert channel.held_back is not None  # noqa: S101 -- asked before
+        channel.held_back.append(frame)
+        conversation.held_back_bytes += len(frame)
+        if conversation.own.busy and conversation.held_back_bytes >= conversation.limits.held_bytes:
+            # The answer of our own channel comes behind all this: the producer gets its own early, rather than never.
+            conversation.released.append(channel)
+
+    def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
+        """Take the content header behind a method that waited for it: a delivery, a get or a return."""
+        conversation = self._conversation
+        if kind != HEADER or len(header) < _LEAST_HEADER:
+            raise ProtocolError(505, f"expected a content header on channel {channel.number}")
+        channel.returned = None
+        returned = U32.unpack_from(method, 7)[0] == methods.BASIC_RETURN
+        if returned and channel.returns and not self._is_last(channel, method, header):
+            channel.swallowed = CONTENT_HEAD.unpack_from(header)[5]
+            conversation.mark(channel)
+            return
+        conversation.mark(channel)
+        method, header = restored_content(conversation.state, method, header)
+        if returned:
+            conversation.counters.returns += 1
+            if conversation.audit is not None:
+                _, _, exchange, routing_key = read_return(method[7:-1])
+                conversation.audit.returned(channel, exchange, routing_key)
+        conversation.to_producer.append(method)
+        self._pass_content(channel, HEADER, header)
+
+    @staticmethod
+    def _is_last(channel: Channel, method: bytes, header: bytes) -> bool:
+        """Whether a return goes to the producer: no copy of its publish is out any more."""
+        _, _, exchange, routing_key = read_return(method[7:-1])
+        assert channel.returns is not None  # noqa: S101 -- asked before
+        return channel.returns.returned(fingerprint(exchange, routing_key, header))
+
+    def _pass_content(self, channel: Channel, kind: int, frame: bytes) -> None:
+        """Give the producer a content frame, cut smaller where it insists on less than the broker accepts."""
+        conversation = self._conversation
+        if len(frame) <= self._least_max:
+            conversation.to_producer.append(frame)
+        elif kind == BODY:
+            conversation.to_producer += body_frames(channel.number, frame[7:-1], self._least_max)
+        else:
+            text = f"the broker's frame of {len(frame)} bytes exceeds frame_max {self._least_max}"
+            conversation.fail(ProtocolError(501, text))
+            return
+        self._progress(kind, channel.number, frame, 0, len(frame) - OVERHEAD)
+        if channel.deferred and channel.number not in conversation.unfinished:
+            conversation.to_producer += channel.deferred
+            channel.deferred = []
+            conversation.mark(channel)
+
+    def release(self, channel: Channel) -> None:
+        """Take the frames that were kept back on a channel, in front of everything that comes."""
+        frames = self._conversation.drop_held_back(channel)
+        # The answer itself has been looked at; only what came behind it has not.
+        self._conversation.to_producer += frames[:1]
         tail, self._tail = self._tail, b""
         if self._conversation.phase is not Phase.CLOSED:
-            self.receive(b"".join(frames))
+            self.receive(b"".join(frames[1:]))
         self._tail = tail

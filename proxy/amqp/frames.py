@@ -23,7 +23,8 @@ U64 = Struct(">Q")
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 BASIC = 60
 
-_KINDS = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
+#: frame types
+KINDS = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
@@ -48,7 +49,7 @@ def check_head(kind: int, channel: int, size: int, frame_max: int) -> None:
     Raises:
         ProtocolError: 501 for an unknown type or a frame above frame-max (spec, 4.2.3; RabbitMQ answers the same).
     """
-    if kind not in _KINDS:
+    if kind not in KINDS:
         raise ProtocolError(501, f"unknown frame type {kind} on channel {channel}, expected 1, 2, 3 or 8")
     if size + OVERHEAD > frame_max:
         raise ProtocolError(

@@ -22,9 +22,11 @@ from proxy.errors import ProtocolError, Scope
 from proxy.routing.decision import Decision, Outcome
 
 PUBLISH = (60, 40)
-_CC_BCC = frozenset((b"CC", b"BCC"))
-_CUT = OURS | {b"BCC"}
-_CUT_CC = _CUT | {b"CC"}
+_CC = frozenset((b"CC",))
+_BCC = frozenset((b"BCC",))
+CC_BCC = _CC | _BCC
+_CUT = OURS | _BCC
+_CUT_CC = _CUT | _CC
 
 
 class Copy(NamedTuple):
@@ -155,7 +157,7 @@ def table_entries(entries: bytes, copy: Copy, original: Address) -> bytes:
     aside = b""
     cut = _CUT
     if copy.hide_cc and b"CC" in entries:
-        raws = [raw for name, raw in pick(entries, 0, len(entries), _CC_BCC) if name == b"CC"]
+        raws = [raw for _, raw in pick(entries, 0, len(entries), _CC)]
         if raws and raws[0][:1] == b"A":  # the broker answers another type with its own 406
             cut = _CUT_CC
             aside = b"".join(shortstr(CC_ASIDE) + raw for raw in raws)
@@ -171,27 +173,28 @@ def table_entries(entries: bytes, copy: Copy, original: Address) -> bytes:
 
 
 def _first_bcc_is_no_array(entries: bytes) -> bool:
-    found = pick(entries, 0, len(entries), frozenset((b"BCC",)))
+    found = pick(entries, 0, len(entries), _BCC)
     return bool(found) and found[0][1][:1] != b"A"
 
 
-def refuse_reserved(routing_key: bytes, entries: bytes) -> None:
+def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] = _CC) -> None:
     """Refuse a producer's routing key or CC entry under the reserved prefix.
+
+    Args:
+        routing_key: of a publish.
+        entries: of its header table.
+        names: headers that hold further keys; BCC among them where it is not replaced by ours.
 
     Raises:
         ProtocolError: 403 on the channel.
     """
     keys = [routing_key]
     if RESERVED in entries and b"CC" in entries:
-        for name, raw in pick(entries, 0, len(entries), frozenset((b"CC",))):
+        for _, raw in pick(entries, 0, len(entries), names):
             value = decode_value(raw).value
-            if name == b"CC" and isinstance(value, tuple):
+            if isinstance(value, tuple):
                 keys += [item.value for item in value if isinstance(getattr(item, "value", None), bytes)]
     for key in keys:
         if key.startswith(RESERVED):
-            raise ProtocolError(
-                403,
-                f"routing keys that begin with '{RESERVED.decode()}' are reserved",
-                Scope.CHANNEL,
-                *PUBLISH,
-            )
+            text = f"routing keys that begin with '{RESERVED.decode()}' are reserved"
+            raise ProtocolError(403, text, Scope.CHANNEL, *PUBLISH)

@@ -46,6 +46,11 @@ class OwnChannel:
         self._state = _State.CLOSED
         self._queue: deque[tuple[bytes, Done]] = deque()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a method of ours is not answered yet."""
+        return bool(self._queue)
+
     def run(self, frame: bytes, done: Done) -> None:
         """Send a method that is answered by exactly one method, behind those already waiting."""
         if self.number is None:

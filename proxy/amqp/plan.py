@@ -41,10 +41,14 @@ class Sources(NamedTuple):
     draw: Callable[[int], int]
 
 
-#: Entries of one cache: a few MiB at most, and far more shapes of message than one exchange usually sees.
+#: Entries of one cache: far more shapes of message than one exchange usually sees.
 CACHE_ENTRIES = 8192
+#: Bytes that the entries of one cache stand for, about: what the caches of one exchange may cost.
+CACHE_BYTES = 8 << 20
 #: Larger header tables are not kept as keys.
 CACHED_TABLE_BYTES = 2048
+#: bytes of a destination or binding in a cached decision, about: they share their names
+_REFERENCE_BYTES = 24
 _TABLE_FLAG, _TYPE_FLAG, _ENCODING_FLAG = 0x2000, 0x8000, 0x4000
 #: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
 _FLAGS_AT = 19
@@ -139,8 +143,8 @@ class ExchangePlan:
     """
 
     __slots__ = (
-        "_by_key", "_counters", "_facts", "_plain", "_plans", "_sources", "_state", "_tables", "_timing", "_traffic",
-        "interest", "owned", "repeatable",
+        "_by_key", "_counters", "_facts", "_facts_bytes", "_plain", "_plans", "_sources", "_state", "_tables",
+        "_tables_bytes", "_timing", "_traffic", "interest", "owned", "repeatable",
     )  # fmt: skip
 
     def __init__(self, owned: OwnedExchange, plans: Plans) -> None:
@@ -160,6 +164,7 @@ class ExchangePlan:
         self.repeatable = not interest.clock
         self._tables: dict[object, _Found] = {}
         self._facts: dict[object, Outgoing] = {}
+        self._tables_bytes = self._facts_bytes = 0
 
     def forward(self, method: bytes, routing_key: bytes, data: bytes, start: int, stop: int) -> tuple[bytes, Outgoing]:
         """Give what leaves in place of a publish's method and header frames, and how it leaves.
@@ -181,7 +186,7 @@ class ExchangePlan:
         flags = (data[start + 19] << 8) | data[start + 20]
         at = start + 21
         if flags & 0xC000:
-            at = _behind_strings(data, start, flags)
+            at = _behind_strings(data, start, stop, flags)
         if flags & _TABLE_FLAG:
             table_end = at + 4 + (U32.unpack_from(data, at)[0] if at + 4 < stop else stop)
             if table_end >= stop:
@@ -225,7 +230,7 @@ class ExchangePlan:
             The routing key it leaves under, and its header frame.
         """
         flags = U16.unpack_from(header, _FLAGS_AT)[0]
-        at = _behind_strings(header, 0, flags)
+        at = _behind_strings(header, 0, len(header), flags)
         table_end = at + 4 + U32.unpack_from(header, at)[0] if flags & _TABLE_FLAG else at
         entries = header[at + 4 : table_end] if flags & _TABLE_FLAG else b""
         table = table_entries(entries, copy, Address(self.owned.name, routing_key))
@@ -244,15 +249,20 @@ class ExchangePlan:
 
     def _look_up(self, key: object, routing_key: bytes, entries: bytes, header: bytes) -> _Found:
         refuse_reserved(routing_key, entries)
-        facts_key, facts = self._facts_of(routing_key, entries, header)
+        facts_key, facts, size = self._facts_of(routing_key, entries, header)
         out = self._facts.get(facts_key)
         if out is None:
             self._counters.cache_misses += 1
             out = self._decide(facts)
             if out.decision.keep and not out.unbound:
-                if len(self._facts) >= CACHE_ENTRIES:
+                decision = out.decision
+                shared = len(decision.queues) + len(decision.exchanges) + len(decision.matched)
+                self._facts_bytes += size + _REFERENCE_BYTES * shared
+                if len(self._facts) >= CACHE_ENTRIES or self._facts_bytes > CACHE_BYTES:
                     self._facts.clear()
-                self._facts[facts_key] = out
+                    self._facts_bytes = 0
+                else:
+                    self._facts[facts_key] = out
             else:
                 self._counters.cache_bypassed += 1
         else:
@@ -266,12 +276,16 @@ class ExchangePlan:
                 address = Address(copy.exchange, routing_key if copy.routing_key is None else copy.routing_key)
         found = (table, out, address)
         if out.decision.keep and not out.unbound and len(entries) <= CACHED_TABLE_BYTES:
-            if len(self._tables) >= CACHE_ENTRIES:
+            self._tables_bytes += len(entries) + len(table)
+            if len(self._tables) >= CACHE_ENTRIES or self._tables_bytes > CACHE_BYTES:
                 self._tables.clear()
-            self._tables[key] = found
+                self._tables_bytes = 0
+            else:
+                self._tables[key] = found
         return found
 
-    def _facts_of(self, routing_key: bytes, entries: bytes, header: bytes) -> tuple[object, Facts]:
+    def _facts_of(self, routing_key: bytes, entries: bytes, header: bytes) -> tuple[object, Facts, int]:
+        """Give what is asked for, as a key and as facts, and about how many bytes the key has."""
         interest = self.interest
         beside: object = None
         properties: dict[str, bytes | int] = {}
@@ -284,13 +298,15 @@ class ExchangePlan:
         if interest.headers is None:
             table = decode_table(entries, 0, len(entries))
             picked: object = entries
+            key_bytes = len(entries)
         else:
             raws = pick(entries, 0, len(entries), interest.headers)
+            key_bytes = sum(len(raw) for _, raw in raws)
             table = tuple((name, decode_value(raw)) for name, raw in raws)
             picked = tuple(raws)
         facts = Facts(routing_key, table, properties, size)
         # A moved publish carries its own key in our header, but the decision does not depend on it.
-        return (routing_key if interest.routing_key else b"", picked, beside), facts
+        return (routing_key if interest.routing_key else b"", picked, beside), facts, key_bytes
 
     def _beside_headers(self, data: bytes, start: int, stop: int, flags: int) -> object:
         interest = self.interest
@@ -316,12 +332,14 @@ class ExchangePlan:
         return outgoing(decision, self.owned, self._state, self._traffic, self._plans.journal)
 
 
-def _behind_strings(data: bytes, start: int, flags: int) -> int:
+def _behind_strings(data: bytes, start: int, stop: int, flags: int) -> int:
     """Offset behind content-type and content-encoding, which precede the header table."""
     at = start + 21
     for flag in (_TYPE_FLAG, _ENCODING_FLAG):
-        if flags & flag:
-            at += 1 + (data[at] if at < len(data) else 0)
+        if flags & flag and at < stop:
+            at += 1 + data[at]
+    if at >= stop:
+        raise ProtocolError(502, "a property ends behind its frame", class_id=60, method_id=40)
     return at
 
 

@@ -12,9 +12,20 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from proxy.amqp.auditing import Template
-from proxy.amqp.channel import Content, Publish
+from proxy.amqp.channel import Channel, Content, Publish
 from proxy.amqp.conversation import Conversation, Phase
-from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, HEADER, METHOD, OVERHEAD, check_head
+from proxy.amqp.frames import (
+    BASIC,
+    BODY,
+    CONTENT_HEAD,
+    FRAME_END,
+    FRAME_HEAD,
+    HEADER,
+    KINDS,
+    METHOD,
+    OVERHEAD,
+    check_head,
+)
 from proxy.amqp.producer_frames import ProducerFrames
 from proxy.amqp.traffic import Tally
 from proxy.errors import ProtocolError, Scope
@@ -22,6 +33,8 @@ from proxy.errors import ProtocolError, Scope
 #: Publishes remembered by their method frame, and by method and header frame together. A few hundred bytes each:
 #: an active connection may hold about a MiB of them, an idle one holds none.
 REMEMBERED = 2048
+#: Bytes of heads remembered, with what leaves in their place: where heads are large, fewer are kept.
+REMEMBERED_BYTES = 1 << 20
 #: A publish up to this size is waited for until it is whole; a larger one streams frame by frame.
 WHOLE_BYTES = 65536
 #: Publishes that pass before heads are remembered again, once a whole cache of them was of no use.
@@ -61,6 +74,7 @@ class Publishing:
         self._shapes: dict[bytes, _Shape] = {}
         #: found in `_heads` since it was last empty; publishes for which it is not asked
         self._found = 0
+        self._heads_bytes = 0
         self._unasked = 0
         self._shape = -1
         self._epoch = -1
@@ -70,11 +84,33 @@ class Publishing:
         """Bytes of an unfinished frame or small publish."""
         return len(self._tail)
 
-    def resume(self, frames: bytes) -> None:
-        """Go on with frames that a channel kept back, in front of everything that comes."""
+    def resume(self, channel: Channel) -> None:
+        """Go on with the frames that a channel held, in front of everything that comes."""
+        waits = channel.waits
+        held = self._conversation.drop_held(channel)
+        self._conversation.shape += 1
         tail, self._tail = self._tail, b""
-        self.receive(frames)
+        self._frames.resuming = True
+        if waits:
+            channel.waited = True
+            for kind, frame in zip((METHOD, HEADER), held, strict=False):
+                self._take_again(kind, channel.number, frame)
+            channel.waited = False
+            del held[:2]
+        if held:
+            self.receive(b"".join(held))
+        self._frames.resuming = False
         self._tail += tail
+
+    def _take_again(self, kind: int, number: int, frame: bytes) -> None:
+        """Take a frame of the publish that was waited for: not by the fast path, which would wait again."""
+        conversation = self._conversation
+        try:
+            if self._frames.take(kind, number, frame):
+                conversation.to_upstream.append(frame)
+        except ProtocolError as error:
+            conversation.fail(error)
+        self._frames.publishes.published = None
 
     def receive(self, data: bytes) -> None:
         """Take bytes from the producer; what leaves gathers in the conversation.
@@ -105,6 +141,7 @@ class Publishing:
         at = 0
         start = 0  # what passes as it came begins here and has not been copied yet
         unpack_head = FRAME_HEAD.unpack_from
+        publishes = self._frames.publishes
         self._start_anew()
         while end - at >= OVERHEAD:
             kind, number, size = unpack_head(data, at)
@@ -129,7 +166,7 @@ class Publishing:
                             continue
                         if behind < 0:
                             break
-            if data[stop - 1] != FRAME_END or size + OVERHEAD > frame_max:
+            if data[stop - 1] != FRAME_END or size + OVERHEAD > frame_max or kind not in KINDS:
                 break
             if kind == BODY:
                 channel = conversation.channels.get(number)
@@ -151,9 +188,9 @@ class Publishing:
                 start = stop
             at = stop
             self._start_anew()
-            if self._frames.published is not None:
-                known, publish = publish is not None, self._frames.published
-                self._frames.published = None
+            if publishes.published is not None:
+                known, publish = publish is not None, publishes.published
+                publishes.published = None
                 self._remember(publish)
                 if not known and publish.plan and frame in self._publishes and self._whole_may_come(data, stop, end):
                     # The method frame is taken back: the whole publish goes through the fast path.
@@ -182,11 +219,16 @@ class Publishing:
         self._shape = conversation.shape
         self._epoch = conversation.state.epoch
         self._publishes.clear()
+        self._forget_heads()
+
+    def _forget_heads(self) -> None:
         self._heads.clear()
+        self._heads_bytes = self._found = 0
 
     def _remember(self, publish: Publish) -> None:
         channel = publish.channel
-        if channel.held is None and channel.ledger is None:
+        # A publish to a carrier itself is looked into, always: its CC must not name a token.
+        if channel.held is None and channel.ledger is None and (publish.plan or not publish.withheld):
             if len(self._publishes) >= REMEMBERED:
                 self._publishes.clear()
             self._publishes[publish.frame] = publish
@@ -289,7 +331,7 @@ class Publishing:
         if channel.content is not Content.METHOD:
             return 0
         if end - header_at < CONTENT_HEAD.size:
-            return -1
+            return -1 if channel.head.startswith(data[header_at : header_at + 3]) else 0
         method = publish.frame
         method_bytes = len(method)
         shapes = self._shapes
@@ -307,7 +349,8 @@ class Publishing:
             if not content_bytes or not starts(channel.head, header_at):
                 return at if at > first else 0
             if stop > end:
-                return at if at > first else -1
+                # Wait for the rest only as long as nothing else comes in between.
+                return at if at > first else -1 if body_head.startswith(data[body_at : body_at + 7]) else 0
             if data[body_at - 1] != FRAME_END or data[stop - 1] != FRAME_END or not starts(body_head, body_at):
                 return at if at > first else 0
             found = self._form(publish, data, at, header_at, body_at)
@@ -349,16 +392,19 @@ class Publishing:
             if error.scope is Scope.CONNECTION:
                 raise
             return None
-        if outgoing.unbound or len(outgoing.copies) != 1 or len(head_out) > self._safe_bytes:
+        if outgoing.untouched:
+            head_out = head or data[at:body_at]
+        elif outgoing.unbound or len(outgoing.copies) != 1 or len(head_out) > self._safe_bytes:
             return None
         audit = self._conversation.audit
         facts = _NO_FACTS if audit is None else audit.facts(data, header_at, body_at)
         found = (head_out, outgoing.tally, outgoing.record, facts)
         if head and outgoing.decision.keep and plan.repeatable:
-            if len(self._heads) >= REMEMBERED:
-                self._heads.clear()
+            self._heads_bytes += len(head) + len(head_out)
+            if len(self._heads) >= REMEMBERED or self._heads_bytes > REMEMBERED_BYTES:
                 # Heads that hardly ever repeat (a message id in each) are not worth a look for a while.
-                self._unasked = 0 if self._found >= REMEMBERED else UNASKED
-                self._found = 0
-            self._heads[head] = found
+                self._unasked = 0 if self._found >= len(self._heads) else UNASKED
+                self._forget_heads()
+            else:
+                self._heads[head] = found
         return found

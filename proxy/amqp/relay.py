@@ -14,6 +14,7 @@ from proxy.amqp.conversation import Conversation, Inventory, Limits, LookUpExcha
 from proxy.amqp.counters import RelayCounters
 from proxy.amqp.delivering import Delivering
 from proxy.amqp.frames import HEARTBEAT_FRAME
+from proxy.amqp.method_frames import connection_close_ok
 from proxy.amqp.plan import Plans
 from proxy.amqp.publishing import Publishing
 from proxy.amqp.tuning import Tuning
@@ -142,15 +143,8 @@ class Relay:
 
     def resume(self, channel: Channel) -> None:
         """The destinations a channel waited for are bound, or known to be missing: its publishes go on."""
-        conversation = self._conversation
-        if channel.held is None or conversation.phase is not Phase.OPEN:
-            return
-        frames = b"".join(channel.held)
-        conversation.drop_held(channel)
-        conversation.shape += 1
-        channel.waited = True
-        self._publishing.resume(frames)
-        channel.waited = False
+        self._conversation.resumable.append(channel)
+        self._go_on()
 
     def answer(self, request: LookUpExchange, found: str | None) -> None:
         """Say what `LookUpExchange` asked: the type of another's exchange of that name, None where there is none."""
@@ -161,19 +155,19 @@ class Relay:
 
     def _go_on(self) -> None:
         conversation = self._conversation
-        while conversation.resumable:
-            self.resume(conversation.resumable.pop(0))
-        while conversation.released:
-            channel = conversation.released.pop()
-            frames = channel.held_back
-            if frames is None:
+        while conversation.resumable or conversation.released:
+            if conversation.resumable:
+                channel = conversation.resumable.pop(0)
+                if channel.held is not None and conversation.phase is Phase.OPEN:
+                    self._publishing.resume(channel)
                 continue
-            conversation.held_back_bytes -= sum(map(len, frames))
-            channel.held_back = None
-            conversation.odd.discard(channel.number)
-            # The answer itself has been looked at; only what came behind it has not.
-            conversation.to_producer.append(frames[0])
-            self._delivering.release(frames[1:])
+            channel = conversation.released.pop()
+            if channel.held_back is not None:
+                self._delivering.release(channel)
+        if conversation.last_frame is not None and not any(
+            channel.held is not None for channel in conversation.channels.values()
+        ):
+            conversation.producer_leaves(conversation.last_frame)
 
     def heartbeat_upstream(self) -> None:
         """Send a heartbeat to the broker."""
@@ -192,8 +186,9 @@ class Relay:
         conversation = self._conversation
         conversation.upstream_closing = conversation.upstream_done = True
         conversation.to_upstream.clear()
-        if conversation.phase is Phase.PRODUCER_CLOSES:
-            conversation.phase = Phase.CLOSED
+        if conversation.phase is Phase.PRODUCER_CLOSES or conversation.last_frame is not None:
+            conversation.to_producer.append(connection_close_ok())
+            conversation.finish()
         conversation.close(320, reason.encode())
 
     def ended(self) -> None:

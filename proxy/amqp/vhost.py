@@ -6,6 +6,7 @@ plain attribute is the whole interface. Whoever changes something that a cached 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -125,7 +126,7 @@ class VhostState:
         name: the virtual host.
         router: the compiled rules.
         exchanges: exchanges evaluated here, by the name producers use.
-        queues: queues that exist, for regex routes.
+        queues: queues that exist, sorted, for regex routes.
         missing: destinations that rules name and that can't be reached, with the reason. Bounded by its writer.
         epoch: grows with every change that makes cached answers stale.
         last_sequence: of what clients declared through us, the latest.
@@ -151,9 +152,22 @@ class VhostState:
         """Give the exchanges that have a carrier on the broker."""
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
 
+    def has_queue(self, name: bytes) -> bool:
+        """Say whether a queue exists, as far as is known."""
+        names = self.queues.names  # sorted
+        at = bisect_left(names, name)
+        return at < len(names) and names[at] == name
+
     def changed(self) -> None:
         """Make every relay forget what it derived from this state."""
         self.epoch += 1
+
+    def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
+        """Evaluate by other rules from now on."""
+        self.exchanges = exchanges
+        self.router = router
+        self._derive()
+        self.changed()
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
         """Evaluate one more exchange here."""
