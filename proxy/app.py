@@ -22,7 +22,7 @@ import structlog
 from proxy.amqp.conversation import Limits as RelayLimits
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import Sources
-from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
+from proxy.amqp.vhost import VhostState
 from proxy.audit.opening import AuditRequest, open_audit
 from proxy.audit.writer import AuditWriter
 from proxy.broker.settings import ControlSettings
@@ -36,8 +36,10 @@ from proxy.net.vhosts import Vhosts
 from proxy.observe.admin import Admin
 from proxy.observe.exposition import Exposition
 from proxy.observe.logs import LogSettings, configure
+from proxy.observe.pages import json_route
+from proxy.questions import Questions
+from proxy.reload import Reload, name_traffic, owned_exchanges
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
-from proxy.rules.model import ExchangeRule
 from proxy.rules.settings import Settings, load_settings
 
 _log = structlog.get_logger(__name__)
@@ -109,7 +111,7 @@ class Sidecar:
         self._version = product_version()
         self._counters = counters = Counters(settings.metrics.bindings)
         self._states = {
-            name: VhostState(name, loaded.routers[name], {rule.name: owned_exchange(rule) for rule in vhost.exchanges})
+            name: VhostState(name, loaded.routers[name], owned_exchanges(vhost))
             for name, vhost in loaded.rules.vhosts.items()
         }
         counters.rules.version = loaded.rules.version
@@ -118,6 +120,8 @@ class Sidecar:
         self._topology = self._make_topology()
         self._listener: Listener | None = None
         self._audit: AuditWriter | None = None
+        self._reload: Reload | None = None
+        self._admin: Admin | None = None
         self._stopping = asyncio.Event()
         self._listening = False
         self._refused: UpstreamError | None = None
@@ -130,13 +134,12 @@ class Sidecar:
         tasks = Tasks()
         async with AsyncExitStack() as stack:
             try:
-                self._listener = listener = await self._assemble(stack)
+                self._listener = listener = await self._assemble(stack, tasks)
             except ConfigError as error:
                 sys.stderr.write(f"{error}\n")
                 return FAULTY
-            if self._settings.admin.address is not None:
-                exposition = Exposition(self._counters, self._version)
-                admin = Admin(exposition, self.not_ready, self.status, self._settings.admin.allow)
+            if self._admin is not None and self._settings.admin.address is not None:
+                admin = self._admin
                 stack.push_async_callback(admin.stop)
                 try:
                     bound = await admin.start(self._settings.admin.address.host, self._settings.admin.address.port)
@@ -157,7 +160,7 @@ class Sidecar:
         _log.info("stopped")
         return OK
 
-    async def _assemble(self, stack: AsyncExitStack) -> Listener:
+    async def _assemble(self, stack: AsyncExitStack, tasks: Tasks) -> Listener:
         """Open the audit log, where one is wanted, and build the listening side.
 
         Raises:
@@ -173,6 +176,8 @@ class Sidecar:
             # The last thing to end: until then producers are confirmed and lines are written.
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, journal=journal)
+        self._reload = self._make_reload(vhosts, tasks)
+        self._admin = self._make_admin(vhosts, self._reload)
         listener = self._make_listener(vhosts)
         if self._audit is not None:
             self._audit.on_durable = listener.audit_durable
@@ -204,7 +209,9 @@ class Sidecar:
             self._stopping.set()
             return
         self._listening = True
-        _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._loaded.rules.version)
+        _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._counters.rules.version)
+        if self._reload is not None:
+            tasks.start(self._reload.watch(), "rules files")
 
     def _cannot_listen(self, address: str, error: OSError) -> int:
         sys.stderr.write(f"listen on {address}: {error.strerror or error}\n")
@@ -243,7 +250,8 @@ class Sidecar:
         """Give what an operator may know."""
         return {
             "version": self._version,
-            "rules": self._loaded.rules.version,
+            "rules": self._counters.rules.version,
+            "last_reload": None if self._reload is None or self._reload.last is None else self._reload.last.as_json(),
             "ready": not self.not_ready(),
             "not_ready": self.not_ready(),
             "audit_failure": None if self._audit is None else self._audit.failure,
@@ -263,6 +271,24 @@ class Sidecar:
         )
         queues = {name: vhost.queues for name, vhost in self._loaded.rules.vhosts.items()}
         return Topology(control, self._states, queues)
+
+    def _make_reload(self, vhosts: Vhosts, tasks: Tasks) -> Reload:
+        def state_of(vhost: str) -> VhostState:
+            return vhosts.plans(vhost).state
+
+        files = partial(rules_files, self._settings)
+        reload = Reload(files, self._loaded, state_of, self._topology, self._counters, tasks)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
+        return reload
+
+    def _make_admin(self, vhosts: Vhosts, reload: Reload) -> Admin:
+        questions = Questions(reload, lambda: vhosts.states)
+        routes = [
+            json_route("POST", "/-/reload", questions.reload),
+            json_route("POST", "/explain", questions.explain),
+        ]
+        exposition = Exposition(self._counters, self._version)
+        return Admin(exposition, self.not_ready, self.status, self._settings.admin.allow, routes)
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings = self._settings
@@ -321,28 +347,4 @@ def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditReques
         audit.headers,
         audit.hash,
         key,
-    )
-
-
-def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
-    """Give what relays and control plane know of an exchange of the rules."""
-    return OwnedExchange(
-        rule.name,
-        rule.type,
-        Delivery(rule.delivery),
-        rule.carrier,
-        rule.unmatched_pass,
-        rule.alternate,
-        rule.arguments,
-    )
-
-
-def name_traffic(counters: Counters, loaded: LoadedRules) -> None:
-    """Tell the counters which exchanges, bindings and destinations have numbers of their own."""
-    rules = [(vhost.vhost, exchange) for vhost in loaded.rules.vhosts.values() for exchange in vhost.exchanges]
-    destinations = {name for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)}
-    counters.traffic.name(
-        ((vhost, exchange.name) for vhost, exchange in rules),
-        ((exchange.name, binding.id) for _, exchange in rules for binding in exchange.bindings),
-        sorted(destinations),
     )

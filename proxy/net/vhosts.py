@@ -84,6 +84,11 @@ class Vhosts:
             found = self._plans[vhost] = self._make(state)
         return found
 
+    @property
+    def states(self) -> list[VhostState]:
+        """Every virtual host that rules name or a producer has logged in to."""
+        return [plans.state for plans in self._plans.values()]
+
     def _make(self, state: VhostState) -> Plans:
         return Plans(state, self._counters, self._sources, self._rules, self._journal)
 

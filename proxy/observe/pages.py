@@ -1,0 +1,31 @@
+"""How a guarded page that answers with JSON is made of a function that knows no HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from aiohttp import web
+
+from proxy.observe.admin import GuardedRoute
+
+#: Gets a request's body, gives status and what to answer: plain data, or text that is JSON already.
+Answering: TypeAlias = Callable[[bytes], Awaitable[tuple[int, object]]]
+
+
+def json_route(method: str, path: str, answering: Answering) -> GuardedRoute:
+    """Make a page.
+
+    Args:
+        method: HTTP method.
+        path: path with a leading slash.
+        answering: is asked.
+    """
+
+    async def handle(request: web.Request) -> web.Response:
+        status, found = await answering(await request.read())
+        text = found if isinstance(found, str) else json.dumps(found, indent=2, ensure_ascii=False)
+        return web.Response(status=status, text=text + "\n", content_type="application/json")
+
+    return GuardedRoute(method, path, handle)

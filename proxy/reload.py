@@ -1,0 +1,288 @@
+"""How do new rules come to hold in a running sidecar, and what is said about it?
+
+Parsed, compiled and tested beside the event loop; what they need on the broker is declared; then all virtual hosts
+change over at once, so that each publish is judged by the rules before or by those after. Whatever fails before that
+leaves everything as it was. It must not know how any of these steps is done.
+
+Source: architecture, 5 (rules are data with a life cycle); delivery, "Tokens and bindings".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import structlog
+
+from proxy.amqp.counters import Counters
+from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
+from proxy.broker.changeover import Retirement
+from proxy.broker.topology import Topology
+from proxy.errors import ConfigErrors, Failure, UpstreamError
+from proxy.net.tasks import Tasks
+from proxy.routing.compiled import CompiledBinding
+from proxy.routing.router import Router
+from proxy.rules.loader import LoadedRules, load_rules
+from proxy.rules.model import ExchangeRule, VhostRules
+from proxy.rules.reload import Watch, lone_mounts
+
+_log = structlog.get_logger(__name__)
+
+#: Seconds between two looks at the files; a change holds after two of them.
+LOOK_SECONDS = 1.0
+#: Seconds until rules are tried again that were good while the broker could not be reached.
+AGAIN_SECONDS = 5.0
+#: How long the compiling thread may keep the event loop waiting for the interpreter, in seconds. Python's own 5 ms,
+#: several times in one turn of the loop, would be felt.
+_TURN_SECONDS = 0.0005
+#: Bindings of old rules freed before others have a turn: some 0.1 ms.
+_FREED_AT_ONCE = 64
+_MOUNTINFO = Path("/proc/self/mountinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one reload.
+
+    Args:
+        version: of the rules in force after it.
+        errors: why new ones do not hold; none where they do.
+        at: when, in seconds since the epoch.
+        reason: who asked.
+        faulty: whether the files are to blame, not the broker.
+    """
+
+    version: str
+    errors: tuple[str, ...] = ()
+    at: float = 0.0
+    reason: str = ""
+    faulty: bool = False
+
+    def as_json(self) -> dict[str, object]:
+        """Give it as plain data."""
+        return {
+            "result": "error" if self.errors else "ok",
+            "rules": self.version,
+            "at": self.at,
+            "reason": self.reason,
+            "errors": list(self.errors),
+        }
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """Rules of one virtual host on their way in."""
+
+    state: VhostState
+    exchanges: dict[bytes, OwnedExchange]
+    router: Router
+    queues: VhostRules
+    retirement: Retirement | None = field(default=None)
+
+
+_Loaded: TypeAlias = tuple[LoadedRules, list[str]]
+
+
+class Reload:
+    """Replaces the rules of a running sidecar, one attempt at a time.
+
+    Args:
+        files: lists the rules files as the configuration names them.
+        loaded: the rules in force.
+        state_of: gives the shared state of a virtual host, made where nobody has asked for it.
+        topology: the control plane.
+        counters: what the process counts.
+        tasks: runs what goes on behind a reload.
+    """
+
+    def __init__(
+        self,
+        files: Callable[[], Sequence[Path]],
+        loaded: LoadedRules,
+        state_of: Callable[[str], VhostState],
+        topology: Topology,
+        counters: Counters,
+        tasks: Tasks,
+    ) -> None:
+        """Take the rules as they are."""
+        #: The rules in force.
+        self.loaded = loaded
+        #: What came of the last attempt.
+        self.last: Answer | None = None
+        self._files = files
+        self._state_of = state_of
+        self._topology = topology
+        self._counters = counters
+        self._tasks = tasks
+        self._watch = Watch(files, loaded.rules.version)
+        self._one_at_a_time = asyncio.Lock()
+
+    def request(self) -> None:
+        """Reload soon, whatever the files hold (SIGHUP)."""
+        self._tasks.start(self.reload("signal"), "reload")
+
+    async def watch(self) -> None:
+        """Reload whenever the files change; returns only by cancellation."""
+        for path in await asyncio.to_thread(self._lone_mounts):
+            _log.warning("rules file is mounted alone (subPath): it will never change, mount its folder", file=path)
+        again_at = None
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if again_at is not None and loop.time() >= again_at:
+                again_at = None
+                self._watch.again()
+            if not await asyncio.to_thread(self._watch.look):
+                continue
+            answer = await self.reload("file")
+            if answer.errors and not answer.faulty:
+                again_at = loop.time() + AGAIN_SECONDS
+
+    async def reload(self, reason: str) -> Answer:
+        """Load the files and, where they are good, judge by them from now on.
+
+        Args:
+            reason: who asked, for the log.
+        """
+        async with self._one_at_a_time:
+            with _unnoticed():
+                self.last = answer = await self._attempt(reason)
+        rules = self._counters.rules
+        rules.reloads["error" if answer.errors else "ok"] += 1
+        if answer.errors:
+            _log.error("reload failed", reason=reason, rules=answer.version, errors=list(answer.errors))
+        else:
+            rules.last_success_seconds = answer.at
+            _log.info("reloaded", reason=reason, rules=answer.version)
+        return answer
+
+    async def _attempt(self, reason: str) -> Answer:
+        before = self.loaded
+
+        def failed(errors: Sequence[str], faulty: bool) -> Answer:
+            return Answer(before.rules.version, tuple(errors), time.time(), reason, faulty)
+
+        try:
+            loaded, errors = await asyncio.to_thread(self._load)
+        except ConfigErrors as error:
+            return failed([str(each) for each in error.errors], faulty=True)
+        except Exception as error:  # noqa: BLE001 -- whatever a file makes us do wrong must not end the sidecar
+            _log.exception("reload went wrong")
+            return failed([f"{type(error).__name__} while loading: {error}"], faulty=True)
+        if errors:
+            return failed(errors, faulty=True)
+        for warning in loaded.warnings:
+            _log.warning("configuration", text=str(warning))
+        if loaded.rules.version != before.rules.version:
+            try:
+                await self._change_over(before, loaded)
+            except UpstreamError as error:
+                return failed([str(error)], faulty=error.failure is Failure.REFUSED)
+        return Answer(loaded.rules.version, (), time.time(), reason)
+
+    def _load(self) -> _Loaded:
+        self._watch.take()
+        loaded = load_rules(self._files())
+        return loaded, [str(failure) for failure in loaded.failures()]
+
+    async def _change_over(self, before: LoadedRules, loaded: LoadedRules) -> None:
+        candidates = [
+            _candidate(self._state_of(name), loaded) for name in sorted({*before.rules.vhosts, *loaded.rules.vhosts})
+        ]
+        for candidate in candidates:
+            name = candidate.state.name
+            if not self._topology.follows(name):
+                await self._topology.adopt(name, candidate.state)
+            candidate.retirement = await self._topology.prepare(
+                name, candidate.exchanges, candidate.router, candidate.queues.queues
+            )
+        remains = await asyncio.to_thread(_compiled, before)
+        # From here to the end of the loop nothing waits: no publish comes in between.
+        for candidate in candidates:
+            self._topology.swap(candidate.state.name, candidate.exchanges, candidate.router)
+        self._counters.rules.version = loaded.rules.version
+        name_traffic(self._counters, loaded)
+        self.loaded = loaded
+        for candidate in candidates:
+            if candidate.retirement is not None:
+                retire = self._topology.retire(candidate.state.name, candidate.retirement)
+                self._tasks.start(retire, f"retire tokens of {candidate.state.name}")
+        self._tasks.start(_free(remains), "free old rules")
+
+    def _lone_mounts(self) -> list[str]:
+        try:
+            return [str(path) for path in lone_mounts(self._files(), _MOUNTINFO.read_text(encoding="utf-8"))]
+        except (OSError, ConfigErrors):  # no Linux; no file: the next load says so
+            return []
+
+
+@contextmanager
+def _unnoticed() -> Iterator[None]:
+    """Let a thread compile without the event loop feeling it.
+
+    Without garbage collection, which would stop everything to walk through all rules; what is there at the end is
+    kept out of its way for good.
+    """
+    turn, collects = sys.getswitchinterval(), gc.isenabled()
+    sys.setswitchinterval(_TURN_SECONDS)
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(turn)
+        gc.freeze()
+        if collects:
+            gc.enable()
+
+
+def _compiled(loaded: LoadedRules) -> list[CompiledBinding]:
+    """Hold all compiled bindings of rules, so that the router's end is not the end of thousands of objects at once."""
+    exchanges = [exchange for router in loaded.routers.values() for exchange in router.exchanges.values()]
+    return [compiled for exchange in exchanges for _, compiled in exchange.entries]
+
+
+async def _free(remains: list[CompiledBinding]) -> None:
+    while remains:
+        await asyncio.sleep(0)
+        del remains[-_FREED_AT_ONCE:]
+
+
+def _candidate(state: VhostState, loaded: LoadedRules) -> _Candidate:
+    rules = loaded.rules.vhosts.get(state.name, VhostRules(state.name))
+    router = loaded.routers.get(state.name) or Router(())
+    return _Candidate(state, owned_exchanges(rules), router, rules)
+
+
+def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
+    """Give what relays and control plane know of the exchanges of the rules."""
+    return {rule.name: _owned_exchange(rule) for rule in rules.exchanges}
+
+
+def _owned_exchange(rule: ExchangeRule) -> OwnedExchange:
+    return OwnedExchange(
+        rule.name,
+        rule.type,
+        Delivery(rule.delivery),
+        rule.carrier,
+        rule.unmatched_pass,
+        rule.alternate,
+        rule.arguments,
+    )
+
+
+def name_traffic(counters: Counters, loaded: LoadedRules) -> None:
+    """Tell the counters which exchanges, bindings and destinations have numbers of their own."""
+    rules = [(vhost.vhost, exchange) for vhost in loaded.rules.vhosts.values() for exchange in vhost.exchanges]
+    destinations = {name for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)}
+    counters.traffic.name(
+        ((vhost, exchange.name) for vhost, exchange in rules),
+        ((exchange.name, binding.id) for _, exchange in rules for binding in exchange.bindings),
+        sorted(destinations),
+    )

@@ -1,0 +1,104 @@
+"""Do the rules files say something else by now? What a sidecar that reloads them by itself looks at.
+
+Files are looked at by name, target and time (so a ConfigMap whose symbolic link is turned is seen) and judged by their
+content: a touched file is no new one. It reads and waits for nothing; whoever looks again and again has a clock.
+Source: Kubernetes documentation, "ConfigMaps: mounted ConfigMaps are updated automatically" (not under `subPath`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from proxy.errors import ConfigErrors
+from proxy.rules.loader import rules_version
+
+#: Seconds during which a file's time does not tell two writes of one size apart on every file system.
+_RECENT_SECONDS = 2.0
+#: What is seen where the files can't be listed or read; a load says why.
+_UNREADABLE = "unreadable"
+
+#: Name, target, inode, size and time of each file.
+_Stats = tuple[tuple[str, str, int, int, int], ...]
+
+
+class Watch:
+    """The files as they were when last taken, and as they are.
+
+    Args:
+        files: lists the files in the order of a load.
+        version: of the rules that were loaded from them.
+        now: seconds since the epoch.
+    """
+
+    def __init__(self, files: Callable[[], Sequence[Path]], version: str, now: Callable[[], float] = time.time) -> None:
+        """Take the files as they were loaded."""
+        self._files = files
+        self._now = now
+        self._taken = version
+        self._stats: _Stats | None = None
+        self._settled = False
+
+    def look(self) -> bool:
+        """Say whether the files hold something that nobody has taken, and have come to rest.
+
+        They are at rest when two looks one after another see the same, so that half a file is not taken for one.
+        """
+        stats = self._look()
+        if stats != self._stats:
+            self._stats = stats
+            self._settled = False
+            return False
+        if self._settled:
+            return False
+        # Written a moment ago, they may be written again with nothing to tell it by: look inside once more.
+        self._settled = all(self._now() - changed / 1e9 > _RECENT_SECONDS for *_, changed in stats)
+        return self._version() != self._taken
+
+    def take(self) -> None:
+        """Note that the files are being loaded as they are now, whatever comes of it."""
+        self._taken = self._version()
+
+    def again(self) -> None:
+        """Forget what was taken: the next look finds the files new."""
+        self._taken = ""
+        self._settled = False
+
+    def _look(self) -> _Stats:
+        found = []
+        for path in self._paths():
+            try:
+                state = path.stat()
+                found.append((str(path), str(path.resolve()), state.st_ino, state.st_size, state.st_mtime_ns))
+            except OSError:
+                found.append((str(path), "", 0, 0, 0))
+        return tuple(found)
+
+    def _version(self) -> str:
+        try:
+            return rules_version([(str(path), path.read_bytes()) for path in self._paths()])
+        except OSError:
+            return _UNREADABLE
+
+    def _paths(self) -> Sequence[Path]:
+        try:
+            return self._files()
+        except ConfigErrors:
+            return ()
+
+
+def lone_mounts(paths: Iterable[Path], mountinfo: str) -> list[Path]:
+    """Find files that are mounted alone, as Kubernetes does for `subPath`: they never change.
+
+    Args:
+        paths: the files.
+        mountinfo: what /proc/self/mountinfo says (proc(5)).
+    """
+    points = {_unescaped(fields[4]) for line in mountinfo.splitlines() if len(fields := line.split(" ")) > 4}
+    return [path for path in paths if str(path.resolve()) in points]
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
