@@ -15,6 +15,7 @@ from pamqp import commands
 from tests.delivery.site import standing
 from tests.producer import Gone, Producer
 from tests.rabbitmq import Broker
+from tests.sidecar import SidecarFailed
 
 RULES = """
 queues: [a, b, {name: full, arguments: {x-max-length: 1, x-overflow: reject-publish}}]
@@ -143,7 +144,7 @@ def test_every_confirmed_publish_has_its_line_when_the_sidecar_is_killed(
                 if sent == 2000:
                     os.kill(site.sidecar.process_id, signal.SIGKILL)
         except (Gone, OSError):
-            pass
+            producer.vanish()
         assert sent >= 2000
         assert confirmed
         if mode == "strict":
@@ -153,8 +154,6 @@ def test_every_confirmed_publish_has_its_line_when_the_sidecar_is_killed(
 
 
 def test_an_audit_directory_that_is_missing_is_an_error_at_the_start(broker: Broker, tmp_path: Path) -> None:
-    from tests.sidecar import SidecarFailed
-
     with (
         pytest.raises(SidecarFailed, match="audit"),
         standing(broker, tmp_path, RULES, {"audit": {"directory": str(tmp_path / "nowhere")}}),
