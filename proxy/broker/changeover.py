@@ -1,17 +1,25 @@
-"""Which tokens stand and which go when rules are replaced.
+"""How rules are replaced: which tokens stand, which go, and what clients declared goes on.
 
 New tokens are bound before the swap, those that only the old rules need go some time after it: publishes that the old
-rules decided are still on their way. Pure; it must not bind or wait itself. Source: docs/architecture.md.
+rules decided are still on their way. It must not wait itself. Source: docs/architecture.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.amqp.vhost import Delivery, Destination, OwnedExchange
-from proxy.broker.declarer import Token
-from proxy.broker.needs import Needs
+import structlog
+
+from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.broker.declarer import Declarer, Token
+from proxy.broker.inheritance import inherit
+from proxy.broker.needs import Naming, Needs, WantedQueue, needs_of
+from proxy.broker.repair import Repair
+from proxy.broker.survey import Survey
+from proxy.routing.router import Router
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,64 @@ class Retirement:
                 now.bound.discard(destination)
                 leaving.add((exchange.carrier, destination))
         return leaving
+
+
+class Changeover:
+    """Replaces the rules of one virtual host.
+
+    Args:
+        state: what the relays see; written here.
+        survey: looks.
+        repair: declares and binds.
+        declarer: unbinds.
+        naming: what gives a right to a token.
+    """
+
+    def __init__(self, state: VhostState, survey: Survey, repair: Repair, declarer: Declarer, naming: Naming) -> None:
+        """Remember the arguments."""
+        self._state = state
+        self._survey = survey
+        self._repair = repair
+        self._declarer = declarer
+        self._naming = naming
+        self._prepared = naming
+
+    async def prepare(
+        self, old: Needs, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
+    ) -> Retirement:
+        """Declare and bind what new rules need; see `VhostTopology.prepare`."""
+        self._prepared = naming = Naming(self._naming.own_routes)
+        naming.learn(exchanges, router)
+        inherit(self._state, exchanges, router)
+        carry_over(old, exchanges)
+        await self._repair.thorough(lambda: needs_of(exchanges, router, naming), queues)
+        self._survey.finish()
+        return retirement_of(old, needs_of(exchanges, router, naming))
+
+    def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
+        """Put prepared rules in the place of the old ones, with what clients declared until now."""
+        self._naming.take(self._prepared)
+        self._naming.learn(exchanges, router)
+        for stored, why in inherit(self._state, exchanges, router):
+            binding = stored.binding
+            log.warning(
+                "new rules don't take a client's binding",
+                vhost=self._state.name,
+                exchange=binding.exchange.decode(errors="replace"),
+                destination=f"{binding.destination_type} {binding.destination.decode(errors='replace')}",
+                error=why,
+            )
+        self._state.swap(exchanges, router)
+
+    def release(self, retirement: Retirement, needs: Needs) -> None:
+        """Begin to take tokens away: relays ask again before they use them."""
+        self._survey.leaving |= retirement.released(needs)
+        self._state.changed()
+
+    async def unbind(self, retirement: Retirement, needs: Needs) -> None:
+        """End what `release` began; a token that was asked for meanwhile stays."""
+        self._survey.leaving -= {(exchange.carrier, destination) for exchange, destination in retirement.tokens}
+        await self._declarer.unbind(retirement.tokens, lambda token: is_bound(needs, token))
 
 
 def carry_over(old: Needs, exchanges: Mapping[bytes, OwnedExchange]) -> None:

@@ -95,15 +95,16 @@ class ControlConnection:
                 return
         raise UpstreamError(Failure.UNAVAILABLE, "; ".join(failures))
 
-    async def wait_lost(self, timeout_seconds: float) -> bool:
-        """Wait until the connection is lost, at most so long; say whether it is."""
+    async def wait_lost(self, timeout_seconds: float, wake: asyncio.Event | None = None) -> bool:
+        """Wait until the connection is lost, at most so long, or until woken; say whether it is lost."""
         if self._connection is not None and self.connected:
-            closing, silent = self._connection.closing, asyncio.ensure_future(self._silent.wait())
+            events = [self._silent, wake] if wake is not None else [self._silent]
+            waiting = [self._connection.closing, *(asyncio.ensure_future(event.wait()) for event in events)]
             try:
-                await asyncio.wait((closing, silent), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waiting, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                closing.cancel()
-                silent.cancel()
+                for future in waiting:
+                    future.cancel()
         return not self.connected
 
     async def call(self, method: Method) -> Refusal | None:
@@ -154,6 +155,14 @@ class ControlConnection:
 
         await self._while_open(lanes())
         return refusals
+
+    async def channel(self) -> aiormq.Channel:
+        """Open a channel for the caller alone, for more than single methods.
+
+        Raises:
+            UpstreamError: no connection, or no answer in time.
+        """
+        return await self._while_open(self._channel())
 
     async def close(self) -> None:
         """Close the connection, waiting at most the deadline for the broker's close-ok."""

@@ -1,15 +1,18 @@
 """What the rules of one virtual host need on the broker: carriers, tokens, and what must merely exist.
 
-Pure: computed from the shared state whenever the rules or the routes may have changed. It must not know what is there.
+Pure: computed from the shared state. It must not know what is there. What a client's bindings choose by routes is
+not needed here where the control user must not lend it its rights: such tokens are bound with a client's own, by the
+relays. Source: delivery notes, "Tokens and bindings".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange
+from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.routing.values import Table
 
@@ -34,16 +37,19 @@ class Needs:
     """See the module.
 
     Args:
-        carriers: exchanges that need one on the broker.
-        tokens: by exchange name, the destinations that its rules name.
+        carriers: exchanges that have, or need, one on the broker.
+        made: those of them that are ours to declare, since a rules file owns them.
+        tokens: by exchange name, the destinations that need a token on its carrier.
         holders: by destination, the carried exchanges that need its token.
         existing: destinations that must exist but need no token, with what they are to the rules
             ("" for a plain destination).
-        published: exchanges that the sidecar publishes to itself, with the exchange on whose behalf.
+        published: exchanges that the sidecar publishes to itself, with the exchange on whose behalf; only those
+            that rules files own.
         regex: whether any exchange chooses among all queues.
     """
 
     carriers: tuple[OwnedExchange, ...]
+    made: tuple[OwnedExchange, ...]
     tokens: Mapping[bytes, frozenset[Destination]]
     holders: Mapping[Destination, tuple[OwnedExchange, ...]]
     existing: Mapping[Destination, str]
@@ -55,42 +61,152 @@ class Needs:
         return self.tokens.get(exchange.name, _NONE)
 
     def names(self, destination: Destination) -> bool:
-        """Say whether some rule names the destination."""
+        """Say whether something needs the destination."""
         return destination in self.holders or destination in self.existing
 
 
-def needs_of(exchanges: Mapping[bytes, OwnedExchange], router: Router) -> Needs:
+class _File(NamedTuple):
+    """What the rules file itself says in an exchange: its destinations, and whether messages may add exchanges."""
+
+    destinations: frozenset[Destination]
+    free: bool
+
+
+_NOTHING = _File(_NONE, False)
+
+
+class Naming:
+    """Which destinations an exchange names with the right to a token by the control user.
+
+    Args:
+        own_routes: whether routes of clients' bindings give no such right.
+    """
+
+    def __init__(self, own_routes: bool) -> None:
+        """Know no exchange yet."""
+        self.own_routes = own_routes
+        self._files: dict[Exchange, _File] = {}
+
+    def learn(self, exchanges: Mapping[bytes, OwnedExchange], router: Router) -> None:
+        """Take note of what files say, before clients bind: call it first for every exchange of theirs."""
+        known, self._files = self._files, {}
+        for name, exchange in router.exchanges.items():
+            file = known.get(exchange)
+            if file is None:
+                owned = exchanges.get(name)
+                client = owned is not None and owned.declared is not None
+                file = _NOTHING if client else _File(frozenset(exchange.destinations), _free(exchange))
+            self._files[exchange] = file
+
+    def take(self, other: Naming) -> None:
+        """Take over what another has learned."""
+        self._files |= other._files
+
+    def named(self, owned: OwnedExchange, exchange: Exchange) -> Set[Destination]:
+        """Give what an exchange names itself."""
+        if not self.own_routes:
+            return exchange.destinations
+        return self._files.get(exchange, _NOTHING).destinations | owned.receivers.keys()
+
+    def names(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
+        """Say whether an exchange names a destination itself, without looking at the others."""
+        if not self.own_routes:
+            return destination in exchange.destinations
+        return destination in owned.receivers or destination in self._files.get(exchange, _NOTHING).destinations
+
+    def next(self, owned: OwnedExchange, exchange: Exchange, exchanges: Mapping[bytes, OwnedExchange]) -> Set[bytes]:
+        """Give the exchanges evaluated here that a message goes on to from an exchange."""
+        free = self._files.get(exchange, _NOTHING).free if self.own_routes else _free(exchange)
+        if free:
+            return exchanges.keys()
+        found = {
+            name for name in exchange.next_names & exchanges.keys() if self.names(owned, exchange, ("exchange", name))
+        }
+        if exchange.alternate in exchanges and exchange.alternate is not None:
+            found.add(exchange.alternate)
+        return found
+
+    def holders(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:
+        """Find the exchanges that need the token of a queue; quick where thousands of others are named."""
+        destination = ("queue", queue)
+        pairs = [(owned, router.exchanges[name]) for name, owned in exchanges.items()]
+        holding = {owned.name for owned, exchange in pairs if self.names(owned, exchange, destination)}
+        size = 0
+        while len(holding) > size:
+            size = len(holding)
+            holding |= {
+                owned.name
+                for owned, exchange in pairs
+                if owned.name not in holding and not holding.isdisjoint(self.next(owned, exchange, exchanges))
+            }
+        return [exchanges[name] for name in sorted(holding) if exchanges[name].delivery is Delivery.CARRIER]
+
+
+_EVERYTHING = Naming(own_routes=False)
+
+
+def needs_of(exchanges: Mapping[bytes, OwnedExchange], router: Router, naming: Naming = _EVERYTHING) -> Needs:
     """Compute what rules need.
 
     Args:
         exchanges: exchanges evaluated here, by name.
         router: their rules.
+        naming: what gives a right to a token; everything that is named, unless told otherwise.
     """
     tokens: dict[bytes, frozenset[Destination]] = {}
-    holders: dict[Destination, tuple[OwnedExchange, ...]] = {}
+    holders: dict[Destination, list[OwnedExchange]] = {}
     existing: dict[Destination, str] = {}
     published: dict[bytes, bytes] = {}
     for name, exchange in exchanges.items():
-        destinations = router.destinations(name)
+        destinations = _reached(name, exchanges, router, naming)
         if exchange.delivery is Delivery.CARRIER:
             tokens[name] = destinations
             for destination in destinations:
-                holders[destination] = (*holders.get(destination, ()), exchange)
+                holders.setdefault(destination, []).append(exchange)
         else:
             existing.update(dict.fromkeys(destinations, ""))
-            targets = {other for kind, other in destinations if kind == "exchange"}
-            if exchange.alternate is not None and exchange.alternate not in exchanges:
-                targets.add(exchange.alternate)
-            published.update(dict.fromkeys(targets, name))
+            if exchange.declared is None:
+                published.update(dict.fromkeys(_published(exchange, destinations, exchanges), name))
     existing |= _beside(exchanges)
+    carriers = tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER)
     return Needs(
-        carriers=tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER),
+        carriers=carriers,
+        made=tuple(item for item in carriers if item.declared is None),
         tokens=tokens,
-        holders=holders,
+        holders={destination: tuple(holding) for destination, holding in holders.items()},
         existing=existing,
         published=published,
-        regex=any(router.interest(name).queues for name in exchanges),
+        regex=any(exchange.sees_queues for exchange in router.exchanges.values()),
     )
+
+
+def _reached(
+    start: bytes, exchanges: Mapping[bytes, OwnedExchange], router: Router, naming: Naming
+) -> frozenset[Destination]:
+    """Give everything outside the evaluated exchanges that messages to an exchange may be sent to by right."""
+    named: set[Destination] = set()
+    seen = {start}
+    ahead = [start]
+    while ahead:
+        name = ahead.pop()
+        owned, exchange = exchanges[name], router.exchanges[name]
+        named |= naming.named(owned, exchange)
+        if exchange.alternate is not None and name != start:
+            # The alternate exchange of the first one is the broker's to use.
+            named.add(("exchange", exchange.alternate))
+        fresh = naming.next(owned, exchange, exchanges) - seen
+        seen |= fresh
+        ahead += fresh
+    return frozenset((kind, name) for kind, name in named if kind == "queue" or name not in exchanges)
+
+
+def _published(
+    exchange: OwnedExchange, destinations: Set[Destination], exchanges: Mapping[bytes, OwnedExchange]
+) -> set[bytes]:
+    targets = {other for kind, other in destinations if kind == "exchange"}
+    if exchange.alternate is not None and exchange.alternate not in exchanges:
+        targets.add(exchange.alternate)
+    return targets
 
 
 def _beside(exchanges: Mapping[bytes, OwnedExchange]) -> dict[Destination, str]:
@@ -103,3 +219,7 @@ def _beside(exchanges: Mapping[bytes, OwnedExchange]) -> dict[Destination, str]:
         if exchange.unmatched_pass:
             found["exchange", name] = f"the broker's own exchange that unmatched messages of {shown} pass to"
     return found
+
+
+def _free(exchange: Exchange) -> bool:
+    return exchange.lets_producer_add_exchanges

@@ -7,15 +7,19 @@ tell the relays (see `vhost_topology`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
-from proxy.amqp.vhost import Destination, OwnedExchange
+from proxy.amqp.vhost import Destination, OwnedExchange, StoredBinding
 from proxy.broker.declarations import ABSENT, EXCLUSIVE, unnameable
 from proxy.broker.declarer import Declarer, Token
 from proxy.broker.needs import Needs, WantedQueue
 from proxy.broker.presence import Presence
+from proxy.broker.store import Store
 from proxy.broker.survey import Survey
 from proxy.errors import Failure, UpstreamError
+
+T = TypeVar("T")
 
 
 class Repair:
@@ -26,13 +30,21 @@ class Repair:
         survey: looks.
         presence: what the survey saw.
         declarer: declares.
+        store: what clients declared.
         retries_per_look: see ``ControlSettings``.
     """
 
     def __init__(
-        self, vhost: str, survey: Survey, presence: Presence, declarer: Declarer, retries_per_look: int
+        self,
+        vhost: str,
+        survey: Survey,
+        presence: Presence,
+        declarer: Declarer,
+        store: Store,
+        retries_per_look: int,
     ) -> None:
         """Remember the arguments."""
+        self._store = store
         self._vhost = vhost
         self._survey = survey
         self._presence = presence
@@ -42,16 +54,20 @@ class Repair:
         self._undeclared: dict[Destination, str] = {}
         #: Refused tokens, in the order in which they are tried again.
         self._refused: dict[Token, str] = {}
-        #: Where the next verification of tokens goes on.
-        self._verified = 0
+        #: Where the next verification of tokens, of destinations and of declared carriers goes on.
+        self._verified = _Turn()
+        self._asked = _Turn()
+        self._carriers = _Turn()
+        #: What the broker said of destinations that nobody lists.
+        self._lacking: dict[Destination, str] = {}
         #: What contradicts the rules, and what to do about it.
         self.conflicts: tuple[str, ...] = ()
 
-    async def thorough(self, needs: Needs, queues: Sequence[WantedQueue]) -> dict[Destination, str]:
+    async def thorough(self, wanted: Callable[[], Needs], queues: Sequence[WantedQueue]) -> dict[Destination, str]:
         """Look, believe nothing from before, and declare everything that the rules need.
 
         Args:
-            needs: what the rules need.
+            wanted: gives what the rules need, anew after each step that may show what clients declared.
             queues: queues that they ask for.
 
         Returns:
@@ -61,18 +77,25 @@ class Repair:
             UpstreamError: REFUSED with every conflict, else the connection was lost.
         """
         self._refused.clear()
+        self._lacking.clear()
+        before = self._store.bindings()
         await self._survey.look()
+        await self._forget_carriers(wanted(), None)
+        needs = wanted()
         self._refuse(self._survey.conflicts(needs).values())
         if not self._presence.queues_complete:
             await self._forget_lacking()
         self._undeclared = await self._declarer.queues(queues)
-        self._refuse(await self._declarer.carriers(needs.carriers))
+        self._refuse(await self._declarer.carriers(needs.made))
         self.conflicts = ()
-        listed = await self._survey.read_tokens(needs.carriers)
+        listed = await self._survey.read_bindings(needs.carriers)
+        needs = wanted()
+        self._forget_extra(needs, listed)
         await self._bind(needs, needs.carriers, self._believed(needs, listed))
-        return await self._missing(needs, None)
+        missing = await self._missing(needs, None)
+        return self._forget_bindings(before, listed, missing, wanted)
 
-    async def usual(self, needs: Needs) -> dict[Destination, str]:
+    async def usual(self, wanted: Callable[[], Needs]) -> dict[Destination, str]:
         """Look, and put right what has changed since the last look.
 
         Returns:
@@ -81,14 +104,20 @@ class Repair:
         Raises:
             UpstreamError: the connection was lost.
         """
+        before = self._store.bindings()
         await self._survey.look()
+        await self._forget_carriers(wanted(), self._retries)
+        needs = wanted()
         conflicts = self._survey.conflicts(needs)
-        usable = [exchange for exchange in needs.carriers if exchange.name not in conflicts]
-        gone = [exchange for exchange in usable if not self._stands(exchange)]
+        gone = [exchange for exchange in needs.made if exchange.name not in conflicts and not self._stands(exchange)]
         self.conflicts = (*conflicts.values(), *await self._declarer.carriers(gone))
-        listed = await self._survey.read_tokens(usable)
-        await self._bind(needs, usable, self._turn(needs, listed))
-        return await self._missing(needs, self._retries)
+        usable = [exchange for exchange in needs.carriers if exchange.name not in conflicts]
+        listed = await self._survey.read_bindings(usable)
+        needs = wanted()
+        usable = [exchange for exchange in needs.carriers if exchange.name not in conflicts]
+        await self._bind(needs, usable, self._verified.share(self._believed(needs, listed), self._retries))
+        missing = await self._missing(needs, self._retries)
+        return self._forget_bindings(before, listed, missing, wanted)
 
     async def _forget_lacking(self) -> None:
         """Ask for every queue known from before: the broker may have lost them, and nobody lists them."""
@@ -96,6 +125,47 @@ class Repair:
         for destination, why in (await self._declarer.lacking(known)).items():
             if why == ABSENT:
                 self._presence.forget(destination[1])
+
+    async def _forget_carriers(self, needs: Needs, limit: int | None) -> None:
+        """Ask for exchanges that clients declared, where nobody lists them."""
+        if self._presence.exchanges_complete:
+            return
+        declared: list[Destination] = [("exchange", one.carrier) for one in needs.carriers if one.declared is not None]
+        for (_, name), why in (await self._declarer.lacking(self._carriers.share(declared, limit))).items():
+            if why == ABSENT:
+                self._store.exchange_gone(name)
+
+    def _forget_bindings(
+        self,
+        before: Collection[StoredBinding],
+        listed: set[bytes],
+        missing: dict[Destination, str],
+        wanted: Callable[[], Needs],
+    ) -> dict[Destination, str]:
+        """Take clients' bindings away whose destination does not exist, where no listing of bindings says so.
+
+        Args:
+            before: bindings that were there before the look.
+            listed: exchanges whose bindings were listed.
+            missing: destinations that can't be reached.
+            wanted: gives what the rules need.
+
+        Returns:
+            What is still missing.
+        """
+        if ABSENT not in missing.values():
+            return missing
+        gone = [
+            stored
+            for stored in before
+            if stored.binding.exchange not in listed
+            and missing.get((stored.binding.destination_type, stored.binding.destination)) == ABSENT
+        ]
+        if not sum(self._store.binding_gone(stored) for stored in gone):
+            return missing
+        needs = wanted()
+        lost = {(stored.binding.destination_type, stored.binding.destination) for stored in gone}
+        return {one: why for one, why in missing.items() if one not in lost or needs.names(one)}
 
     def _refuse(self, conflicts: Collection[str]) -> None:
         if conflicts:
@@ -130,18 +200,22 @@ class Repair:
             for destination in sorted(exchange.bound):
                 if self._presence.absent(destination) is not None:
                     exchange.bound.discard(destination)
-                elif not self._presence.exclusive(destination):
+                elif not self._presence.exclusive(destination) and self._ours(needs, exchange, destination):
                     believed.append((exchange, destination))
         return believed
 
-    def _turn(self, needs: Needs, listed: set[bytes]) -> list[Token]:
-        believed = self._believed(needs, listed)
-        if not believed:
-            return []
-        first = self._verified % len(believed)
-        share = (believed[first:] + believed[:first])[: self._retries]
-        self._verified = first + len(share)
-        return share
+    @staticmethod
+    def _ours(needs: Needs, exchange: OwnedExchange, destination: Destination) -> bool:
+        """Say whether we may bind a token again: not one that was bound with a client's rights alone."""
+        ours = exchange.declared is None and not exchange.clients
+        return ours or destination in needs.of(exchange)
+
+    def _forget_extra(self, needs: Needs, listed: set[bytes]) -> None:
+        """Believe no token that nobody has seen and that is not ours to bind again: relays ask for it anew."""
+        for exchange in needs.carriers:
+            if exchange.name not in listed:
+                lost = {one for one in exchange.bound if not self._ours(needs, exchange, one)}
+                exchange.bound.difference_update(lost)
 
     async def _missing(self, needs: Needs, limit: int | None) -> dict[Destination, str]:
         """Say what can't be reached; where nobody lists for us, ask the broker for `limit` of the names."""
@@ -160,7 +234,11 @@ class Repair:
                 missing.setdefault(destination, f"{role}: {absent}" if role else absent)
             elif not self._complete(destination[0]):
                 unknown.append(destination)
-        return missing | await self._declarer.lacking(unknown[:limit])
+        asked = self._asked.share(unknown, limit)
+        answers = await self._declarer.lacking(asked)
+        silent = set(unknown) - set(asked)
+        self._lacking = {one: why for one, why in self._lacking.items() if one in silent} | answers
+        return missing | self._lacking
 
     def _unreachable(self, destination: Destination) -> str | None:
         """Say why a token can't be bound, by what is known."""
@@ -171,3 +249,17 @@ class Repair:
 
     def _complete(self, kind: str) -> bool:
         return self._presence.queues_complete if kind == "queue" else self._presence.exchanges_complete
+
+
+class _Turn:
+    """Takes a share of a list at a time, so that everything has its turn."""
+
+    def __init__(self) -> None:
+        self._first = 0
+
+    def share(self, items: list[T], limit: int | None) -> list[T]:
+        if limit is None or len(items) <= limit:
+            return items
+        first = self._first % len(items)
+        self._first = first + limit
+        return (items[first:] + items[:first])[:limit]

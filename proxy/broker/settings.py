@@ -7,6 +7,26 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredSettings:
+    """What holds for what clients declare.
+
+    Args:
+        own_routes: whether routes of clients' bindings reach only queues that the client could have bound itself;
+            then the control user gives them no tokens.
+        local_time: time zone of ``dtl`` operators.
+        announce: whether sidecars tell each other of changes, over a fanout exchange on the broker.
+        snapshot: file that keeps what the broker does not, None for none.
+    """
+
+    own_routes: bool = True
+    local_time: tzinfo = UTC
+    announce: bool = False
+    snapshot: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +56,9 @@ class ControlSettings:
             don't occupy the broker.
         listing_bytes: longest answer of the management API; 10,000 queues are 0.5 MB.
         remove_foreign: whether bindings that others made on a carrier are removed (needs the management API).
+        patience_seconds: how long a start waits for a management API that does not answer, before it goes on without
+            what clients declared.
+        declared: what clients declare.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -58,3 +81,5 @@ class ControlSettings:
     retries_per_look: int = 256
     listing_bytes: int = 256 * 1024 * 1024
     remove_foreign: bool = False
+    patience_seconds: float = 10.0
+    declared: DeclaredSettings = field(default_factory=DeclaredSettings)

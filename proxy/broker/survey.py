@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import structlog
 
@@ -24,6 +25,7 @@ from proxy.broker.checks import (
 from proxy.broker.inventory import BindingInfo, Inventory, listings
 from proxy.broker.needs import Needs
 from proxy.broker.presence import Presence
+from proxy.broker.store import Store
 from proxy.errors import UpstreamError
 
 #: Listings of bindings at a time.
@@ -36,6 +38,14 @@ _DOWNSTREAM_LIMIT = 200
 log = structlog.get_logger(__name__)
 
 
+class _Reading(NamedTuple):
+    """What the bindings of a carrier were when they were read last."""
+
+    exchange: OwnedExchange
+    digest: bytes
+    tokens: set[Destination]
+
+
 class Survey:
     """Looks at one virtual host.
 
@@ -44,12 +54,21 @@ class Survey:
         inventory: the management API, None where there is none.
         presence: what exists, kept up to date here.
         remove_foreign: whether foreign bindings are removed.
+        store: what clients declared, kept up to date here.
     """
 
     def __init__(
-        self, vhost: str, inventory: Inventory | None, presence: Presence, remove_foreign: bool = False
+        self,
+        vhost: str,
+        inventory: Inventory | None,
+        presence: Presence,
+        remove_foreign: bool = False,
+        store: Store | None = None,
     ) -> None:
         """Have seen nothing yet."""
+        #: What clients declared.
+        self.store = store
+        self._readings: dict[bytes, _Reading] = {}
         self._vhost = vhost
         self._inventory = inventory
         self._presence = presence
@@ -69,6 +88,7 @@ class Survey:
         if self._inventory is None:
             return
         before = dict(self._presence.queues)
+        declared = self.store.exchanges_before() if self.store is not None else None
         queues, exchanges = await listings(self._inventory, self._vhost)
         if isinstance(queues, UpstreamError):
             self._presence.queues_complete = False
@@ -78,20 +98,22 @@ class Survey:
             self._presence.exchanges_complete = False
         else:
             self._presence.exchanges_listed(exchanges)
+            if self.store is not None and declared is not None:
+                self.store.exchanges_listed(declared, exchanges)
         self._failed += [str(answer) for answer in (queues, exchanges) if isinstance(answer, UpstreamError)]
 
     def conflicts(self, needs: Needs) -> dict[bytes, str]:
         """Find what on the broker contradicts the rules, by the last look: the exchange's name and what to do."""
         found = self._presence.exchanges
         conflicts = internal_conflicts(needs.published, found)
-        for exchange in needs.carriers:
+        for exchange in needs.made:
             text = carrier_conflict(exchange, found.get(exchange.carrier))
             if text is not None:
                 conflicts[exchange.name] = text
         return conflicts
 
-    async def read_tokens(self, carriers: Sequence[OwnedExchange]) -> set[bytes]:
-        """Read which tokens stand into each exchange's `bound`, and which foreign bindings there are.
+    async def read_bindings(self, carriers: Sequence[OwnedExchange]) -> set[bytes]:
+        """Read the bindings of carriers: which tokens stand, what clients bound, which bindings are foreign.
 
         Returns:
             Names of the exchanges whose bindings could be read.
@@ -103,23 +125,39 @@ class Survey:
 
         async def reader(inventory: Inventory) -> None:
             for exchange in work:
-                before = set(exchange.bound)
                 try:
-                    bindings = await inventory.bindings(self._vhost, exchange.carrier)
+                    await self._read(inventory, exchange)
                 except UpstreamError as error:
                     self._failed.append(str(error))
-                    continue
-                leaving = {one for carrier, one in self.leaving if carrier == exchange.carrier}
-                standing = tokens_bound(bindings) - (leaving - before)
-                gone = before - exchange.bound
-                added = exchange.bound - before
-                exchange.bound.clear()
-                exchange.bound.update((standing - gone) | added)
-                read.add(exchange.name)
-                await self._note_foreign(inventory, exchange.carrier, foreign_bindings(bindings))
+                else:
+                    read.add(exchange.name)
 
         await asyncio.gather(*(reader(self._inventory) for _ in range(min(_READERS, len(carriers)))))
         return read
+
+    async def _read(self, inventory: Inventory, exchange: OwnedExchange) -> None:
+        store = self.store
+        last = self._readings.get(exchange.carrier)
+        unchanged = last is not None and last.exchange is exchange and exchange.carrier not in self.foreign
+        if last is None or not unchanged or (store is not None and not store.listings.settled(exchange)):
+            last = _Reading(exchange, b"", set())
+        before = set(exchange.bound)
+        known = store.listings.before(exchange) if store is not None else None
+        answer = await inventory.changed_bindings(self._vhost, exchange.carrier, last.digest)
+        if answer is not None:
+            digest, bindings = answer
+            last = self._readings[exchange.carrier] = _Reading(exchange, digest, tokens_bound(bindings))
+        leaving = {one for carrier, one in self.leaving if carrier == exchange.carrier}
+        standing = last.tokens - (leaving - before)
+        gone = before - exchange.bound
+        added = exchange.bound - before
+        exchange.bound.clear()
+        exchange.bound.update((standing - gone) | added)
+        if answer is None:
+            return
+        await self._note_foreign(inventory, exchange.carrier, foreign_bindings(bindings))
+        if store is not None:
+            await store.listings.take(exchange, known, bindings)
 
     async def warn(self, needs: Needs) -> None:
         """Say once what is there and won't do what the operator expects (see `checks`)."""

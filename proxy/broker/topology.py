@@ -1,49 +1,31 @@
-"""The control plane as the other rooms see it: one call per question, for every virtual host that rules name.
+"""The control plane as the other rooms see it: one call per question, for every virtual host that is followed.
 
-`app` builds it, awaits `start` and keeps `run` as a task; the relays call the rest. It must not know rules
-files: it is given the shared states. Source: docs/architecture.md (the broker is the store).
+Followed are those that rules name, those that hold what clients declared, and each in which a client logs in. `app`
+builds it, awaits `start` and keeps `run` as a task; the relays call the rest. It must not know rules files: it
+is given the shared states. Source: docs/architecture.md (the broker is the store).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import structlog
 
 from proxy.amqp.vhost import Destination, OwnedExchange, VhostState
 from proxy.broker.changeover import Retirement
+from proxy.broker.discovery import Discovery
 from proxy.broker.inventory import Inventory
 from proxy.broker.needs import WantedQueue
+from proxy.broker.recorder import Recorder
 from proxy.broker.settings import ControlSettings
+from proxy.broker.snapshot import Records, Snapshot
+from proxy.broker.status import VhostStatus, status_of
 from proxy.broker.vhost_topology import VhostTopology
+from proxy.errors import Failure, UpstreamError
 from proxy.routing.router import Router
 
-
-@dataclass(frozen=True, slots=True)
-class VhostStatus:
-    """What operators may know of one virtual host.
-
-    Args:
-        vhost: its name.
-        ready: whether everything was declared and looked over once.
-        connected: whether the control connection stands now.
-        missing: "queue NAME" or "exchange NAME" with the reason.
-        foreign: by carrier, bindings on it that are not ours.
-        conflicts: what contradicts the rules, and what to do.
-        inventory_failures: listings that failed at the last look.
-        queues: how many queues are known.
-        refreshed_at: seconds since the epoch of the last look, None before the first.
-    """
-
-    vhost: str
-    ready: bool
-    connected: bool
-    missing: Mapping[str, str]
-    foreign: Mapping[str, Sequence[str]]
-    conflicts: Sequence[str]
-    inventory_failures: Sequence[str]
-    queues: int
-    refreshed_at: float | None
+log = structlog.get_logger(__name__)
 
 
 class Topology:
@@ -62,11 +44,21 @@ class Topology:
         queues: Mapping[str, Sequence[WantedQueue]],
     ) -> None:
         """Prepare; nothing is asked or declared yet."""
+        self._settings = settings
         self._inventory = Inventory(settings, settings.management) if settings.management else None
-        self._vhosts = {
-            name: VhostTopology(settings, state, queues.get(name, ()), self._inventory)
-            for name, state in states.items()
-        }
+        snapshot = settings.declared.snapshot
+        self._recorder = Recorder(Snapshot(snapshot), self._states) if snapshot is not None else None
+        self._discovery = Discovery(settings, self._inventory)
+        self._vhosts: dict[str, VhostTopology] = {}
+        for name, state in states.items():
+            self._follow(state, queues.get(name, ()))
+        #: Virtual hosts of the rules: what is refused there stops the start.
+        self._ruled = frozenset(states)
+        #: Virtual hosts that readiness waits for.
+        self._awaited = self._ruled
+        self._tasks: asyncio.TaskGroup | None = None
+
+    # -- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Declare and look over everything once; `run` goes on from there.
@@ -75,16 +67,30 @@ class Topology:
             UpstreamError: the first failure. REFUSED is the operator's to solve (credentials, permissions, an
                 exchange in the way); after UNAVAILABLE or TIMEOUT `run` may be started as it is and goes on trying.
         """
-        outcomes = await asyncio.gather(*(vhost.connect() for vhost in self._vhosts.values()), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
+        records = await self._recorder.load() if self._recorder is not None else Records()
+        found = await self._discovery.find()
+        remembered = {one.vhost for one in records.exchanges} | {one.vhost for one in records.bindings}
+        for name in sorted((found | remembered) - self._vhosts.keys()):
+            self._follow(VhostState(name, Router(())))
+        self._awaited = frozenset(self._vhosts)
+        for name in sorted(remembered):
+            unread = self._inventory is None or bool(self._discovery.fault)
+            await self._vhosts[name].store.remember(records, carriers=unread)
+        names = list(self._vhosts)
+        outcomes = await asyncio.gather(*(self._vhosts[name].connect() for name in names), return_exceptions=True)
+        for name, outcome in zip(names, outcomes, strict=True):
+            if isinstance(outcome, BaseException) and not self._is_bearable(name, outcome):
                 raise outcome
 
     async def run(self) -> None:
         """Keep everything in step; returns only by cancellation."""
-        async with asyncio.TaskGroup() as tasks:
-            for vhost in self._vhosts.values():
-                tasks.create_task(vhost.run())
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                for vhost in self._vhosts.values():
+                    self._tasks.create_task(vhost.run())
+                self._tasks.create_task(self._discover_later())
+        finally:
+            self._tasks = None
 
     async def refresh(self, vhost: str) -> None:
         """Look at a virtual host now.
@@ -96,26 +102,82 @@ class Topology:
 
     async def close(self) -> None:
         """Close every connection; what is declared stays."""
+        if self._recorder is not None:
+            await self._recorder.close()
         await asyncio.gather(*(vhost.close() for vhost in self._vhosts.values()))
         if self._inventory is not None:
             await self._inventory.close()
 
+    async def _discover_later(self) -> None:
+        for name in sorted(await self._discovery.find_later()):
+            await self.adopt(name)
+
+    def _follow(self, state: VhostState, queues: Sequence[WantedQueue] = ()) -> VhostTopology:
+        record = self._recorder.record if self._recorder is not None else lambda: None
+        vhost = VhostTopology(self._settings, state, queues, self._inventory, record)
+        self._vhosts[state.name] = vhost
+        return vhost
+
+    def _states(self) -> list[VhostState]:
+        return [vhost.state for vhost in self._vhosts.values()]
+
+    def _is_bearable(self, name: str, outcome: BaseException) -> bool:
+        """Say whether a failure leaves the others alone: a virtual host of no rules that we may not open."""
+        if name in self._ruled or not isinstance(outcome, UpstreamError) or outcome.failure is not Failure.REFUSED:
+            return False
+        log.error("what clients declared is not followed", vhost=name, error=str(outcome))
+        return True
+
+    # -- virtual hosts that come later -----------------------------------------------------------------------------
+
+    def state(self, vhost: str) -> VhostState | None:
+        """Give the state of a virtual host that is followed."""
+        known = self._vhosts.get(vhost)
+        return known.state if known is not None else None
+
+    def follows(self, vhost: str) -> bool:
+        """Whether the virtual host has been looked over, or can't be."""
+        known = self._vhosts.get(vhost)
+        return known is not None and known.settled.is_set()
+
+    async def adopt(self, vhost: str, state: VhostState | None = None) -> None:
+        """Follow one more virtual host: what clients declared there is known when this returns.
+
+        It returns as well where that can't be known (the control user may not open it), and at the deadline.
+
+        Args:
+            vhost: its name; nothing happens twice.
+            state: what the relays see of it, None for one of our own making (see `state`).
+        """
+        known = self._vhosts.get(vhost)
+        if known is None:
+            known = self._follow(state if state is not None else VhostState(vhost, Router(())))
+            if self._tasks is not None:
+                self._tasks.create_task(known.run())
+        try:
+            async with asyncio.timeout(self._settings.deadline_seconds):
+                await known.settled.wait()
+        except TimeoutError:
+            log.warning("virtual host not looked over in time", vhost=vhost)
+
+    # -- what relays ask and say -----------------------------------------------------------------------------------
+
     def recompute(self, vhost: str) -> None:
-        """Read anew what the rules need, after a swap of rules or a binding of a client."""
+        """Read anew what the rules need, after a swap of rules."""
         self._vhosts[vhost].recompute()
 
     def interested(self, vhost: str, queue: bytes) -> bool:
         """Say whether a declare of the queue must wait for `ensure_queue`: cheap, never waits."""
         known = self._vhosts.get(vhost)
-        return known is not None and known.interested(queue)
+        return known is not None and known.notices.interested(queue)
 
     def queue_declared(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
         """Take note of a queue that exists now."""
         if vhost in self._vhosts:
-            self._vhosts[vhost].queue_declared(queue, exclusive)
+            self._vhosts[vhost].notices.queue_declared(queue, exclusive)
 
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
-        """Take note of a queue that is gone."""
+        """Take note of a queue that is gone, and with it what clients bound to it."""
         if vhost in self._vhosts:
             self._vhosts[vhost].queue_deleted(queue)
 
@@ -135,44 +197,75 @@ class Topology:
         """
         return await self._vhosts[vhost].bind(exchange, destinations) if vhost in self._vhosts else set()
 
-    def follows(self, vhost: str) -> bool:
-        """Whether the virtual host is kept in step already."""
-        return True
-
-    async def adopt(self, vhost: str, state: VhostState) -> None:
-        """Keep one more virtual host in step."""
-
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look at the broker now: the type of an exchange that is not one of ours, None where there is none."""
-        return None
+        """Look at the broker now: the type of an exchange that is not a client's, None where there is none.
+
+        One that a client declared through another sidecar is in the state when this returns, and the answer None.
+
+        Raises:
+            UpstreamError: the management API did not answer.
+        """
+        return await self._vhosts[vhost].lookup_exchange(exchange) if vhost in self._vhosts else None
 
     def changed(self, vhost: str, exchange: bytes) -> None:
-        """A client has declared, deleted, bound or unbound the exchange."""
+        """A client has declared, deleted, bound or unbound the exchange: cheap, never waits."""
         if vhost in self._vhosts:
-            self._vhosts[vhost].recompute()
+            self._vhosts[vhost].changed(exchange)
+
+    # -- new rules -------------------------------------------------------------------------------------------------
 
     async def prepare(
         self,
         vhost: str,
-        exchanges: Mapping[bytes, OwnedExchange],
+        exchanges: dict[bytes, OwnedExchange],
         router: Router,
         queues: Sequence[WantedQueue],
     ) -> Retirement:
-        """Declare and bind what new rules need; then swap them into the state and call `retire`.
+        """Declare and bind what new rules need; then call `swap` and `retire`.
 
         Raises:
             UpstreamError: REFUSED with every conflict, else the broker can't be reached. Nothing has changed then.
         """
         return await self._vhosts[vhost].prepare(exchanges, router, queues)
 
+    def swap(self, vhost: str, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
+        """Let the relays use prepared rules, with what clients declared beside them."""
+        self._vhosts[vhost].swap(exchanges, router)
+
     async def retire(self, vhost: str, retirement: Retirement) -> None:
         """Take away what the rules before the swap needed, after the grace period."""
         await self._vhosts[vhost].retire(retirement)
 
+    # -- what operators ask ----------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> list[str]:
+        """The virtual hosts that have not been looked over and hold readiness."""
+        vhosts = [(name, self._vhosts[name]) for name in sorted(self._awaited)]
+        return [name for name, vhost in vhosts if not vhost.ready and (name in self._ruled or not vhost.refused)]
+
     @property
     def ready(self) -> bool:
-        """Whether every virtual host has been looked over once."""
-        return all(vhost.ready for vhost in self._vhosts.values())
+        """Whether every virtual host that is known from the start has been looked over once."""
+        return not self.waiting
+
+    @property
+    def degraded(self) -> list[str]:
+        """What is not known, not kept or not followed at the moment, though publishes are routed."""
+        reasons: list[str] = []
+        if self._inventory is None:
+            keeps = f"kept in {self._recorder.snapshot.path}" if self._recorder is not None else "not kept"
+            reasons.append(f"no management API: what clients declare is {keeps} and not shared with other sidecars")
+        elif self._discovery.fault:
+            reasons.append(f"what clients declared can't be read back: {self._discovery.fault}")
+        if self._recorder is not None and self._recorder.fault:
+            reasons.append(self._recorder.fault)
+        for name, vhost in sorted(self._vhosts.items()):
+            if vhost.fault:
+                reasons.append(f"vhost {name}: {vhost.fault}")
+            elif vhost.survey.failures:
+                reasons.append(f"vhost {name}: inventory not complete: {vhost.survey.failures[0]}")
+        return reasons
 
     @property
     def missing_count(self) -> int:
@@ -186,24 +279,4 @@ class Topology:
 
     def status(self) -> list[VhostStatus]:
         """Tell operators how it stands."""
-        return [_status(vhost) for vhost in self._vhosts.values()]
-
-
-def _status(vhost: VhostTopology) -> VhostStatus:
-    return VhostStatus(
-        vhost=vhost.state.name,
-        ready=vhost.ready,
-        connected=vhost.connected,
-        missing={f"{kind} {_text(name)}": why for (kind, name), why in sorted(vhost.missing.items())},
-        foreign={
-            _text(carrier): [str(binding) for binding in bindings] for carrier, bindings in vhost.survey.foreign.items()
-        },
-        conflicts=vhost.conflicts,
-        inventory_failures=vhost.survey.failures,
-        queues=len(vhost.presence.queues),
-        refreshed_at=vhost.refreshed_at,
-    )
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="replace")
+        return [status_of(vhost) for vhost in self._vhosts.values()]

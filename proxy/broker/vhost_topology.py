@@ -1,8 +1,9 @@
 """How one virtual host of the broker is kept in step with its rules, from the first look to the last.
 
-A look: read what exists, declare what lacks, bind what is unbound, tell the relays through `VhostState`. A
-thorough look (at the start, after a reconnect, before new rules) trusts nothing from before. What clients do through
-the sidecar is taken in at once, between looks. It must not know how declarations are made.
+A look: read what exists and what clients declared, declare what lacks, bind what is unbound, tell the relays through
+`VhostState`. A thorough look (at the start, after a reconnect, before new rules) trusts nothing from before. What
+clients do through the sidecar is taken in at once, between looks (`notices`). It must not know how declarations are
+made.
 """
 
 from __future__ import annotations
@@ -10,23 +11,27 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
-from proxy.broker.changeover import Retirement, carry_over, is_bound, retirement_of
+from proxy.broker.announcements import Announcements
+from proxy.broker.changeover import Changeover, Retirement
 from proxy.broker.connection import ControlConnection
-from proxy.broker.declarations import unnameable
 from proxy.broker.declarer import Declarer
 from proxy.broker.demand import Demand
-from proxy.broker.inventory import Inventory
-from proxy.broker.needs import Needs, WantedQueue, needs_of
-from proxy.broker.presence import Presence, with_name, without_name
+from proxy.broker.inventory import ExchangeInfo, Inventory
+from proxy.broker.needs import Naming, Needs, WantedQueue, needs_of
+from proxy.broker.notices import Notices
+from proxy.broker.pace import Pace
+from proxy.broker.presence import Presence
 from proxy.broker.repair import Repair
 from proxy.broker.settings import ControlSettings
+from proxy.broker.store import Store
+from proxy.broker.strays import Strays
 from proxy.broker.survey import Survey, log_missing
-from proxy.errors import UpstreamError
+from proxy.errors import Failure, UpstreamError
 from proxy.routing.router import Router
 
 log = structlog.get_logger(__name__)
@@ -40,6 +45,7 @@ class VhostTopology:
         state: what the relays see; written here.
         queues: queues that the rules ask for.
         inventory: the management API, None where there is none.
+        record: called when what clients declared has changed.
     """
 
     def __init__(
@@ -48,23 +54,48 @@ class VhostTopology:
         state: VhostState,
         queues: Sequence[WantedQueue],
         inventory: Inventory | None,
+        record: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare; nothing is asked or declared yet."""
         self.state = state
-        self.presence = Presence()
-        self.survey = Survey(state.name, inventory, self.presence, settings.remove_foreign)
+        self.presence = presence = Presence()
+        self.store = store = Store(state, settings.declared.local_time)
+        self.survey = Survey(state.name, inventory, presence, settings.remove_foreign, store)
         self.connection = ControlConnection(settings, state.name)
         self.ready = False
         self.refreshed_at: float | None = None
+        #: Why the last attempt to connect and look failed; empty where it did not.
+        self.fault = ""
+        #: Whether the broker itself refused that attempt: it won't be otherwise soon.
+        self.refused = False
+        #: Set when it has been looked over, or could not be, for the first time.
+        self.settled = asyncio.Event()
         self._settings = settings
         self._queues = tuple(queues)
-        self._declarer = Declarer(self.connection, self.presence, settings.username)
-        self._repair = Repair(state.name, self.survey, self.presence, self._declarer, settings.retries_per_look)
+        self._inventory = inventory
+        self._record = record
+        self._naming = Naming(settings.declared.own_routes)
+        self._naming.learn(state.exchanges, state.router)
+        self._declarer = Declarer(self.connection, presence, settings.username)
+        self._repair = Repair(state.name, self.survey, presence, self._declarer, store, settings.retries_per_look)
+        self._strays = Strays(state, self._declarer, self._naming)
         self._connected = asyncio.Event()
-        self._demand = Demand(settings, state, self.presence, inventory, self._declarer, self._connected)
-        self._needs = needs_of(state.exchanges, state.router)
+        self._demand = Demand(settings, state, presence, inventory, self._declarer, self._connected)
+        self.notices = Notices(state, store, presence, self._demand, self._naming, self._declarer, self._deserted)
+        self._demand.needed = self.notices.named
+        self._changeover = Changeover(state, self.survey, self._repair, self._declarer, self._naming)
+        self._pace = Pace(settings.refresh_seconds)
+        self._announcements = Announcements(self.connection, state.name, self._pace.hurry)
+        self._needs: Needs | None = None
         self._look = asyncio.Lock()
         self._missing: dict[Destination, str] = {}
+
+    @property
+    def needs(self) -> Needs:
+        """What the rules need, computed when it is asked for and not known."""
+        if self._needs is None:
+            self._needs = needs_of(self.state.exchanges, self.state.router, self._naming)
+        return self._needs
 
     @property
     def missing(self) -> Mapping[Destination, str]:
@@ -81,6 +112,8 @@ class VhostTopology:
         """Whether the connection stands and has been looked over."""
         return self._connected.is_set()
 
+    # -- looks -------------------------------------------------------------------------------------------------
+
     async def connect(self) -> None:
         """Connect and look thoroughly.
 
@@ -89,10 +122,16 @@ class VhostTopology:
         """
         try:
             await self.connection.connect()
+            if self._settings.declared.announce:
+                await self._announcements.subscribe()
             await self._refresh(thorough=True)
-        except UpstreamError:
+        except UpstreamError as error:
+            self.fault, self.refused = str(error), error.failure is Failure.REFUSED
             await self.disconnect()
             raise
+        finally:
+            self.settled.set()
+        self.fault, self.refused = "", False
         self.ready = True
         log.info("control connection established", vhost=self.state.name)
 
@@ -116,7 +155,7 @@ class VhostTopology:
         said = ""
         while True:
             try:
-                await (self.refresh() if self.connected else self.connect())
+                await (self._turn() if self.connected else self.connect())
             except UpstreamError as error:
                 await self.disconnect()
                 if str(error) != said:
@@ -128,156 +167,31 @@ class VhostTopology:
                 continue
             said = ""
             pause_seconds = settings.retry_seconds
-            if await self.connection.wait_lost(settings.refresh_seconds):
+            if await self._pace.wait(self.connection):
                 await self.disconnect()
                 log.warning("control connection lost", vhost=self.state.name)
 
-    def recompute(self) -> None:
-        """Read anew what the rules need, after rules or client bindings have changed."""
-        self._needs = needs = needs_of(self.state.exchanges, self.state.router)
-        self._demand.needed = needs.holders.__contains__
-
-    def interested(self, queue: bytes) -> bool:
-        """Say whether a declare of the queue must wait for `ensure_queue`."""
-        destination = ("queue", queue)
-        needs = self._needs
-        return (
-            needs.regex or needs.names(destination) or any(destination in exchange.bound for exchange in needs.carriers)
-        )
-
-    def queue_declared(self, queue: bytes, exclusive: bool = False) -> None:
-        """Take note of a queue that exists now."""
-        destination = ("queue", queue)
-        self.presence.learn(queue, exclusive)
-        self._demand.forget(destination)
-        names = with_name(self.state.queues, queue)
-        changed = self._needs.regex and names is not self.state.queues
-        self.state.queues = names
-        if destination in self.state.missing and destination not in self._needs.holders:
-            del self.state.missing[destination]
-            changed = True
-        if changed:
-            self.state.changed()
-
-    def queue_deleted(self, queue: bytes) -> None:
-        """Take note of a queue that is gone, and with it its bindings."""
-        destination = ("queue", queue)
-        self.presence.forget(queue)
-        names = without_name(self.state.queues, queue)
-        changed = self._needs.regex and names is not self.state.queues
-        self.state.queues = names
-        for exchange in self._needs.carriers:
-            if destination in exchange.bound:
-                exchange.bound.discard(destination)
-                changed = True
-        if self._needs.names(destination) and destination not in self.state.missing:
-            self.state.missing[destination] = "deleted"
-            changed = True
-        if changed:
-            self.state.changed()
-
-    async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
-        """Bind the tokens of a queue that has just been declared; returns when bound, refused, or out of time."""
-        self.queue_declared(queue, exclusive)
-        destination = ("queue", queue)
-        if exclusive:
-            return  # only its owner's connection may bind it
-        # Bound or not: the queue may have been deleted beside us, and its bindings with it.
-        tokens = [
-            (exchange, destination)
-            for exchange in self._needs.carriers
-            if destination in self._needs.of(exchange) or destination in exchange.bound
-        ]
-        if not tokens or unnameable(queue) is not None:
-            return
-        bound = all(destination in exchange.bound for exchange, _ in tokens)
-        try:
-            async with asyncio.timeout(self._settings.deadline_seconds):
-                await self._connected.wait()
-                refused = await asyncio.gather(*map(self._declarer.bind_one, tokens))
-        except (UpstreamError, TimeoutError) as error:
-            log.warning(
-                "queue declared but not bound yet",
-                vhost=self.state.name,
-                queue=queue.decode(errors="replace"),
-                error=str(error) or "no answer in time",
-            )
-            return
-        last = self.state.missing.pop(destination, None)
-        reasons = [why for why in refused if why is not None]
-        if reasons:
-            self.state.missing[destination] = reasons[0]
-        if reasons or last is not None or not bound:
-            self.state.changed()
-
-    async def bind(self, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
-        """Bind destinations on demand; see `Demand.bind`."""
-        owned = self.state.exchanges.get(exchange)
-        if owned is None:
-            return set()
-        if owned.delivery is not Delivery.CARRIER:
-            return set(destinations)
-        return await self._demand.bind(owned, destinations)
-
-    async def prepare(
-        self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
-    ) -> Retirement:
-        """Declare and bind what new rules need, before they are swapped in.
-
-        Args:
-            exchanges: the new exchanges; `bound` of each is filled here.
-            router: the new rules.
-            queues: queues that the new rules ask for.
-
-        Returns:
-            What to hand to `retire` after the swap.
-
-        Raises:
-            UpstreamError: REFUSED for conflicts, else the broker can't be reached. Nothing is swapped then.
-        """
-        async with self._look:
-            old = self._needs
-            carry_over(old, exchanges)
-            new = needs_of(exchanges, router)
-            await self._repair.thorough(new, queues)
-            self.survey.finish()
-            self._queues = tuple(queues)
-        return retirement_of(old, new)
-
-    async def retire(self, retirement: Retirement) -> None:
-        """Unbind what the rules before the last swap needed, once publishes decided by them have gone."""
-        self.release(retirement)
-        await asyncio.sleep(self._settings.grace_seconds)
-        await self.unbind(retirement)
-
-    def release(self, retirement: Retirement) -> None:
-        """Begin to retire: relays ask again before they use these tokens."""
-        self.recompute()
-        self.survey.leaving |= retirement.released(self._needs)
-        self.state.changed()
-
-    async def unbind(self, retirement: Retirement) -> None:
-        """End what `release` began; a token that was asked for meanwhile stays."""
-        self.survey.leaving -= {(exchange.carrier, destination) for exchange, destination in retirement.tokens}
-        needs = self._needs
-        await self._declarer.unbind(retirement.tokens, lambda token: is_bound(needs, token))
-
-    async def close(self) -> None:
-        """End everything; what is declared stays."""
-        await self._demand.close()
-        await self.connection.close()
+    async def _turn(self) -> None:
+        names = self._pace.take()
+        if names is None:
+            await self.refresh()
+        else:
+            began_at = asyncio.get_running_loop().time()
+            await self._look_at(names)
+            self._pace.looked(began_at, everything=False)
 
     async def _refresh(self, thorough: bool) -> None:
+        began_at = asyncio.get_running_loop().time()
         async with self._look:
-            self.recompute()
-            needs = self._needs
             before = {name: set(exchange.bound) for name, exchange in self.state.exchanges.items()}
-            conflicts = self.conflicts
+            conflicts, changes = self.conflicts, self.store.changes
             if thorough:
-                missing = await self._repair.thorough(needs, self._queues)
-                await self.survey.warn(needs)
+                missing = await self._repair.thorough(self._wanted, self._queues)
+                await self.survey.warn(self.needs)
             else:
-                missing = await self._repair.usual(needs)
+                missing = await self._repair.usual(self._wanted)
+            needs = self.needs
+            await self._strays.unbind(needs)
             self.survey.finish()
             self._tell(needs, missing, before)
             for text in set(self.conflicts).difference(conflicts):
@@ -285,12 +199,54 @@ class VhostTopology:
             # Not before: on-demand work would meet carriers that do not exist yet.
             self._connected.set()
             self.refreshed_at = time.time()
+        self._pace.looked(began_at, everything=True)
+        self._noticed(changes)
+
+    async def _look_at(self, names: Collection[bytes]) -> None:
+        """Look at some exchanges alone, since somebody said that they changed."""
+        if self._inventory is None:
+            return
+        changes = self.store.changes
+        async with self._look:
+            for name in sorted(names):
+                try:
+                    await self._find(self._inventory, name)
+                except UpstreamError as error:
+                    log.warning("announced change not seen yet", vhost=self.state.name, error=str(error))
+        self._noticed(changes)
+
+    async def _find(self, inventory: Inventory, name: bytes) -> ExchangeInfo | None:
+        """Look at one exchange and its bindings, and take them in where a client declared it or bound to it."""
+        before = self.store.exchanges_before()
+        info = await inventory.find(self.state.name, "exchange", name)
+        if info is not None and not isinstance(info, ExchangeInfo):
+            return None
+        self.store.exchange_found(before, name, info)
+        owned = self.state.exchanges.get(name)
+        if info is not None and owned is not None and owned.delivery is Delivery.CARRIER:
+            await self.survey.read_bindings([owned])
+            self.state.changed()
+        self._needs = None
+        return info
+
+    def _noticed(self, changes: int) -> None:
+        """Go on after a look that may have found something new."""
+        if self.store.changes != changes:
+            self._needs = None
+            self._record()
+        if self.store.unsettled and not self.survey.failures:
+            self._pace.hurry()
+
+    def _wanted(self) -> Needs:
+        self._needs = None
+        self._naming.learn(self.state.exchanges, self.state.router)
+        return self.needs
 
     def _tell(self, needs: Needs, missing: dict[Destination, str], before: Mapping[bytes, set[Destination]]) -> None:
         """Let the relays and the log see what a look found."""
         state = self.state
         names = self.presence.names(state.queues)
-        self._demand.bound_count = sum(len(item.bound - needs.of(item)) for item in needs.carriers)
+        self._demand.bound_count = sum(len(item.bound - needs.of(item)) for item in needs.made)
         log_missing(state.name, self._missing, missing)
         everything = {**self._demand.missing(), **missing}
         changed = (
@@ -303,3 +259,116 @@ class VhostTopology:
         state.missing = everything
         if changed:
             state.changed()
+
+    # -- what relays ask and say ---------------------------------------------------------------------------------
+
+    def recompute(self) -> None:
+        """Read anew what the rules need, after rules have changed."""
+        self._naming.learn(self.state.exchanges, self.state.router)
+        self._needs = None
+
+    def changed(self, exchange: bytes) -> None:
+        """A client has declared, deleted, bound or unbound an exchange through us."""
+        self._needs = None
+        if exchange not in self.state.exchanges:
+            self.notices.exchange_deleted(exchange)
+        self._record()
+        if self._settings.declared.announce:
+            self._announcements.announce(exchange)
+
+    def queue_deleted(self, queue: bytes) -> None:
+        """Take note of a queue that is gone, and with it its bindings."""
+        changes = self.store.changes
+        self.notices.queue_deleted(queue)
+        self._noticed(changes)
+
+    async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
+        """Bind the tokens of a queue that has just been declared; returns when bound, refused, or out of time."""
+        await self.notices.ensure_queue(queue, exclusive, self._connected, self._settings.deadline_seconds)
+
+    async def bind(self, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
+        """Bind destinations on demand; see `Demand.bind`."""
+        owned = self.state.exchanges.get(exchange)
+        if owned is None:
+            return set()
+        if owned.delivery is not Delivery.CARRIER:
+            return set(destinations)
+        return await self._demand.bind(owned, destinations)
+
+    async def lookup_exchange(self, name: bytes) -> str | None:
+        """Look for an exchange now.
+
+        Returns:
+            Its type where it is not one that a client declared. None where it is, and then it is in the state; where
+            there is none; where nobody can say, since there is no management API: then the broker compares types.
+
+        Raises:
+            UpstreamError: the management API did not answer.
+        """
+        if self._inventory is None:
+            return None
+        changes = self.store.changes
+        info = await self._find(self._inventory, name)
+        self._noticed(changes)
+        if info is None or name in self.state.exchanges:
+            return None
+        return info.type
+
+    def _deserted(self, exchange: OwnedExchange) -> None:
+        """An exchange has lost its last binding by something's end: its tokens count as use until they go."""
+        self._strays.note(exchange)
+        self._pace.hurry()
+
+    # -- new rules ---------------------------------------------------------------------------------------------
+
+    async def prepare(
+        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
+    ) -> Retirement:
+        """Declare and bind what new rules need, before they are swapped in.
+
+        Args:
+            exchanges: the new exchanges; `bound` of each is filled here, what clients declared is put beside them.
+            router: the new rules; likewise.
+            queues: queues that the new rules ask for.
+
+        Returns:
+            What to hand to `retire` after the swap.
+
+        Raises:
+            UpstreamError: REFUSED for conflicts, else the broker can't be reached. Nothing is swapped then.
+        """
+        async with self._look:
+            retirement = await self._changeover.prepare(self._wanted(), exchanges, router, queues)
+            self._queues = tuple(queues)
+        return retirement
+
+    def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
+        """Put prepared rules in the place of the old ones; call `retire` next.
+
+        Args:
+            exchanges: as given to `prepare`.
+            router: as given to `prepare`.
+        """
+        self._changeover.swap(exchanges, router)
+        self.recompute()
+
+    async def retire(self, retirement: Retirement) -> None:
+        """Unbind what the rules before the last swap needed, once publishes decided by them have gone."""
+        self.release(retirement)
+        await asyncio.sleep(self._settings.grace_seconds)
+        await self.unbind(retirement)
+
+    def release(self, retirement: Retirement) -> None:
+        """Begin to retire: relays ask again before they use these tokens."""
+        self.recompute()
+        self._changeover.release(retirement, self.needs)
+
+    async def unbind(self, retirement: Retirement) -> None:
+        """End what `release` began; a token that was asked for meanwhile stays."""
+        await self._changeover.unbind(retirement, self.needs)
+
+    async def close(self) -> None:
+        """End everything; what is declared stays."""
+        await self._announcements.close()
+        await self._demand.close()
+        await self.connection.close()

@@ -48,7 +48,7 @@ async def test_tokens_are_read_from_the_broker(survey: Survey, outside: Outside)
     first, second = marked(outside, "first", "second")
     own(outside, "first", "a", "b")
     second.bound.update(queues("gone"))
-    assert await survey.read_tokens([first, second]) == {b"first", b"second"}
+    assert await survey.read_bindings([first, second]) == {b"first", b"second"}
     assert first.bound == queues("a", "b")
     assert second.bound == set()
 
@@ -60,16 +60,16 @@ async def test_what_relays_do_while_the_listing_is_made_counts_more(
     [carrier] = marked(outside, "c")
     own(outside, "c", "listed", "dropped")
     carrier.bound.update(queues("listed", "dropped"))
-    bindings = inventory.bindings
+    bindings = inventory.changed_bindings
 
-    async def meanwhile(vhost: str, exchange: bytes) -> object:
-        found = await bindings(vhost, exchange)
+    async def meanwhile(vhost: str, exchange: bytes, digest: bytes) -> object:
+        found = await bindings(vhost, exchange, digest)
         carrier.bound.discard(("queue", b"dropped"))
         carrier.bound.add(("queue", b"added"))
         return found
 
-    monkeypatch.setattr(inventory, "bindings", meanwhile)
-    await survey.read_tokens([carrier])
+    monkeypatch.setattr(inventory, "changed_bindings", meanwhile)
+    await survey.read_bindings([carrier])
     assert carrier.bound == queues("listed", "added")
 
 
@@ -79,13 +79,13 @@ async def test_a_foreign_binding_is_reported_once(survey: Survey, outside: Outsi
     own(outside, "c", "a")
     outside.bind("c", "a", "by hand")
     with capture_logs() as events:
-        await survey.read_tokens([carrier])
-        await survey.read_tokens([carrier])
+        await survey.read_bindings([carrier])
+        await survey.read_bindings([carrier])
     [event] = has(events, "bindings that are not ours route past the rules")
     assert event["bindings"] == ["queue a under key 'by hand'"]
     outside.bind("c", "b", "by hand")
     with capture_logs() as events:
-        await survey.read_tokens([carrier])
+        await survey.read_bindings([carrier])
     [event] = has(events, "bindings that are not ours route past the rules")
     assert event["bindings"] == ["queue b under key 'by hand'"]
     assert event["count"] == 2
@@ -96,9 +96,9 @@ async def test_a_foreign_binding_that_is_gone_is_forgotten(survey: Survey, outsi
     outside.make_queue("a")
     [carrier] = marked(outside, "c")
     outside.bind("c", "a", "by hand")
-    await survey.read_tokens([carrier])
+    await survey.read_bindings([carrier])
     outside.delete_queue("a")
-    await survey.read_tokens([carrier])
+    await survey.read_bindings([carrier])
     assert survey.foreign == {}
 
 
@@ -110,7 +110,7 @@ async def test_strictly_a_foreign_binding_is_removed_and_ours_stay(
     own(outside, "c", "a")
     outside.bind("c", "a", "by hand", argument=1)
     with capture_logs() as events:
-        await Survey(vhost, inventory, Presence(), remove_foreign=True).read_tokens([carrier])
+        await Survey(vhost, inventory, Presence(), remove_foreign=True).read_bindings([carrier])
     assert outside.bindings("c") >= {("queue", b"a", token("queue", b"a"))}
     assert len(outside.bindings("c")) == 1
     assert len(has(events, "foreign binding removed")) == 1
@@ -185,7 +185,7 @@ async def test_without_the_management_api_there_is_nothing_to_see(vhost: str) ->
     presence = Presence()
     survey = Survey(vhost, None, presence)
     await survey.look()
-    assert await survey.read_tokens([owned("c")]) == set()
+    assert await survey.read_bindings([owned("c")]) == set()
     assert not presence.queues_complete
 
 

@@ -265,7 +265,7 @@ async def test_without_the_management_api_regex_routes_see_the_rules_queues_and_
     outside.make_queue("unknown")
     known = state(vhost, {"documents": queues("a")}, regex=True)
     topology = await make(known, Queue(b"a"), inventory=False)
-    topology.queue_declared(b"b")
+    topology.notices.queue_declared(b"b")
     await topology.refresh()
     assert list(known.queues.names) == [b"a", b"b"]
 
@@ -395,7 +395,7 @@ async def test_a_declared_queue_has_its_tokens_when_ensure_returns(make: Make, o
     known = state(vhost, {"first": queues("a"), "second": queues("a"), "third": set()}, regex=True)
     topology = await make(known)
     outside.make_queue("a")
-    assert topology.interested(b"a")
+    assert topology.notices.interested(b"a")
     epoch = known.epoch
     await topology.ensure_queue(b"a")
     assert outside.bound("first") == outside.bound("second") == queues("a")
@@ -457,10 +457,10 @@ async def test_interest_in_a_queue(make: Make, outside: Outside, vhost: str) -> 
     known = state(vhost, {"documents": queues("a"), "direct": queues("b")}, direct)
     topology = await make(known)
     await topology.bind(b"documents", queues("demanded"))
-    assert [topology.interested(name) for name in (b"a", b"b", b"demanded", b"c")] == [True, True, True, False]
+    assert [topology.notices.interested(name) for name in (b"a", b"b", b"demanded", b"c")] == [True, True, True, False]
     known.router = router({"documents": queues("a"), "direct": queues("b")}, regex=True)
     topology.recompute()
-    assert topology.interested(b"c")
+    assert topology.notices.interested(b"c")
 
 
 async def test_a_queue_declared_through_us_is_known_at_once(make: Make, vhost: str) -> None:
@@ -469,7 +469,7 @@ async def test_a_queue_declared_through_us_is_known_at_once(make: Make, vhost: s
     topology = await make(known)
     assert ("queue", b"a") in known.missing
     epoch = known.epoch
-    topology.queue_declared(b"a")
+    topology.notices.queue_declared(b"a")
     assert known.missing == {}
     assert list(known.queues.names) == [b"a"]
     assert known.epoch > epoch
@@ -479,7 +479,7 @@ async def test_a_declare_that_no_rule_cares_for_leaves_cached_answers_alone(make
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known)
     epoch = known.epoch
-    topology.queue_declared(b"reply-1")
+    topology.notices.queue_declared(b"reply-1")
     topology.queue_deleted(b"reply-1")
     assert known.epoch == epoch
 

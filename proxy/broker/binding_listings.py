@@ -1,0 +1,194 @@
+"""How a listing of an exchange's bindings comes into the state: read, joined with what passed through us, applied.
+
+Ten thousand bindings may stand; only those that came since the last listing are decoded, and relays run between two
+steps. What clients bind and unbind meanwhile counts more than the listing (see `store`). Source: delivery notes, "The
+store".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import NamedTuple, Protocol, TypeAlias
+
+from proxy.amqp.stored import STORAGE
+from proxy.amqp.vhost import OwnedExchange, StoredBinding, VhostState
+from proxy.broker.inventory import BindingInfo
+from proxy.broker.restoring import binding_of
+from proxy.routing.exchange import Exchange
+
+#: Bindings read or applied between two pauses in which others may run.
+_STEP = 128
+
+#: What makes a stored binding itself in a listing.
+_Row: TypeAlias = tuple[str, bytes, bytes, str]
+_Change: TypeAlias = Callable[[Hashable, StoredBinding], None]
+
+
+class BindingsBefore(NamedTuple):
+    """What was known when the bindings of an exchange were asked for."""
+
+    exchange: Exchange
+    clients: Mapping[Hashable, StoredBinding]
+    changes: int
+
+
+class Kept(Protocol):
+    """Where declared state is kept; `Store` is one."""
+
+    state: VhostState
+
+    def add_binding(self, stored: StoredBinding) -> bool:
+        """Add a client's binding."""
+
+    def remove_binding(self, stored: StoredBinding) -> None:
+        """Forget a client's binding."""
+
+    def say(self, name: bytes, what: str) -> None:
+        """Write a fault once."""
+
+
+class BindingListings:
+    """Takes listings of bindings in one virtual host.
+
+    Args:
+        store: what clients declared.
+    """
+
+    def __init__(self, store: Kept) -> None:
+        """Have taken none yet."""
+        self._store = store
+        self._state = store.state
+        self._doubtful: dict[bytes, set[Hashable]] = {}
+        self._decoded: dict[bytes, dict[_Row, tuple[Hashable, StoredBinding]]] = {}
+        self._applied: dict[bytes, tuple[Exchange, int]] = {}
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether something was seen that only the next listing can decide about."""
+        return any(name in self._state.exchanges for name in self._doubtful)
+
+    def forget(self, name: bytes) -> None:
+        """An exchange is gone."""
+        for memory in (self._doubtful, self._decoded, self._applied):
+            memory.pop(name, None)
+
+    def settled(self, owned: OwnedExchange) -> bool:
+        """Say whether the state holds what the last listing of an exchange's bindings said, and nothing else."""
+        applied = self._applied.get(owned.name)
+        if applied is None or self._state.exchanges.get(owned.name) is not owned:
+            return False
+        exchange, changes = applied
+        return self._state.router.exchanges.get(owned.name) is exchange and exchange.changes == changes
+
+    def before(self, owned: OwnedExchange) -> BindingsBefore | None:
+        """Give what `take` wants to know: call it before asking. None: the exchange is not in use."""
+        if self._state.exchanges.get(owned.name) is not owned:
+            return None
+        exchange = self._state.router.exchanges[owned.name]
+        return BindingsBefore(exchange, dict(owned.clients), exchange.changes)
+
+    async def take(self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]) -> None:
+        """Take a listing of the bindings of an exchange's carrier: those that clients made and unmade beside us."""
+        if before is None:
+            return
+        joined = await self._joined(owned.name, listed)
+        join = _Join(self._store, owned, before, self._doubtful.pop(owned.name, set()))
+        for number, (change, identity, stored) in enumerate(join.changes(joined)):
+            if number % _STEP == _STEP - 1:
+                await asyncio.sleep(0)
+            if not join.current:
+                return
+            join.make(change, identity, stored)
+        if join.doubtful:
+            self._doubtful[owned.name] = join.doubtful
+        if join.doubtful or join.disturbed:
+            self._applied.pop(owned.name, None)
+        else:
+            self._applied[owned.name] = (before.exchange, before.exchange.changes)
+
+    async def _joined(self, name: bytes, listed: Iterable[BindingInfo]) -> dict[Hashable, StoredBinding]:
+        """Read the stored bindings of a listing; copies of one count as one, the lowest sequence wins."""
+        last, fresh = self._decoded.get(name, {}), dict[_Row, tuple[Hashable, StoredBinding]]()
+        joined: dict[Hashable, StoredBinding] = {}
+        for number, info in enumerate(listed):
+            if number % _STEP == _STEP - 1:
+                await asyncio.sleep(0)
+            if not info.routing_key.startswith(STORAGE):
+                continue
+            row = (info.destination_type, info.destination, info.routing_key, info.kept)
+            decoded = last.get(row) or self._decode(name, info)
+            if decoded is None:
+                continue
+            fresh[row] = decoded
+            identity, stored = decoded
+            known = joined.get(identity)
+            joined[identity] = stored if known is None else _together(known, stored)
+        self._decoded[name] = fresh
+        return joined
+
+    def _decode(self, name: bytes, info: BindingInfo) -> tuple[Hashable, StoredBinding] | None:
+        try:
+            stored = binding_of(name, info)
+        except ValueError as error:
+            self._store.say(name, f"what the broker keeps of the binding to {info} was damaged: {error}")
+            return None
+        return stored.binding.identity, stored
+
+
+class _Join:
+    """One listing of bindings on its way into the state; relays may change it between two steps."""
+
+    def __init__(self, store: Kept, owned: OwnedExchange, before: BindingsBefore, doubtful: set[Hashable]) -> None:
+        self._store = store
+        self._owned = owned
+        self._before = before
+        self._believed = doubtful
+        #: Changes of the exchange that are this listing's.
+        self._own = 0
+        self.doubtful: set[Hashable] = set()
+
+    @property
+    def current(self) -> bool:
+        """Whether the exchange is still the one that was asked about."""
+        state, name = self._store.state, self._owned.name
+        return state.exchanges.get(name) is self._owned and state.router.exchanges.get(name) is self._before.exchange
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether somebody else changed the exchange since the listing was asked for."""
+        return self._before.exchange.changes != self._before.changes + self._own
+
+    def changes(self, listed: Mapping[Hashable, StoredBinding]) -> list[tuple[_Change, Hashable, StoredBinding]]:
+        """Give what is to be looked at, for `make`."""
+        there: list[tuple[_Change, Hashable, StoredBinding]] = [(self._take, *item) for item in listed.items()]
+        return there + [(self._lose, *item) for item in self._before.clients.items() if item[0] not in listed]
+
+    def make(self, change: _Change, identity: Hashable, stored: StoredBinding) -> None:
+        """Make a change, if it still is one."""
+        exchange = self._before.exchange
+        changes = exchange.changes
+        change(identity, stored)
+        self._own += exchange.changes - changes
+
+    def _take(self, identity: Hashable, stored: StoredBinding) -> None:
+        known = self._owned.clients.get(identity)
+        if known is None:
+            if identity in self._before.clients:
+                return  # unbound meanwhile
+            if self.disturbed and identity not in self._believed:
+                self.doubtful.add(identity)
+            else:
+                self._store.add_binding(stored)
+        elif known is self._before.clients.get(identity) and known.sequences != stored.sequences:
+            self._store.remove_binding(known)
+            self._store.add_binding(stored)
+
+    def _lose(self, identity: Hashable, stored: StoredBinding) -> None:
+        if self._owned.clients.get(identity) is stored:
+            self._store.remove_binding(stored)
+
+
+def _together(one: StoredBinding, other: StoredBinding) -> StoredBinding:
+    first = min(one, other, key=lambda stored: stored.sequences[0])
+    return first._replace(sequences=tuple(sorted({*one.sequences, *other.sequences})))

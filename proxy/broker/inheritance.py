@@ -1,0 +1,58 @@
+"""What new rules take over of what clients declared under the old ones.
+
+Exchanges that clients declared stay as they are, unless a rules file owns the name now: then the file's declaration
+holds and the clients' bindings go on. Pure. Source: architecture, "The broker is the store".
+"""
+
+from __future__ import annotations
+
+from proxy.amqp.vhost import OwnedExchange, StoredBinding, VhostState
+from proxy.errors import ProtocolError
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
+
+
+def inherit(
+    state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router
+) -> list[tuple[StoredBinding, str]]:
+    """Put clients' exchanges and bindings beside new rules; called again, it brings them up to date.
+
+    Args:
+        state: the old rules, with what clients declared.
+        exchanges: of the new rules; written.
+        router: the new rules; written.
+
+    Returns:
+        Bindings that the new rules make invalid, with the reason.
+    """
+    for name, owned in list(exchanges.items()):
+        if owned.declared is not None and state.exchanges.get(name) is not owned:
+            del exchanges[name]
+            router.remove(name)
+    refused: list[tuple[StoredBinding, str]] = []
+    for name, owned in state.exchanges.items():
+        new = exchanges.get(name)
+        if new is None and owned.declared is not None:
+            exchanges[name] = owned
+            router.add(state.router.exchanges[name])
+        elif new is not None and new is not owned:
+            refused += _bindings(owned, new, router.exchanges[name])
+    return refused
+
+
+def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> list[tuple[StoredBinding, str]]:
+    for identity, stored in list(new.clients.items()):
+        if old.clients.get(identity) is not stored:
+            exchange.unbind(stored.binding)
+            new.drop(stored.binding)
+    refused: list[tuple[StoredBinding, str]] = []
+    for identity, stored in old.clients.items():
+        if identity in new.clients or exchange.has(stored.binding):
+            continue  # in the file as well: that one counts
+        try:
+            exchange.bind(stored.binding)
+        except ProtocolError as error:
+            refused.append((stored, str(error)))
+        else:
+            new.keep(stored)
+    return refused

@@ -1,0 +1,124 @@
+"""What a client declared, made again from what was kept of it: the raw bytes of its tables.
+
+The kept form is the relay's (`amqp.stored`); a snapshot keeps the same parts. Pure. Whatever was damaged is a
+``ValueError`` that says how. Source: architecture, "The broker is the store".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import tzinfo
+
+from proxy.amqp.stored import Kept, storage_key, unpack
+from proxy.amqp.tables import decode_table
+from proxy.amqp.vhost import Declared, Delivery, OwnedExchange, StoredBinding
+from proxy.broker.inventory import BindingInfo, ExchangeInfo
+from proxy.errors import ProtocolError
+from proxy.routing.bindings import Binding
+from proxy.routing.exchange import Exchange
+from proxy.routing.exchange_types import OPEN
+from proxy.routing.values import Table
+
+_ALTERNATE = b"alternate-exchange"
+
+
+def kept_of(text: str) -> Kept:
+    """Read what the broker keeps in ``x-oxproxy``.
+
+    Raises:
+        ValueError: it was damaged.
+    """
+    return unpack(text.encode())
+
+
+def exchange_of(info: ExchangeInfo, local_time: tzinfo) -> tuple[OwnedExchange, Exchange]:
+    """Make the open exchange that a client declared, from its carrier on the broker.
+
+    Raises:
+        ValueError: what is kept in it was damaged.
+    """
+    kept = kept_of(info.kept)
+    declared = Declared(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
+    return declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
+
+
+def declared_exchange(
+    name: bytes, declared: Declared, delivery: Delivery, local_time: tzinfo
+) -> tuple[OwnedExchange, Exchange]:
+    """Make an open exchange from what a client said when it declared it.
+
+    Args:
+        name: its name.
+        declared: what was said.
+        delivery: how its messages leave.
+        local_time: time zone of ``dtl`` operators.
+
+    Raises:
+        ValueError: the arguments are damaged.
+    """
+    arguments = _table(declared.entries)
+    alternate = _alternate(arguments)
+    try:
+        exchange = Exchange(name, OPEN, arguments, local_time, alternate)
+    except ProtocolError as error:
+        raise ValueError(str(error)) from error
+    owned = OwnedExchange(name, OPEN, delivery, name, alternate=alternate, arguments=arguments, declared=declared)
+    return owned, exchange
+
+
+def binding_of(exchange: bytes, info: BindingInfo) -> StoredBinding:
+    """Make the binding that a client made, from the one that keeps it on the broker.
+
+    Args:
+        exchange: name of the exchange; its carrier may have another.
+        info: the binding as listed.
+
+    Raises:
+        ValueError: what is kept in it was damaged, or belongs to another binding.
+    """
+    kept = kept_of(info.kept)
+    stored = stored_binding(
+        exchange, info.destination_type, info.destination, kept.routing_key, kept.entries, (kept.sequence,)
+    )
+    if stored.key != info.routing_key:
+        raise ValueError("it belongs to another binding")
+    return stored
+
+
+def stored_binding(
+    exchange: bytes,
+    destination_type: str,
+    destination: bytes,
+    routing_key: bytes,
+    entries: bytes,
+    sequences: Sequence[int],
+) -> StoredBinding:
+    """Make a client's binding from its parts.
+
+    Args:
+        exchange: the source.
+        destination_type: ``queue`` or ``exchange``.
+        destination: its name.
+        routing_key: the client's.
+        entries: raw entries of the client's table.
+        sequences: of every copy, at least one.
+
+    Raises:
+        ValueError: the arguments are damaged.
+    """
+    ordered = tuple(sorted(sequences))
+    arguments = _table(entries)
+    binding = Binding(exchange, destination_type, destination, routing_key, arguments, "", ordered[0])
+    return StoredBinding(binding, entries, storage_key(destination_type, destination, routing_key, entries), ordered)
+
+
+def _table(entries: bytes) -> Table:
+    try:
+        return decode_table(entries, 0, len(entries))
+    except ProtocolError as error:
+        raise ValueError(str(error)) from error
+
+
+def _alternate(arguments: Table) -> bytes | None:
+    value = dict(arguments).get(_ALTERNATE)
+    return value.value if value is not None and isinstance(value.value, bytes) else None
