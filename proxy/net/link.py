@@ -125,14 +125,14 @@ class Link(asyncio.Protocol):
     @property
     def waiting_bytes(self) -> int:
         """Bytes that wait for the socket."""
-        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+        return self.transport.get_write_buffer_size() if self.connected and self.transport is not None else 0
 
     def close(self) -> None:
         """Send what waits, then close."""
-        if self.transport is not None:
+        if self.connected and self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:
         """Close at once."""
-        if self.transport is not None:
+        if self.connected and self.transport is not None:
             self.transport.abort()

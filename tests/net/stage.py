@@ -1,0 +1,332 @@
+"""Where net is tested: a broker and producers played by the test, real sockets on loopback, one event loop.
+
+The broker says what a RabbitMQ says while a connection opens; from then on the test reads and writes its frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pamqp import commands
+from pamqp.base import Frame as Method
+
+from proxy.amqp.conversation import Limits
+from proxy.amqp.counters import Counters
+from proxy.amqp.plan import Sources
+from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.net.listener import Listener, ListenerLimits
+from proxy.net.surroundings import SessionLimits, Surroundings
+from proxy.net.upstream import Upstream
+from proxy.net.vhosts import Control, Vhosts
+from proxy.routing.bindings import Binding
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
+from tests import client
+from tests.client import Frame
+
+#: Seconds that one answer may take.
+ANSWER_SECONDS = 20.0
+VHOST = "/"
+
+
+class Gone(Exception):  # noqa: N818 - reads as the fact it states
+    """The other side closed the socket."""
+
+
+class Peer:
+    """One end of a connection, frame by frame."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.heartbeats = 0
+
+    def send(self, *pieces: bytes) -> None:
+        self.writer.write(b"".join(pieces))
+
+    def call(self, command: Method, channel: int = 1) -> None:
+        self.send(client.method(channel, command))
+
+    async def read(self, size: int) -> bytes:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self.reader.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionResetError) as error:
+            raise Gone from error
+
+    async def any_frame(self) -> Frame:
+        """The next frame."""
+        head = await self.read(7)
+        rest = await self.read(int.from_bytes(head[3:], "big") + 1)
+        assert rest[-1] == 0xCE
+        return Frame(head[0], int.from_bytes(head[1:3], "big"), rest[:-1])
+
+    async def frame(self) -> Frame:
+        """The next frame that is no heartbeat; heartbeats are counted."""
+        while (found := await self.any_frame()).kind == 8:
+            self.heartbeats += 1
+        return found
+
+    async def expect(self, name: str) -> Frame:
+        found = await self.frame()
+        assert found.name == name, found
+        return found
+
+    async def close_reason(self) -> tuple[int, str]:
+        """Code and text of the Connection.Close that comes next."""
+        fields = (await self.expect("Connection.Close")).arguments
+        return int(str(fields["reply_code"])), str(fields["reply_text"])
+
+    async def is_gone(self) -> bool:
+        """Wait for the end of the socket; a frame that comes first is an answer too."""
+        try:
+            await self.frame()
+        except Gone:
+            return True
+        return False
+
+    async def vanish(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except ConnectionResetError:
+            return
+
+    def pause(self) -> None:
+        """Leave what comes in the socket."""
+        self.writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+    def resume(self) -> None:
+        self.writer.transport.resume_reading()  # type: ignore[attr-defined]
+
+
+@dataclass
+class Tune:
+    """What the broker proposes."""
+
+    channel_max: int = 2047
+    frame_max: int = 131072
+    heartbeat: int = 0
+
+
+class FakeBroker:
+    """Accepts connections and logs each in, unless told to stay silent at some point."""
+
+    def __init__(self, tune: Tune | None = None, silent_after: str = "") -> None:
+        self.tune = tune or Tune()
+        self.silent_after = silent_after
+        self.links: asyncio.Queue[Peer] = asyncio.Queue()
+        self.opened: dict[str, dict[str, object]] = {}
+        self.peers: list[Peer] = []
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for peer in self.peers:
+            await peer.vanish()
+
+    async def link(self) -> Peer:
+        """The connection that was opened next."""
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await self.links.get()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(reader, writer)
+        self.peers.append(peer)
+        try:
+            await self._log_in(peer)
+        except Gone:
+            return
+
+    async def _log_in(self, peer: Peer) -> None:
+        assert await peer.read(8) == client.PROTOCOL_HEADER
+        if await self._stops("header", peer):
+            return
+        properties: dict[str, Any] = {
+            "product": "RabbitMQ",
+            "version": "3.10.8",
+            "capabilities": {"publisher_confirms": True, "authentication_failure_close": True},
+        }
+        peer.call(commands.Connection.Start(0, 9, properties, "PLAIN AMQPLAIN", "en_US"), 0)
+        self.opened["StartOk"] = (await peer.expect("Connection.StartOk")).arguments
+        if await self._stops("StartOk", peer):
+            return
+        peer.call(commands.Connection.Tune(self.tune.channel_max, self.tune.frame_max, self.tune.heartbeat), 0)
+        self.opened["TuneOk"] = (await peer.expect("Connection.TuneOk")).arguments
+        self.opened["Open"] = (await peer.expect("Connection.Open")).arguments
+        if await self._stops("Open", peer):
+            return
+        peer.call(commands.Connection.OpenOk(), 0)
+        self.links.put_nowait(peer)
+
+    async def _stops(self, point: str, peer: Peer) -> bool:
+        if self.silent_after == point:
+            self.links.put_nowait(peer)
+            return True
+        return False
+
+
+class NoControl:
+    """A control plane that answers at once and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        #: cleared: `ensure_queue` and `bind` wait
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.wanted: set[bytes] = set()
+        self.state: VhostState | None = None
+        self.followed = True
+
+    def interested(self, vhost: str, queue: bytes) -> bool:
+        return queue in self.wanted
+
+    async def ensure_queue(self, vhost: str, queue: bytes) -> None:
+        self.asked.append(("ensure", queue))
+        await self.answering.wait()
+
+    async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
+        found = set(destinations)
+        self.asked.append(("bind", exchange, found))
+        await self.answering.wait()
+        if self.state is not None:
+            self.state.exchanges[exchange].bound |= found
+            self.state.changed()
+        return found
+
+    def queue_declared(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
+        self.asked.append(("declared", queue, exclusive))
+
+    def queue_deleted(self, vhost: str, queue: bytes) -> None:
+        self.asked.append(("deleted", queue))
+
+    def follows(self, vhost: str) -> bool:
+        return self.followed
+
+    async def adopt(self, vhost: str, state: VhostState) -> None:
+        self.asked.append(("adopt", vhost))
+        await self.answering.wait()
+        self.followed = True
+
+    async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
+        self.asked.append(("look up", exchange))
+        return None
+
+    def changed(self, vhost: str, exchange: bytes) -> None:
+        self.asked.append(("changed", exchange))
+
+
+def open_exchange(name: bytes, *queues: bytes, bound: bool = True) -> VhostState:
+    """A virtual host with one open exchange that sends every message to each queue."""
+    exchange = Exchange(name, "x-open")
+    for queue in queues:
+        exchange.bind(Binding(name, "queue", queue, b"", ()))
+    owned = OwnedExchange(name, "x-open", Delivery.CARRIER, name)
+    if bound:
+        owned.bound |= {("queue", queue) for queue in queues}
+    return VhostState(VHOST, Router([exchange]), {name: owned})
+
+
+def surroundings(
+    upstream: Upstream, limits: SessionLimits, state: VhostState | None = None, control: Control | None = None
+) -> Surroundings:
+    counters = Counters()
+    sources = Sources(time.time, time.perf_counter, lambda below: 0)
+    states = [] if state is None else [state]
+    return Surroundings(upstream, Vhosts(states, control, counters, sources), counters, limits, "1.2.3")
+
+
+@dataclass
+class Stage:
+    """A listener before a played broker."""
+
+    broker: FakeBroker
+    listener: Listener
+    shared: Surroundings
+    port: int
+    peers: list[Peer] = field(default_factory=list)
+
+    @property
+    def counters(self) -> Counters:
+        return self.shared.counters
+
+    async def connect(self) -> Peer:
+        """A socket to the listener, nothing said."""
+        peer = Peer(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.peers.append(peer)
+        return peer
+
+    async def greet(self, peer: Peer, heartbeat: int = 0, frame_max: int = 0) -> None:
+        """Go through the handshake up to Connection.Open."""
+        peer.send(client.PROTOCOL_HEADER)
+        await peer.expect("Connection.Start")
+        capabilities: Any = {"authentication_failure_close": True}
+        peer.call(commands.Connection.StartOk({"capabilities": capabilities}, "PLAIN", "\0guest\0guest", "en_US"), 0)
+        tune = (await peer.expect("Connection.Tune")).method
+        assert isinstance(tune, commands.Connection.Tune)
+        answer = commands.Connection.TuneOk(tune.channel_max, frame_max or tune.frame_max, heartbeat)
+        peer.send(client.method(0, answer), client.method(0, commands.Connection.Open(VHOST)))
+
+    async def producer(self, heartbeat: int = 0, frame_max: int = 0) -> tuple[Peer, Peer]:
+        """A producer that is logged in, and the broker's end of its connection."""
+        peer = await self.connect()
+        await self.greet(peer, heartbeat, frame_max)
+        await peer.expect("Connection.OpenOk")
+        return peer, await self.broker.link()
+
+    async def confirming(self) -> tuple[Peer, Peer]:
+        """The same, with channel 1 open in confirm mode."""
+        producer, link = await self.producer()
+        for command, answer in (
+            (commands.Channel.Open(), commands.Channel.OpenOk()),
+            (commands.Confirm.Select(), commands.Confirm.SelectOk()),
+        ):
+            producer.call(command)
+            await link.expect(command.name)
+            link.call(answer)
+            await producer.expect(answer.name)
+        return producer, link
+
+
+async def eventually(holds: Callable[[], object]) -> None:
+    """Let the loop turn until something holds."""
+    async with asyncio.timeout(ANSWER_SECONDS):
+        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def staged(
+    limits: SessionLimits | None = None,
+    listener_limits: ListenerLimits | None = None,
+    broker: FakeBroker | None = None,
+    upstream: Upstream | None = None,
+    state: VhostState | None = None,
+    control: Control | None = None,
+) -> AsyncIterator[Stage]:
+    broker = broker or FakeBroker()
+    await broker.start()
+    shared = surroundings(
+        upstream or Upstream([("127.0.0.1", broker.port)]), limits or SessionLimits(relay=Limits()), state, control
+    )
+    listener = Listener([("127.0.0.1", 0)], shared, listener_limits or ListenerLimits(close_seconds=0.2))
+    [(_, port)] = await listener.start()
+    stage = Stage(broker, listener, shared, port)
+    try:
+        yield stage
+    finally:
+        for peer in stage.peers:
+            await peer.vanish()
+        await broker.stop()
+        await listener.drain()

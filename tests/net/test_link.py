@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from proxy.net.link import WRITE_HIGH_BYTES, Link
+from tests.net.stage import eventually
+
+
+class Ends:
+    """A link, the socket at its other end, and what the link said."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.lost: list[Exception | None] = []
+        self.writable: list[bool] = []
+        self.made = 0
+        self.link = Link(self.received.extend, self.lost.append, self.writable.append, self._made)
+        self.reader: asyncio.StreamReader
+        self.writer: asyncio.StreamWriter
+
+    def _made(self) -> None:
+        self.made += 1
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[Ends]:
+    made = Ends()
+    server = await asyncio.get_running_loop().create_server(lambda: made.link, "127.0.0.1", 0)
+    made.reader, made.writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+    await eventually(lambda: made.link.connected)
+    yield made
+    made.link.abort()
+    made.writer.close()
+    server.close()
+    await eventually(lambda: not made.link.connected)
+
+
+async def test_bytes_pass_in_both_directions(ends: Ends) -> None:
+    assert ends.made == 1
+    ends.writer.write(b"to the link")
+    await eventually(lambda: ends.received == b"to the link")
+    pieces = [b"from ", b"the ", b"link"]
+    ends.link.send(pieces)
+    assert pieces == []
+    assert await ends.reader.readexactly(13) == b"from the link"
+
+
+async def test_small_writes_leave_at_once(ends: Ends) -> None:
+    assert ends.link.transport is not None
+    inner = ends.link.transport.get_extra_info("socket")
+    assert inner.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_it_is_read_again_only_when_nobody_has_a_reason_left(ends: Ends) -> None:
+    ends.link.pause("first", True)
+    ends.link.pause("second", True)
+    ends.link.pause("second", True)
+    assert ends.link.paused_for("first")
+    ends.writer.write(b"x")
+    await ends.writer.drain()
+    ends.link.pause("first", False)
+    assert ends.link.paused
+    assert ends.received == b""
+    ends.link.pause("second", False)
+    assert not ends.link.paused
+    await eventually(lambda: ends.received == b"x")
+
+
+async def test_a_slow_peer_is_said_once_and_so_is_its_recovery(ends: Ends) -> None:
+    ends.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    while not ends.writable:
+        ends.link.send([bytes(WRITE_HIGH_BYTES)])
+    assert ends.writable == [False]
+    assert ends.link.waiting_bytes > WRITE_HIGH_BYTES
+    ends.writer.transport.resume_reading()  # type: ignore[attr-defined]
+
+    async def read_all() -> None:
+        while ends.link.waiting_bytes:
+            await ends.reader.read(1 << 20)
+
+    await read_all()
+    assert ends.writable == [False, True]
+
+
+async def test_a_peer_that_ends_its_side_is_gone(ends: Ends) -> None:
+    ends.writer.write(b"last words")
+    ends.writer.write_eof()
+    await eventually(lambda: ends.lost)
+    assert ends.lost == [None]
+    assert ends.received == b"last words"
+
+
+async def test_close_sends_what_waits(ends: Ends) -> None:
+    ends.link.send([bytes(4 << 20)])
+    ends.link.close()
+    assert len(await ends.reader.read(-1)) == 4 << 20
+    await eventually(lambda: ends.lost == [None])
+
+
+async def test_abort_does_not(ends: Ends) -> None:
+    ends.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    ends.link.send([bytes(16 << 20)])
+    ends.link.abort()
+    await eventually(lambda: ends.lost)
+    assert ends.link.waiting_bytes == 0
+
+
+async def test_what_is_sent_behind_the_end_is_dropped(ends: Ends) -> None:
+    ends.writer.close()
+    await eventually(lambda: ends.lost)
+    pieces = [b"x"]
+    ends.link.send(pieces)
+    assert pieces == []
+    ends.link.pause("late", True)
+    ends.link.close()
+
+
+async def test_the_peer_has_a_name(ends: Ends) -> None:
+    host, port = ends.writer.get_extra_info("sockname")[:2]
+    assert ends.link.peer_name == f"{host}:{port}"
+
+
+class Named(asyncio.Transport):
+    """A transport that only has a peer."""
+
+    def __init__(self, name: object) -> None:
+        super().__init__({"peername": name})
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (("::ffff:10.1.2.3", 5, 0, 0), "10.1.2.3:5"),
+        (("fe80::1", 5, 0, 0), "[fe80::1]:5"),
+        (("10.1.2.3", 5), "10.1.2.3:5"),
+        ("", "unknown"),
+        (None, "unknown"),
+    ],
+)
+def test_names_of_peers_are_shown_as_addresses(name: object, shown: str) -> None:
+    link = Link(lambda data: None, lambda error: None, lambda writable: None, lambda: None)
+    assert link.peer_name == "unknown"
+    link.transport = Named(name)
+    assert link.peer_name == shown
