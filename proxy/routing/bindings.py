@@ -7,12 +7,15 @@ Sources: the open-exchange specification, sections 8 and 13 (order of ties, iden
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import itemgetter
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from proxy.routing.values import Table, Value
+
+if TYPE_CHECKING:
+    from proxy.routing.reach import Reach
 
 QUEUE = "queue"
 EXCHANGE = "exchange"
@@ -35,6 +38,7 @@ class Binding:
         arguments: in declared order.
         id: the operator's name for it, else what ``binding_hash`` says.
         sequence: of two bindings of equal order the one with the greater sequence is visited first.
+        reach: how far its routes reach; None: anywhere.
     """
 
     exchange: bytes
@@ -44,6 +48,7 @@ class Binding:
     arguments: Table
     id: str = ""
     sequence: int = 0
+    reach: Reach | None = field(default=None, compare=False)
 
     @property
     def identity(self) -> Hashable:

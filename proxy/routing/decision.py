@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from proxy.routing.values import Table
 
 if TYPE_CHECKING:
+    from proxy.routing.bindings import Destination
+    from proxy.routing.reach import Reach
     from proxy.routing.trace import Trace
 
 NO_PROPERTIES: Mapping[str, bytes | int] = MappingProxyType({})
@@ -92,6 +94,7 @@ class Decision:
         matched: ids of the bindings that were true, in visiting order, with their exchange: (exchange, id).
         keep: whether the decision may be cached (False after a random draw).
         limited: patterns that ran into the match limit.
+        asked: what routes of clients' bindings chose and nobody knows yet to be within their reach.
         trace: what was visited, where it was asked for.
     """
 
@@ -104,4 +107,5 @@ class Decision:
     matched: tuple[tuple[bytes, str], ...] = ()
     keep: bool = True
     limited: int = 0
+    asked: frozenset[tuple[Reach, Destination]] = frozenset()
     trace: Trace | None = field(default=None, compare=False)

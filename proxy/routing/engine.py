@@ -82,14 +82,21 @@ def settle(compiled: CompiledBinding, true: bool, routed: set[Destination], mess
         return None
     main: Destination | None = None
     if true:
-        main = compiled.destination or (QUEUE, message.routing_key)
+        main = compiled.destination or _of_routing_key(compiled, message)
     effects = compiled.on_true if true else compiled.on_false
     if effects is not None:
-        effects.apply(routed, main, message)
+        effects.apply(routed, main, message, compiled.binding.reach)
         return effects.jump
     if main is not None:
         routed.add(main)
     return 0
+
+
+def _of_routing_key(compiled: CompiledBinding, message: Message) -> Destination:
+    """The queue that the routing key names, if the binding reaches it."""
+    chosen = (QUEUE, message.routing_key)
+    reach = compiled.binding.reach
+    return chosen if reach is None else next(iter(reach.limit((chosen,), message)))
 
 
 def _step(

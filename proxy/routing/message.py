@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable
 from datetime import datetime, tzinfo
 
-from proxy.routing.bindings import by_name
+from proxy.routing.bindings import Destination, by_name
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.patterns import Pattern
 from proxy.routing.producer import ProducerRoutes
+from proxy.routing.reach import Reach
 from proxy.routing.values import Table
 
 #: The broker takes this header away before the exchange sees the message.
@@ -38,6 +39,7 @@ class Message:
         "_clock",
         "_producer",
         "_sorted",
+        "asked",
         "draw",
         "first",
         "headers",
@@ -70,6 +72,8 @@ class Message:
         self.keep = True
         #: Searches that ran into the match limit.
         self.limited = 0
+        #: What routes chose and nobody knows yet to be within their reach.
+        self.asked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
         self._clock: dict[tzinfo, bytes] | None = None
         self._producer: ProducerRoutes | None = None

@@ -117,13 +117,14 @@ class Router:
         return Decision(
             exchange,
             Outcome.ROUTED if final else unrouted,
-            tuple(sorted(name for kind, name in final if kind == QUEUE)),
+            tuple(sorted(name for kind, name in final if kind == QUEUE and name)),
             tuple(sorted(name for kind, name in final if kind == EXCHANGE)),
             alternate,
             b"",
             tuple(matched),
-            message.keep,
+            message.keep and not message.asked,
             message.limited,
+            frozenset(message.asked),
             trace,
         )
 

@@ -8,7 +8,7 @@ Source: the open-exchange specification, sections 7 and 8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from proxy.routing.bindings import QUEUE, Destination
@@ -17,6 +17,7 @@ from proxy.routing.message import Message
 from proxy.routing.operators import HEADER, QUEUE_NAMES, Need
 from proxy.routing.patterns import Pattern
 from proxy.routing.producer import NAMED_ROUTES, PATTERN_ROUTES, PatternRoute
+from proxy.routing.reach import NOBODY, Reach
 
 #: Order behind every binding: where a stop goes on.
 STOP = 1_000_000
@@ -44,8 +45,8 @@ class QueueRoute:
         #: thread may explain by the same route.
         self._kept: tuple[QueueNames | None, list[Destination], int] = (None, [], 0)
 
-    def select(self, message: Message) -> list[Destination]:
-        """The destinations for this message."""
+    def select(self, message: Message, reach: Reach | None = None) -> Collection[Destination]:
+        """The destinations for this message, as far as they are within reach."""
         queues, selected, limited = self._kept
         if message.queues is not queues:
             before = message.limited
@@ -53,7 +54,11 @@ class QueueRoute:
             self._kept = (message.queues, selected, message.limited - before)
         else:
             message.limited += limited
-        if not self.only_one or len(selected) < 2:
+        if not self.only_one:
+            return selected if reach is None else reach.limit(selected, message)
+        if reach is not None and selected:
+            selected = sorted(one for one in reach.limit(selected, message) if one != NOBODY) or [NOBODY]
+        if len(selected) < 2:
             return selected
         message.keep = False
         return [selected[message.draw(len(selected))]]
@@ -81,8 +86,10 @@ class Effects:
     granted_delete: tuple[bytes, ...] = ()
     jump: int = 0
 
-    def apply(self, routed: set[Destination], main: Destination | None, message: Message) -> None:
-        """Make ``(routed + main + additions) - deletions`` of `routed`."""
+    def apply(
+        self, routed: set[Destination], main: Destination | None, message: Message, reach: Reach | None = None
+    ) -> None:
+        """Make ``(routed + main + additions) - deletions`` of `routed`; no addition but what is within reach."""
         deleted = set(self.delete)
         for route in self.delete_queues:
             deleted.update(each for each in routed if each[0] == QUEUE and _selects(route, each[1], message))
@@ -90,11 +97,12 @@ class Effects:
             deleted.update(_asked(header, message))
         if main is not None:
             routed.add(main)
-        routed.update(self.add)
+        routed.update(self.add if reach is None else reach.limit(self.add, message))
         for selection in self.add_queues:
-            routed.update(selection.select(message))
+            routed.update(selection.select(message, reach))
         for header in self.granted_add:
-            routed.update(_asked(header, message))
+            asked = _asked(header, message)
+            routed.update(asked if reach is None else reach.limit(asked, message))
         routed -= deleted
 
     @property

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.routing.bindings import EXCHANGE, QUEUE
+from proxy.routing.reach import Reach
+from tests.routing.building import Plain, decide, exchange, facts, many, queue_names, queues, to_queue
+
+_NAMES = queue_names("a", "b", "c")
+
+
+@pytest.fixture
+def reach() -> Reach:
+    reach = Reach("client")
+    reach.allowed |= {(QUEUE, b"b"), (EXCHANGE, b"e")}
+    return reach
+
+
+@pytest.mark.parametrize(
+    ("routes", "headers", "key"),
+    [
+        ({"x-addq-ontrue": many("b", "c")}, {}, ""),
+        ({"x-addqre-ontrue": "^[bc]$"}, {}, ""),
+        ({"x-addq!re-ontrue": "^a$"}, {}, ""),
+        ({"x-msg-addq-ontrue": ""}, {"x-addq-ontrue": many("b", "c")}, ""),
+        ({"x-msg-addqre-ontrue": ""}, {"x-addqre-ontrue": "^[bc]$"}, ""),
+        ({"x-msg-addqre-ontrue": ""}, {"x-addq!re-ontrue": "^a$"}, ""),
+    ],
+)
+def test_routes_lead_only_to_what_is_within_reach(
+    reach: Reach, routes: dict[str, Plain], headers: dict[str, Plain], key: str
+) -> None:
+    made = exchange(replace(to_queue("a", routes), reach=reach))
+    decision = decide(made, facts(key, headers), _NAMES)
+    assert decision.queues == (b"a", b"b")
+    assert decision.asked == {(reach, (QUEUE, b"c"))}
+    assert not decision.keep
+
+
+def test_a_binding_without_reach_leads_anywhere() -> None:
+    decision = decide(exchange(to_queue("a", {"x-addqre-ontrue": "."})), facts(), _NAMES)
+    assert decision.queues == (b"a", b"b", b"c")
+    assert decision.keep
+
+
+def test_the_declared_destination_needs_no_reach() -> None:
+    made = exchange(replace(to_queue("c", {"x-addq-ontrue": "b"}), reach=Reach("nobody asked")))
+    assert queues(made, facts(), _NAMES) == ["c"]
+
+
+def test_the_queue_of_the_routing_key_must_be_within_reach(reach: Reach) -> None:
+    made = exchange(replace(to_queue("a", {"x-msg-destq-rk": ""}), reach=reach))
+    assert queues(made, facts("b"), _NAMES) == ["b"]
+    assert queues(made, facts("c"), _NAMES) == []
+
+
+def test_exchanges_must_be_within_reach(reach: Reach) -> None:
+    made = exchange(replace(to_queue("a", {"x-adde-ontrue": many("e", "f")}), reach=reach))
+    decision = decide(made)
+    assert decision.exchanges == (b"e",)
+    assert decision.asked == {(reach, (EXCHANGE, b"f"))}
+
+
+def test_what_was_refused_is_not_asked_for_again(reach: Reach) -> None:
+    reach.refused[QUEUE, b"c"] = "403"
+    decision = decide(exchange(replace(to_queue("a", {"x-addqre-ontrue": "."}), reach=reach)), facts(), _NAMES)
+    assert decision.asked == {(reach, (QUEUE, b"a"))}
+    reach.allowed.add((QUEUE, b"a"))
+    decision = decide(exchange(replace(to_queue("a", {"x-addqre-ontrue": "."}), reach=reach)), facts(), _NAMES)
+    assert not decision.asked
+    assert decision.keep
+
+
+def test_what_is_out_of_reach_does_not_wake_the_alternate_exchange(reach: Reach) -> None:
+    made = exchange(
+        replace(to_queue("a", {"x-del-dest": "", "x-addq-ontrue": "c"}), reach=reach), alternate="elsewhere"
+    )
+    assert not decide(made, facts(), _NAMES).alternate
+
+
+def test_what_one_binding_does_not_reach_another_may_add(reach: Reach) -> None:
+    made = exchange(replace(to_queue("a", {"x-addq-ontrue": "c"}), reach=reach), to_queue("c", {"x-order": 100}))
+    assert queues(made, facts(), _NAMES) == ["a", "c"]
+
+
+def test_a_random_pick_is_made_among_what_is_within_reach(reach: Reach) -> None:
+    made = exchange(replace(to_queue("a", {"x-add1qre-ontrue": "^[bc]$"}), reach=reach))
+    assert queues(made, facts(), _NAMES) == ["a", "b"]
+    reach.allowed.add((QUEUE, b"c"))
+    assert queues(made, facts(), _NAMES, lambda count: count - 1) == ["a", "c"]
+
+
+def test_a_pick_with_nothing_within_reach_picks_nothing() -> None:
+    made = exchange(replace(to_queue("a", {"x-add1qre-ontrue": "."}), reach=Reach("x")))
+    assert queues(made, facts(), _NAMES) == ["a"]
+
+
+def test_reach_is_no_part_of_what_a_binding_is(reach: Reach) -> None:
+    assert replace(to_queue("a"), reach=reach) == to_queue("a")
+    assert replace(to_queue("a"), reach=reach).identity == to_queue("a").identity
