@@ -61,10 +61,15 @@ class BrokerFailed(Exception):  # noqa: N818 - reads as the fact it states
     """The broker did not start, with the end of its log."""
 
 
-def free_port() -> int:
-    """Return a loopback port that nobody listens on now."""
+def free_port(*taken: int) -> int:
+    """Return a loopback port that nobody listens on now, and that is none of those given.
+
+    Not from the seeded generator: Hypothesis seeds it anew, and two calls would give one port.
+    """
     while True:
-        port = random.choice(PORTS)
+        port = random.SystemRandom().choice(PORTS)
+        if port in taken:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -55,7 +55,7 @@ class Sidecar:
         folder: Path | None = None,
     ) -> None:
         self.port = free_port()
-        self.admin = f"http://127.0.0.1:{free_port()}"
+        self.admin = f"http://127.0.0.1:{free_port(self.port)}"
         self.folder = (folder or Path(tempfile.mkdtemp(prefix="oxproxy-sidecar-"))).resolve()
         self._keep = folder is not None
         self._broker = broker
