@@ -21,11 +21,11 @@ import structlog
 
 from proxy.amqp.conversation import Limits as RelayLimits
 from proxy.amqp.counters import Counters
-from proxy.amqp.plan import Sources
-from proxy.amqp.vhost import VhostState
+from proxy.amqp.plan import ClientRules, Sources
+from proxy.amqp.vhost import Delivery, VhostState
 from proxy.audit.opening import AuditRequest, open_audit
 from proxy.audit.writer import AuditWriter
-from proxy.broker.settings import ControlSettings
+from proxy.broker.settings import ControlSettings, DeclaredSettings
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
 from proxy.net.listener import Listener, ListenerLimits
@@ -39,6 +39,7 @@ from proxy.observe.logs import LogSettings, configure
 from proxy.observe.pages import json_route
 from proxy.questions import Questions
 from proxy.reload import Reload, name_traffic, owned_exchanges
+from proxy.rules.clock import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.settings import Settings, load_settings
 
@@ -175,7 +176,8 @@ class Sidecar:
             await self._audit.start()
             # The last thing to end: until then producers are confirmed and lines are written.
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
-        vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, journal=journal)
+        rules_of_clients = client_rules(self._settings)
+        vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
         self._reload = self._make_reload(vhosts, tasks)
         self._admin = self._make_admin(vhosts, self._reload)
         listener = self._make_listener(vhosts)
@@ -233,11 +235,7 @@ class Sidecar:
 
     def not_ready(self) -> list[str]:
         """Give the reasons why producers should not come now."""
-        reasons = [
-            f"vhost {one.vhost}: inventory and carriers don't stand yet"
-            for one in self._topology.status()
-            if not one.ready
-        ]
+        reasons = [f"vhost {name}: inventory and carriers don't stand yet" for name in self._topology.waiting]
         if self._audit is not None and self._audit.failure and self._audit.full:
             reasons.append(f"audit log: {self._audit.failure}")
         if self._stopping.is_set():
@@ -254,6 +252,7 @@ class Sidecar:
             "last_reload": None if self._reload is None or self._reload.last is None else self._reload.last.as_json(),
             "ready": not self.not_ready(),
             "not_ready": self.not_ready(),
+            "degraded": self._topology.degraded,
             "audit_failure": None if self._audit is None else self._audit.failure,
             "vhosts": [{name: getattr(one, name) for name in one.__slots__} for one in self._topology.status()],
         }
@@ -268,6 +267,12 @@ class Sidecar:
             management=upstream.management,
             refresh_seconds=settings.inventory.refresh_seconds,
             remove_foreign=settings.inventory.foreign_bindings == "remove",
+            declared=DeclaredSettings(
+                own_routes=settings.declared.client_routes == "own",
+                local_time=SystemZone(),
+                announce=settings.declared.announce,
+                snapshot=None if settings.declared.snapshot is None else settings.folder / settings.declared.snapshot,
+            ),
         )
         queues = {name: vhost.queues for name, vhost in self._loaded.rules.vhosts.items()}
         return Topology(control, self._states, queues)
@@ -288,7 +293,8 @@ class Sidecar:
             json_route("POST", "/explain", questions.explain),
         ]
         exposition = Exposition(self._counters, self._version)
-        return Admin(exposition, self.not_ready, self.status, self._settings.admin.allow, routes)
+        allow = self._settings.admin.allow
+        return Admin(exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded)
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings = self._settings
@@ -312,6 +318,17 @@ class Sidecar:
             surroundings,
             ListenerLimits(settings.limits.connections, settings.shutdown.deadline_seconds),
         )
+
+
+def client_rules(settings: Settings) -> ClientRules:
+    """Give what the configuration says of what clients declare."""
+    declared = settings.declared
+    return ClientRules(
+        Delivery(declared.delivery),
+        strict_unbind=declared.unbind == "strict",
+        own_routes=declared.client_routes == "own",
+        local_time=SystemZone(),
+    )
 
 
 def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditRequest | None:

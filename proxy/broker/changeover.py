@@ -6,6 +6,7 @@ rules decided are still on their way. It must not wait itself. Source: docs/arch
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,14 @@ import structlog
 
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.broker.declarer import Declarer, Token
-from proxy.broker.inheritance import inherit
+from proxy.broker.inheritance import inherit, inheriting
 from proxy.broker.needs import Naming, Needs, WantedQueue, needs_of
 from proxy.broker.repair import Repair
 from proxy.broker.survey import Survey
 from proxy.routing.router import Router
+
+#: Clients' bindings put beside new rules between two pauses in which others may run.
+_STEP = 64
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +77,9 @@ class Changeover:
         """Declare and bind what new rules need; see `VhostTopology.prepare`."""
         self._prepared = naming = Naming(self._naming.own_routes)
         naming.learn(exchanges, router)
-        inherit(self._state, exchanges, router)
+        for number, _ in enumerate(inheriting(self._state, exchanges, router)):
+            if number % _STEP == _STEP - 1:
+                await asyncio.sleep(0)
         carry_over(old, exchanges)
         await self._repair.thorough(lambda: needs_of(exchanges, router, naming), queues)
         self._survey.finish()

@@ -6,15 +6,19 @@ holds and the clients' bindings go on. Pure. Source: architecture, "The broker i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TypeAlias
+
 from proxy.amqp.vhost import OwnedExchange, StoredBinding, VhostState
 from proxy.errors import ProtocolError
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 
+#: A binding that new rules don't take, and why.
+Refused: TypeAlias = tuple[StoredBinding, str]
 
-def inherit(
-    state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router
-) -> list[tuple[StoredBinding, str]]:
+
+def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> list[Refused]:
     """Put clients' exchanges and bindings beside new rules; called again, it brings them up to date.
 
     Args:
@@ -25,34 +29,41 @@ def inherit(
     Returns:
         Bindings that the new rules make invalid, with the reason.
     """
+    return [refused for refused in inheriting(state, exchanges, router) if refused is not None]
+
+
+def inheriting(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> Iterator[Refused | None]:
+    """Do what `inherit` does in small steps, between which the old rules may change.
+
+    Yields:
+        For each step None, or a binding that the new rules make invalid.
+    """
     for name, owned in list(exchanges.items()):
         if owned.declared is not None and state.exchanges.get(name) is not owned:
             del exchanges[name]
             router.remove(name)
-    refused: list[tuple[StoredBinding, str]] = []
-    for name, owned in state.exchanges.items():
+    for name, owned in list(state.exchanges.items()):
         new = exchanges.get(name)
         if new is None and owned.declared is not None:
             exchanges[name] = owned
             router.add(state.router.exchanges[name])
         elif new is not None and new is not owned:
-            refused += _bindings(owned, new, router.exchanges[name])
-    return refused
+            yield from _bindings(owned, new, router.exchanges[name])
+        yield None
 
 
-def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> list[tuple[StoredBinding, str]]:
+def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Iterator[Refused | None]:
     for identity, stored in list(new.clients.items()):
         if old.clients.get(identity) is not stored:
             exchange.unbind(stored.binding)
             new.drop(stored.binding)
-    refused: list[tuple[StoredBinding, str]] = []
-    for identity, stored in old.clients.items():
+    for identity, stored in list(old.clients.items()):
         if identity in new.clients or exchange.has(stored.binding):
             continue  # in the file as well: that one counts
         try:
             exchange.bind(stored.binding)
         except ProtocolError as error:
-            refused.append((stored, str(error)))
+            yield stored, str(error)
         else:
             new.keep(stored)
-    return refused
+            yield None

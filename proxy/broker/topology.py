@@ -130,7 +130,7 @@ class Topology:
 
     # -- virtual hosts that come later -----------------------------------------------------------------------------
 
-    def state(self, vhost: str) -> VhostState | None:
+    def state_of(self, vhost: str) -> VhostState | None:
         """Give the state of a virtual host that is followed."""
         known = self._vhosts.get(vhost)
         return known.state if known is not None else None
@@ -147,7 +147,7 @@ class Topology:
 
         Args:
             vhost: its name; nothing happens twice.
-            state: what the relays see of it, None for one of our own making (see `state`).
+            state: what the relays see of it, None for one of our own making (see `state_of`).
         """
         known = self._vhosts.get(vhost)
         if known is None:

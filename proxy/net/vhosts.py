@@ -32,6 +32,9 @@ class Control(Protocol):
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         """A queue is gone."""
 
+    def state_of(self, vhost: str) -> VhostState | None:
+        """What is known of a virtual host that is kept in step; None where it is not."""
+
     def follows(self, vhost: str) -> bool:
         """Whether the virtual host is kept in step already."""
 
@@ -80,7 +83,8 @@ class Vhosts:
         """Give the plans of a virtual host that a producer has logged in to (so their number is the broker's)."""
         found = self._plans.get(vhost)
         if found is None:
-            state = VhostState(vhost, Router(()))
+            known = self._control.state_of(vhost) if self._control is not None else None
+            state = known if known is not None else VhostState(vhost, Router(()))
             found = self._plans[vhost] = self._make(state)
         return found
 

@@ -53,6 +53,7 @@ class Admin:
         status: gives what `/status` shows; values that JSON lacks are shown as text.
         allow: networks beside loopback that may see guarded pages, as addresses or CIDR.
         routes: further guarded pages.
+        degraded: gives what producers should not expect now, though they may come.
 
     Raises:
         ValueError: a network of `allow` is none.
@@ -65,10 +66,12 @@ class Admin:
         status: Callable[[], Mapping[str, object]],
         allow: Iterable[str] = (),
         routes: Iterable[GuardedRoute] = (),
+        degraded: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """Prepare; nothing listens before `start`."""
         self._exposition = exposition
         self._readiness = readiness
+        self._degraded = degraded
         self._status = status
         self._allowed = (*LOOPBACK, *map(ip_network, allow))
         app = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -134,10 +137,12 @@ class Admin:
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
         reasons = list(self._readiness())
+        degraded = list(self._degraded())
         status = 503 if reasons else 200
         if "application/json" in request.headers.get("Accept", ""):
-            return _json({"ready": not reasons, "reasons": reasons}, status)
+            return _json({"ready": not reasons, "reasons": reasons, "degraded": degraded}, status)
         lines = ["not ready", *reasons] if reasons else ["ready"]
+        lines += [f"degraded: {reason}" for reason in degraded]
         return web.Response(status=status, text="".join(f"{line}\n" for line in lines))
 
     async def _get_status(self, request: web.Request) -> web.Response:

@@ -164,6 +164,17 @@ TEXTS = Kind(lambda node: tuple(_text(item) for item in _several(node)), _list_w
 HTTP_URL = Kind(_http_url)
 
 
+def _flag(node: Node) -> bool:
+    value = node.value if isinstance(node, Scalar) and node.plain else None
+    if not isinstance(value, bool):
+        raise UnexpectedError(f"seen {shown(node)}, expected true or false")
+    return value
+
+
+#: True or false.
+FLAG = Kind(_flag, lambda value: "true" if value else "false")
+
+
 def optional(kind: Kind[T]) -> Kind[T | None]:
     """Allow null beside what another kind reads."""
 

@@ -20,6 +20,7 @@ from proxy.rules.fields import Fields
 from proxy.rules.kinds import (
     ADDRESS,
     ADDRESSES,
+    FLAG,
     HTTP_URL,
     SECRET,
     TEXT,
@@ -90,6 +91,39 @@ class Inventory:
         str,
         Key(word("report", "remove"), "bindings that others made on a carrier, past the rules: `report` or `remove`"),
     ] = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What clients declare over AMQP."""
+
+    delivery: Annotated[
+        str,
+        Key(
+            word("carrier", "queue"),
+            "how messages of exchanges leave that clients declare without `x-delivery`: `carrier` or `queue`",
+        ),
+    ] = "carrier"
+    unbind: Annotated[
+        str,
+        Key(
+            word("strict", "broker"),
+            "unbinding with arguments that no binding has: an error (`strict`) or nothing (`broker`)",
+        ),
+    ] = "strict"
+    client_routes: Annotated[
+        str,
+        Key(
+            word("own", "any"),
+            "what routes of clients' bindings and messages reach: queues the client could bind (`own`) or `any`",
+        ),
+    ] = "own"
+    announce: Annotated[
+        bool, Key(FLAG, "whether sidecars tell each other of changes at once, over a fanout exchange on the broker")
+    ] = False
+    snapshot: Annotated[
+        str | None, Key(optional(TEXT), "file that keeps what the broker can't; each sidecar needs one of its own")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +229,7 @@ class Shutdown:
 class Settings:
     """The whole configuration.
 
-    `folder` is the configuration file's folder: `rules` and `password_file` are relative to it.
+    `folder` is the configuration file's folder: `rules`, `password_file` and `declared.snapshot` are relative to it.
     """
 
     listen: tuple[Listener, ...] = field(default_factory=lambda: (Listener(),))
@@ -205,6 +239,7 @@ class Settings:
         Key(TEXTS, "rules files: a name or pattern such as `rules/*.yaml`, or a list of them"),
     ] = ()
     inventory: Inventory = field(default_factory=Inventory)
+    declared: Declared = field(default_factory=Declared)
     audit: Audit = field(default_factory=Audit)
     admin: Admin = field(default_factory=Admin)
     metrics: Metrics = field(default_factory=Metrics)

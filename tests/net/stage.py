@@ -211,6 +211,9 @@ class NoControl:
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         self.asked.append(("deleted", queue))
 
+    def state_of(self, vhost: str) -> VhostState | None:
+        return self.state if self.state is not None and self.state.name == vhost else None
+
     def follows(self, vhost: str) -> bool:
         return self.followed
 
@@ -316,7 +319,8 @@ async def staged(
     control: Control | None = None,
 ) -> AsyncIterator[Stage]:
     broker = broker or FakeBroker()
-    await broker.start()
+    if not broker.port:
+        await broker.start()
     shared = surroundings(
         upstream or Upstream([("127.0.0.1", broker.port)]), limits or SessionLimits(relay=Limits()), state, control
     )

@@ -28,6 +28,14 @@ def test_a_virtual_host_that_no_rules_name_has_plans_without_exchanges_and_keeps
     assert found.plans("elsewhere") is elsewhere
 
 
+def test_a_virtual_host_that_the_control_plane_found_by_itself_has_the_plans_of_what_it_knows() -> None:
+    control = NoControl()
+    control.state = open_exchange(b"x", b"q")
+    found = vhosts(control=control)
+    assert found.plans(VHOST).get(b"x") is not None
+    assert found.plans(VHOST).state is control.state
+
+
 def test_without_a_control_plane_nobody_is_told_anything() -> None:
     found = vhosts()
     assert found.control is None

@@ -24,8 +24,9 @@ async def start() -> AsyncIterator[Start]:
         status: Callable[[], Mapping[str, object]] = dict,
         allow: Iterable[str] = (),
         routes: Iterable[GuardedRoute] = (),
+        degraded: Callable[[], Sequence[str]] = tuple,
     ) -> str:
-        admin = Admin(Exposition(Counters(), "1.2.3"), readiness, status, allow, routes)
+        admin = Admin(Exposition(Counters(), "1.2.3"), readiness, status, allow, routes, degraded)
         running.append(admin)
         host, port = await admin.start("127.0.0.1", 0)
         return f"http://{host}:{port}"
@@ -60,6 +61,16 @@ async def test_alive_while_not_ready(start: Start, http: aiohttp.ClientSession) 
         assert response.status == 200
 
 
+async def test_what_is_degraded_is_said_and_does_not_keep_producers_away(
+    start: Start, http: aiohttp.ClientSession
+) -> None:
+    base = await start(degraded=lambda: ["no management API"])
+    async with http.get(f"{base}/readyz") as response:
+        assert (response.status, await response.text()) == (200, "ready\ndegraded: no management API\n")
+    async with http.get(f"{base}/readyz", headers={"Accept": "application/json"}) as response:
+        assert await response.json() == {"ready": True, "reasons": [], "degraded": ["no management API"]}
+
+
 async def test_readiness_follows_its_reasons(start: Start, http: aiohttp.ClientSession) -> None:
     reasons = ["carriers of / are not declared yet", "inventory of / not read yet"]
     base = await start(readiness=lambda: reasons)
@@ -68,7 +79,7 @@ async def test_readiness_follows_its_reasons(start: Start, http: aiohttp.ClientS
         assert await response.text() == "not ready\n" + "\n".join(reasons) + "\n"
     async with http.get(base + "/readyz", headers={"Accept": "application/json"}) as response:
         assert response.status == 503
-        assert await response.json() == {"ready": False, "reasons": reasons}
+        assert await response.json() == {"ready": False, "reasons": reasons, "degraded": []}
     reasons.clear()
     async with http.get(base + "/readyz") as response:
         assert (response.status, await response.text()) == (200, "ready\n")

@@ -71,15 +71,29 @@ admin: {address: 127.0.0.1:1}
 
 
 def test_all_faults_are_reported_at_once_with_file_and_line(tmp_path: Path) -> None:
-    text = "listen:\n  - adress: a:1\nlimits: {connections: 0}\nlog: {level: loud}\naudit: {directory: x}\n"
+    text = "listen:\n  - adress: a:1\nlimits: {connections: 0}\nlog: {level: loud}\nnothing: {directory: x}\n"
     assert faults(tmp_path, text, OXPROXY_ADMIN__ADDRESS="nowhere") == [
         "oxproxy.yaml:2: listen[0].adress: unknown key; did you mean address?",
         "oxproxy.yaml:3: limits.connections: seen the number 0, expected a whole number from 1 to 1000000",
         'oxproxy.yaml:4: log.level: seen the text "loud", expected one of debug, info, warning, error',
-        "oxproxy.yaml:5: audit: unknown key, expected one of admin, inventory, limits, listen, log, metrics, "
-        "rules, shutdown, upstream",
+        "oxproxy.yaml:5: nothing: unknown key, expected one of admin, audit, declared, inventory, limits, listen, log, "
+        "metrics, rules, shutdown, upstream",
         'OXPROXY_ADMIN__ADDRESS: admin.address: seen the text "nowhere", expected host:port such as '
         "127.0.0.1:5672 or [::1]:5672",
+    ]
+
+
+def test_what_holds_for_clients_declarations_is_read(tmp_path: Path) -> None:
+    text = "declared: {delivery: queue, unbind: broker, client_routes: any, announce: true, snapshot: state/kept}\n"
+    declared = load(tmp_path, text).declared
+    assert (declared.delivery, declared.unbind, declared.client_routes) == ("queue", "broker", "any")
+    assert (declared.announce, declared.snapshot) == (True, "state/kept")
+    assert load(tmp_path, "", OXPROXY_DECLARED__ANNOUNCE="true").declared.announce
+
+
+def test_a_flag_is_true_or_false(tmp_path: Path) -> None:
+    assert faults(tmp_path, "declared: {announce: yes}\n") == [
+        'oxproxy.yaml:1: declared.announce: seen the text "yes", expected true or false'
     ]
 
 
