@@ -16,6 +16,7 @@ from proxy.amqp.method_arguments import read_ack, read_nack, read_queue_declare_
 from proxy.amqp.method_frames import connection_close_ok
 from proxy.amqp.methods import method_frame
 from proxy.amqp.own_bindings import bind_tokens
+from proxy.amqp.settling import confirm
 
 _ANSWERS = frozenset(
     (
@@ -88,6 +89,8 @@ class BrokerMethods:
                 return True
             channel.discard_upstream = False
             conversation.mark(channel)
+            if channel.life is Life.OPEN:  # the producer uses the number again already
+                conversation.resumable.append(channel)
         elif index == methods.CHANNEL_CLOSE:
             conversation.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
         return False
@@ -117,19 +120,7 @@ class BrokerMethods:
                 conversation.time_confirm(channel)
             return True
         for producer_tag, acked in channel.ledger.settle(tag, multiple, ack):
-            if channel.returns:
-                channel.returns.settled(producer_tag)
-            channel.settled.settle(producer_tag, False, channel.published)
-            if acked:
-                counters.confirms_acked += 1
-                conversation.to_producer.append(method_frame(channel.number, methods.BASIC_ACK, producer_tag, False))
-            else:
-                counters.confirms_nacked += 1
-                if conversation.audit is not None:
-                    conversation.audit.settled(channel, producer_tag, "nacked")
-                conversation.to_producer.append(
-                    method_frame(channel.number, methods.BASIC_NACK, producer_tag, False, False)
-                )
+            confirm(conversation, channel, producer_tag, acked)
         return False
 
     @staticmethod

@@ -17,6 +17,7 @@ from proxy.amqp.auditing import ConnectionAudit
 from proxy.amqp.channel import Channel, Life
 from proxy.amqp.own_channel import OwnChannel
 from proxy.amqp.plan import Plans
+from proxy.amqp.remote_messages import Remotes
 from proxy.amqp.tuning import Tuning
 from proxy.amqp.vhost import Destination, OwnedExchange
 from proxy.errors import ProtocolError, Scope
@@ -103,6 +104,10 @@ class Inventory(NamedTuple):
 NO_INVENTORY = Inventory(lambda queue: False, lambda queue, exclusive: None, lambda queue: None, lambda exchange: None)
 
 
+def _nobody() -> None:
+    """Wake no driver: there is none that would not look by itself."""
+
+
 class Conversation:
     """State of one producer connection and its upstream connection.
 
@@ -140,6 +145,10 @@ class Conversation:
         #: channels whose kept-back frames may go to the producer now
         self.released: list[Channel] = []
         self.audit: ConnectionAudit | None = None
+        #: links to other brokers, where there are any
+        self.remotes: Remotes | None = None
+        #: called when something is to be sent outside of the driver's own calls
+        self.wake: Callable[[], None] = _nobody
         #: destinations that this producer may not bind, with the broker's reason
         self.refused: dict[Destination, str] = {}
         #: channels whose held frames may go on
@@ -191,7 +200,10 @@ class Conversation:
     def forget(self, channel: Channel) -> None:
         """A channel is closed on both sides; its number is free."""
         if channel.discard_upstream or channel.closes or channel.owed_close_ok:
-            self._renew(channel)
+            fresh = self._renew(channel)
+            if fresh.discard_upstream:
+                # RabbitMQ takes an open that overtakes its own close-ok for a second one on the old channel (504).
+                fresh.held = []
         else:
             self._end(channel)
             del self.channels[channel.number]
@@ -209,6 +221,10 @@ class Conversation:
 
     def _end(self, channel: Channel) -> None:
         self.shape += 1
+        for way in channel.ways.values():
+            if not isinstance(way, str):
+                way.leave()
+        channel.ways = {}
         self.drop_held(channel)
         self.drop_held_back(channel)
         self.drop_collected(channel)

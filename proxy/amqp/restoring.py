@@ -12,13 +12,18 @@ from proxy.amqp.methods import method_frame
 from proxy.amqp.original import Address
 from proxy.amqp.properties import table_span
 from proxy.amqp.vhost import Delivery, VhostState
+from proxy.errors import ProtocolError
+from proxy.routing.address_targets import AddressBook, Target
+from proxy.routing.bindings import QUEUE
 
 
 def can_produce(state: VhostState, first: Address, new: Address) -> bool:
     """Say whether this configuration sends a publish to `first` under the address `new`."""
     owned = state.exchanges.get(first.exchange)
     if owned is None:
-        return False
+        return state.addresses is not None and _translated(state, state.addresses, first, new)
+    if state.addresses is not None and _destination(state, state.addresses, first, new):
+        return True
     if owned.delivery is Delivery.CARRIER and owned.carrier != owned.name and new.exchange == owned.carrier:
         return new.routing_key == first.routing_key
     if new.exchange == b"":
@@ -26,14 +31,46 @@ def can_produce(state: VhostState, first: Address, new: Address) -> bool:
     return owned.delivery is Delivery.QUEUE and new.routing_key == first.routing_key
 
 
+def _translated(state: VhostState, book: AddressBook, first: Address, new: Address) -> bool:
+    """Whether the address table sends a publish to `first` to `new`, perhaps by way of an exchange of the rules."""
+    target = book.look_up(*first)
+    if not isinstance(target, Target) or target.remote is not None:
+        return False
+    owned = state.exchanges.get(target.publication.exchange)
+    if owned is None:
+        return tuple(new) == tuple(target.publication)
+    if owned.delivery is Delivery.CARRIER and new == (owned.carrier, target.publication.routing_key):
+        return True
+    return can_produce(state, Address(*target.publication), new)
+
+
+def _destination(state: VhostState, book: AddressBook, first: Address, new: Address) -> bool:
+    """Whether a queue that `first` may choose becomes an exchange and key of its own."""
+    for kind, name in state.router.destinations(first.exchange):
+        target = book.look_up(b"", name) if kind == QUEUE else book.look_up(name, first.routing_key)
+        if isinstance(target, Target) and target.remote is None and tuple(target.publication) == tuple(new):
+            return True
+    return False
+
+
 def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes]:
     """Give method and header frame of a delivery, get or return as the producer or consumer should see them.
+
+    What is malformed stays as it came: one message that somebody else has stored must not end the connection of
+    everybody who gets it.
 
     Args:
         state: the virtual host.
         method: the broker's method frame.
         header: the content header frame behind it.
     """
+    try:
+        return _restored(state, method, header) or (method, header)
+    except ProtocolError:
+        return method, header
+
+
+def _restored(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes] | None:
     payload = method[7:-1]
     index = U32.unpack_from(payload)[0]
     fields: Deliver | GetOk | Return
@@ -45,11 +82,11 @@ def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[b
         fields = read_return(payload)
     span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
     if span is None:
-        return method, header
+        return None
     entries = header[span[0] : span[1]]
     found = original.read(entries)
     if found is None or found[1] != (fields.exchange, fields.routing_key) or not can_produce(state, *found):
-        return method, header
+        return None
     fields = fields._replace(exchange=found[0].exchange, routing_key=found[0].routing_key)
     table = original.restored(entries)
     head = b"".join((header[7 : span[0] - 4], U32.pack(len(table)), table, header[span[1] : -1]))

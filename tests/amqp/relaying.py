@@ -1,0 +1,284 @@
+"""A relay whose producer and broker are the test: frames in, frames out, both sides. No sockets, no sleeps.
+
+``Wire`` keeps nothing back: what a call returns is all that left on that side since the last look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pamqp import base, commands
+
+from proxy.amqp.conversation import BindDestinations, EnsureQueue, Inventory, Limits
+from proxy.amqp.counters import Counters
+from proxy.amqp.plan import ClientRules, Plans, Sources
+from proxy.amqp.relay import Relay
+from proxy.amqp.tables import decode_table, encode_table
+from proxy.amqp.tokens import token
+from proxy.amqp.tuning import Tuning
+from proxy.amqp.vhost import Declared, Delivery, Destination, OwnedExchange, VhostState
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
+from proxy.routing.values import Table, Value
+from tests import client
+from tests.client import Frame, method, split
+from tests.routing.building import NOW, Plain, arguments, exchange, no_draw, to_exchange, to_queue
+
+TUNING = Tuning(
+    channel_max_producer=2046,
+    channel_max_upstream=2047,
+    frame_max_producer=131072,
+    frame_max_upstream=131072,
+    heartbeat_producer=60,
+    heartbeat_upstream=60,
+)
+#: the channel that is never offered to a producer
+OWN = TUNING.channel_max_upstream
+
+#: a condition as bindings of the tests have it
+TYPE = {"x-?hkv= type": "report"}
+REPORT: Table = ((b"type", Value("S", b"report")),)
+
+
+class Ears(list[tuple[object, ...]]):
+    """A control plane that only listens.
+
+    Args:
+        queues: those that rules name; None: all.
+    """
+
+    def __init__(self, queues: Iterable[bytes] | None = ()) -> None:
+        super().__init__()
+        self._queues = None if queues is None else frozenset(queues)
+
+    def inventory(self) -> Inventory:
+        return Inventory(
+            lambda queue: self._queues is None or queue in self._queues,
+            lambda queue, exclusive: self.append(("declared", queue, exclusive)),
+            lambda queue: self.append(("deleted", queue)),
+            lambda exchange: self.append(("changed", exchange)),
+        )
+
+
+def owned(
+    made: Exchange,
+    delivery: Delivery = Delivery.CARRIER,
+    *,
+    carrier: str = "",
+    unmatched_pass: bool = False,
+    bound: Iterable[Destination] | None = None,
+    declared: Declared | None = None,
+) -> OwnedExchange:
+    """What the relay knows of an exchange; ``bound`` None: all its destinations are."""
+    return OwnedExchange(
+        made.name,
+        made.type,
+        delivery,
+        carrier.encode() or made.name,
+        unmatched_pass,
+        made.alternate,
+        declared=declared,
+        bound=set(made.destinations if bound is None else bound),
+    )
+
+
+def state(*pairs: tuple[Exchange, OwnedExchange]) -> VhostState:
+    return VhostState("/", Router([one for one, _ in pairs]), {own.name: own for _, own in pairs})
+
+
+def routed(*queues: str, delivery: Delivery = Delivery.CARRIER, **more: object) -> VhostState:
+    """The exchange ``xo``: a message of type report goes to all the queues."""
+    made = exchange(*(to_queue(name, TYPE) for name in queues))
+    return state((made, owned(made, delivery, **more)))  # type: ignore[arg-type]
+
+
+def chosen(
+    *queues: str, bound: Iterable[str] = (), delivery: Delivery = Delivery.CARRIER, **more: object
+) -> VhostState:
+    """The exchange ``xo``: the routing key names the queue. ``queues`` are those that exist."""
+    made = exchange(to_queue("unused", {"x-msg-destq-rk": ""}))
+    ready = [("queue", name.encode()) for name in bound]
+    found = state((made, owned(made, delivery, bound=ready, **more)))  # type: ignore[arg-type]
+    found.queues = replace(found.queues, names=tuple(sorted(name.encode() for name in queues)), version=1)
+    return found
+
+
+def several(*exchanges: str, queues: Iterable[str] = ("q",)) -> VhostState:
+    """The exchange ``xo`` in queue delivery: every message goes to the queues and to the exchanges."""
+    made = exchange(*(to_queue(name) for name in queues), *(to_exchange(name) for name in exchanges))
+    return state((made, owned(made, Delivery.QUEUE)))
+
+
+class Wire:
+    """One producer connection.
+
+    Args:
+        of: the virtual host; None: nothing is evaluated here.
+        ears: control plane.
+        tuning: what was agreed on.
+        limits: of the relay.
+        rules: for clients' declarations.
+    """
+
+    def __init__(
+        self,
+        of: VhostState | None = None,
+        *,
+        ears: Ears | None = None,
+        tuning: Tuning = TUNING,
+        limits: Limits | None = None,
+        rules: ClientRules | None = None,
+    ) -> None:
+        self.state = of or VhostState("/", Router(()))
+        self.heard = ears if ears is not None else Ears()
+        self.counters = Counters()
+        self.wall = NOW
+        sources = Sources(lambda: self.wall, lambda: 0.0, no_draw)
+        self.plans = Plans(self.state, self.counters, sources, rules)
+        self.tuning = tuning
+        self.relay = Relay(tuning, self.plans, self.heard.inventory(), limits or Limits())
+        self.now = 0.0
+
+    # -- bytes ---------------------------------------------------------------------------------------------------
+
+    def produce(self, *pieces: bytes) -> bytes:
+        """The producer sends; give what leaves to the broker."""
+        self.relay.receive_from_producer(b"".join(pieces), self.now)
+        return self.upstream()
+
+    def answer(self, *pieces: bytes) -> bytes:
+        """The broker sends; give what leaves to the producer."""
+        self.relay.receive_from_upstream(b"".join(pieces), self.now)
+        return self.producer()
+
+    def upstream(self) -> bytes:
+        """What has left to the broker."""
+        return _taken(self.relay.to_upstream)
+
+    def producer(self) -> bytes:
+        """What has left to the producer."""
+        return _taken(self.relay.to_producer)
+
+    # -- conversations -------------------------------------------------------------------------------------------
+
+    def open(self, *numbers: int, confirm: bool = False) -> Wire:
+        """Open channels, and answer for the broker."""
+        for number in numbers or (1,):
+            self.produce(method(number, commands.Channel.Open()))
+            self.answer(method(number, commands.Channel.OpenOk()))
+            if confirm:
+                self.produce(method(number, commands.Confirm.Select()))
+                self.answer(method(number, commands.Confirm.SelectOk()))
+        return self
+
+    def request(self) -> EnsureQueue | BindDestinations:
+        """Take the one request to the control plane."""
+        (found,) = self.relay.requests
+        self.relay.requests.clear()
+        assert isinstance(found, EnsureQueue | BindDestinations)
+        return found
+
+
+def _taken(pieces: list[bytes]) -> bytes:
+    data = b"".join(pieces)
+    pieces.clear()
+    return data
+
+
+# -- words -------------------------------------------------------------------------------------------------------
+
+
+def publish(
+    key: str = "",
+    headers: Table | None = REPORT,
+    body: bytes = b"body",
+    channel: int = 1,
+    to: str = "xo",
+    *,
+    mandatory: bool = False,
+    frame_max: int = 131072,
+    **properties: bytes | int,
+) -> bytes:
+    """A publish to ``xo`` that its rules match."""
+    return client.publish(
+        channel, to.encode(), key.encode(), headers, body, properties, mandatory=mandatory, frame_max=frame_max
+    )
+
+
+def with_tokens(message: bytes, *queues: str, exchanges: Iterable[str] = ()) -> bytes:
+    """The same publish as it leaves for queues and exchanges of a carrier."""
+    keys = [token("exchange", name.encode()) for name in exchanges]
+    keys += [token("queue", name.encode()) for name in queues]
+    return with_keys(message, *keys)
+
+
+def with_keys(message: bytes, *keys: bytes) -> bytes:
+    """The same publish with these keys as last entry of its header table."""
+    start, header, *bodies = split(message)
+    entry = (b"BCC", Value("A", tuple(Value("S", key) for key in keys)))
+    flags = int.from_bytes(header.payload[12:14], "big")
+    at = 14
+    for flag in (0x8000, 0x4000):
+        if flags & flag:
+            at += 1 + header.payload[at]
+    behind, entries = at, b""
+    if flags & 0x2000:
+        size = int.from_bytes(header.payload[at : at + 4], "big")
+        behind, entries = at + 4 + size, header.payload[at + 4 : at + 4 + size]
+    if keys:
+        entries += encode_table((entry,))
+    table = len(entries).to_bytes(4, "big") + entries
+    flagged = (flags | 0x2000).to_bytes(2, "big")
+    payload = header.payload[:12] + flagged + header.payload[14:at] + table + header.payload[behind:]
+    return start.raw + client.frame(2, header.channel, payload) + b"".join(one.raw for one in bodies)
+
+
+def table_of(header: Frame) -> Table:
+    """The header table of a content header frame that has one, in front of which stands no other property."""
+    assert int.from_bytes(header.payload[12:14], "big") & 0xE000 == 0x2000
+    size = int.from_bytes(header.payload[14:18], "big")
+    return decode_table(header.payload, 18, 18 + size)
+
+
+def keys_of(header: Frame) -> list[bytes]:
+    """The keys that a header frame adds."""
+    (found,) = [one for name, one in table_of(header) if name == b"BCC"]
+    assert isinstance(found.value, tuple)
+    return [key.value for key in found.value]
+
+
+def address_of(frame: Frame) -> tuple[object, object]:
+    """Exchange and routing key of a publish, delivery, get or return."""
+    return frame.arguments["exchange"], frame.arguments["routing_key"]
+
+
+def table(**entries: Plain) -> Table:
+    return arguments(entries)
+
+
+def say(channel: int, *commanded: base.Frame) -> bytes:
+    """Method frames on one channel."""
+    return b"".join(method(channel, one) for one in commanded)
+
+
+def ack(tag: int, multiple: bool = False, channel: int = 1) -> bytes:
+    return method(channel, commands.Basic.Ack(tag, multiple))
+
+
+def nack(tag: int, multiple: bool = False, channel: int = 1) -> bytes:
+    return method(channel, commands.Basic.Nack(tag, multiple, False))
+
+
+def returned(exchange: str, key: str, content: bytes, channel: int = 1) -> bytes:
+    """A return of some content frames."""
+    start = method(channel, commands.Basic.Return(312, "NO_ROUTE", exchange, key))
+    return start + content
+
+
+def closed(data: bytes) -> tuple[int, int, str, tuple[int, int]]:
+    """Channel, code, text, and method of the one close frame that the bytes are."""
+    (found,) = split(data)
+    close = found.method
+    assert isinstance(close, commands.Channel.Close | commands.Connection.Close), found.name
+    return found.channel, close.reply_code or 0, close.reply_text, (close.class_id or 0, close.method_id or 0)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.amqp.original import CC_ASIDE, HEADER, Address, entry, longstr_entry, read, restored
+from proxy.amqp.tables import decode_table, encode_table
+from proxy.routing.values import Table, Value
+
+FROM, TO = Address(b"documents", b"report"), Address(b"", b"printer")
+NAMES = st.binary(max_size=255)
+
+
+def text(value: bytes) -> Value:
+    return Value("S", value)
+
+
+def address(*fields: tuple[bytes, Value]) -> bytes:
+    return encode_table(((HEADER, Value("F", fields)),))
+
+
+PAIR = (
+    (b"exchange", text(b"documents")),
+    (b"routing-key", text(b"report")),
+    (b"new-exchange", text(b"")),
+    (b"new-routing-key", text(b"printer")),
+)
+
+
+def test_a_long_string_entry_is_name_letter_length_and_text() -> None:
+    assert longstr_entry(b"key", b"text") == encode_table(((b"key", text(b"text")),))
+
+
+def test_the_header_holds_the_original_pair_and_the_new_one() -> None:
+    data = entry(FROM, TO)
+    assert decode_table(data, 0, len(data)) == ((b"x-original-address", Value("F", PAIR)),)
+
+
+@given(NAMES, NAMES, NAMES, NAMES)
+def test_what_is_written_is_read_back(exchange: bytes, key: bytes, new_exchange: bytes, new_key: bytes) -> None:
+    one, other = Address(exchange, key), Address(new_exchange, new_key)
+    around = longstr_entry(b"a", b"b")
+    assert read(around + entry(one, other) + around) == (one, other)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        b"",
+        longstr_entry(b"x-original-addres", b"x-original-address"),
+        longstr_entry(HEADER, b"documents"),
+        encode_table(((HEADER, Value("A", (text(b"documents"),))),)),
+        encode_table(((HEADER, Value("V", None)),)),
+        address(),
+        address(*PAIR[:3]),
+        address(*PAIR, (b"host", text(b"elsewhere"))),
+        address(*PAIR[:3], PAIR[0]),
+        address(*PAIR[:3], (b"new-routing-key", Value("I", 1))),
+        address(*PAIR[:3], (b"new-routing-key", Value("x", b"printer"))),
+    ],
+)
+def test_a_header_that_we_would_not_write_is_none(entries: bytes) -> None:
+    assert read(entries) is None
+
+
+def test_of_two_headers_the_first_counts() -> None:
+    assert read(longstr_entry(HEADER, b"forged") + entry(FROM, TO)) is None
+    assert read(entry(FROM, TO) + entry(TO, FROM)) == (FROM, TO)
+
+
+CC = Value("A", (text(b"one"), text(b"two")))
+
+
+def test_restored_entries_are_those_of_the_producer_with_its_cc_back() -> None:
+    own: Table = ((b"type", text(b"report")), (b"priority", Value("s", 4)))
+    aside: Table = ((CC_ASIDE, CC),)
+    left = encode_table(own) + encode_table(aside) + entry(FROM, TO)
+    assert decode_table(restored(left), 0, len(restored(left))) == (*own, (b"CC", CC))
+
+
+@given(st.binary(max_size=40))
+def test_entries_without_ours_stay_as_they_are(content: bytes) -> None:
+    entries = longstr_entry(b"a", content) + longstr_entry(b"x-original-note", content)
+    assert restored(entries) == entries
