@@ -153,8 +153,12 @@ class Producer:
         self._frame_max = frame_max
         self._heartbeat = heartbeat
         self._input = bytearray()
-        if log_in:
-            self.log_in(vhost, username, password)
+        try:
+            if log_in:
+                self.log_in(vhost, username, password)
+        except BaseException:
+            self.vanish()
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -114,7 +114,8 @@ class Opening:
 
     def _timeout(self) -> None:
         handshake, limits = self._handshake, self._shared.limits
-        self._failure = "timeout"
+        if handshake.ending is None:
+            self._failure = "timeout"
         side = handshake.waiting_for
         self._log.info("handshake not finished in time", seconds=limits.handshake_seconds, waiting_for=side)
         if side is not Side.UPSTREAM:

@@ -1,0 +1,361 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+from pamqp import commands
+from structlog.testing import capture_logs
+
+from proxy.net.surroundings import SessionLimits
+from proxy.net.upstream import Upstream
+from tests import client
+from tests.net.stage import FakeBroker, NoControl, Peer, Stage, Tune, eventually, staged
+from tests.private_broker import free_port
+from tests.producer import Closed, Producer
+from tests.rabbitmq import Broker
+
+#: Over before anything that is waited for.
+SOON = SessionLimits(handshake_seconds=0.1, close_seconds=0.1)
+
+
+def results(stage: Stage) -> tuple[dict[str, int], dict[str, int]]:
+    """How attempts ended, downstream and upstream, without zeros."""
+    sides = (stage.counters.downstream, stage.counters.upstream)
+    down, up = ({name: count for name, count in side.results.items() if count} for side in sides)
+    return down, up
+
+
+async def refused(stage: Stage) -> tuple[int, str]:
+    """Be refused: a Start of the proxy's own, then its close."""
+    peer = await stage.connect()
+    peer.send(client.PROTOCOL_HEADER)
+    await peer.expect("Connection.Start")
+    peer.call(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
+    reason = await peer.close_reason()
+    peer.call(commands.Connection.CloseOk(), 0)
+    assert await peer.is_gone()
+    return reason
+
+
+# -- what passes -------------------------------------------------------------------------------------------------------
+
+
+async def test_both_sides_agree_and_one_channel_is_kept_back() -> None:
+    async with staged(broker=FakeBroker(Tune(channel_max=100, frame_max=65536, heartbeat=60))) as stage:
+        peer = await stage.connect()
+        peer.send(client.PROTOCOL_HEADER)
+        start = (await peer.expect("Connection.Start")).arguments
+        assert start["server_properties"]["oxproxy"] == "1.2.3"  # type: ignore[index]
+        assert start["server_properties"]["version"] == "3.10.8"  # type: ignore[index]
+        peer.call(commands.Connection.StartOk({}, "PLAIN", "\0me\0secret", "en_US"), 0)
+        tune = (await peer.expect("Connection.Tune")).arguments
+        assert tune == {"channel_max": 99, "frame_max": 65536, "heartbeat": 60}
+        peer.call(commands.Connection.TuneOk(99, 65536, 30), 0)
+        peer.call(commands.Connection.Open("/"), 0)
+        await peer.expect("Connection.OpenOk")
+        sent = stage.broker.opened
+        assert (sent["StartOk"]["mechanism"], sent["StartOk"]["response"]) == ("PLAIN", "\0me\0secret")
+        assert sent["TuneOk"] == {"channel_max": 100, "frame_max": 65536, "heartbeat": 30}
+        assert results(stage) == ({"ok": 1}, {"ok": 1})
+        assert (stage.counters.downstream.open, stage.counters.upstream.open) == (1, 1)
+
+
+async def test_what_comes_with_the_last_bytes_of_the_handshake_is_not_lost() -> None:
+    async with staged() as stage:
+        peer = await stage.connect()
+        peer.send(client.PROTOCOL_HEADER)
+        await peer.expect("Connection.Start")
+        peer.call(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
+        await peer.expect("Connection.Tune")
+        peer.send(
+            client.method(0, commands.Connection.TuneOk(0, 0, 0)),
+            client.method(0, commands.Connection.Open("/")),
+            client.method(1, commands.Channel.Open()),
+            client.method(1, commands.Basic.Qos(0, 5)),
+        )
+        await peer.expect("Connection.OpenOk")
+        link = await stage.broker.link()
+        assert [(await link.frame()).name for _ in range(2)] == ["Channel.Open", "Basic.Qos"]
+
+
+async def test_the_first_producer_of_a_virtual_host_waits_until_it_is_followed() -> None:
+    control = NoControl()
+    control.followed = False
+    control.answering.clear()
+    async with staged(control=control) as stage:
+        peer = await stage.connect()
+        await stage.greet(peer)
+        link = await stage.broker.link()
+        peer.call(commands.Channel.Open())
+        await eventually(lambda: control.asked == [("adopt", "/")])
+        assert results(stage) == ({}, {})
+        control.answering.set()
+        await peer.expect("Connection.OpenOk")
+        await link.expect("Channel.Open")
+
+
+async def test_a_virtual_host_that_can_not_be_followed_in_time_is_used_all_the_same() -> None:
+    control = NoControl()
+    control.followed = False
+    control.answering.clear()
+    with capture_logs() as logged:
+        async with staged(SessionLimits(bind_seconds=0.05), control=control) as stage:
+            peer, link = await stage.producer()
+            peer.call(commands.Channel.Open())
+            await link.expect("Channel.Open")
+    assert "virtual host is not followed" in [entry["event"] for entry in logged]
+
+
+async def test_a_broker_that_leaves_while_its_virtual_host_is_looked_at_is_not_missed() -> None:
+    control = NoControl()
+    control.followed = False
+    control.answering.clear()
+    async with staged(control=control) as stage:
+        peer = await stage.connect()
+        await stage.greet(peer)
+        link = await stage.broker.link()
+        await eventually(lambda: control.asked)
+        link.writer.transport.abort()
+        await asyncio.sleep(0.02)
+        control.answering.set()
+        await peer.expect("Connection.OpenOk")
+        assert (await peer.close_reason())[0] == 320
+
+
+# -- the broker is not there, or does not answer -----------------------------------------------------------------------
+
+
+async def test_a_broker_that_can_not_be_reached_is_said_with_320_and_the_cause() -> None:
+    port = free_port()
+    async with staged(upstream=Upstream([("127.0.0.1", port)])) as stage:
+        code, text = await refused(stage)
+        assert code == 320
+        assert text.startswith(f"CONNECTION_FORCED - upstream unavailable: 127.0.0.1:{port}: ")
+        await eventually(lambda: results(stage) == ({"unavailable": 1}, {"unavailable": 1}))
+
+
+async def test_a_broker_that_does_not_answer_is_said_with_320_after_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, socket.socket() as first:
+        first.connect(deaf.getsockname())
+        async with staged(upstream=Upstream([deaf.getsockname()], connect_seconds=0.05)) as stage:
+            code, text = await refused(stage)
+            assert (code, "no answer within 0.05 s" in text) == (320, True)
+            await eventually(lambda: results(stage) == ({"timeout": 1}, {"timeout": 1}))
+
+
+async def test_the_next_address_is_tried_where_the_first_host_is_down() -> None:
+    broker = FakeBroker()
+    await broker.start()
+    addresses = [("127.0.0.1", free_port()), ("127.0.0.1", broker.port)]
+    async with staged(broker=broker, upstream=Upstream(addresses)) as stage:
+        peer, link = await stage.producer()
+        peer.call(commands.Channel.Open())
+        await link.expect("Channel.Open")
+
+
+async def test_a_broker_that_accepts_and_says_nothing_is_said_with_320_after_the_deadline() -> None:
+    async with staged(SOON, broker=FakeBroker(silent_after="header")) as stage:
+        assert await refused(stage) == (
+            320,
+            "CONNECTION_FORCED - upstream timeout: no Connection.Start within 0.1 s",
+        )
+        await eventually(lambda: results(stage)[0] == {"timeout": 1})
+
+
+@pytest.mark.parametrize(
+    ("point", "awaited"), [("StartOk", "Connection.Secure or Connection.Tune"), ("Open", "Connection.OpenOk")]
+)
+async def test_a_broker_that_falls_silent_is_said_with_320_after_the_deadline(point: str, awaited: str) -> None:
+    async with staged(SOON, broker=FakeBroker(silent_after=point)) as stage:
+        peer = await stage.connect()
+        peer.send(client.PROTOCOL_HEADER)
+        await peer.expect("Connection.Start")
+        peer.call(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
+        if point == "Open":
+            await peer.expect("Connection.Tune")
+            peer.call(commands.Connection.TuneOk(0, 0, 0), 0)
+            peer.call(commands.Connection.Open("/"), 0)
+        assert await peer.close_reason() == (
+            320,
+            f"CONNECTION_FORCED - upstream timeout: no {awaited} within 0.1 s",
+        )
+        assert await peer.is_gone()  # without a close-ok, after close_seconds
+
+
+@pytest.mark.parametrize("point", ["header", "Open"])
+async def test_a_broker_that_leaves_during_the_handshake_is_said_with_320(point: str) -> None:
+    async with staged(broker=FakeBroker(silent_after=point)) as stage:
+        if point == "header":
+            leaving = asyncio.ensure_future(leave(stage))
+            assert (await refused(stage))[0] == 320
+            await leaving
+            return
+        peer = await stage.connect()
+        await stage.greet(peer)
+        await (await stage.broker.link()).vanish()
+        assert (await peer.close_reason())[0] == 320
+
+
+async def leave(stage: Stage) -> None:
+    await (await stage.broker.link()).vanish()
+
+
+# -- the producer does not answer, or leaves ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [b"", b"AM", client.PROTOCOL_HEADER])
+async def test_a_producer_that_stays_silent_is_dropped_after_the_deadline(said: bytes) -> None:
+    async with staged(SOON) as stage:
+        peer = await stage.connect()
+        peer.send(said)
+        if said == client.PROTOCOL_HEADER:
+            await peer.expect("Connection.Start")
+        assert await peer.is_gone()
+        await eventually(lambda: results(stage)[0] == {"timeout": 1})
+
+
+async def test_a_probe_that_connects_and_leaves_is_no_event() -> None:
+    with capture_logs() as logged:
+        async with staged() as stage:
+            for _ in range(3):
+                await (await stage.connect()).vanish()
+            peer, _ = await stage.producer()
+            await peer.vanish()
+            await eventually(lambda: stage.counters.downstream.open == 0)
+            assert results(stage) == ({"ok": 1}, {"ok": 1})
+    assert [entry["event"] for entry in logged if entry["log_level"] != "info"] == []
+    assert [entry["event"] for entry in logged] == ["producer connected", "producer disconnected"]
+
+
+async def test_a_producer_that_leaves_takes_its_upstream_connection_along() -> None:
+    async with staged(broker=FakeBroker(silent_after="StartOk")) as stage:
+        peer = await stage.connect()
+        peer.send(client.PROTOCOL_HEADER)
+        await peer.expect("Connection.Start")
+        peer.call(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
+        link = await stage.broker.link()
+        await peer.vanish()
+        assert await link.is_gone()
+        await eventually(lambda: results(stage)[0] == {"refused": 1})
+
+
+async def test_a_producer_that_leaves_while_we_connect_leaves_nothing_behind() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, socket.socket() as first:
+        first.connect(deaf.getsockname())
+        async with staged(upstream=Upstream([deaf.getsockname()], connect_seconds=60)) as stage:
+            peer = await stage.connect()
+            before = len(asyncio.all_tasks())
+            peer.send(client.PROTOCOL_HEADER)
+            await eventually(lambda: len(asyncio.all_tasks()) == before + 1)
+            await peer.vanish()
+            await eventually(lambda: len(asyncio.all_tasks()) == before)
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"AMQP\x01\x01\x00\x09"])
+async def test_another_protocol_gets_our_header_and_the_end(said: bytes) -> None:
+    async with staged() as stage:
+        peer = await stage.connect()
+        peer.send(said)
+        assert await peer.read(8) == client.PROTOCOL_HEADER
+        assert await peer.is_gone()
+
+
+async def test_a_frame_out_of_order_is_a_protocol_error_that_upstream_never_sees() -> None:
+    with capture_logs() as logged:
+        async with staged() as stage:
+            peer = await stage.connect()
+            peer.send(client.PROTOCOL_HEADER)
+            await peer.expect("Connection.Start")
+            peer.call(commands.Channel.Open())
+            code, text = await peer.close_reason()
+            assert (code, "Channel.Open" in text) == (504, True)
+            peer.call(commands.Connection.CloseOk(), 0)
+            assert await peer.is_gone()
+            await eventually(lambda: results(stage)[0] == {"protocol_error": 1})
+    [entry] = [entry for entry in logged if entry["event"] == "producer not connected"]
+    assert (entry["result"], entry["reply_code"]) == ("protocol_error", 504)
+
+
+# -- the real broker's own answers -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stranger(broker: Broker) -> Iterator[str]:
+    """A user without permissions; its password is its name."""
+    broker.create_user("stranger", "stranger")
+    yield "stranger"
+    broker.delete_user("stranger")
+
+
+@pytest.mark.parametrize(
+    ("vhost", "user", "password", "code"),
+    [("/", "guest", "wrong", 403), ("/", "nobody", "nobody", 403), ("nowhere", "guest", "guest", 530)],
+)
+async def test_wrong_credentials_and_a_missing_virtual_host_get_the_brokers_own_words(
+    broker: Broker, vhost: str, user: str, password: str, code: int
+) -> None:
+    def log_in(port: int) -> Closed:
+        with pytest.raises(Closed) as caught, Producer(port, vhost, user, password):
+            pass
+        return caught.value
+
+    async with staged(upstream=Upstream([(broker.host, broker.port)])) as stage:
+        ours = await asyncio.to_thread(log_in, stage.port)
+        own = await asyncio.to_thread(log_in, broker.port)
+        assert (ours.code, ours.text) == (own.code, own.text)
+        assert ours.code == code
+        await eventually(lambda: results(stage) == ({"refused": 1}, {"refused": 1}))
+
+
+async def test_a_user_without_permission_for_the_virtual_host_gets_the_brokers_own_words(
+    broker: Broker, stranger: str
+) -> None:
+    async with staged(upstream=Upstream([(broker.host, broker.port)])) as stage:
+        peer = await stage.connect()
+        peer.send(client.PROTOCOL_HEADER)
+        await peer.expect("Connection.Start")
+        peer.call(commands.Connection.StartOk({}, "PLAIN", f"\0{stranger}\0{stranger}", "en_US"), 0)
+        await peer.expect("Connection.Tune")
+        peer.call(commands.Connection.TuneOk(0, 0, 0), 0)
+        peer.call(commands.Connection.Open("/"), 0)
+        code, text = await peer.close_reason()
+        assert code == 530
+        assert "refused for user 'stranger'" in text
+
+
+async def test_what_the_broker_offers_is_offered_and_our_traces_are_on_it(broker: Broker) -> None:
+    def look(port: int) -> tuple[Producer, dict[str, object]]:
+        peer = Producer(port)
+        return peer, dict(peer.start)
+
+    async with staged(upstream=Upstream([(broker.host, broker.port)])) as stage:
+        (ours, offered), (own, real) = (
+            await asyncio.to_thread(look, stage.port),
+            await asyncio.to_thread(look, broker.port),
+        )
+        assert (offered["mechanisms"], offered["locales"]) == (real["mechanisms"], real["locales"])
+        properties, theirs = offered["server_properties"], real["server_properties"]
+        assert isinstance(properties, dict)
+        assert isinstance(theirs, dict)
+        assert {**theirs, "oxproxy": "1.2.3"} == properties
+        assert ours.tune["channel_max"] == own.tune["channel_max"] - 1  # type: ignore[operator]
+        ours.vanish()
+        own.vanish()
+
+
+async def test_a_handshake_that_comes_byte_by_byte_is_a_handshake(broker: Broker) -> None:
+    async with staged(upstream=Upstream([(broker.host, broker.port)])) as stage:
+        peer: Peer = await stage.connect()
+        start_ok = client.method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"))
+        rest = client.method(0, commands.Connection.TuneOk(0, 0, 0)) + client.method(0, commands.Connection.Open("/"))
+        for data, answer in (
+            (client.PROTOCOL_HEADER, "Connection.Start"),
+            (start_ok, "Connection.Tune"),
+            (rest, "Connection.OpenOk"),
+        ):
+            for byte in data:
+                peer.send(bytes([byte]))
+                await asyncio.sleep(0)
+            await peer.expect(answer)
