@@ -59,6 +59,8 @@ class Journal(Protocol):
         exchanges: Iterable[bytes],
         bindings: Iterable[str],
         reason: str | None,
+        remotes: Iterable[str] = (),
+        rule: int | None = None,
     ) -> Template:
         """What a decision fixes."""
 

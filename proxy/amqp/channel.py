@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from proxy.amqp.confirms import Ledger, Returns, Settled
 
 if TYPE_CHECKING:
-    from proxy.amqp.outgoing import Copy
+    from proxy.amqp.outgoing import Copy, Elsewhere
     from proxy.amqp.plan import ExchangePlan
+    from proxy.amqp.remote_messages import Way
+    from proxy.routing.address_targets import Remote
 
 
 class Life(Enum):
@@ -71,6 +73,7 @@ class Collected(NamedTuple):
         copies: what leaves.
         body_size: announced size of the body in bytes.
         body: what has come of it.
+        elsewhere: what goes to other brokers, or nowhere.
     """
 
     publish: Publish
@@ -79,6 +82,7 @@ class Collected(NamedTuple):
     copies: Sequence[Copy]
     body_size: int
     body: bytearray
+    elsewhere: Elsewhere | None = None
 
 
 class Expected(NamedTuple):
@@ -135,8 +139,10 @@ class Channel:
         "sample",
         "settled",
         "swallowed",
+        "transactional",
         "waited",
         "waits",
+        "ways",
     )
 
     def __init__(self, number: int) -> None:
@@ -159,6 +165,7 @@ class Channel:
         #: body bytes still to come
         self.remaining = 0
         self.confirming = False
+        self.transactional = False
         #: publishes of the producer since the channel was opened; in confirm mode its delivery tag
         self.published = 0
         #: publishes before confirm.select, which its delivery tags do not count
@@ -187,6 +194,8 @@ class Channel:
         self.sample: tuple[int, float] | None = None
         #: method frame of a return, delivery or get that waits for its content header
         self.returned: bytes | None = None
+        #: to other brokers, as far as its publishes have gone there
+        self.ways: dict[Remote, Way | str] = {}
         #: body bytes to come of a return that the producer must not see
         self.swallowed = 0
 

@@ -89,28 +89,54 @@ class _Entry:
 
 
 class Ledger:
-    """Joins upstream confirms per producer tag. Two counters, one ordered map.
+    """Joins upstream confirms per producer tag, and those of other brokers. Two counters, one ordered map.
 
     Args:
         outstanding: producer tags not settled when the ledger takes over (upstream tags are equal to them).
         published: highest tag in use then, on both sides.
     """
 
-    __slots__ = ("_entries", "_order", "upstream_tag")
+    __slots__ = ("_apart", "_entries", "_order", "upstream_tag")
 
     def __init__(self, outstanding: list[int], published: int) -> None:
         """Take over the outstanding publishes."""
         self.upstream_tag = published
         self._order: deque[int] = deque(outstanding)
         self._entries: dict[int, _Entry] = {tag: _Entry(tag, 1) for tag in outstanding}
+        #: by producer tag, publishes with copies at other brokers
+        self._apart: dict[int, _Entry] = {}
 
-    def add(self, producer_tag: int, copies: int) -> None:
-        """Enter a publish that leaves as `copies` upstream publishes, in this order after all before it."""
-        entry = _Entry(producer_tag, copies)
+    def add(self, producer_tag: int, copies: int, apart: int = 0) -> None:
+        """Enter a publish, in this order after all before it.
+
+        Args:
+            producer_tag: its tag.
+            copies: upstream publishes that it leaves as.
+            apart: copies that others settle, see `settle_apart`.
+        """
+        entry = _Entry(producer_tag, copies + apart)
+        if apart:
+            self._apart[producer_tag] = entry
         for _ in range(copies):
             self.upstream_tag += 1
             self._entries[self.upstream_tag] = entry
             self._order.append(self.upstream_tag)
+
+    def settle_apart(self, producer_tag: int, ack: bool) -> bool | None:
+        """Enter what became of one copy at another broker.
+
+        Returns:
+            Whether the publish is acked, if it is settled now; None where it is not.
+        """
+        entry = self._apart.get(producer_tag)
+        if entry is None:
+            return None
+        entry.copies -= 1
+        entry.acked = entry.acked and ack
+        if entry.copies:
+            return None
+        del self._apart[producer_tag]
+        return entry.acked
 
     def settle(self, upstream_tag: int, multiple: bool, ack: bool) -> list[tuple[int, bool]]:
         """Enter an upstream ack or nack.
@@ -138,6 +164,7 @@ class Ledger:
             entry.copies -= 1
             entry.acked = entry.acked and ack
             if not entry.copies:
+                self._apart.pop(entry.producer_tag, None)
                 done.append((entry.producer_tag, entry.acked))
         while order and order[0] not in entries:
             order.popleft()

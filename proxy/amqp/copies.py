@@ -14,6 +14,7 @@ from collections.abc import Hashable, Sequence
 from proxy.amqp.channel import Channel, Collected, Publish
 from proxy.amqp.confirms import Ledger, Returns
 from proxy.amqp.conversation import Conversation
+from proxy.amqp.elsewhere import marks, send_elsewhere
 from proxy.amqp.frames import U16, body_frames
 from proxy.amqp.outgoing import PUBLISH, Copy
 from proxy.amqp.plan import ExchangePlan, publish_frame
@@ -65,12 +66,16 @@ def send_collected(conversation: Conversation, collected: Collected) -> None:
         method = publish_frame(publish.frame, copy.exchange, key) if copy.moved else publish.frame
         out += (method, header, *body)
         sent.append(fingerprint(copy.exchange, key, header))
+    elsewhere = collected.elsewhere
+    names = [] if elsewhere is None else marks(elsewhere, channel.before + channel.published)
     if channel.confirming:
-        _ledger_of(conversation, channel).add(channel.published, len(sent))
-    if publish.mandatory and len(sent) > 1:
+        ledger_of(conversation, channel).add(channel.published, len(sent), len(names))
+    if publish.mandatory and len(sent) + len(names) > 1:
         if channel.returns is None:
             channel.returns = Returns()
-        channel.returns.expect(channel.published, sent)
+        channel.returns.expect(channel.published, [*sent, *names])
+    if elsewhere is not None:
+        send_elsewhere(conversation, collected, elsewhere, names)
 
 
 def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
@@ -90,7 +95,7 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
     return exchange, routing_key, header[11 : span[0] - 4], header[span[1] :]
 
 
-def _ledger_of(conversation: Conversation, channel: Channel) -> Ledger:
+def ledger_of(conversation: Conversation, channel: Channel) -> Ledger:
     """Give the channel's ledger; the first call takes over all publishes before the current one."""
     if channel.ledger is None:
         before = channel.published - 1
@@ -110,7 +115,7 @@ def _divided(plan: ExchangePlan, routing_key: bytes, header: bytes, copy: Copy, 
     each = (limit - bare - _AROUND_KEYS) // longest if longest else 0
     if each < 1:
         raise _too_large(f"headers of {len(header)} bytes leave no room for the destinations")
-    if copy.routing_key is None:
+    if copy.routing_key is None or copy.exchange:
         return [copy._replace(bcc=copy.bcc[at : at + each]) for at in range(0, len(copy.bcc), each)]
     # Queue delivery: the keys are queue names, and the broker removes duplicates within one publish only.
     keys = (copy.routing_key, *copy.bcc)

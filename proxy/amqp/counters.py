@@ -61,6 +61,7 @@ class RelayCounters:
         cache_misses: publishes whose plan had to be made.
         cache_bypassed: publishes whose decision may not be kept.
         regex_limit_hits: patterns that ran into the match limit.
+        failed_translations: destinations that the address table sent nowhere.
         upstream_blocked: gauge, links that the broker has blocked.
         paused_producers: gauge, producers whose socket is not being read.
         channels: gauge, open channels of producers.
@@ -77,6 +78,7 @@ class RelayCounters:
     cache_misses: int = 0
     cache_bypassed: int = 0
     regex_limit_hits: int = 0
+    failed_translations: int = 0
     upstream_blocked: int = 0
     paused_producers: int = 0
     channels: int = 0

@@ -8,6 +8,7 @@ Source: architecture "One in, one out"; delivery notes; RabbitMQ guide "Sender-s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,14 +20,30 @@ from proxy.amqp.tokens import NOWHERE, RESERVED, token
 from proxy.amqp.traffic import Tally, Traffic
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.errors import ProtocolError, Scope
+from proxy.routing.address_targets import FailedTranslation, Target
 from proxy.routing.decision import Decision, Outcome
+from proxy.routing.departure import Departure, departure
 
 PUBLISH = (60, 40)
+#: why a publish could not go where a rule of the address table sends it, as audit records say it
+TRANSLATION_FAILED = "translation_failed"
 _CC = frozenset((b"CC",))
 _BCC = frozenset((b"BCC",))
 CC_BCC = _CC | _BCC
 _CUT = OURS | _BCC
 _CUT_CC = _CUT | _CC
+
+
+class Source(NamedTuple):
+    """Where a publish came from that the address table has sent to another exchange.
+
+    Args:
+        address: as the producer wrote it.
+        rule: index of the rule.
+    """
+
+    address: Address
+    rule: int
 
 
 class Copy(NamedTuple):
@@ -38,6 +55,7 @@ class Copy(NamedTuple):
         bcc: further routing keys (tokens, or queue names in queue delivery).
         moved: exchange or key differ from the producer's: our header says what they were.
         hide_cc: the producer's CC would route there and must not.
+        plain: nothing of ours routes it: the producer's CC and BCC mean what they mean to any broker.
     """
 
     exchange: bytes
@@ -45,6 +63,19 @@ class Copy(NamedTuple):
     bcc: tuple[bytes, ...]
     moved: bool
     hide_cc: bool = False
+    plain: bool = False
+
+
+class Elsewhere(NamedTuple):
+    """What of a publish does not go to the producer's own broker.
+
+    Args:
+        targets: where it goes.
+        failed: translations that lead nowhere: the publish can't be acked.
+    """
+
+    targets: tuple[Target, ...]
+    failed: tuple[FailedTranslation, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +89,7 @@ class Outgoing:
         unbound: destinations that must be bound before the publish can leave.
         record: the constant part of its audit lines.
         tally: where its publishes and body bytes are counted.
+        elsewhere: what goes to other brokers, or nowhere; None where nothing does.
     """
 
     decision: Decision
@@ -66,10 +98,18 @@ class Outgoing:
     untouched: bool = False
     unbound: tuple[Destination, ...] = ()
     record: Template | None = None
+    elsewhere: Elsewhere | None = None
 
 
 def outgoing(
-    decision: Decision, owned: OwnedExchange, state: VhostState, traffic: Traffic, journal: Journal | None = None
+    decision: Decision,
+    owned: OwnedExchange,
+    state: VhostState,
+    traffic: Traffic,
+    journal: Journal | None = None,
+    *,
+    routing_key: bytes = b"",
+    source: Source | None = None,
 ) -> Outgoing:
     """Turn a decision into upstream publishes.
 
@@ -79,7 +119,13 @@ def outgoing(
         state: what is bound and what is missing in its virtual host.
         traffic: totals that the publishes are counted in.
         journal: the audit log, if there is one.
+        routing_key: the message's, which the address table is asked about.
+        source: where the publish came from, if the address table has sent it here: it is asked no more.
     """
+    leaves = Departure(decision.queues, decision.exchanges)
+    if state.addresses is not None and source is None:
+        taken = state.exchanges.keys() | state.carriers
+        leaves = departure(state.addresses, decision.queues, decision.exchanges, routing_key, taken)
     untouched = owned.unmatched_pass and decision.outcome is Outcome.UNROUTED
     outcome = "passed" if untouched else decision.outcome.value
     names = decision.queues + decision.exchanges
@@ -87,20 +133,32 @@ def outgoing(
     record = None
     if journal is not None:
         bindings = [name for _, name in decision.matched]
-        reason = "unmatched" if untouched else None
-        record = journal.template(owned.name, outcome, decision.queues, decision.exchanges, bindings, reason)
+        reason = "unmatched" if untouched else TRANSLATION_FAILED if leaves.failed else None
+        exchange, rule = (owned.name, leaves.rule) if source is None else (source.address.exchange, source.rule)
+        exchanges = leaves.exchanges + tuple(publication.exchange for publication in leaves.publications)
+        remotes = labels(leaves.remotes)
+        record = journal.template(exchange, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule)
     if untouched or decision.outcome is Outcome.REJECTED:
         return Outgoing(decision, tally, untouched=untouched, record=record)
     make = _queue_copies if owned.delivery is Delivery.QUEUE else _carrier_copies
-    copies, unbound = make(decision, owned, state)
-    return Outgoing(decision, tally, copies, unbound=unbound, record=record)
+    elsewhere = Elsewhere(leaves.remotes, leaves.failed) if leaves.remotes or leaves.failed else None
+    apart = tuple(Copy(*publication, (), moved=True, hide_cc=True) for publication in leaves.publications)
+    if (elsewhere or apart) and not leaves.queues and not leaves.exchanges:
+        return Outgoing(decision, tally, apart, record=record, elsewhere=elsewhere)
+    copies, unbound = make(decision, leaves, owned, state)
+    return Outgoing(decision, tally, copies + apart, unbound=unbound, record=record, elsewhere=elsewhere)
+
+
+def labels(targets: Iterable[Target]) -> tuple[str, ...]:
+    """Names of the brokers that targets lead to, without credentials."""
+    return tuple(dict.fromkeys(target.remote.label for target in targets if target.remote is not None))
 
 
 def _carrier_copies(
-    decision: Decision, owned: OwnedExchange, state: VhostState
+    decision: Decision, leaves: Departure, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
-    wanted = [("queue", name) for name in decision.queues]
-    wanted += [("exchange", name) for name in decision.exchanges]
+    wanted = [("queue", name) for name in leaves.queues]
+    wanted += [("exchange", name) for name in leaves.exchanges]
     reachable = [one for one in wanted if one in owned.bound]
     unbound = tuple(one for one in wanted if one not in owned.bound and one not in state.missing)
     if not reachable and owned.alternate is not None and not decision.alternate:
@@ -113,15 +171,15 @@ def _carrier_copies(
 
 
 def _queue_copies(
-    decision: Decision, owned: OwnedExchange, state: VhostState
+    decision: Decision, leaves: Departure, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
     # The broker closes the connection on a short string that is not UTF-8 (501): no queue can have such a name.
-    named = [name for name in decision.queues if _is_text(name)]
+    named = [name for name in leaves.queues if _is_text(name)]
     queues = [name for name in named if ("queue", name) not in state.missing] or named[:1]
     copies = []
     if queues:
         copies.append(Copy(b"", queues[0], tuple(queues[1:]), moved=True, hide_cc=True))
-    copies += [Copy(name, None, (), moved=True) for name in decision.exchanges if _is_text(name)]
+    copies += [Copy(name, None, (), moved=True) for name in leaves.exchanges if _is_text(name)]
     if not copies and decision.alternate and owned.alternate is not None:
         copies.append(Copy(owned.alternate, None, (), moved=True))
     return tuple(copies) or (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), ()
@@ -154,6 +212,10 @@ def table_entries(entries: bytes, copy: Copy, original: Address) -> bytes:
     Returns:
         The producer's entries without BCC and without headers that only we may set, then ours.
     """
+    if copy.plain:
+        kept = without(entries, 0, len(entries), OURS) if b"x-original-" in entries else entries
+        key = original.routing_key if copy.routing_key is None else copy.routing_key
+        return kept + entry(original, Address(copy.exchange, key))
     aside = b""
     cut = _CUT
     if copy.hide_cc and b"CC" in entries:

@@ -24,7 +24,7 @@ from proxy.amqp.properties import decode_properties
 from proxy.amqp.tables import decode_table, decode_value, pick
 from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
 from proxy.errors import ProtocolError
-from proxy.routing.decision import Facts
+from proxy.routing.decision import Decision, Facts, Interest
 
 
 class Sources(NamedTuple):
@@ -89,6 +89,7 @@ class Plans:
 
     __slots__ = (
         "_plans",
+        "by_address",
         "confirm_timing",
         "counters",
         "epoch",
@@ -119,12 +120,15 @@ class Plans:
         self.sources = sources
         self.epoch = state.epoch
         self._plans: dict[bytes, ExchangePlan] = {}
+        #: what the address table makes of publishes to exchanges that are not evaluated here, None: nothing
+        self.by_address: dict[tuple[bytes, bytes], ExchangePlan | None] = {}
 
     def get(self, exchange: bytes) -> ExchangePlan | None:
         """Give the plan of an exchange, None where the exchange is not evaluated here."""
         if self.epoch != self.state.epoch:
             self.epoch = self.state.epoch
             self._plans.clear()
+            self.by_address.clear()
         plan = self._plans.get(exchange)
         if plan is None:
             owned = self.state.exchanges.get(exchange)
@@ -140,14 +144,15 @@ class ExchangePlan:
     Args:
         owned: the exchange.
         plans: its virtual host's plans.
+        interest: of its rules, None: ask the router.
     """
 
     __slots__ = (
-        "_by_key", "_counters", "_facts", "_facts_bytes", "_plain", "_plans", "_sources", "_state", "_tables",
+        "_by_key", "_counters", "_facts", "_facts_bytes", "_keyed", "_plain", "_plans", "_sources", "_state", "_tables",
         "_tables_bytes", "_timing", "_traffic", "interest", "owned", "repeatable",
     )  # fmt: skip
 
-    def __init__(self, owned: OwnedExchange, plans: Plans) -> None:
+    def __init__(self, owned: OwnedExchange, plans: Plans, interest: Interest | None = None) -> None:
         """Look up what the rules of the exchange are interested in."""
         self.owned = owned
         self._plans = plans
@@ -156,10 +161,14 @@ class ExchangePlan:
         self._counters = plans.counters
         self._traffic = plans.traffic
         self._timing = plans.timing
-        self.interest = interest = plans.state.router.interest(owned.name)
+        if interest is None:
+            interest = plans.state.router.interest(owned.name)
+        self.interest = interest
         #: The header table, and perhaps the key, are all there is to know.
         self._plain = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
-        self._by_key = interest.routing_key or owned.moves
+        #: An exchange among the destinations is looked up in the address table under the message's key.
+        self._keyed = interest.routing_key or plans.state.addresses is not None
+        self._by_key = self._keyed or owned.moves
         #: Whether equal bytes get an equal answer as long as the state stays (no clock).
         self.repeatable = not interest.clock
         self._tables: dict[object, _Found] = {}
@@ -218,6 +227,10 @@ class ExchangePlan:
         frame_head = FRAME_HEAD.pack(HEADER, (data[start + 1] << 8) | data[start + 2], size)
         return b"".join((method, frame_head, head, table, data[table_end:stop])), out
 
+    def original(self, routing_key: bytes) -> Address:
+        """Where the producer addressed a publish."""
+        return Address(self.owned.name, routing_key)
+
     def further(self, routing_key: bytes, header: bytes, copy: Copy) -> tuple[bytes, bytes]:
         """Give exchange-and-header of one more copy of a publish whose first copy `forward` made.
 
@@ -233,7 +246,7 @@ class ExchangePlan:
         at = _behind_strings(header, 0, len(header), flags)
         table_end = at + 4 + U32.unpack_from(header, at)[0] if flags & _TABLE_FLAG else at
         entries = header[at + 4 : table_end] if flags & _TABLE_FLAG else b""
-        table = table_entries(entries, copy, Address(self.owned.name, routing_key))
+        table = table_entries(entries, copy, self.original(routing_key))
         payload = b"".join(
             (
                 header[7:19],
@@ -248,12 +261,12 @@ class ExchangePlan:
         return key, FRAME_HEAD.pack(HEADER, U16.unpack_from(header, 1)[0], len(payload) - 1) + payload
 
     def _look_up(self, key: object, routing_key: bytes, entries: bytes, header: bytes) -> _Found:
-        refuse_reserved(routing_key, entries)
+        self._refuse(routing_key, entries)
         facts_key, facts, size = self._facts_of(routing_key, entries, header)
         out = self._facts.get(facts_key)
         if out is None:
             self._counters.cache_misses += 1
-            out = self._decide(facts)
+            out = self._outgoing(facts)
             if out.decision.keep and not out.unbound:
                 decision = out.decision
                 shared = len(decision.queues) + len(decision.exchanges) + len(decision.matched)
@@ -270,7 +283,7 @@ class ExchangePlan:
         table, address = b"", None
         if out.copies:
             copy = out.copies[0]
-            table = table_entries(entries, copy, Address(self.owned.name, routing_key))
+            table = table_entries(entries, copy, self.original(routing_key))
             table = U32.pack(len(table)) + table
             if copy.moved:
                 address = Address(copy.exchange, routing_key if copy.routing_key is None else copy.routing_key)
@@ -306,7 +319,7 @@ class ExchangePlan:
             picked = tuple(raws)
         facts = Facts(routing_key, table, properties, size)
         # A moved publish carries its own key in our header, but the decision does not depend on it.
-        return (routing_key if interest.routing_key else b"", picked, beside), facts, key_bytes
+        return (routing_key if self._keyed else b"", picked, beside), facts, key_bytes
 
     def _beside_headers(self, data: bytes, start: int, stop: int, flags: int) -> object:
         interest = self.interest
@@ -322,14 +335,25 @@ class ExchangePlan:
             parts.append(self._state.queues.version)
         return tuple(parts)
 
-    def _decide(self, facts: Facts) -> Outgoing:
+    def _refuse(self, routing_key: bytes, entries: bytes) -> None:
+        """Refuse what would meet our tokens."""
+        refuse_reserved(routing_key, entries)
+
+    def _outgoing(self, facts: Facts) -> Outgoing:
+        """Decide, and say how that leaves."""
+        decision = self._decide(facts)
+        plans = self._plans
+        key = facts.routing_key
+        return outgoing(decision, self.owned, self._state, self._traffic, plans.journal, routing_key=key)
+
+    def _decide(self, facts: Facts) -> Decision:
         sources = self._sources
         now = sources.wall() if self.interest.clock else 0.0
         begin = sources.timer()
         decision = self._state.router.decide(self.owned.name, facts, now, self._state.queues, sources.draw)
         self._timing.observe(sources.timer() - begin)
         self._counters.regex_limit_hits += decision.limited
-        return outgoing(decision, self.owned, self._state, self._traffic, self._plans.journal)
+        return decision
 
 
 def _behind_strings(data: bytes, start: int, stop: int, flags: int) -> int:

@@ -221,6 +221,10 @@ def _confirm(conversation: Conversation, channel: Channel, payload: bytes) -> No
         channel.published = 0
 
 
+def _transaction(conversation: Conversation, channel: Channel, payload: bytes) -> None:
+    channel.transactional = True
+
+
 def _close(conversation: Conversation, channel: Channel, payload: bytes) -> None:
     channel.closes = True
 
@@ -229,5 +233,6 @@ _NOTED = {
     methods.QUEUE_DECLARE: _declare,
     methods.QUEUE_DELETE: _delete,
     methods.CONFIRM_SELECT: _confirm,
+    methods.TX_SELECT: _transaction,
     methods.CHANNEL_CLOSE: _close,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from proxy.amqp.address_plan import find_plan
 from proxy.amqp.auditing import Template
 from proxy.amqp.channel import Channel, Collected, Content, Publish
 from proxy.amqp.conversation import BindDestinations, Conversation
@@ -50,10 +51,11 @@ class PublishFrames:
             ProtocolError: 502 on the connection, 403 on the channel.
         """
         exchange, routing_key, mandatory, _ = read_publish(frame[7:-1])
-        plan = self._conversation.plans.get(exchange)
-        withheld = plan is not None or exchange in self._conversation.state.carriers
-        if withheld:
+        plan = find_plan(self._conversation.plans, exchange, routing_key)
+        ours = exchange in self._conversation.state.exchanges or exchange in self._conversation.state.carriers
+        if ours:
             refuse_reserved(routing_key, b"")
+        withheld = ours or plan is not None
         publish = Publish(frame, plan, exchange, routing_key, channel, mandatory, withheld)
         channel.publish = self.published = publish
         channel.content = Content.HEADER
@@ -101,14 +103,19 @@ class PublishFrames:
             raise ProtocolError(505, text, Scope.CONNECTION, *PUBLISH)
         conversation = self._conversation
         # Between method and header the rules may have changed: what was withheld is judged by those of now.
-        plan = conversation.plans.get(publish.exchange) if publish.withheld else None
+        plan = find_plan(conversation.plans, publish.exchange, publish.routing_key) if publish.withheld else None
         if plan is None:
             return self._pass(channel, publish, frame, body_size)
         head, outgoing = plan.forward(publish.frame, publish.routing_key, frame, 0, len(frame))
         if outgoing.unbound and not channel.waited and self._hold(channel, publish, plan, frame, outgoing.unbound):
             return False
         channel.waited = False
+        elsewhere = outgoing.elsewhere
+        if elsewhere is not None and channel.transactional:
+            text = "a transaction can't reach other brokers, where the address table leads"
+            raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
         several = len(outgoing.copies) > 1 or _header_bytes(head) > conversation.tuning.frame_max_upstream
+        several = several or elsewhere is not None
         copies = fitting(conversation, plan, publish, frame, body_size, outgoing.copies) if several else []
         outgoing.tally.publishes += 1
         outgoing.tally.body_bytes += body_size
@@ -117,7 +124,7 @@ class PublishFrames:
         if outgoing.decision.error:
             raise ProtocolError(406, outgoing.decision.error, Scope.CHANNEL, *PUBLISH)
         if several:
-            self._collect(channel, Collected(publish, plan, frame, copies, body_size, bytearray()))
+            self._collect(channel, Collected(publish, plan, frame, copies, body_size, bytearray(), elsewhere))
             return False
         conversation.to_upstream.append(head or publish.frame + frame)
         self._count(channel)
@@ -197,7 +204,7 @@ class PublishFrames:
             done = partial(conversation.resumable.append, channel)
             bind_tokens(conversation, wanted, done, conversation.refused)
         else:
-            conversation.requests.append(BindDestinations(channel, publish.exchange, unbound))
+            conversation.requests.append(BindDestinations(channel, plan.owned.name, unbound))
         return True
 
 

@@ -8,6 +8,8 @@ Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from proxy.amqp.auditing import ConnectionAudit
 from proxy.amqp.channel import Channel
 from proxy.amqp.conversation import Conversation, Inventory, Limits, LookUpExchange, Phase, Request
@@ -17,6 +19,7 @@ from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.method_frames import connection_close_ok
 from proxy.amqp.plan import Plans
 from proxy.amqp.publishing import Publishing
+from proxy.amqp.remote_messages import Remotes
 from proxy.amqp.tuning import Tuning
 from proxy.errors import ProtocolError
 
@@ -59,6 +62,16 @@ class Relay:
         journal = self._conversation.plans.journal
         if journal is not None:
             self._conversation.audit = ConnectionAudit(journal, conn, user, self.vhost)
+
+    def linked(self, remotes: Remotes, wake: Callable[[], None]) -> None:
+        """Let publishes go to other brokers, where the address table sends them.
+
+        Args:
+            remotes: the links.
+            wake: called when they have brought something that is to be sent.
+        """
+        self._conversation.remotes = remotes
+        self._conversation.wake = wake
 
     @property
     def requests(self) -> list[Request]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+from proxy.routing.address_targets import AddressBook
 from proxy.routing.bindings import Binding
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
@@ -132,6 +133,7 @@ class VhostState:
         last_sequence: of what clients declared through us, the latest.
         carriers: names of the broker's exchanges that carry the exchanges evaluated here.
         restores: whether publishes may leave under another address, so that originals have to be put back.
+        addresses: the address table, None where there is none; `set_addresses` changes it.
     """
 
     name: str
@@ -142,6 +144,7 @@ class VhostState:
     epoch: int = 0
     last_sequence: int = 0
     carriers: frozenset[bytes] = field(init=False)
+    addresses: AddressBook | None = None
     restores: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -166,6 +169,12 @@ class VhostState:
         """Evaluate by other rules from now on."""
         self.exchanges = exchanges
         self.router = router
+        self._derive()
+        self.changed()
+
+    def set_addresses(self, addresses: AddressBook | None) -> None:
+        """Look addresses up in another table from now on."""
+        self.addresses = addresses
         self._derive()
         self.changed()
 
@@ -215,4 +224,4 @@ class VhostState:
 
     def _derive(self) -> None:
         self.carriers = frozenset(owned.carrier for owned in self.carried())
-        self.restores = any(owned.moves for owned in self.exchanges.values())
+        self.restores = self.addresses is not None or any(owned.moves for owned in self.exchanges.values())

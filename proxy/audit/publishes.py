@@ -55,10 +55,20 @@ class PublishJournal:
         exchanges: Iterable[bytes],
         bindings: Iterable[str],
         reason: str | None,
+        remotes: Iterable[str] = (),
+        rule: int | None = None,
     ) -> Template:
         """What a decision fixes in its lines, the version of the rules included."""
         return self._records.template(
-            exchange, outcome, queues, exchanges, bindings=bindings, rules=self._rules(), reason=reason
+            exchange,
+            outcome,
+            queues,
+            exchanges,
+            remotes=remotes,
+            bindings=bindings,
+            rule=rule,
+            rules=self._rules(),
+            reason=reason,
         )
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:

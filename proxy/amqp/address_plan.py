@@ -1,0 +1,160 @@
+"""What leaves in place of a publish that the address table is for? Plans of publishes, beside those of exchanges.
+
+A publish to an exchange that is not evaluated here is looked up once. What comes of it is a plan like an exchange's:
+another exchange here, an exchange of the rules (evaluated, and nothing looked up again), another broker, or nowhere.
+Not in the path of a publish whose virtual host has no address table.
+
+Source: architecture, "The path of one publish"; the messenger-addressing specification, Part 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.amqp.original import Address
+from proxy.amqp.outgoing import TRANSLATION_FAILED, Copy, Elsewhere, Outgoing, Source, labels, outgoing
+from proxy.amqp.plan import ExchangePlan, Plans
+from proxy.amqp.vhost import Delivery, OwnedExchange
+from proxy.routing.address_targets import FailedTranslation, Publication, Target
+from proxy.routing.decision import Decision, Facts, Interest, Outcome
+
+#: Publishes of one virtual host whose plan is kept; each holds what its messages' headers look like.
+KEPT = 1024
+_NO_INTEREST = Interest()
+
+
+def find_plan(plans: Plans, exchange: bytes, routing_key: bytes) -> ExchangePlan | None:
+    """Give the plan of a publish: of its exchange, else what the address table makes of it; None: it passes.
+
+    Args:
+        plans: of the virtual host.
+        exchange: of the publish.
+        routing_key: of the publish.
+    """
+    plan = plans.get(exchange)
+    book = plans.state.addresses
+    if plan is not None or book is None:
+        return plan
+    kept = plans.by_address
+    key = (exchange, routing_key)
+    if key not in kept:
+        if len(kept) >= KEPT:
+            kept.clear()
+        target = book.look_up(exchange, routing_key)
+        kept[key] = None if target is None else _plan(plans, Publication(*key), target)
+    return kept[key]
+
+
+def _plan(plans: Plans, publication: Publication, target: Target | FailedTranslation) -> ExchangePlan | None:
+    source = Source(Address(*publication), target.rule)
+    state = plans.state
+    if isinstance(target, FailedTranslation):
+        return TranslatedPlan(source, target, plans)
+    if target.remote is None:
+        owned = state.exchanges.get(target.publication.exchange)
+        if owned is not None:
+            return EvaluatedPlan(source, owned, target.publication.routing_key, plans)
+        if target.publication.exchange in state.carriers:
+            return TranslatedPlan(
+                source, FailedTranslation(target.rule, "a carrier, not the exchange it stands for"), plans
+            )
+        if target.publication == publication:
+            return None
+    return TranslatedPlan(source, target, plans)
+
+
+class TranslatedPlan(ExchangePlan):
+    """A publish that goes to an exchange which is not evaluated here, to another broker, or nowhere.
+
+    Args:
+        source: where it came from.
+        target: where it goes.
+        plans: its virtual host's plans.
+    """
+
+    __slots__ = ("_fixed", "_source")
+
+    def __init__(self, source: Source, target: Target | FailedTranslation, plans: Plans) -> None:
+        """Work out the one way in which it leaves."""
+        name = source.address.exchange
+        super().__init__(OwnedExchange(name, "direct", Delivery.QUEUE, b""), plans, _NO_INTEREST)
+        self._source = source
+        self._fixed = self._leaving(target, plans)
+
+    def original(self, routing_key: bytes) -> Address:
+        """Where the producer addressed it."""
+        return self._source.address
+
+    def _refuse(self, routing_key: bytes, entries: bytes) -> None:
+        """Any key may go where nothing of ours routes."""
+
+    def _outgoing(self, facts: Facts) -> Outgoing:
+        return self._fixed
+
+    def _leaving(self, target: Target | FailedTranslation, plans: Plans) -> Outgoing:
+        exchange = self._source.address.exchange
+        failed = isinstance(target, FailedTranslation)
+        outcome = Outcome.UNROUTED if failed else Outcome.ROUTED
+        name = outcome.value if failed else "translated"
+        decision = Decision(exchange, outcome)
+        tally = plans.traffic.tally(plans.state.name, exchange, name, (), ())
+        copies: tuple[Copy, ...] = ()
+        elsewhere = None
+        queues: tuple[bytes, ...] = ()
+        exchanges: tuple[bytes, ...] = ()
+        remotes: tuple[str, ...] = ()
+        if isinstance(target, FailedTranslation):
+            elsewhere = Elsewhere((), (target,))
+        elif target.remote is not None:
+            elsewhere = Elsewhere((target,), ())
+            remotes = labels((target,))
+        else:
+            copies = (Copy(*target.publication, (), moved=True, plain=True),)
+            if target.publication.exchange:
+                exchanges = (target.publication.exchange,)
+            else:
+                queues = (target.publication.routing_key,)
+        record = None
+        if plans.journal is not None:
+            reason = TRANSLATION_FAILED if failed else None
+            record = plans.journal.template(exchange, name, queues, exchanges, (), reason, remotes, self._source.rule)
+        return Outgoing(decision, tally, copies, record=record, elsewhere=elsewhere)
+
+
+class EvaluatedPlan(ExchangePlan):
+    """A publish that the address table has sent to an exchange which is evaluated here.
+
+    Args:
+        source: where it came from.
+        owned: the exchange.
+        routing_key: the key it has there.
+        plans: its virtual host's plans.
+    """
+
+    __slots__ = ("_key", "_source")
+
+    def __init__(self, source: Source, owned: OwnedExchange, routing_key: bytes, plans: Plans) -> None:
+        """Remember both addresses."""
+        super().__init__(owned, plans)
+        self._source = source
+        self._key = routing_key
+
+    def original(self, routing_key: bytes) -> Address:
+        """Where the producer addressed it."""
+        return self._source.address
+
+    def forward(self, method: bytes, routing_key: bytes, data: bytes, start: int, stop: int) -> tuple[bytes, Outgoing]:
+        """See ExchangePlan; the rules see the translated key."""
+        return super().forward(method, self._key, data, start, stop)
+
+    def _outgoing(self, facts: Facts) -> Outgoing:
+        plans, key = self._plans, self._key
+        decision = self._decide(facts)
+        out = outgoing(decision, self.owned, plans.state, plans.traffic, plans.journal, source=self._source)
+        if out.untouched:
+            return replace(out, untouched=False, copies=(Copy(self.owned.name, key, (), moved=True, plain=True),))
+        copies = [
+            copy._replace(moved=True, routing_key=key if copy.routing_key is None else copy.routing_key)
+            for copy in out.copies
+        ]
+        return replace(out, copies=tuple(copies))

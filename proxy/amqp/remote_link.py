@@ -1,0 +1,187 @@
+"""One connection to another broker, as its client: bytes in, bytes out, lanes served.
+
+Begins with the login, then cuts frames and gives each to the lane whose channel it is on. Ends once, by `failure`:
+the broker closed it, broke the protocol, or the socket went. Knows no sockets, no clock and no other broker.
+
+Source: AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RabbitMQ guides "Publisher confirms" and "Blocked connections".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Final
+
+from proxy.amqp import methods
+from proxy.amqp.frame_buffer import FrameBuffer, RawFrame
+from proxy.amqp.frames import CONTENT_HEAD, FRAME_HEAD, HEADER, HEARTBEAT, METHOD, U16
+from proxy.amqp.method_arguments import read_ack, read_close, read_nack, read_return
+from proxy.amqp.method_frames import channel_close_ok, connection_close, connection_close_ok
+from proxy.amqp.methods import method_of
+from proxy.amqp.properties import table_span
+from proxy.amqp.remote_lane import Lane
+from proxy.amqp.remote_login import FRAME_MAX, Credentials, RemoteLogin
+from proxy.amqp.remote_messages import Result
+from proxy.errors import ProtocolError
+
+#: Bytes of one unfinished frame, and of what may wait while the login is under way.
+_WAITING_BYTES = FRAME_MAX
+
+
+class RemoteLink:
+    """One connection.
+
+    Args:
+        credentials: who logs in.
+        version: of this program.
+
+    Attributes:
+        to_send: pieces for the socket, in order; the driver sends and clears them.
+        open: the login is done.
+        blocked: the broker takes no publishes now (an alarm).
+        failure: why it is over, None as long as it is not; no credentials in it.
+        frame_max: largest frame in bytes.
+        heartbeat: interval in seconds.
+    """
+
+    def __init__(self, credentials: Credentials, version: str) -> None:
+        """Begin the login."""
+        self._login: Final = RemoteLogin(credentials, version)
+        self._buffer: Final = FrameBuffer(_WAITING_BYTES)
+        self.to_send = self._login.to_send
+        self.open = False
+        self.blocked = False
+        self.failure: str | None = None
+        self.frame_max = FRAME_MAX
+        self.heartbeat = 0
+        self._lanes: dict[int, Lane] = {}
+        #: numbers whose close the broker has yet to answer
+        self._closing: set[int] = set()
+        self._next = 1
+        self._free: list[int] = []
+        self._returned: dict[int, tuple[bytes, bytes]] = {}
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the broker."""
+        buffer = self._buffer
+        try:
+            buffer.feed(data)
+            while self.failure is None and (frame := buffer.next_frame()) is not None:
+                self._take(frame)
+        except ProtocolError as error:
+            self.lost(f"broke AMQP 0-9-1: {error}")
+
+    def attach(self, lane: Lane) -> bool:
+        """Give a lane a channel; False where no number is left."""
+        if self._free:
+            number = self._free.pop()
+        elif self._next <= self._login.channel_max:
+            number = self._next
+            self._next += 1
+        else:
+            return False
+        self._lanes[number] = lane
+        lane.open(self, number)
+        return True
+
+    def give_back(self, number: int) -> None:
+        """A lane has closed its channel; the number is free once the broker has answered."""
+        self._lanes.pop(number, None)
+        self._closing.add(number)
+
+    def lost(self, reason: str) -> None:
+        """The connection is over: tell every lane, once."""
+        if self.failure is not None:
+            return
+        self.failure = reason
+        self.open = False
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            lane.lost(reason)
+
+    def close(self) -> None:
+        """Say goodbye; the driver closes the socket when it is sent."""
+        if self.open:
+            self.to_send.append(connection_close(200, b"Goodbye"))
+        self.lost("closed by us")
+
+    def _take(self, frame: RawFrame) -> None:
+        if frame.kind == HEARTBEAT:
+            return
+        if not self.open:
+            self._logging_in(frame)
+        elif frame.channel == 0:
+            self._connection(frame)
+        elif frame.kind == METHOD:
+            self._method(frame)
+        elif frame.kind == HEADER and frame.channel in self._returned:
+            exchange, key = self._returned.pop(frame.channel)
+            lane = self._lanes.get(frame.channel)
+            if lane is not None:
+                lane.returned(exchange, key, fingerprint, frame.payload)
+
+    def _logging_in(self, frame: RawFrame) -> None:
+        login = self._login
+        if frame.kind != METHOD or frame.channel:
+            self.lost("sent something else than the methods of a login")
+            return
+        login.take(frame.payload)
+        if login.failure is not None:
+            self.lost(login.failure)
+        elif login.done:
+            self.open = True
+            self.frame_max = login.frame_max
+            self.heartbeat = login.heartbeat
+
+    def _connection(self, frame: RawFrame) -> None:
+        method = method_of(frame.payload)
+        if method == methods.CONNECTION_CLOSE:
+            close = read_close(frame.payload)
+            self.to_send.append(connection_close_ok())
+            self.lost(f"closed: {close.reply_code} {close.reply_text.decode(errors='replace')}")
+        elif method == methods.CONNECTION_BLOCKED:
+            self.blocked = True
+        elif method == methods.CONNECTION_UNBLOCKED:
+            self.blocked = False
+            for lane in tuple(self._lanes.values()):
+                lane.go_on()
+
+    def _method(self, frame: RawFrame) -> None:
+        method = method_of(frame.payload)
+        number = frame.channel
+        if method == methods.CHANNEL_CLOSE_OK:
+            if number in self._closing:
+                self._closing.discard(number)
+                self._free.append(number)
+            return
+        lane = self._lanes.get(number)
+        if method == methods.CHANNEL_CLOSE:
+            self.to_send.append(channel_close_ok(number))
+        if lane is None:
+            return
+        if method == methods.BASIC_ACK:
+            lane.confirmed(*read_ack(frame.payload), Result.ACKED)
+        elif method == methods.BASIC_NACK:
+            tag, multiple, _ = read_nack(frame.payload)
+            lane.confirmed(tag, multiple, Result.NACKED)
+        elif method == methods.BASIC_RETURN:
+            _, _, exchange, key = read_return(frame.payload)
+            self._returned[number] = (exchange, key)
+        elif method == methods.CONFIRM_SELECT_OK:
+            lane.selected()
+        elif method == methods.CHANNEL_CLOSE:
+            close = read_close(frame.payload)
+            lane.closed(f"channel closed: {close.reply_code} {close.reply_text.decode(errors='replace')}")
+
+
+def fingerprint(header: bytes) -> Hashable:
+    """Give what is equal in a sent and a returned content header: all but the header table.
+
+    Args:
+        header: payload of a content header frame.
+    """
+    fixed = CONTENT_HEAD.size - FRAME_HEAD.size
+    flags = U16.unpack_from(header, fixed)[0]
+    span = table_span(header, fixed + 2, flags)
+    if span is None:
+        return header[4:]
+    return header[4 : span[0] - 4], header[span[1] :]
