@@ -27,7 +27,6 @@ from proxy.broker.changeover import Retirement
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigErrors, Failure, UpstreamError
 from proxy.net.tasks import Tasks
-from proxy.routing.compiled import CompiledBinding
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules, load_rules
 from proxy.rules.model import ExchangeRule, VhostRules
@@ -203,7 +202,7 @@ class Reload:
             candidate.retirement = await self._topology.prepare(
                 name, candidate.exchanges, candidate.router, candidate.queues.queues
             )
-        remains = await asyncio.to_thread(_compiled, before)
+        remains = _parts(before)
         # From here to the end of the loop nothing waits: no publish comes in between.
         for candidate in candidates:
             self._topology.swap(candidate.state.name, candidate.exchanges, candidate.router)
@@ -242,13 +241,13 @@ def _unnoticed() -> Iterator[None]:
             gc.enable()
 
 
-def _compiled(loaded: LoadedRules) -> list[CompiledBinding]:
-    """Hold all compiled bindings of rules, so that the router's end is not the end of thousands of objects at once."""
+def _parts(loaded: LoadedRules) -> list[object]:
+    """Hold what old rules are made of, so that their end is not the end of thousands of objects at once."""
     exchanges = [exchange for router in loaded.routers.values() for exchange in router.exchanges.values()]
-    return [compiled for exchange in exchanges for _, compiled in exchange.entries]
+    return [part for exchange in exchanges for part in exchange.parts]
 
 
-async def _free(remains: list[CompiledBinding]) -> None:
+async def _free(remains: list[object]) -> None:
     while remains:
         await asyncio.sleep(0)
         del remains[-_FREED_AT_ONCE:]

@@ -157,6 +157,11 @@ class Exchange:
         return sorted((compiled.rank, compiled) for compiled in list(self._compiled.values()))
 
     @property
+    def parts(self) -> list[object]:
+        """What it is made of, for who lets go of an exchange of thousands of bindings part by part."""
+        return list(self._compiled.items())
+
+    @property
     def destinations(self) -> Set[Destination]:
         """All destinations that bindings and their named routes name; a view that changes with them."""
         return self._destinations.keys()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import gc
 import glob
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import TypeAlias
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.address_targets import AddressBook
@@ -22,8 +23,9 @@ from proxy.rules.expectations import Failure, RulesTest, check_tests
 from proxy.rules.faults import ConfigWarning, Faults, Place
 from proxy.rules.lint import check_vhost
 from proxy.rules.model import ExchangeRule, QueueRule, Rules, VhostRules
+from proxy.rules.nodes import Node, dissolve
 from proxy.rules.remotes import address_book, check_brokers
-from proxy.rules.schema import ExchangeDraft, FileDraft, read_rules_file
+from proxy.rules.schema import ExchangeDraft, FileDraft, dissolve_drafts, read_rules_file
 from proxy.rules.settings import Settings
 
 
@@ -48,6 +50,10 @@ class LoadedRules:
     def failures(self) -> list[Failure]:
         """Run the tests that the files carry; give those that do not hold."""
         return check_tests(self.tests, self.rules, self.routers, self.books)
+
+
+#: Looks at drafts and at what was made of them.
+Examination: TypeAlias = Callable[[Sequence[FileDraft], LoadedRules], None]
 
 
 def rules_files(settings: Settings) -> list[Path]:
@@ -79,11 +85,12 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
     return [folder / name for name in names if (folder / name).is_file()]
 
 
-def load_rules(paths: Iterable[Path]) -> LoadedRules:
+def load_rules(paths: Iterable[Path], examine: Examination | None = None) -> LoadedRules:
     """Read, check and compile rules files as one set, in the given order.
 
     Args:
         paths: the files; `rules_files` gives those of a configuration.
+        examine: gets the drafts, which know their places, with the rules made of them; they end with the call.
 
     Returns:
         The rules. Their tests have not been run: ask `failures` for them.
@@ -98,7 +105,7 @@ def load_rules(paths: Iterable[Path]) -> LoadedRules:
             contents.append((str(path), path.read_bytes()))
         except OSError as error:
             faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
-    return compile_rules(contents, faults)
+    return compile_rules(contents, faults, examine)
 
 
 @contextmanager
@@ -116,21 +123,40 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def compile_rules(contents: Sequence[tuple[str, bytes]], faults: Faults | None = None) -> LoadedRules:
+def compile_rules(
+    contents: Sequence[tuple[str, bytes]], faults: Faults | None = None, examine: Examination | None = None
+) -> LoadedRules:
     """Compile rules files from their names and contents; see `load_rules`."""
+    faults = faults or Faults()
     with _without_collection():
-        return _compile(contents, faults or Faults())
+        files: list[FileDraft] = []
+        roots: list[Node] = []
+        try:
+            _read(contents, files, roots, faults)
+            loaded = _compile(contents, files, faults)
+            if examine is not None:
+                examine(files, loaded)
+        finally:
+            # Thousands of objects that end one by one leave other threads their turn; all at once they don't.
+            for file in files:
+                dissolve_drafts(file)
+            for root in roots:
+                dissolve(root)
+        return loaded
 
 
-def _compile(contents: Sequence[tuple[str, bytes]], faults: Faults) -> LoadedRules:
-    files = []
+def _read(contents: Sequence[tuple[str, bytes]], files: list[FileDraft], roots: list[Node], faults: Faults) -> None:
     for source, data in contents:
         noted = len(faults.errors)
         root = read_document(data, source, faults)
         if root is not None:
+            roots.append(root)
             files.append(read_rules_file(root, source, faults))
         elif len(faults.errors) == noted:
             faults.warn(Place(source, 0), "", "the file says nothing")
+
+
+def _compile(contents: Sequence[tuple[str, bytes]], files: Sequence[FileDraft], faults: Faults) -> LoadedRules:
     by_vhost: dict[str, list[FileDraft]] = {}
     for file in files:
         by_vhost.setdefault(file.vhost, []).append(file)

@@ -133,3 +133,16 @@ def _scalar_shown(node: Scalar) -> str:
             return text
         case _:
             return f'the text "{text}"'
+
+
+def dissolve(root: Node) -> None:
+    """Take a tree apart piece by piece: freed as a whole, a large one would hold the interpreter for long."""
+    pending: list[Node] = [root]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Mapping):
+            pending.extend(child for _, child in node.entries)
+            node.entries.clear()
+        elif isinstance(node, Sequence):
+            pending.extend(node.items)
+            node.items.clear()

@@ -266,3 +266,10 @@ def _binding(exchange: bytes, path: str, node: Node, sequence: int, faults: Faul
     binding = Binding(exchange, kind, destination, key, arguments, ident, sequence)
     name_place = fields.place_of("name") if name else None
     return BindingDraft(fields.place, path, binding, table, fields.place_of("routing_key"), name_place)
+
+
+def dissolve_drafts(file: FileDraft) -> None:
+    """Let go of the drafts of a file one by one; see `nodes.dissolve`."""
+    for exchange in file.exchanges:
+        while exchange.bindings:
+            exchange.bindings.pop()
