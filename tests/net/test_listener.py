@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pamqp import commands
+from structlog.testing import capture_logs
+
+from proxy.net.listener import Listener, ListenerLimits
+from tests import client
+from tests.net.stage import FakeBroker, Peer, Stage, eventually, open_exchange, staged
+
+SHUTTING_DOWN = (320, "CONNECTION_FORCED - the proxy is shutting down")
+QUICK = ListenerLimits(settle_seconds=0.1, close_seconds=0.1)
+PATIENT = ListenerLimits(settle_seconds=60, close_seconds=0.1)
+
+
+async def answered(producer: Peer, link: Peer) -> None:
+    """Both peers answer a close as they should."""
+    assert await producer.close_reason() == SHUTTING_DOWN
+    producer.call(commands.Connection.CloseOk(), 0)
+    await link.expect("Connection.Close")
+    link.call(commands.Connection.CloseOk(), 0)
+    assert await producer.is_gone()
+    assert await link.is_gone()
+
+
+# -- accepting ---------------------------------------------------------------------------------------------------------
+
+
+async def test_every_address_is_listened_on() -> None:
+    async with staged() as stage:
+        more = Listener([("127.0.0.1", 0), ("127.0.0.1", 0)], stage.shared, QUICK)
+        bound = await more.start()
+        assert len({port for _, port in bound}) == 2
+        for host, port in bound:
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            await writer.wait_closed()
+        await more.drain()
+
+
+async def test_an_address_that_is_taken_is_an_error() -> None:
+    async with staged() as stage:
+        with pytest.raises(OSError, match="address already in use"):
+            await Listener([("127.0.0.1", stage.port)], stage.shared, QUICK).start()
+
+
+async def test_one_connection_too_many_is_closed_at_once_and_the_next_is_welcome_when_one_has_left() -> None:
+    with capture_logs() as logged:
+        async with staged(listener_limits=ListenerLimits(connections=2, close_seconds=0.1)) as stage:
+            first, _ = await stage.producer()
+            await stage.producer()
+            for _ in range(3):
+                surplus = await stage.connect()
+                surplus.send(client.PROTOCOL_HEADER)
+                assert await surplus.is_gone()
+            assert stage.counters.downstream.results["refused"] == 3
+            assert stage.counters.downstream.open == 2
+            await first.vanish()
+            await eventually(lambda: stage.counters.downstream.open == 1)
+            await stage.producer()
+    assert [entry["limit"] for entry in logged if entry["event"] == "too many connections"] == [2, 2, 2]
+
+
+# -- draining ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_idle_producer_is_closed_at_once_with_320_and_nobody_else_gets_in() -> None:
+    async with staged(listener_limits=PATIENT) as stage:
+        producer, link = await stage.producer()
+        draining = asyncio.ensure_future(stage.listener.drain())
+        await answered(producer, link)
+        await draining
+        with pytest.raises(ConnectionRefusedError):
+            await stage.connect()
+
+
+async def test_unsettled_publishes_settle_before_their_producer_is_closed() -> None:
+    async with staged(listener_limits=PATIENT) as stage:
+        producer, link = await stage.confirming()
+        for body in (b"1", b"2"):
+            producer.send(client.publish(1, b"any", b"k", (), body))
+            for name in ("Basic.Publish", "Header", "Body"):
+                await link.expect(name)
+        draining = asyncio.ensure_future(stage.listener.drain())
+        await eventually(lambda: stage.counters.relay("/").paused_producers)
+        link.call(commands.Basic.Ack(1, False))
+        assert (await producer.expect("Basic.Ack")).arguments["delivery_tag"] == 1
+        assert not draining.done()
+        link.call(commands.Basic.Nack(2, False))
+        assert (await producer.expect("Basic.Nack")).arguments["delivery_tag"] == 2
+        await answered(producer, link)
+        await draining
+        assert stage.counters.relay("/").paused_producers == 0
+
+
+async def test_a_producer_that_never_stops_does_not_use_up_the_deadline() -> None:
+    async with staged(listener_limits=PATIENT) as stage:
+        producer, link = await stage.confirming()
+
+        async def publishing() -> None:
+            while True:
+                producer.send(client.publish(1, b"any", b"k", (), b"x"))
+                await asyncio.sleep(0)
+
+        async def confirming() -> None:
+            count = 0
+            while (found := await link.frame()).name != "Connection.Close":
+                if found.name == "Body":
+                    count += 1
+                    link.call(commands.Basic.Ack(count, False))
+            link.call(commands.Connection.CloseOk(), 0)
+
+        async with asyncio.TaskGroup() as tasks:
+            busy = tasks.create_task(publishing())
+            tasks.create_task(confirming())
+            await producer.expect("Basic.Ack")
+            draining = tasks.create_task(stage.listener.drain())
+            while (found := await producer.frame()).name == "Basic.Ack":
+                pass
+            assert found.arguments["reply_code"] == 320
+            busy.cancel()
+            producer.call(commands.Connection.CloseOk(), 0)
+            await draining
+
+
+async def test_what_is_not_settled_at_the_deadline_is_left_and_said() -> None:
+    with capture_logs() as logged:
+        async with staged(listener_limits=QUICK) as stage:
+            producer, link = await stage.confirming()
+            producer.send(client.publish(1, b"any", b"k", (), b"x"))
+            await link.expect("Basic.Publish")
+            draining = asyncio.ensure_future(stage.listener.drain())
+            assert await producer.close_reason() == SHUTTING_DOWN
+            await draining
+    assert "publishes not settled in time" in [entry["event"] for entry in logged]
+
+
+async def test_a_producer_that_does_not_answer_the_close_is_dropped_after_the_deadline() -> None:
+    async with staged(listener_limits=QUICK) as stage:
+        producer, link = await stage.producer()
+        await stage.listener.drain()
+        assert await producer.close_reason() == SHUTTING_DOWN
+        assert await producer.is_gone()
+        await link.expect("Connection.Close")
+        assert await link.is_gone()
+
+
+async def test_a_producer_in_its_handshake_is_dropped() -> None:
+    async with staged(listener_limits=QUICK, broker=FakeBroker(silent_after="Open")) as stage:
+        silent = await stage.connect()
+        half = await stage.connect()
+        await stage.greet(half)
+        await stage.broker.link()
+        await stage.listener.drain()
+        assert await silent.is_gone()
+        assert await half.is_gone()
+
+
+async def test_a_publish_that_waits_for_its_queue_is_not_lost_by_a_drain() -> None:
+    async with staged(listener_limits=PATIENT, state=open_exchange(b"x", b"q")) as stage:
+        producer, link = await stage.confirming()
+        producer.send(client.publish(1, b"x", b"k", (), b"x"))
+        for name in ("Basic.Publish", "Header", "Body"):
+            await link.expect(name)
+        draining = asyncio.ensure_future(stage.listener.drain())
+        await eventually(lambda: stage.counters.relay("/").paused_producers)
+        link.call(commands.Basic.Ack(1, False))
+        await producer.expect("Basic.Ack")
+        await answered(producer, link)
+        await draining
+
+
+async def test_a_drain_without_producers_returns() -> None:
+    async with staged() as stage:
+        await drained_twice(stage)
+
+
+async def drained_twice(stage: Stage) -> None:
+    await stage.listener.drain()
+    await stage.listener.drain()

@@ -1,0 +1,409 @@
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from pamqp import commands
+from structlog.testing import capture_logs
+
+from proxy.amqp.conversation import Limits
+from proxy.net.surroundings import SessionLimits
+from tests import client
+from tests.net.stage import (
+    ANSWER_SECONDS,
+    FakeBroker,
+    Gone,
+    NoControl,
+    Peer,
+    Stage,
+    Tune,
+    eventually,
+    open_exchange,
+    staged,
+)
+
+#: Over before anything that is waited for.
+SOON = SessionLimits(close_seconds=0.1, bind_seconds=0.1)
+OPENED = ("Channel.Open", "Channel.OpenOk")
+
+
+async def opened(stage: Stage) -> tuple[Peer, Peer]:
+    """A producer with channel 1 open, and the broker's end."""
+    producer, link = await stage.producer()
+    producer.call(commands.Channel.Open())
+    await link.expect("Channel.Open")
+    link.call(commands.Channel.OpenOk())
+    await producer.expect("Channel.OpenOk")
+    return producer, link
+
+
+async def all_over(stage: Stage) -> None:
+    """Both sides have ended and every gauge is back at zero."""
+    counters = stage.counters
+    relay = counters.relay("/")
+    gauges = (counters.downstream, counters.upstream)
+    await eventually(lambda: not any(side.open for side in gauges))
+    assert (relay.channels, relay.paused_producers, relay.upstream_blocked) == (0, 0, 0)
+
+
+async def everything(peer: Peer) -> bytes:
+    """All bytes until the end of the socket."""
+    async with asyncio.timeout(ANSWER_SECONDS):
+        return await peer.reader.read(-1)
+
+
+async def pushed(peer: Peer, data: bytes) -> int:
+    """Write until the other side takes no more; answer how much of it left the test."""
+    transport = peer.writer.transport
+    transport.set_write_buffer_limits(0)
+    sent = 0
+    while sent < len(data):
+        peer.send(data[sent : sent + 65536])
+        sent += 65536
+        try:
+            async with asyncio.timeout(0.3):
+                await peer.writer.drain()
+        except TimeoutError:
+            break
+    return sent - transport.get_write_buffer_size()
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+async def test_bytes_pass_in_both_directions_however_they_are_cut() -> None:
+    chance = random.Random(1)
+    frames = b"".join(
+        client.publish(1, b"any", b"k", (), chance.randbytes(chance.choice((0, 9, 9000)))) for _ in range(50)
+    )
+    deliver = client.method(1, commands.Basic.Deliver("c", 1, False, "any", "k"))
+    deliveries = b"".join(deliver + client.content(1, (), chance.randbytes(500)) for _ in range(50))
+    async with staged() as stage:
+        producer, link = await opened(stage)
+        for sender, receiver, data in ((producer, link, frames), (link, producer, deliveries)):
+            at = 0
+            while at < len(data):
+                size = chance.choice((1, 5, 77, 4000))
+                sender.send(data[at : at + size])
+                at += size
+                await sender.writer.drain()
+            assert await receiver.read(len(data)) == data
+
+
+async def test_a_fault_of_the_producer_ends_its_connection_and_no_other() -> None:
+    with capture_logs() as logged:
+        async with staged() as stage:
+            other, other_link = await opened(stage)
+            producer, link = await opened(stage)
+            producer.send(client.method(1, commands.Basic.Qos(0, 1))[:-1] + b"\x00")
+            assert (await producer.close_reason())[0] == 501
+            assert (await link.expect("Connection.Close")).arguments["reply_code"] == 200
+            producer.call(commands.Connection.CloseOk(), 0)
+            link.call(commands.Connection.CloseOk(), 0)
+            assert await producer.is_gone()
+            assert await link.is_gone()
+            other.call(commands.Basic.Qos(0, 2))
+            await other_link.expect("Basic.Qos")
+    [entry] = [entry for entry in logged if entry["event"] == "producer closed for a fault"]
+    assert entry["fault"].startswith("501 ")
+
+
+async def test_bytes_of_the_broker_that_are_no_frames_end_that_connection_with_320() -> None:
+    async with staged() as stage:
+        producer, link = await opened(stage)
+        link.send(client.HEARTBEAT[:-1] + b"\x00")
+        code, text = await producer.close_reason()
+        assert (code, "malformed frames" in text) == (320, True)
+        assert await link.is_gone()
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_goodbye_is_answered_by_the_broker_and_both_sides_end() -> None:
+    async with staged() as stage:
+        producer, link = await opened(stage)
+        producer.call(commands.Connection.Close(200, "bye", 0, 0), 0)
+        assert (await link.expect("Connection.Close")).arguments["reply_text"] == "bye"
+        link.call(commands.Connection.CloseOk(), 0)
+        await producer.expect("Connection.CloseOk")
+        assert await producer.is_gone()
+        assert await link.is_gone()
+        await all_over(stage)
+
+
+async def test_a_goodbye_waits_as_long_as_the_broker_works_off_what_came_before() -> None:
+    async with staged(SessionLimits(close_seconds=0.02)) as stage:
+        producer, link = await opened(stage)
+        producer.send(client.publish(1, b"any", b"k", (), b"x"))
+        producer.call(commands.Connection.Close(200, "bye", 0, 0), 0)
+        await link.expect("Basic.Publish")
+        await asyncio.sleep(0.1)  # several times what a close may take that is our own
+        link.call(commands.Connection.CloseOk(), 0)
+        await producer.expect("Connection.CloseOk")
+
+
+async def test_a_close_of_the_broker_passes_and_so_does_its_answer() -> None:
+    async with staged() as stage:
+        producer, link = await opened(stage)
+        link.call(commands.Connection.Close(320, "CONNECTION_FORCED - maintenance", 0, 0), 0)
+        assert await producer.close_reason() == (320, "CONNECTION_FORCED - maintenance")
+        producer.call(commands.Connection.CloseOk(), 0)
+        await link.expect("Connection.CloseOk")
+        assert await producer.is_gone()
+        await all_over(stage)
+
+
+async def test_a_broker_that_vanishes_is_said_at_once_with_320_also_to_an_idle_producer() -> None:
+    async with staged() as stage:
+        producer, link = await opened(stage)
+        link.writer.transport.abort()
+        assert await producer.close_reason() == (320, "CONNECTION_FORCED - upstream connection lost")
+        producer.call(commands.Connection.CloseOk(), 0)
+        assert await producer.is_gone()
+        await all_over(stage)
+
+
+async def test_a_producer_that_does_not_answer_a_close_is_dropped_after_the_deadline() -> None:
+    async with staged(SOON) as stage:
+        producer, link = await opened(stage)
+        await link.vanish()
+        await producer.close_reason()
+        assert await producer.is_gone()
+        await all_over(stage)
+
+
+async def test_a_producer_that_vanishes_takes_its_upstream_connection_along_without_half_a_publish() -> None:
+    whole = client.publish(1, b"any", b"k", (), b"x" * 1000)
+    async with staged() as stage:
+        for size in (0, 5, 30, len(whole) - 1):
+            producer, link = await opened(stage)
+            producer.send(whole[:size])
+            await producer.vanish()
+            assert client.frame(3, 1, b"x" * 1000) not in await everything(link)
+        await all_over(stage)
+
+
+async def backlog(stage: Stage, producer: Peer, link: Peer) -> int:
+    """Publish to a broker that reads nothing until something waits in the session, not enough to stop it reading."""
+    link.pause()
+    [session] = stage.listener._sessions
+    frame = client.publish(1, b"any", b"k", (), bytes(60_000))
+    count = 0
+    while not session._upstream.waiting_bytes:
+        producer.send(frame)
+        count += 1
+        await producer.writer.drain()
+        await asyncio.sleep(0)
+    assert not session.producer.paused
+    return count * len(frame)
+
+
+async def test_what_a_producer_published_before_it_vanished_still_goes_to_a_slow_broker() -> None:
+    async with staged(SessionLimits(close_seconds=0.5)) as stage:
+        producer, link = await opened(stage)
+        size = await backlog(stage, producer, link)
+        await producer.vanish()
+        await eventually(lambda: not [one for one in stage.listener._sessions if one.producer.connected])
+        link.resume()
+        assert len(await everything(link)) == size
+        await all_over(stage)
+
+
+async def test_a_broker_that_takes_nothing_does_not_keep_the_session_of_a_producer_that_has_left() -> None:
+    async with staged(SessionLimits(close_seconds=0.05)) as stage:
+        producer, link = await opened(stage)
+        await backlog(stage, producer, link)
+        await producer.vanish()
+        await all_over(stage)
+
+
+# -- heartbeats --------------------------------------------------------------------------------------------------------
+
+
+async def beaten(peer: Peer, count: int) -> None:
+    """Wait for heartbeats, and send as many."""
+    for _ in range(count):
+        assert (await peer.any_frame()).kind == 8
+        peer.send(client.HEARTBEAT)
+
+
+async def test_each_side_gets_heartbeats_while_nothing_else_happens_and_a_silent_one_is_dropped() -> None:
+    async with staged(broker=FakeBroker(Tune(heartbeat=1))) as stage:
+        kept, kept_link = await stage.producer(heartbeat=1)
+        silent, silent_link = await stage.producer(heartbeat=1)
+        alone, alone_link = await stage.producer(heartbeat=1)
+
+        async def producer_is_silent() -> None:
+            await beaten(silent_link, 3)
+            with pytest.raises(Gone):
+                await beaten(silent_link, 10)
+
+        async def broker_is_silent() -> None:
+            while (found := await alone.any_frame()).kind == 8:
+                alone.send(client.HEARTBEAT)
+            assert found.arguments["reply_code"] == 320
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(beaten(kept, 5))
+            tasks.create_task(beaten(kept_link, 5))
+            tasks.create_task(producer_is_silent())
+            tasks.create_task(broker_is_silent())
+        kept.call(commands.Channel.Open())
+        await kept_link.expect("Channel.Open")
+        for peer in (silent, alone_link):
+            await peer.vanish()
+
+
+async def test_a_producer_without_heartbeats_leaves_the_brokers_alone() -> None:
+    async with staged(broker=FakeBroker(Tune(heartbeat=1))) as stage:
+        producer, link = await stage.producer(heartbeat=0)
+        assert stage.broker.opened["TuneOk"]["heartbeat"] == 1
+        await beaten(link, 4)
+        producer.call(commands.Channel.Open())
+        await link.expect("Channel.Open")
+
+
+# -- back-pressure -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_slow_broker_stops_the_reading_of_its_producer_and_of_nobody_else() -> None:
+    data = client.publish(1, b"any", b"k", (), bytes(32 << 20))
+    async with staged() as stage:
+        other, other_link = await opened(stage)
+        producer, link = await opened(stage)
+        relay = stage.counters.relay("/")
+        link.pause()
+        left = await pushed(producer, data)
+        assert left < len(data) // 2
+        assert relay.paused_producers == 1
+        other.call(commands.Basic.Qos(0, 1))
+        await other_link.expect("Basic.Qos")
+        link.resume()
+        producer.send(data[left + producer.writer.transport.get_write_buffer_size() :])
+        assert await link.read(len(data)) == data
+        await eventually(lambda: relay.paused_producers == 0)
+        await producer.vanish()
+        await other.vanish()
+        await all_over(stage)
+
+
+async def test_a_slow_consumer_stops_the_reading_of_its_broker_and_of_nobody_else() -> None:
+    deliver = client.method(1, commands.Basic.Deliver("c", 1, False, "any", "k"))
+    data = deliver + client.content(1, (), bytes(32 << 20))
+    async with staged() as stage:
+        other, other_link = await opened(stage)
+        consumer, link = await opened(stage)
+        consumer.pause()
+        left = await pushed(link, data)
+        assert left < len(data) // 2
+        other_link.call(commands.Basic.Ack(1, False))
+        await other.expect("Basic.Ack")
+        consumer.resume()
+        link.send(data[left + link.writer.transport.get_write_buffer_size() :])
+        assert await consumer.read(len(data)) == data
+
+
+async def test_a_broker_that_vanishes_behind_a_paused_producer_is_said_all_the_same() -> None:
+    async with staged() as stage:
+        producer, link = await opened(stage)
+        link.pause()
+        data = client.publish(1, b"any", b"k", (), bytes(16 << 20))
+        left = await pushed(producer, data)
+        link.writer.transport.abort()
+        producer.send(data[left + producer.writer.transport.get_write_buffer_size() :])
+        assert (await producer.close_reason())[0] == 320
+        producer.call(commands.Connection.CloseOk(), 0)
+        await all_over(stage)
+
+
+# -- the control plane -------------------------------------------------------------------------------------------------
+
+
+async def test_a_publish_waits_for_its_destination_and_other_channels_do_not() -> None:
+    control = NoControl()
+    control.answering.clear()
+    control.state = state = open_exchange(b"x", b"q", bound=False)
+    async with staged(state=state, control=control) as stage:
+        producer, link = await opened(stage)
+        producer.send(
+            client.publish(1, b"x", b"first", (), b"1"),
+            client.publish(1, b"x", b"second", (), b"2"),
+            client.publish(2, b"any", b"beside", (), b"3"),
+        )
+        assert (await link.expect("Basic.Publish")).arguments["routing_key"] == "beside"
+        await eventually(lambda: control.asked == [("bind", b"x", {("queue", b"q")})])
+        control.answering.set()
+        await link.expect("Header")
+        await link.expect("Body")
+        keys = []
+        for _ in range(2):
+            keys.append((await link.expect("Basic.Publish")).arguments["routing_key"])
+            await link.expect("Header")
+            await link.expect("Body")
+        assert keys == ["first", "second"]
+        assert len(control.asked) == 1
+
+
+async def test_a_publish_whose_destination_is_not_bound_in_time_goes_on_without_it() -> None:
+    control = NoControl()
+    control.answering.clear()
+    with capture_logs() as logged:
+        async with staged(SOON, state=open_exchange(b"x", b"q", bound=False), control=control) as stage:
+            producer, link = await opened(stage)
+            producer.send(client.publish(1, b"x", b"k", (), b"1"))
+            await link.expect("Basic.Publish")
+            assert b"BCC" not in (await link.expect("Header")).payload
+    assert "control plane did not answer" in [entry["event"] for entry in logged]
+
+
+async def test_a_declare_is_answered_when_the_queue_has_its_tokens_or_after_the_deadline() -> None:
+    control = NoControl()
+    control.wanted.add(b"q")
+    async with staged(SOON, state=open_exchange(b"x", b"q"), control=control) as stage:
+        producer, link = await opened(stage)
+        for answers in (True, False):
+            if not answers:
+                control.answering.clear()
+            producer.call(commands.Queue.Declare(queue="q"))
+            await link.expect("Queue.Declare")
+            link.call(commands.Queue.DeclareOk("q", 0, 0))
+            link.call(commands.Basic.Cancel("behind it", True))
+            assert [(await producer.frame()).name for _ in range(2)] == ["Queue.DeclareOk", "Basic.Cancel"]
+        assert control.asked.count(("ensure", b"q")) == 2
+
+
+async def test_more_than_may_be_held_stops_the_reading_until_it_has_left() -> None:
+    control = NoControl()
+    control.answering.clear()
+    control.state = state = open_exchange(b"x", b"q", bound=False)
+    limits = SessionLimits(relay=Limits(held_bytes=1 << 16))
+    data = client.publish(1, b"x", b"k", (), bytes(16 << 20))
+    async with staged(limits, state=state, control=control) as stage:
+        producer, link = await opened(stage)
+        left = await pushed(producer, data)
+        assert left < len(data)
+        assert stage.counters.relay("/").paused_producers == 1
+        control.answering.set()
+        producer.send(data[left + producer.writer.transport.get_write_buffer_size() :])
+        await link.expect("Basic.Publish")
+        await link.expect("Header")
+        size = 0
+        while size < 16 << 20:
+            size += len((await link.expect("Body")).payload)
+        await eventually(lambda: stage.counters.relay("/").paused_producers == 0)
+
+
+async def test_a_producer_that_leaves_while_its_publish_waits_leaves_nothing_behind() -> None:
+    control = NoControl()
+    control.answering.clear()
+    async with staged(state=open_exchange(b"x", b"q", bound=False), control=control) as stage:
+        producer, link = await opened(stage)
+        before = len(asyncio.all_tasks())
+        producer.send(client.publish(1, b"x", b"k", (), b"1"))
+        await eventually(lambda: control.asked)
+        await producer.vanish()
+        assert await link.is_gone()
+        await all_over(stage)
+        await eventually(lambda: len(asyncio.all_tasks()) <= before)
