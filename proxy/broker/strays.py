@@ -34,8 +34,11 @@ class Strays:
         """Take note that an exchange has just lost its last binding: the next look need not be sure first."""
         self._seen |= {(exchange, destination) for destination in exchange.bound}
 
-    async def unbind(self, needs: Needs) -> None:
+    async def unbind(self, needs: Needs) -> bool:
         """Unbind what is due, at the end of a look.
+
+        Returns:
+            Whether there was something: an auto-delete exchange may have gone with it.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -46,13 +49,14 @@ class Strays:
         due = sorted(found & self._seen, key=_order)
         self._seen = found.difference(due)
         if not due:
-            return
+            return False
         for exchange, destination in due:
             exchange.bound.discard(destination)
         self._state.changed()
         await self._declarer.unbind(due, self._needed)
         # Whoever bound meanwhile was answered before our unbind or behind it: nobody knows.
         await self._declarer.bind([token for token in due if self._needed(token)])
+        return True
 
     def _of(self, exchange: OwnedExchange, needs: Needs) -> set[Destination]:
         left = self._left.setdefault(exchange, set())

@@ -89,6 +89,7 @@ class Topology:
                 for vhost in self._vhosts.values():
                     self._tasks.create_task(vhost.run())
                 self._tasks.create_task(self._discover_later())
+                await asyncio.Event().wait()  # others may come
         finally:
             self._tasks = None
 

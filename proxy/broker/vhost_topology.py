@@ -191,7 +191,7 @@ class VhostTopology:
             else:
                 missing = await self._repair.usual(self._wanted)
             needs = self.needs
-            await self._strays.unbind(needs)
+            unbound = await self._strays.unbind(needs)
             self.survey.finish()
             self._tell(needs, missing, before)
             for text in set(self.conflicts).difference(conflicts):
@@ -200,6 +200,8 @@ class VhostTopology:
             self._connected.set()
             self.refreshed_at = time.time()
         self._pace.looked(began_at, everything=True)
+        if unbound:
+            self._pace.hurry()
         self._noticed(changes)
 
     async def _look_at(self, names: Collection[bytes]) -> None:

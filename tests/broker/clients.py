@@ -1,0 +1,119 @@
+"""What clients declare through a sidecar, made here as relays make it: on the broker, with what they keep in it.
+
+Nothing of the control plane is used but its connection, which sends any bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC
+
+from proxy.amqp.stored import exchange_arguments, kept_arguments
+from proxy.amqp.tables import encode_table
+from proxy.amqp.vhost import Declared, Delivery, OwnedExchange, StoredBinding, VhostState
+from proxy.broker.connection import ControlConnection
+from proxy.broker.declarations import Method, bind_token, declare_carrier, unbind_token
+from proxy.broker.restoring import declared_exchange, stored_binding
+from proxy.broker.settings import ControlSettings
+from proxy.routing.values import Table, Value
+
+DURABLE, AUTO_DELETE, INTERNAL = 2, 4, 8
+
+
+def text(value: str | bytes) -> Value:
+    return Value("S", value if isinstance(value, bytes) else value.encode())
+
+
+def stored(
+    exchange: str, queue: str, arguments: Table = (), sequence: int = 1, key: str = "", kind: str = "queue"
+) -> StoredBinding:
+    """A client's binding as the state has it."""
+    names = exchange.encode(), kind, queue.encode(), key.encode()
+    return stored_binding(*names, encode_table(arguments), (sequence,))
+
+
+def declare_here(
+    state: VhostState,
+    name: str,
+    *bindings: StoredBinding,
+    arguments: Table = (),
+    sequence: int = 1,
+    delivery: Delivery = Delivery.CARRIER,
+    auto_delete: bool = False,
+) -> OwnedExchange:
+    """Put a client's exchange and bindings into a state, as a relay does when the broker has answered."""
+    said = Declared(True, auto_delete, False, encode_table(arguments), sequence)
+    owned, exchange = declared_exchange(name.encode(), said, delivery, UTC)
+    state.add_exchange(owned, exchange)
+    for binding in bindings:
+        state.add_binding(binding)
+    return owned
+
+
+class Client:
+    """Clients behind a sidecar, as the broker sees them."""
+
+    def __init__(self, connection: ControlConnection) -> None:
+        self._connection = connection
+
+    async def declare(self, name: str, arguments: Table = (), sequence: int = 1, flags: int = DURABLE) -> None:
+        entries = exchange_arguments(sequence, encode_table(arguments))
+        await self.declare_raw(name, entries, flags)
+
+    async def declare_raw(self, name: str, entries: bytes, flags: int = DURABLE) -> None:
+        method = declare_carrier(OwnedExchange(b"", "x-open", Delivery.CARRIER, b""))
+        method.payload = _names(name, "direct") + bytes([flags]) + struct.pack(">I", len(entries)) + entries
+        assert await self._connection.call(method) is None
+
+    async def bind(self, *bindings: StoredBinding, tokens: bool = True) -> None:
+        """Bind under the storage key, then under the token, as relays do."""
+        methods = [_bind(binding) for binding in bindings]
+        assert set(await self._connection.call_all(methods)) <= {None}
+        if tokens:
+            pairs = {(each.binding.exchange, each.binding.destination) for each in bindings}
+            made = [bind_token(exchange, ("queue", queue)) for exchange, queue in sorted(pairs)]
+            assert set(await self._connection.call_all(made)) <= {None}
+
+    async def bind_raw(self, exchange: str, queue: str, key: bytes, entries: bytes) -> None:
+        method = bind_token(b"", ("queue", b""))
+        names = _names(queue, exchange, key.decode())
+        method.payload = names + b"\0" + struct.pack(">I", len(entries)) + entries
+        assert await self._connection.call(method) is None
+
+    async def unbind(self, *bindings: StoredBinding, tokens: bool = True) -> None:
+        for each in bindings:
+            binding = each.binding
+            for sequence in each.sequences:
+                method = unbind_token(b"", ("queue", b""))
+                kept = kept_arguments(sequence, each.entries, binding.routing_key)
+                names = _names(binding.destination.decode(), binding.exchange.decode(), each.key.decode())
+                method.payload = names + struct.pack(">I", len(kept)) + kept
+                assert await self._connection.call(method) is None
+            if tokens:
+                gone = unbind_token(binding.exchange, (binding.destination_type, binding.destination))
+                assert await self._connection.call(gone) is None
+
+
+def _bind(stored: StoredBinding) -> Method:
+    binding = stored.binding
+    kept = kept_arguments(stored.sequences[0], stored.entries, binding.routing_key)
+    method = bind_token(b"", ("queue", b""))
+    names = _names(binding.destination.decode(), binding.exchange.decode(), stored.key.decode())
+    method.payload = names + b"\0" + struct.pack(">I", len(kept)) + kept
+    return method
+
+
+def _names(*names: str) -> bytes:
+    return b"\0\0" + b"".join(bytes([len(name.encode())]) + name.encode() for name in names)
+
+
+@asynccontextmanager
+async def client(settings: ControlSettings, vhost: str) -> AsyncIterator[Client]:
+    connection = ControlConnection(settings, vhost)
+    await connection.connect()
+    try:
+        yield Client(connection)
+    finally:
+        await connection.close()

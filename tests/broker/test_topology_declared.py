@@ -1,0 +1,644 @@
+"""What clients declared, through the whole control plane, on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from proxy.amqp.original import longstr_entry
+from proxy.amqp.stored import KEPT, exchange_arguments, kept_arguments, pack
+from proxy.amqp.tokens import token
+from proxy.amqp.vhost import Delivery, VhostState
+from proxy.broker.recorder import records_of
+from proxy.broker.settings import DeclaredSettings
+from proxy.broker.snapshot import Snapshot
+from proxy.broker.topology import Topology
+from proxy.routing.decision import Facts
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
+from proxy.routing.values import Table, Value
+from tests.broker.clients import AUTO_DELETE, Client, client, declare_here, stored, text
+from tests.broker.world import Outside, State, has, owned, queues, router, settings, state
+from tests.private_broker import free_port
+from tests.rabbitmq import Broker
+
+Start = Callable[..., Awaitable[Topology]]
+
+
+@pytest.fixture
+def outside(broker: Broker, vhost: str) -> Outside:
+    return Outside(broker, vhost)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+async def app(broker: Broker, vhost: str) -> AsyncIterator[Client]:
+    async with client(settings(broker), vhost) as found:
+        yield found
+
+
+@pytest.fixture
+async def start(broker: Broker) -> AsyncIterator[Start]:
+    """A control plane that has started; without rules unless states are given."""
+    ending: list[Callable[[], Any]] = []
+
+    async def build(states: dict[str, VhostState] | None = None, *, run: bool = False, **more: Any) -> Topology:
+        of_clients = {"announcing": "announce", "own_routes": "own_routes", "snapshot": "snapshot"}
+        declared = DeclaredSettings(**{of_clients[key]: more.pop(key) for key in list(more) if key in of_clients})
+        topology = Topology(settings(broker, declared=declared, **more), states or {}, {})
+        ending.append(topology.close)
+        await topology.start()
+        if run:
+            task = asyncio.ensure_future(topology.run())
+            ending.append(task.cancel)
+        return topology
+
+    yield build
+    for end in reversed(ending):
+        ended = end()
+        if asyncio.iscoroutine(ended):
+            with suppress(asyncio.CancelledError):
+                await ended
+
+
+def known(topology: Topology, vhost: str) -> VhostState:
+    found = topology.state_of(vhost)
+    assert found is not None
+    return found
+
+
+def routed(found: VhostState, exchange: bytes, headers: Table = (), key: bytes = b"") -> tuple[bytes, ...]:
+    facts = Facts(key, headers=headers)
+    return found.router.decide(exchange, facts, 0.0, found.queues, lambda below: 0).queues
+
+
+RICH: Table = (
+    (b"x-match", text("all")),
+    (b"x-?hkv= wide", Value("l", 5)),
+    (b"x-?hkv= double", Value("d", 0.1)),
+    (b"x-?hkv= stamp", Value("T", 1_700_000_000)),
+    (b"x-?hkv= bytes", text(b"\xff\xfe")),
+)
+
+
+async def test_a_restart_routes_the_same(start: Start, app: Client, outside: Outside, vhost: str) -> None:
+    outside.make_queues("a", "b")
+    await app.declare("ox", sequence=7)
+    await app.bind(stored("ox", "a", RICH, 8), stored("ox", "b", ((b"x-?hkv= other", Value("I", 1)),), 9))
+    topology = await start()
+    found = known(topology, vhost)
+    assert topology.ready
+    assert topology.follows(vhost)
+    assert found.exchanges[b"ox"].bound == queues("a", "b")
+    assert found.last_sequence == 9
+    message = tuple((name.split(b" ", 1)[1], value) for name, value in RICH[1:])
+    assert routed(found, b"ox", message) == (b"a",)
+    assert routed(found, b"ox", ((b"other", Value("l", 1)),)) == (b"b",)
+    assert routed(found, b"ox") == ()
+
+
+async def test_types_survive(start: Start, app: Client, outside: Outside, vhost: str) -> None:
+    outside.make_queues("a")
+    await app.declare("ox")
+    await app.bind(stored("ox", "a", RICH))
+    found = known(await start(), vhost)
+    [back] = found.exchanges[b"ox"].clients.values()
+    assert back.binding.arguments == RICH
+    assert back.binding.identity == stored("ox", "a", RICH).binding.identity
+    assert back == stored("ox", "a", RICH)
+
+
+async def test_the_order_of_an_exchanges_arguments_survives(start: Start, app: Client, vhost: str) -> None:
+    arguments: Table = (
+        (b"min-payload-size", Value("I", 5)),
+        (b"max-payload-size-silent", Value("l", 3)),
+        (b"alternate-exchange", text("amq.fanout")),
+    )
+    await app.declare("ox", arguments, sequence=3, flags=AUTO_DELETE)
+    found = known(await start(), vhost)
+    back = found.exchanges[b"ox"]
+    assert back.arguments == arguments
+    assert back.alternate == b"amq.fanout"
+    assert back.delivery is Delivery.CARRIER
+    assert back.declared is not None
+    assert (back.declared.durable, back.declared.auto_delete, back.declared.internal) == (False, True, False)
+    before = Exchange(b"ox", "x-open", arguments).filters
+    assert [each.name for each in found.router.exchanges[b"ox"].filters] == [each.name for each in before]
+
+
+async def test_declaration_order_decides_ties_after_a_restart(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("first", "last")
+    await app.declare("ox")
+    # Written down in the other order than they were declared in; the last declared stops the visit.
+    stop = ((b"x-stop-ontrue", text("")),)
+    await app.bind(stored("ox", "last", stop, 20), stored("ox", "first", stop, 10))
+    assert routed(known(await start(), vhost), b"ox") == (b"last",)
+
+
+async def test_a_routing_key_survives_on_an_exchange_of_the_file(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a")
+    mine = State(vhost, Router([Exchange(b"topics", "topic")]), {b"topics": owned("topics")})
+    topology = await start({vhost: mine})
+    await app.bind(stored("topics", "a", (), 5, key="x.#"))
+    await topology.refresh(vhost)
+    [back] = mine.exchanges[b"topics"].clients.values()
+    assert back.binding.routing_key == b"x.#"
+    assert routed(mine, b"topics", key=b"x.y") == (b"a",)
+    assert routed(mine, b"topics", key=b"y") == ()
+
+
+async def test_what_is_bound_through_another_sidecar_is_used_after_its_next_look(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a", "b")
+    await app.declare("ox", sequence=1)
+    found = known(topology := await start(), vhost)
+    assert routed(found, b"ox") == ()
+    every = stored("ox", "a", (), 2)
+    await app.bind(every)
+    epoch = found.epoch
+    await topology.refresh(vhost)
+    assert routed(found, b"ox") == (b"a",)
+    assert found.exchanges[b"ox"].bound == queues("a")
+    assert found.epoch > epoch
+    assert found.last_sequence == 2
+    epoch = found.epoch
+    await topology.refresh(vhost)
+    assert found.epoch == epoch  # nothing new, nobody need ask again
+    await app.unbind(every)
+    await topology.refresh(vhost)
+    assert routed(found, b"ox") == ()
+    assert found.exchanges[b"ox"].bound == set()
+    outside.delete_exchange("ox")
+    await topology.refresh(vhost)
+    assert found.exchanges == {}
+
+
+async def test_an_exchange_declared_anew_beside_us_is_another(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    await app.declare("ox", ((b"max-payload-size", Value("I", 1)),), 1, AUTO_DELETE)
+    found = known(topology := await start(), vhost)
+    before = found.exchanges[b"ox"]
+    outside.delete_exchange("ox")
+    await app.declare("ox", ((b"max-payload-size", Value("I", 2)),), 2)
+    await topology.refresh(vhost)
+    after = found.exchanges[b"ox"]
+    assert after is not before
+    assert after.arguments == ((b"max-payload-size", Value("I", 2)),)
+
+
+async def test_the_same_bind_through_two_sidecars_counts_as_one_and_the_lowest_sequence_wins(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a")
+    await app.declare("ox")
+    await app.bind(stored("ox", "a", (), 30), stored("ox", "a", (), 20), stored("ox", "a", (), 25))
+    found = known(topology := await start(), vhost)
+    [back] = found.exchanges[b"ox"].clients.values()
+    assert back.sequences == (20, 25, 30)
+    assert back.binding.sequence == 20
+    assert len(list(found.router.exchanges[b"ox"].bindings)) == 1
+    await app.unbind(stored("ox", "a", (), 20), tokens=False)
+    await topology.refresh(vhost)
+    [back] = found.exchanges[b"ox"].clients.values()
+    assert (back.sequences, back.binding.sequence) == ((25, 30), 25)
+    [rule] = found.router.exchanges[b"ox"].bindings
+    assert rule.sequence == 25
+
+
+async def test_a_queue_that_goes_takes_its_bindings_along(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("beside", "through", "stays")
+    await app.declare("ox")
+    await app.bind(*(stored("ox", name, (), number) for number, name in enumerate(("beside", "through", "stays"))))
+    found = known(topology := await start(), vhost)
+    outside.delete_queue("through")
+    topology.queue_deleted(vhost, b"through")
+    assert routed(found, b"ox") == (b"beside", b"stays")
+    assert ("queue", b"through") not in found.missing
+    outside.delete_queue("beside")
+    await topology.refresh(vhost)
+    assert routed(found, b"ox") == (b"stays",)
+    assert found.exchanges[b"ox"].bound == queues("stays")
+
+
+async def test_a_damaged_record_is_said_once_and_the_others_are_used(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a", "b")
+    good, bad = stored("ox", "a", (), 1), stored("ox", "b", RICH, 2)
+    await app.declare("ox")
+    await app.declare_raw("worse", exchange_arguments(1, b"")[:-4] + b"!!!!")
+    await app.bind(good, bad._replace(key=good.key))
+    await app.bind_raw("ox", "b", bad.key, kept_arguments(2, bad.entries)[:-4] + b"!!!!")
+    await app.bind_raw("ox", "b", bad.key, longstr_entry(KEPT, pack(3, b"\x01a?")))
+    outside.bind("ox", "a", "x.o.p.e.n.x.b.by.hand")
+    with capture_logs() as events:
+        found = known(topology := await start(), vhost)
+        await topology.refresh(vhost)
+    assert list(found.exchanges) == [b"ox"]
+    assert list(found.exchanges[b"ox"].clients.values()) == [good]
+    assert len(has(events, "declared state is not usable")) == 5
+
+
+async def test_a_binding_that_is_not_valid_is_ignored(start: Start, app: Client, outside: Outside, vhost: str) -> None:
+    outside.make_queues("a")
+    await app.declare("ox")
+    await app.bind(stored("ox", "a", ((b"x-nonsense", text("")),)))
+    with capture_logs() as events:
+        found = known(await start(), vhost)
+    assert routed(found, b"ox") == ()
+    assert len(has(events, "declared state is not usable")) == 1
+
+
+async def test_an_odd_key_elsewhere_does_not_stop_readiness(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    # On 3.10.8 such a binding makes every listing fail that it is in.
+    outside.make_queues("a")
+    with outside.channel() as channel:
+        channel.queue_bind("a", "amq.topic", "odd~key", {"argument": 1})
+    await app.declare("ox")
+    await app.declare("odd")
+    await app.bind(stored("ox", "a"), stored("odd", "a"))
+    with outside.channel() as channel:
+        channel.queue_bind("a", "odd", "odd~key", {"argument": 1})
+    topology = await start()
+    assert topology.ready
+    assert routed(known(topology, vhost), b"ox") == (b"a",)
+    assert routed(known(topology, vhost), b"odd") == ()
+    assert "inventory not complete" in " ".join(topology.degraded)
+
+
+async def test_foreign_exchanges_are_none_of_ours(start: Start, outside: Outside, vhost: str) -> None:
+    outside.make_exchange("marked by hand", "direct", x_open_exchange=True)
+    outside.make_exchange("other type", "topic", x_open_exchange=True, x_oxproxy="AAAAAAAAAAAAAA==")
+    outside.make_exchange("not marked", "direct", x_oxproxy="AAAAAAAAAAAAAA==")
+    topology = await start({vhost: state(vhost, {})})
+    assert known(topology, vhost).exchanges == {}
+
+
+async def test_a_file_wins_the_declaration_and_clients_bindings_go_on(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a", "b")
+    await app.declare("ox")
+    await app.bind(stored("ox", "b", (), 2), stored("ox", "a", (), 3))
+    mine = state(vhost, {"ox": queues("a")})
+    await start({vhost: mine})
+    assert mine.exchanges[b"ox"].declared is None
+    assert routed(mine, b"ox") == (b"a", b"b")
+    # The one that the file has as well is the file's.
+    assert [each.binding.destination for each in mine.exchanges[b"ox"].clients.values()] == [b"b"]
+    assert mine.exchanges[b"ox"].bound == queues("a", "b")
+
+
+async def test_ten_thousand_bindings_are_read_back_in_time(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a")
+    await app.declare("ox")
+    everything = [stored("ox", "a", ((b"x-?hkv= n", Value("l", number)),), number) for number in range(10_000)]
+    await app.bind(*everything, tokens=False)
+    async with asyncio.timeout(5):
+        topology = await start()
+    found = known(topology, vhost)
+    assert len(found.exchanges[b"ox"].clients) == 10_000
+    assert routed(found, b"ox", ((b"n", Value("I", 4711)),)) == (b"a",)
+    assert found.exchanges[b"ox"].bound == queues("a")  # the token was lost: it is bound again
+
+
+async def test_what_clients_do_while_a_listing_is_made_is_neither_lost_nor_undone(
+    start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside.make_queues("old", "new", "gone", "passing", "other")
+    names = ("old", "gone", "passing", "new", "other")
+    old, gone, passing, new, other = (stored("ox", name, (), number) for number, name in enumerate(names))
+    await app.declare("ox")
+    await app.bind(old, gone)
+    found = known(topology := await start(), vhost)
+    inventory = topology._inventory
+    assert inventory is not None
+    listing = inventory.changed_bindings
+
+    async def meanwhile(*asked: Any) -> Any:
+        await app.bind(passing, other)
+        found.add_binding(passing)
+        answer = await listing(*asked)
+        found.remove_binding(passing)  # unbound behind the listing, which has it
+        found.remove_binding(gone)
+        found.add_binding(new)
+        await app.unbind(passing, gone)
+        await app.bind(new)
+        return answer
+
+    monkeypatch.setattr(inventory, "changed_bindings", meanwhile)
+    await topology.refresh(vhost)
+    assert routed(found, b"ox") == (b"new", b"old")
+    monkeypatch.undo()
+    await topology.refresh(vhost)
+    assert routed(found, b"ox") == (b"new", b"old", b"other")
+
+
+async def test_an_exchange_deleted_while_the_listing_is_made_stays_deleted(
+    start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await app.declare("ox", sequence=1)
+    found = known(topology := await start(), vhost)
+    inventory = topology._inventory
+    assert inventory is not None
+    listing = inventory.exchanges
+
+    async def meanwhile(name: str) -> Any:
+        await app.declare("passing", sequence=2)
+        declare_here(found, "passing", sequence=2)
+        answer = await listing(name)
+        for gone in ("ox", "passing"):
+            found.remove_exchange(gone.encode())
+            outside.delete_exchange(gone)
+        await app.declare("new", sequence=3)
+        declare_here(found, "new", sequence=3)
+        return answer
+
+    monkeypatch.setattr(inventory, "exchanges", meanwhile)
+    await topology.refresh(vhost)
+    assert list(found.exchanges) == [b"new"]
+    monkeypatch.undo()
+    await topology.refresh(vhost)
+    assert list(found.exchanges) == [b"new"]
+
+
+async def test_an_exchange_that_another_sidecars_client_declared_is_looked_up(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    topology = await start({vhost: state(vhost, {})})
+    found = known(topology, vhost)
+    outside.make_queues("a")
+    outside.make_exchange("plain")
+    outside.make_exchange("topic", "topic")
+    await app.declare("ox")
+    await app.bind(stored("ox", "a"))
+    asked = [await topology.lookup_exchange(vhost, name) for name in (b"none", b"plain", b"topic", b"ox")]
+    assert asked == [None, "direct", "topic", None]
+    assert routed(found, b"ox") == (b"a",)
+    assert found.exchanges[b"ox"].bound == queues("a")
+
+
+async def test_a_virtual_host_is_followed_when_its_first_client_comes(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    topology = await start(run=True)
+    assert topology.state_of(vhost) is None
+    assert not topology.follows(vhost)
+    outside.make_queues("a")
+    await app.declare("ox")
+    await app.bind(stored("ox", "a"))
+    found = State(vhost, Router(()))
+    await asyncio.gather(topology.adopt(vhost, found), topology.adopt(vhost, found))
+    assert topology.follows(vhost)
+    assert known(topology, vhost) is found
+    assert routed(found, b"ox") == (b"a",)
+    assert topology.ready
+
+
+async def test_a_virtual_host_that_may_not_be_opened_is_said_and_stops_nobody(
+    start: Start, broker: Broker, vhost: str
+) -> None:
+    broker.create_user(vhost, "hush", "monitoring")
+    try:
+        topology = await start(run=True, username=vhost, password="hush", retry_seconds=0.01)
+        with capture_logs() as events:
+            await topology.adopt(vhost)
+        assert topology.ready
+        assert topology.follows(vhost)
+        assert vhost in " ".join(topology.degraded)
+        assert len(has(events, "control connection failed")) == 1
+    finally:
+        broker.delete_user(vhost)
+
+
+async def test_a_virtual_host_of_the_snapshot_that_is_no_more_stops_nobody(start: Start, file: Path) -> None:
+    gone = State("gone", Router(()))
+    declare_here(gone, "direct", delivery=Delivery.QUEUE)
+    Snapshot(file).save(records_of([gone]))
+    with capture_logs() as events:
+        topology = await start(snapshot=file)
+    assert topology.ready
+    assert len(has(events, "what clients declared is not followed")) == 1
+    assert list(known(topology, "gone").exchanges) == [b"direct"]
+
+
+async def test_a_change_that_is_announced_is_seen_at_once(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a")
+    await app.declare("ox")
+    limits = {"refresh_seconds": 3600.0, "run": True, "announcing": True}
+    here, there = State(vhost, Router(())), State(vhost, Router(()))
+    first, second = await start({vhost: here}, **limits), await start({vhost: there}, **limits)
+    await app.bind(stored("ox", "a"))
+    here.add_binding(stored("ox", "a"))
+    for _ in range(1000):
+        first.changed(vhost, b"ox")
+    await there.until(lambda: routed(there, b"ox") == (b"a",))
+    outside.delete_exchange("ox")
+    here.remove_exchange(b"ox")
+    first.changed(vhost, b"ox")
+    await there.until(lambda: not there.exchanges)
+    assert second.ready
+
+
+async def test_tokens_that_nothing_needs_go(start: Start, app: Client, outside: Outside, vhost: str) -> None:
+    outside.make_queues("a", "b")
+    first, second = stored("ox", "a"), stored("ox", "b")
+    await app.declare("ox", flags=AUTO_DELETE)
+    await app.bind(first, second)
+    found = known(topology := await start(), vhost)
+    await app.unbind(first, tokens=False)  # whoever unbound did not take the token along
+    for _ in range(3):
+        await topology.refresh(vhost)
+    assert outside.bound("ox") == queues("b")
+    assert found.exchanges[b"ox"].bound == queues("b")
+    await app.unbind(second, tokens=False)
+    for _ in range(4):
+        await topology.refresh(vhost)
+    assert found.exchanges == {}  # with the last token the broker has dropped it
+
+
+async def test_an_auto_delete_exchange_goes_with_the_queue_of_its_last_binding(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a", "routed to")
+    await app.declare("ox", flags=AUTO_DELETE)
+    await app.bind(stored("ox", "a"))
+    mine = State(vhost, Router(()))
+    topology = await start({vhost: mine}, run=True, refresh_seconds=3600.0)
+    with outside.channel() as channel:
+        channel.queue_bind("routed to", "ox", token("queue", b"routed to").decode())
+    mine.exchanges[b"ox"].bound.add(("queue", b"routed to"))
+    outside.delete_queue("a")
+    topology.queue_deleted(vhost, b"a")
+    await mine.until(lambda: not mine.exchanges)
+    assert "ox" not in {item["name"] for item in outside.broker.api("GET", f"exchanges/{vhost}")}
+
+
+@pytest.mark.parametrize("own_routes", [True, False])
+async def test_the_control_user_lends_its_rights_to_no_route_of_a_client(
+    start: Start, app: Client, outside: Outside, vhost: str, own_routes: bool
+) -> None:
+    outside.make_queues("a", "secret")
+    await app.declare("ox")
+    await app.bind(stored("ox", "a", ((b"x-addq-ontrue", text("secret")),)), tokens=False)
+    found = known(await start(own_routes=own_routes), vhost)
+    expected = queues("a") if own_routes else queues("a", "secret")
+    assert outside.bound("ox") == found.exchanges[b"ox"].bound == expected
+
+
+# -- without the management API, and with delivery: queue ---------------------------------------------------------
+
+
+async def test_without_the_management_api_the_snapshot_brings_everything_back(
+    start: Start, app: Client, outside: Outside, vhost: str, file: Path
+) -> None:
+    outside.make_queues("a", "b")
+    with capture_logs() as events:
+        topology = await start({vhost: state(vhost, {})}, management=None, snapshot=file)
+    assert len(has(events, "no management API")) == 0
+    assert "no management API" in " ".join(topology.degraded)
+    assert any("no management API" in event["event"] for event in events)
+    found = known(topology, vhost)
+    await app.declare("ox")
+    await app.bind(stored("ox", "a", RICH, 5))
+    declare_here(found, "ox", stored("ox", "a", RICH, 5))
+    declare_here(found, "direct", stored("direct", "b", (), 6), delivery=Delivery.QUEUE)
+    topology.changed(vhost, b"ox")
+    topology.changed(vhost, b"direct")
+    await topology.close()
+
+    again = await start(management=None, snapshot=file)
+    back = known(again, vhost)
+    assert back.exchanges[b"ox"].clients == found.exchanges[b"ox"].clients
+    assert routed(back, b"direct") == (b"b",)
+    assert back.exchanges[b"direct"].delivery is Delivery.QUEUE
+    assert back.exchanges[b"ox"].bound == queues("a")
+
+
+async def test_without_the_management_api_what_is_gone_is_noticed(
+    start: Start, app: Client, outside: Outside, vhost: str, file: Path
+) -> None:
+    outside.make_queues("a", "b")
+    topology = await start({vhost: state(vhost, {})}, management=None, snapshot=file)
+    found = known(topology, vhost)
+    for name in ("ox", "vanishing"):
+        await app.declare(name)
+        await app.bind(stored(name, "a"), stored(name, "b"))
+        declare_here(found, name, stored(name, "a"), stored(name, "b"))
+    declare_here(found, "direct", stored("direct", "a"), stored("direct", "b"), delivery=Delivery.QUEUE)
+    await topology.refresh(vhost)
+    assert routed(found, b"direct") == routed(found, b"ox") == (b"a", b"b")
+    outside.delete_queue("a")
+    outside.delete_exchange("vanishing")
+    await topology.refresh(vhost)
+    assert set(found.exchanges) == {b"ox", b"direct"}
+    assert routed(found, b"direct") == routed(found, b"ox") == (b"b",)
+    assert found.missing == {}
+
+
+async def test_with_the_management_api_the_snapshot_keeps_what_the_broker_does_not(
+    start: Start, app: Client, outside: Outside, vhost: str, file: Path
+) -> None:
+    outside.make_queues("a")
+    topology = await start({vhost: state(vhost, {})}, snapshot=file)
+    found = known(topology, vhost)
+    await app.declare("ox")
+    declare_here(found, "ox")
+    declare_here(found, "direct", stored("direct", "a"), delivery=Delivery.QUEUE)
+    topology.changed(vhost, b"direct")
+    await topology.close()
+    outside.delete_exchange("ox")
+
+    back = known(await start(snapshot=file), vhost)
+    assert list(back.exchanges) == [b"direct"]  # what the broker says of its own counts
+    assert routed(back, b"direct") == (b"a",)
+    outside.delete_queue("a")
+    await (topology := await start(snapshot=file)).refresh(vhost)
+    assert routed(known(topology, vhost), b"direct") == ()
+
+
+async def test_a_management_api_that_does_not_answer_is_waited_for_and_then_gone_without(
+    start: Start, app: Client, outside: Outside, vhost: str, file: Path
+) -> None:
+    outside.make_queues("a")
+    await app.declare("ox")
+    await app.bind(stored("ox", "a"))
+    topology = await start({vhost: state(vhost, {})}, snapshot=file)
+    topology.changed(vhost, b"ox")
+    await topology.close()
+
+    dead = f"http://127.0.0.1:{free_port()}"
+    with capture_logs() as events:
+        topology = await start(management=dead, snapshot=file, patience_seconds=0.2, retry_seconds=0.05)
+    assert topology.ready
+    assert "can't be read back" in " ".join(topology.degraded)
+    assert len(has(events, "what clients declared can't be read back")) == 1
+    assert routed(known(topology, vhost), b"ox") == (b"a",)
+
+
+@pytest.fixture
+def damaged(file: Path) -> Path:
+    file.write_bytes(b"oxproxy-snapshot 1 0000\n[]\n")
+    return file
+
+
+async def test_a_damaged_snapshot_is_refused_and_kept_aside(start: Start, vhost: str, damaged: Path) -> None:
+    with capture_logs() as events:
+        topology = await start({vhost: state(vhost, {})}, snapshot=damaged)
+    assert topology.ready
+    [event] = has(events, "snapshot refused: what clients declared may be lost")
+    [aside] = damaged.parent.iterdir()
+    assert aside.name.startswith("kept.damaged-")
+    assert str(aside) in event["error"]
+
+
+# -- new rules --------------------------------------------------------------------------------------------------
+
+
+async def test_new_rules_leave_what_clients_declared(start: Start, app: Client, outside: Outside, vhost: str) -> None:
+    outside.make_queues("a", "b", "c", "d")
+    await app.declare("ox")
+    mine = state(vhost, {"documents": queues("a"), "dropped": queues("a")})
+    topology = await start({vhost: mine}, grace_seconds=0.0)
+    await app.bind(stored("ox", "b"), stored("documents", "c", (), 2))
+    await topology.refresh(vhost)
+
+    rules, evaluated = router({"documents": queues("d")}), {b"documents": owned("documents")}
+    retirement = await topology.prepare(vhost, evaluated, rules, [])
+    late = stored("documents", "a", (), 3)
+    await app.bind(late)
+    mine.add_binding(late)
+    topology.swap(vhost, evaluated, rules)
+    await topology.retire(vhost, retirement)
+    assert set(mine.exchanges) == {b"documents", b"ox"}
+    assert mine.carriers == {b"documents", b"ox"}
+    assert routed(mine, b"ox") == (b"b",)
+    assert routed(mine, b"documents") == (b"a", b"c", b"d")
+    assert outside.bound("documents") >= queues("c", "d")
+    await topology.refresh(vhost)
+    assert outside.bound("documents") == queues("a", "c", "d")
+    assert routed(mine, b"documents") == (b"a", b"c", b"d")
