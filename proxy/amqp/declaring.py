@@ -164,14 +164,23 @@ class Declaring:
                 return
             assert owned.declared is not None  # noqa: S101 -- made so above
             frame = self._carrier_frame(channel, asked, owned.declared.sequence)
-            script.run(conversation, channel, [(frame, methods.EXCHANGE_DECLARE_OK)], made)
+            conversation.to_upstream.append(frame)
+            channel.replies.append(Expected(methods.EXCHANGE_DECLARE_OK, taken=made))
 
-        def made() -> bytes:
-            """Behind the declare-ok: two may have declared at once, and the broker did not compare."""
-            if owned.name not in self._state.exchanges:
+        def made(_: bytes) -> bool:
+            """Behind the declare-ok: two may have declared at once, and the broker did not compare. Look again."""
+            conversation.requests.append(LookUpExchange(channel, asked.exchange, compared))
+            return False
+
+        def compared(_: str | None) -> None:
+            known = self._state.exchanges.get(owned.name)
+            if known is None:
                 self._state.add_exchange(owned, exchange)
+            elif text := inequivalence(known, owned.arguments, asked, self._state.name):
+                conversation.refuse(channel, self._inequivalent(text))
+                return
             conversation.inventory.changed(owned.name)
-            return _declared(channel, asked)
+            script.go_on(conversation, channel, _declared(channel, asked))
 
         conversation.requests.append(LookUpExchange(channel, asked.exchange, looked_up))
 
