@@ -331,7 +331,7 @@ class Publishing:
         if channel.content is not Content.METHOD:
             return 0
         if end - header_at < CONTENT_HEAD.size:
-            return -1 if channel.head.startswith(data[header_at : header_at + 3]) else 0
+            return self._awaited(data[header_at:end], channel)
         method = publish.frame
         method_bytes = len(method)
         shapes = self._shapes
@@ -371,6 +371,14 @@ class Publishing:
             if not starts(method, stop):
                 return at
             header_at = stop + method_bytes
+
+    @staticmethod
+    def _awaited(begun: bytes, channel: Channel) -> int:
+        """Whether a content header may become of these few bytes, as `_routed` answers."""
+        if not channel.head.startswith(begun[:3]):
+            return 0
+        whole = len(begun) >= FRAME_HEAD.size and FRAME_HEAD.unpack_from(begun)[2] < _LEAST_HEADER
+        return 0 if whole else -1
 
     def _form(self, publish: Publish, data: bytes, at: int, header_at: int, body_at: int) -> _Remembered | None:
         """Find what leaves in place of method and header frame; None where it is not one publish at once."""

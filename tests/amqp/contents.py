@@ -1,0 +1,61 @@
+"""Content headers of every shape, for hypothesis: properties, and header tables with every letter."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from proxy.routing.values import Table, Value
+from tests.client import PROPERTIES
+
+SHORT = st.binary(max_size=20) | st.binary(min_size=255, max_size=255)
+#: how large the numbers among the properties may get
+_TOP = {"delivery_mode": 255, "priority": 255, "timestamp": 2**64 - 1}
+
+
+@st.composite
+def properties(draw: st.DrawFn) -> dict[str, bytes | int]:
+    """Any properties but the header table; an empty text is not the same as none."""
+    names = [name for name, _ in PROPERTIES if name != "headers"]
+    found: dict[str, bytes | int] = {}
+    for name in draw(st.lists(st.sampled_from(names), unique=True)):
+        found[name] = draw(st.integers(0, _TOP[name])) if name in _TOP else draw(SHORT)
+    return found
+
+
+def _fixed() -> st.SearchStrategy[Value]:
+    whole = {"b": 8, "s": 16, "I": 32, "l": 64}
+    signed = [
+        st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1).map(lambda n, letter=letter: Value(letter, n))  # type: ignore[misc]
+        for letter, bits in whole.items()
+    ]
+    floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
+    return st.one_of(
+        *signed,
+        st.booleans().map(lambda bit: Value("t", bit)),
+        st.integers(0, 2**64 - 1).map(lambda n: Value("T", n)),
+        floats.map(lambda n: Value("d", n)),
+        floats.map(lambda n: Value("f", n)),
+        st.tuples(st.integers(0, 255), st.integers(0, 2**32 - 1)).map(lambda pair: Value("D", pair)),
+        st.just(Value("V", None)),
+        st.binary(max_size=30).map(lambda text: Value("S", text)),
+        st.binary(max_size=30).map(lambda octets: Value("x", octets)),
+    )
+
+
+#: Names that rules, broker and we look at among any others; empty, binary and the longest, too.
+NAMES = st.sampled_from(
+    [b"type", b"BCC", b"CC", b"bcc", b"x-original-address", b"x-original-cc", b"x-death", b"", b"\xff\xfe", b"n" * 255]
+) | st.binary(max_size=8)
+
+
+def tables() -> st.SearchStrategy[Table]:
+    """Header tables: duplicates, nested tables and arrays, names that mean something here."""
+    values = st.recursive(
+        _fixed(),
+        lambda inner: (
+            st.lists(inner, max_size=4).map(lambda some: Value("A", tuple(some)))
+            | st.lists(st.tuples(NAMES, inner), max_size=4).map(lambda some: Value("F", tuple(some)))
+        ),
+        max_leaves=8,
+    )
+    return st.lists(st.tuples(NAMES, values), max_size=6).map(tuple)
