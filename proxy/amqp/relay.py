@@ -115,11 +115,10 @@ class Relay:
 
     @property
     def unsettled(self) -> int:
-        """Publishes in confirm mode that are neither acked nor nacked yet."""
+        """Publishes in confirm mode that are neither acked nor nacked yet; channels that wait count as well."""
         return sum(
-            channel.published - channel.settled.count
+            (channel.held is not None) + (channel.published - channel.settled.count if channel.confirming else 0)
             for channel in self._conversation.channels.values()
-            if channel.confirming
         )
 
     def receive_from_producer(self, data: bytes, now: float) -> None:
