@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from pamqp import commands
@@ -246,15 +247,12 @@ def test_a_return_comes_only_when_every_copy_was_returned(site: Site, producer: 
     assert producer.send_settled("letters", "other.key", {"to": "both"}, mandatory=True) == (True, [])
     assert producer.send_settled("letters", "other.key", {"to": "exchanges"}, mandatory=True) == (True, [])
     site.bodies("a", "b")
-    site.broker.api("DELETE", f"bindings/{site.vhost}/e/copies/q/a/~")
-    try:
+    with unbound(site):
         settled = producer.send_settled("letters", "other.key", {"to": "exchanges"}, mandatory=True)
         assert settled.acked
         assert only(settled.returned).address == ("letters", "other.key")
         assert producer.send_settled("letters", "some.key", {"to": "exchanges"}, mandatory=True) == (True, [])
         assert site.bodies("a", "b") == [[], [b"body"]]
-    finally:
-        site.bind("copies", "a", "")
 
 
 def test_a_nack_of_one_copy_is_a_nack(site: Site, producer: Producer) -> None:
@@ -280,6 +278,47 @@ def test_transactions_over_queues_and_exchanges_are_whole(site: Site) -> None:
     producer.expect("Tx.CommitOk")
     assert (returned.address, returned.body) == (("letters", "lost"), b"3")
     assert site.bodies("a", "b") == [[b"2", b"2"], [b"2"]]
+
+
+@contextmanager
+def unbound(site: Site) -> Iterator[None]:
+    """The exchange copies leads nowhere meanwhile."""
+    site.broker.api("DELETE", f"bindings/{site.vhost}/e/copies/q/a/~")
+    try:
+        yield
+    finally:
+        site.bind("copies", "a", "")
+
+
+def test_without_confirms_a_return_comes_when_every_copy_was_returned(site: Site) -> None:
+    producer = site.producer(confirm=False)
+    with unbound(site):
+        for number in range(3):
+            producer.publish("letters", "other.key", {"to": "exchanges"}, b"none %d" % number, mandatory=True)
+            producer.publish("letters", "some.key", {"to": "exchanges"}, b"half %d" % number, mandatory=True)
+            producer.publish("letters", "k", {"to": "nobody"}, b"lost %d" % number, mandatory=True)
+        producer.call(commands.Basic.Qos(0, 1))
+        returned = []
+        while (found := producer.expect("Basic.Return", "Basic.QosOk")).name == "Basic.Return":
+            returned.append(producer.message(found))
+    assert [message.body for message in returned] == [
+        body for number in range(3) for body in (b"none %d" % number, b"lost %d" % number)
+    ]
+    assert {message.address for message in returned} == {("letters", "other.key"), ("letters", "k")}
+    assert site.bodies("b") == [[b"half 0", b"half 1", b"half 2"]]
+
+
+def test_in_a_transaction_a_return_comes_when_every_copy_was_returned(site: Site) -> None:
+    producer = site.producer(confirm=False)
+    producer.ask(commands.Tx.Select())
+    with unbound(site):
+        producer.publish("letters", "other.key", {"to": "exchanges"}, b"none", mandatory=True)
+        producer.publish("letters", "some.key", {"to": "exchanges"}, b"half", mandatory=True)
+        producer.call(commands.Tx.Commit())
+        returned = producer.message(producer.expect("Basic.Return"))
+        producer.expect("Tx.CommitOk")
+    assert (returned.body, returned.address) == (b"none", ("letters", "other.key"))
+    assert site.bodies("b") == [[b"half"]]
 
 
 def test_forged_headers_of_ours_are_replaced(site: Site, producer: Producer) -> None:

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from proxy.net.listener import Listener, ListenerLimits
 from tests import client
-from tests.net.stage import FakeBroker, Peer, Stage, eventually, open_exchange, staged
+from tests.net.stage import FakeBroker, NoControl, Peer, Stage, eventually, open_exchange, staged
 
 SHUTTING_DOWN = (320, "CONNECTION_FORCED - the proxy is shutting down")
 QUICK = ListenerLimits(settle_seconds=0.1, close_seconds=0.1)
@@ -159,13 +159,18 @@ async def test_a_producer_in_its_handshake_is_dropped() -> None:
 
 
 async def test_a_publish_that_waits_for_its_queue_is_not_lost_by_a_drain() -> None:
-    async with staged(listener_limits=PATIENT, state=open_exchange(b"x", b"q")) as stage:
+    control = NoControl()
+    control.answering.clear()
+    control.state = state = open_exchange(b"x", b"q", bound=False)
+    async with staged(listener_limits=PATIENT, state=state, control=control) as stage:
         producer, link = await stage.confirming()
         producer.send(client.publish(1, b"x", b"k", (), b"x"))
-        for name in ("Basic.Publish", "Header", "Body"):
-            await link.expect(name)
+        await eventually(lambda: control.asked)
         draining = asyncio.ensure_future(stage.listener.drain())
         await eventually(lambda: stage.counters.relay("/").paused_producers)
+        control.answering.set()
+        for name in ("Basic.Publish", "Header", "Body"):
+            await link.expect(name)
         link.call(commands.Basic.Ack(1, False))
         await producer.expect("Basic.Ack")
         await answered(producer, link)
