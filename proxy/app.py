@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +29,8 @@ from proxy.broker.settings import ControlSettings, DeclaredSettings
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
 from proxy.net.listener import Listener, ListenerLimits
+from proxy.net.remote_rules import remote_brokers
+from proxy.net.remotes import RemotePool
 from proxy.net.surroundings import SessionLimits, Surroundings
 from proxy.net.tasks import Tasks
 from proxy.net.upstream import Upstream
@@ -75,9 +77,6 @@ def run(config: Path, environ: Mapping[str, str]) -> int:
     except ConfigErrors as errors:
         sys.stderr.write(f"{errors}\n")
         return FAULTY
-    if loaded.books:
-        sys.stderr.write("addresses: this version reads and explains the address table, but does not serve it\n")
-        return FAULTY
     failures = loaded.failures()
     if failures:
         sys.stderr.write("".join(f"{failure}\n" for failure in failures))
@@ -112,7 +111,7 @@ class Sidecar:
         self._version = product_version()
         self._counters = counters = Counters(settings.metrics.bindings)
         self._states = {
-            name: VhostState(name, loaded.routers[name], owned_exchanges(vhost))
+            name: VhostState(name, loaded.routers[name], owned_exchanges(vhost), addresses=loaded.books.get(name))
             for name, vhost in loaded.rules.vhosts.items()
         }
         counters.rules.version = loaded.rules.version
@@ -120,6 +119,7 @@ class Sidecar:
         name_traffic(counters, loaded)
         self._topology = self._make_topology()
         self._listener: Listener | None = None
+        self._remotes: RemotePool | None = None
         self._audit: AuditWriter | None = None
         self._reload: Reload | None = None
         self._admin: Admin | None = None
@@ -136,7 +136,7 @@ class Sidecar:
         async with AsyncExitStack() as stack:
             try:
                 self._listener = listener = await self._assemble(stack, tasks)
-            except ConfigError as error:
+            except (ConfigError, ConfigErrors) as error:
                 sys.stderr.write(f"{error}\n")
                 return FAULTY
             if self._admin is not None and self._settings.admin.address is not None:
@@ -158,6 +158,8 @@ class Sidecar:
             _log.info("draining")
             if self._listening:
                 await listener.drain()
+                if self._remotes is not None:
+                    await self._remotes.drain(self._settings.shutdown.deadline_seconds)
         _log.info("stopped")
         return OK
 
@@ -178,7 +180,8 @@ class Sidecar:
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
         rules_of_clients = client_rules(self._settings)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
-        self._reload = self._make_reload(vhosts, tasks)
+        self._remotes = self._make_remotes(tasks)
+        self._reload = self._make_reload(vhosts, tasks, self._remotes)
         self._admin = self._make_admin(vhosts, self._reload)
         listener = self._make_listener(vhosts)
         if self._audit is not None:
@@ -277,12 +280,24 @@ class Sidecar:
         queues = {name: vhost.queues for name, vhost in self._loaded.rules.vhosts.items()}
         return Topology(control, self._states, queues)
 
-    def _make_reload(self, vhosts: Vhosts, tasks: Tasks) -> Reload:
+    def _make_remotes(self, tasks: Tasks) -> RemotePool:
+        listening = [(one.address.host, one.address.port) for one in self._settings.listen]
+        brokers = remote_brokers(self._loaded, self._environ, listening)
+        remotes = RemotePool(brokers, self._counters, self._version, tasks)
+        remotes.listening = listening
+        return remotes
+
+    def _make_reload(self, vhosts: Vhosts, tasks: Tasks, remotes: RemotePool) -> Reload:
         def state_of(vhost: str) -> VhostState:
             return vhosts.plans(vhost).state
 
         files = partial(rules_files, self._settings)
-        reload = Reload(files, self._loaded, state_of, self._topology, self._counters, tasks)
+
+        def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
+            found = remote_brokers(loaded, self._environ, remotes.listening)
+            return partial(setattr, remotes, "brokers", found)
+
+        reload = Reload(files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload
 
@@ -312,6 +327,7 @@ class Sidecar:
             ),
             self._version,
             self._audit,
+            self._remotes,
         )
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),

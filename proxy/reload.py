@@ -86,7 +86,8 @@ class _Candidate:
     retirement: Retirement | None = field(default=None)
 
 
-_Loaded: TypeAlias = tuple[LoadedRules, list[str]]
+#: rules, why they do not hold, and what makes other brokers hold that they name
+_Loaded: TypeAlias = tuple[LoadedRules, list[str], Callable[[], None]]
 
 
 class Reload:
@@ -99,6 +100,7 @@ class Reload:
         topology: the control plane.
         counters: what the process counts.
         tasks: runs what goes on behind a reload.
+        brokers_of: reads what rules say of other brokers, beside the event loop; what it gives makes that hold.
     """
 
     def __init__(
@@ -109,8 +111,10 @@ class Reload:
         topology: Topology,
         counters: Counters,
         tasks: Tasks,
+        brokers_of: Callable[[LoadedRules], Callable[[], None]] | None = None,
     ) -> None:
         """Take the rules as they are."""
+        self._brokers_of = brokers_of
         #: The rules in force.
         self.loaded = loaded
         #: What came of the last attempt.
@@ -169,7 +173,7 @@ class Reload:
             return Answer(before.rules.version, tuple(errors), time.time(), reason, faulty)
 
         try:
-            loaded, errors = await asyncio.to_thread(self._load)
+            loaded, errors, use_brokers = await asyncio.to_thread(self._load)
         except ConfigErrors as error:
             return failed([str(each) for each in error.errors], faulty=True)
         except Exception as error:  # noqa: BLE001 -- whatever a file makes us do wrong must not end the sidecar
@@ -181,7 +185,7 @@ class Reload:
             _log.warning("configuration", text=str(warning))
         if loaded.rules.version != before.rules.version:
             try:
-                await self._change_over(before, loaded)
+                await self._change_over(before, loaded, use_brokers)
             except UpstreamError as error:
                 return failed([str(error)], faulty=error.failure is Failure.REFUSED)
         return Answer(loaded.rules.version, (), time.time(), reason)
@@ -189,9 +193,10 @@ class Reload:
     def _load(self) -> _Loaded:
         self._watch.take()
         loaded = load_rules(self._files())
-        return loaded, [str(failure) for failure in loaded.failures()]
+        use_brokers = _nothing if self._brokers_of is None else self._brokers_of(loaded)
+        return loaded, [str(failure) for failure in loaded.failures()], use_brokers
 
-    async def _change_over(self, before: LoadedRules, loaded: LoadedRules) -> None:
+    async def _change_over(self, before: LoadedRules, loaded: LoadedRules, use_brokers: Callable[[], None]) -> None:
         candidates = [
             _candidate(self._state_of(name), loaded) for name in sorted({*before.rules.vhosts, *loaded.rules.vhosts})
         ]
@@ -206,6 +211,8 @@ class Reload:
         # From here to the end of the loop nothing waits: no publish comes in between.
         for candidate in candidates:
             self._topology.swap(candidate.state.name, candidate.exchanges, candidate.router)
+            candidate.state.set_addresses(loaded.books.get(candidate.state.name))
+        use_brokers()
         self._counters.rules.version = loaded.rules.version
         name_traffic(self._counters, loaded)
         self.loaded = loaded
@@ -220,6 +227,10 @@ class Reload:
             return [str(path) for path in lone_mounts(self._files(), _MOUNTINFO.read_text(encoding="utf-8"))]
         except (OSError, ConfigErrors):  # no Linux; no file: the next load says so
             return []
+
+
+def _nothing() -> None:
+    """Where nobody has links to other brokers."""
 
 
 @contextmanager

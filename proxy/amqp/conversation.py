@@ -221,14 +221,18 @@ class Conversation:
 
     def _end(self, channel: Channel) -> None:
         self.shape += 1
-        for way in channel.ways.values():
-            if not isinstance(way, str):
-                way.leave()
-        channel.ways = {}
+        self.leave(channel)
         self.drop_held(channel)
         self.drop_held_back(channel)
         self.drop_collected(channel)
         self.count_closed(channel)
+
+    def leave(self, channel: Channel) -> None:
+        """Nothing more goes to other brokers from a channel; what is under way is still sent."""
+        for way in channel.ways.values():
+            if not isinstance(way, str):
+                way.leave()
+        channel.ways = {}
 
     def forget_all(self) -> None:
         """No frame of any channel matters any more."""

@@ -211,5 +211,6 @@ class Relay:
             if conversation.audit is not None:
                 conversation.audit.lost(channel)
             conversation.count_closed(channel)
+            conversation.leave(channel)
         conversation.counters.upstream_blocked -= conversation.blocked
         conversation.blocked = False

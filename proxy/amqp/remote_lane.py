@@ -35,7 +35,7 @@ class Carriage(Protocol):
 
     frame_max: int
     to_send: list[bytes]
-    blocked: bool
+    held: bool
 
     def give_back(self, number: int) -> None:
         """The channel number was closed by us; the broker still answers."""
@@ -107,7 +107,7 @@ class Lane:
     def send(self, message: RemoteMessage) -> None:
         """Send a message now, or keep it until that can be."""
         carriage = self._carriage
-        if carriage is None or self.stage is not Stage.READY or self.waiting or carriage.blocked:
+        if carriage is None or self.stage is not Stage.READY or self.waiting or carriage.held:
             self.waiting.append(message)
         else:
             self._write(carriage, message)
@@ -115,7 +115,7 @@ class Lane:
     def go_on(self) -> None:
         """Send what waits, if it can be sent now."""
         carriage = self._carriage
-        while self.waiting and carriage is not None and self.stage is Stage.READY and not carriage.blocked:
+        while self.waiting and carriage is not None and self.stage is Stage.READY and not carriage.held:
             self._write(carriage, self.waiting.popleft())
 
     def _write(self, carriage: Carriage, message: RemoteMessage) -> None:

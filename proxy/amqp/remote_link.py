@@ -37,7 +37,7 @@ class RemoteLink:
     Attributes:
         to_send: pieces for the socket, in order; the driver sends and clears them.
         open: the login is done.
-        blocked: the broker takes no publishes now (an alarm).
+        held: nothing can be sent now: the broker has an alarm, or its socket is full.
         failure: why it is over, None as long as it is not; no credentials in it.
         frame_max: largest frame in bytes.
         heartbeat: interval in seconds.
@@ -49,7 +49,8 @@ class RemoteLink:
         self._buffer: Final = FrameBuffer(_WAITING_BYTES)
         self.to_send = self._login.to_send
         self.open = False
-        self.blocked = False
+        self.held = False
+        self._blocked = self._choked = False
         self.failure: str | None = None
         self.frame_max = FRAME_MAX
         self.heartbeat = 0
@@ -82,6 +83,17 @@ class RemoteLink:
         self._lanes[number] = lane
         lane.open(self, number)
         return True
+
+    def choke(self, choked: bool) -> None:
+        """The socket takes no more, or does again: until then messages wait in their lanes."""
+        self._choked = choked
+        self._hold()
+
+    def _hold(self) -> None:
+        self.held = self._blocked or self._choked
+        if not self.held:
+            for lane in tuple(self._lanes.values()):
+                lane.go_on()
 
     def give_back(self, number: int) -> None:
         """A lane has closed its channel; the number is free once the broker has answered."""
@@ -139,11 +151,11 @@ class RemoteLink:
             self.to_send.append(connection_close_ok())
             self.lost(f"closed: {close.reply_code} {close.reply_text.decode(errors='replace')}")
         elif method == methods.CONNECTION_BLOCKED:
-            self.blocked = True
+            self._blocked = True
+            self._hold()
         elif method == methods.CONNECTION_UNBLOCKED:
-            self.blocked = False
-            for lane in tuple(self._lanes.values()):
-                lane.go_on()
+            self._blocked = False
+            self._hold()
 
     def _method(self, frame: RawFrame) -> None:
         method = method_of(frame.payload)

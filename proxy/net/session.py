@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from secrets import token_hex
 from time import monotonic
 
@@ -23,6 +24,7 @@ from proxy.amqp.relay import Relay
 from proxy.errors import UpstreamError
 from proxy.net.link import Link
 from proxy.net.opening import Opening
+from proxy.net.remotes import Port
 from proxy.net.surroundings import Gate, Surroundings
 from proxy.net.tasks import Tasks
 
@@ -60,6 +62,8 @@ class Session:
         self.id = token_hex(6)
         self._over = False
         self._held_full = False
+        self._remotes: Port | None = None
+        self._woken = False
         self._log = _log
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -87,6 +91,9 @@ class Session:
             self._opening.end()
             self._opening = None
         relay.audited(self.id, handshake.user)
+        if self._shared.remotes is not None:
+            self._remotes = self._shared.remotes.port(handshake.vhost, partial(self._pause_producer, "remote is slow"))
+            relay.linked(self._remotes, self._wake)
         if self._shared.audit is not None and self._shared.audit.full:
             self.audit_full(True)
         counters = self._shared.counters
@@ -215,6 +222,17 @@ class Session:
         if relay.phase is not Phase.OPEN:
             self._ending(relay)
 
+    def _wake(self) -> None:
+        """Other brokers have said something: flush once for all of it."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._woke)
+
+    def _woke(self) -> None:
+        self._woken = False
+        if self.relay is not None and not self._over:
+            self._flush(self.relay, monotonic())
+
     def _send_durable(self, gate: Gate, pieces: list[bytes]) -> None:
         """Send to the producer once every audit line appended before is on disk: no confirm without its line."""
         point = gate.commit_point()
@@ -337,6 +355,8 @@ class Session:
         if relay is not None:
             relay.counters.paused_producers -= self.producer.paused
             relay.ended()
+            if self._remotes is not None:
+                self._remotes.close()
             counters.downstream.open -= 1
             counters.upstream.open -= 1
             fault = relay.fault

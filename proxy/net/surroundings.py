@@ -7,6 +7,7 @@ from typing import Protocol
 
 from proxy.amqp.conversation import Limits
 from proxy.amqp.counters import Counters
+from proxy.net.remotes import RemotePool
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Vhosts
 
@@ -57,6 +58,7 @@ class Surroundings:
         limits: see SessionLimits.
         version: our version, told to both sides.
         audit: the audit log, where confirms have to wait for it or producers for its disk.
+        remotes: links to other brokers.
     """
 
     upstream: Upstream
@@ -65,3 +67,4 @@ class Surroundings:
     limits: SessionLimits
     version: str
     audit: Gate | None = None
+    remotes: RemotePool | None = None

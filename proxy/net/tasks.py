@@ -23,7 +23,7 @@ class Tasks:
         """Start empty."""
         self._tasks: set[asyncio.Task[Any]] = set()  # Any: results are not looked at
 
-    def start(self, coroutine: Coroutine[Any, Any, object], name: str) -> None:  # Any: asyncio's own signature
+    def start(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[Any]:  # Any: asyncio's
         """Run a coroutine; a failure is logged with its trace.
 
         Args:
@@ -33,6 +33,7 @@ class Tasks:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

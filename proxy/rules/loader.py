@@ -182,10 +182,18 @@ def _compile_vhost(name: str, files: Sequence[FileDraft], faults: Faults) -> tup
     drafts = [draft for file in files for draft in file.exchanges]
     router = Router([compile_exchange(draft, faults) for draft in drafts])
     exchanges = tuple(_rule(draft) for draft in drafts)
-    addresses = tuple(draft.rule for file in files for draft in file.addresses)
+    addresses = [draft for file in files for draft in file.addresses]
     brokers = tuple(broker for file in files for broker in file.brokers)
     check_brokers(brokers, faults)
-    return VhostRules(name, tuple(queues.values()), exchanges, addresses, brokers), router
+    rules = VhostRules(
+        name,
+        tuple(queues.values()),
+        exchanges,
+        tuple(draft.rule for draft in addresses),
+        brokers,
+        tuple(draft.fields.place_of("translation") for draft in addresses),
+    )
+    return rules, router
 
 
 def _rule(draft: ExchangeDraft) -> ExchangeRule:

@@ -115,6 +115,7 @@ class VhostRules:
         exchanges: exchanges that are evaluated here.
         addresses: the address table, in the order in which it is tried.
         brokers: brokers that its translations may name.
+        address_places: where each rule of the address table was written.
     """
 
     vhost: str
@@ -122,6 +123,7 @@ class VhostRules:
     exchanges: tuple[ExchangeRule, ...] = ()
     addresses: tuple[AddressRule, ...] = ()
     brokers: tuple[BrokerRule, ...] = ()
+    address_places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

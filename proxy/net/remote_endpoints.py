@@ -1,0 +1,143 @@
+"""Where does a remote target lead: which socket, which login, which limits? Configuration and address joined.
+
+What an address says wins over the configured broker, but never weakens it: plain TCP is not taken where TLS is
+configured. Opens nothing.
+
+Source: the messenger-addressing specification, 3.2 "Where a translated address leads".
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy.amqp.remote_login import Credentials
+from proxy.routing.address_targets import Remote
+
+#: As every AMQP client has it where nobody says more.
+_GUEST = b"guest"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """How a broker proves itself; chain and name are always checked.
+
+    Args:
+        ca: file of the authorities to trust, None for the system's.
+        server_name: name that the certificate must have, None for the host's.
+        certificate: our own certificate, None for none.
+        key: its private key.
+    """
+
+    ca: Path | None = None
+    server_name: str | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Read the files.
+
+        Raises:
+            OSError: a file can't be read or is none (ssl.SSLError).
+        """
+        context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.certificate is not None and self.key is not None:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLimits:
+    """Limits of one link.
+
+    Args:
+        deadline_seconds: a message waits this long for its confirm, at most.
+        messages: unconfirmed ones, beyond which producers wait.
+        message_bytes: the same in bytes.
+    """
+
+    deadline_seconds: float = 10.0
+    messages: int = 10_000
+    message_bytes: int = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteBroker:
+    """A configured broker.
+
+    Args:
+        host: where it listens.
+        port: its port.
+        tls: None for plain TCP.
+        user: who logs in, None where only addresses say.
+        password: of the user.
+        vhost: its virtual host, None for the producer's.
+        limits: see RemoteLimits.
+    """
+
+    host: str
+    port: int
+    tls: TlsSettings | None = None
+    user: bytes | None = None
+    password: bytes = field(default=b"", repr=False)
+    vhost: str | None = None
+    limits: RemoteLimits = RemoteLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What tells one link from another.
+
+    Args:
+        label: what metrics and logs call it.
+        host: where to connect.
+        port: its port.
+        tls: None for plain TCP.
+        credentials: who logs in.
+        limits: see RemoteLimits.
+    """
+
+    label: str
+    host: str
+    port: int
+    tls: TlsSettings | None
+    credentials: Credentials
+    limits: RemoteLimits = field(compare=False)
+
+
+def endpoint(remote: Remote, brokers: Mapping[bytes, RemoteBroker], vhost: str) -> Endpoint | str:
+    """Say where a target leads.
+
+    Args:
+        remote: what the address says.
+        brokers: the configured ones of the virtual host.
+        vhost: that of the producer.
+
+    Returns:
+        The endpoint, or why there is none; no credentials in it.
+    """
+    if not remote.broker:
+        tls = TlsSettings() if remote.tls else None
+        credentials = Credentials(remote.user or _GUEST, _password(remote, None), vhost.encode())
+        host = remote.host.decode("ascii", "replace")
+        return Endpoint(remote.label, host, remote.port or 5672, tls, credentials, RemoteLimits())
+    broker = brokers.get(remote.broker)
+    if broker is None:
+        return "a broker that is not configured any more"
+    if remote.tls is False and broker.tls is not None:
+        return "plain TCP to a broker that is configured with TLS"
+    tls = broker.tls or TlsSettings() if remote.tls else broker.tls
+    user = remote.user if remote.user is not None else broker.user or _GUEST
+    credentials = Credentials(user, _password(remote, broker), (broker.vhost or vhost).encode())
+    return Endpoint(remote.label, broker.host, broker.port, tls, credentials, broker.limits)
+
+
+def _password(remote: Remote, broker: RemoteBroker | None) -> bytes:
+    if remote.password is not None:
+        return remote.password
+    if remote.user is None and (broker is None or broker.user is None):
+        return _GUEST
+    return broker.password if broker is not None and remote.user in (None, broker.user) else b""
