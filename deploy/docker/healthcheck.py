@@ -1,0 +1,47 @@
+"""Does the sidecar of this container turn? Asks /livez where its own configuration says that it is served.
+
+Exit status: 0 alive, 1 no answer. With ``admin.address: null`` nobody can ask, and that counts as alive. Kubernetes
+does not use this: its probes ask by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import urllib.request
+from pathlib import Path
+
+from proxy.errors import ConfigErrors
+from proxy.rules.settings import load_settings
+
+CONFIGURATION = Path("/etc/oxproxy/oxproxy.yaml")
+
+#: Seconds; the container's own limit for a check is 5.
+PATIENCE_SECONDS = 4.0
+
+#: Addresses that mean "all of this machine's", where loopback is one of them.
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+def main(configuration: Path = CONFIGURATION) -> int:
+    """Ask once, and return the exit status."""
+    try:
+        settings, _ = load_settings(configuration, os.environ, secrets_required=False)
+    except ConfigErrors as errors:
+        print(errors, file=sys.stderr)
+        return 1
+    address = settings.admin.address
+    if address is None:
+        return 0
+    host = EVERYWHERE.get(address.host, address.host)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{address.port}/livez"
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
+            return 0 if answer.status == 200 else 1
+    except OSError as error:
+        print(f"{url}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(Path, sys.argv[1:2])))

@@ -1,0 +1,176 @@
+"""The dashboard for the side of the broker: confirms, connections, other brokers, and RabbitMQ's own numbers.
+
+The last row needs RabbitMQ's plugin rabbitmq_prometheus; its metrics are those of RabbitMQ 3.10 and newer.
+"""
+
+from __future__ import annotations
+
+from deploy.grafana.dashboard import Dashboard, Row, Variable
+from deploy.grafana.panels import RED, Heatmap, Lines, Number, Query, States
+from deploy.grafana.selectors import MARKS, VARIABLES, chosen, quantile, rate, total
+
+_RABBITMQ = Variable("rabbitmq", "RabbitMQ", "label_values(rabbitmq_build_info, job)")
+
+
+def _broker(metric: str) -> str:
+    return f'{metric}{{job=~"$rabbitmq"}}'
+
+
+def _broker_rate(metric: str) -> str:
+    return f"rate({_broker(metric)}[$__rate_interval])"
+
+
+_CONFIRMS = Row(
+    "Is the broker slow?",
+    [
+        Heatmap(
+            "Confirms",
+            "How long from a publish to the broker's confirm?",
+            [Query(total(rate("oxproxy_confirm_seconds_bucket"), "le"), "{{le}}", heatmap=True)],
+            "s",
+        ),
+        Lines(
+            "Slowest confirms",
+            "How long do the middle one, the slowest tenth and the slowest hundredth take?",
+            [Query(quantile(share, "oxproxy_confirm_seconds"), f"{share:.0%}") for share in (0.5, 0.9, 0.99)],
+            "s",
+            logarithmic=True,
+        ),
+        Lines(
+            "Confirms by result",
+            "Does the broker take what it gets? Nacked: a queue refused it or failed.",
+            [
+                Query(total(rate("oxproxy_confirms_total"), "result"), "{{result}}"),
+                Query(total(rate("oxproxy_returns_total")), "returned"),
+            ],
+            "cps",
+        ),
+    ],
+)
+
+_CONNECTIONS = Row(
+    "Do producers get through?",
+    [
+        Lines(
+            "Open connections",
+            "Are there as many to the broker as from producers?",
+            [
+                Query(total(chosen("oxproxy_connections"), "side"), "{{side}}"),
+                Query(total(chosen("oxproxy_channels")), "channels"),
+            ],
+            width=6,
+        ),
+        Lines(
+            "Attempts",
+            "How do attempts to connect end, on either side?",
+            [Query(total(rate("oxproxy_connections_total"), "side", "result"), "{{side}} {{result}}")],
+            "cps",
+            width=6,
+        ),
+        Lines(
+            "Held back",
+            "Which sidecars does RabbitMQ block, and where are producers not being read?",
+            [
+                Query(chosen("oxproxy_upstream_blocked"), "{{instance}} blocked"),
+                Query(chosen("oxproxy_paused_producers"), "{{instance}} paused"),
+            ],
+            width=6,
+        ),
+        Lines(
+            "Closed by the sidecar",
+            "Which reply codes did it close channels and connections with?",
+            [Query(total(rate("oxproxy_protocol_errors_total"), "reply_code"), "{{reply_code}}")],
+            "cps",
+            width=6,
+        ),
+    ],
+)
+
+_REMOTES = Row(
+    "Other brokers that address rules lead to",
+    [
+        States(
+            "Links",
+            "Which links stood when?",
+            [Query(f"min by (broker) ({chosen('oxproxy_remote_up')})", "{{broker}}")],
+            width=12,
+        ),
+        Lines(
+            "Publishes",
+            "What becomes of the publishes to them?",
+            [Query(total(rate("oxproxy_remote_publishes_total"), "broker", "result"), "{{broker}} {{result}}")],
+            "cps",
+            width=12,
+        ),
+    ],
+)
+
+_OWN = Row(
+    "RabbitMQ's own numbers",
+    [
+        Lines(
+            "Counted here and there",
+            "Does the broker get what the sidecars send? It also counts publishers that come without one.",
+            [
+                Query(total(rate("oxproxy_publishes_total", 'outcome!~"rejected|filtered"')), "sent by sidecars"),
+                Query(total(_broker_rate("rabbitmq_global_messages_received_total")), "received by RabbitMQ"),
+            ],
+            "cps",
+        ),
+        Lines(
+            "Unroutable",
+            "What did the broker itself have no queue for?",
+            [
+                Query(total(_broker_rate("rabbitmq_global_messages_unroutable_dropped_total")), "dropped"),
+                Query(total(_broker_rate("rabbitmq_global_messages_unroutable_returned_total")), "returned"),
+            ],
+            "cps",
+        ),
+        Lines(
+            "Messages in queues",
+            "Do queues grow?",
+            [
+                Query(total(_broker("rabbitmq_queue_messages_ready")), "ready"),
+                Query(total(_broker("rabbitmq_queue_messages_unacked")), "unacked"),
+            ],
+        ),
+        Number(
+            "Alarms",
+            "Is it short of memory, disk or file descriptors? Then it blocks publishers.",
+            [
+                Query(f"max({_broker('rabbitmq_alarms_memory_used_watermark')})", "memory"),
+                Query(f"max({_broker('rabbitmq_alarms_free_disk_space_watermark')})", "disk"),
+                Query(f"max({_broker('rabbitmq_alarms_file_descriptor_limit')})", "descriptors"),
+            ],
+            thresholds=((1, RED),),
+            width=8,
+            height=8,
+        ),
+        Lines(
+            "Memory",
+            "How near is its limit?",
+            [
+                Query(total(_broker("rabbitmq_process_resident_memory_bytes")), "in use"),
+                Query(total(_broker("rabbitmq_resident_memory_limit_bytes")), "limit"),
+            ],
+            "bytes",
+        ),
+        Lines(
+            "Connections and channels",
+            "How many does it hold?",
+            [
+                Query(total(_broker("rabbitmq_connections")), "connections"),
+                Query(total(_broker("rabbitmq_channels")), "channels"),
+            ],
+        ),
+    ],
+)
+
+BROKER = Dashboard(
+    "oxproxy-broker",
+    "Sidecar: broker side",
+    "How fast the broker confirms, whether producers get through to it, other brokers, RabbitMQ's own numbers.",
+    (*VARIABLES, _RABBITMQ),
+    MARKS,
+    [_CONFIRMS, _CONNECTIONS, _REMOTES, _OWN],
+)

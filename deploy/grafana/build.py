@@ -1,0 +1,32 @@
+"""Writes the dashboards where Grafana's provisioning and the chart find them: ``python -m deploy.grafana.build``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from deploy.grafana.broker import BROKER
+from deploy.grafana.dashboard import Dashboard
+from deploy.grafana.overview import OVERVIEW
+from deploy.grafana.rules import RULES
+
+FOLDER = Path(__file__).with_name("dashboards")
+
+DASHBOARDS = (OVERVIEW, RULES, BROKER)
+
+
+def text(dashboard: Dashboard) -> str:
+    """Return a dashboard as the text of its file."""
+    return json.dumps(dashboard.json(), indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> int:
+    """Write every dashboard."""
+    for dashboard in DASHBOARDS:
+        (FOLDER / f"{dashboard.uid}.json").write_text(text(dashboard))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

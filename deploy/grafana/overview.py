@@ -1,0 +1,215 @@
+"""The first dashboard to open: where do messages go, what reaches nobody, who is slow, is it written down?"""
+
+from __future__ import annotations
+
+from deploy.grafana.dashboard import Dashboard, Row
+from deploy.grafana.panels import RED, YELLOW, Bars, Lines, Number, Query
+from deploy.grafana.selectors import MARKS, VARIABLES, chosen, increase, quantile, rate, total
+
+_UNDELIVERED = 'outcome=~"unrouted|filtered|rejected"'
+_PUBLISHES = "oxproxy_publishes_total"
+
+_NOW = Row(
+    "Now",
+    [
+        Number("Publishes", "How much goes through?", [Query(total(rate(_PUBLISHES)))], "cps"),
+        Number(
+            "Reach nobody",
+            "What share of the publishes was unrouted, filtered or rejected?",
+            [Query(f"{total(rate(_PUBLISHES, _UNDELIVERED))} / {total(rate(_PUBLISHES))}")],
+            "percentunit",
+            thresholds=((0.01, YELLOW), (0.05, RED)),
+        ),
+        Number(
+            "Confirm, 99 %",
+            "How long does the slowest hundredth of the confirms take?",
+            [Query(quantile(0.99, "oxproxy_confirm_seconds"))],
+            "s",
+            thresholds=((0.25, YELLOW), (1, RED)),
+        ),
+        Number(
+            "Missing destinations",
+            "How many queues and exchanges that rules name are not there?",
+            [Query(total(chosen("oxproxy_topology_missing_destinations")))],
+            thresholds=((1, RED),),
+        ),
+        Number(
+            "Producers",
+            "How many connections of producers are open?",
+            [Query(total(chosen("oxproxy_connections", 'side="downstream"')))],
+        ),
+        Number(
+            "Sidecars",
+            "How many sidecars answer?",
+            [Query(f"count({chosen('oxproxy_build_info')})")],
+        ),
+    ],
+)
+
+_WHERE = Row(
+    "Where do messages go?",
+    [
+        Lines(
+            "By outcome",
+            "What becomes of publishes? Passed: to exchanges that no rule names.",
+            [Query(total(rate(_PUBLISHES), "outcome"), "{{outcome}}")],
+            "cps",
+            stacked=True,
+        ),
+        Lines(
+            "By exchange",
+            "Which exchanges do they go to? Other: all that no rule names.",
+            [Query(total(rate(_PUBLISHES), "vhost", "exchange"), "{{vhost}} {{exchange}}")],
+            "cps",
+            stacked=True,
+        ),
+        Bars(
+            "By destination",
+            "Which of the queues and exchanges that rules name get most?",
+            [
+                Query(
+                    f"topk(15, {total(rate('oxproxy_destination_publishes_total'), 'destination')})",
+                    "{{destination}}",
+                    instant=True,
+                )
+            ],
+            "cps",
+        ),
+        Lines(
+            "Bytes of bodies",
+            "How much is in them?",
+            [Query(total(rate("oxproxy_publish_bytes_total"), "exchange"), "{{exchange}}")],
+            "Bps",
+            width=12,
+            stacked=True,
+        ),
+        Lines(
+            "By sidecar",
+            "Do producers spread over the sidecars?",
+            [Query(total(rate(_PUBLISHES), "instance"), "{{instance}}")],
+            "cps",
+            width=12,
+        ),
+    ],
+)
+
+_NOBODY = Row(
+    "What reaches nobody, and what is refused?",
+    [
+        Lines(
+            "Reach nobody, by exchange",
+            "Unrouted: no binding was true. Filtered: dropped by a silent filter. Rejected: refused by a loud one.",
+            [Query(total(rate(_PUBLISHES, _UNDELIVERED), "exchange", "outcome"), "{{exchange}} {{outcome}}")],
+            "cps",
+        ),
+        Lines(
+            "Returned and nacked",
+            "What did producers hear of it? Only mandatory messages are returned.",
+            [
+                Query(total(rate("oxproxy_returns_total")), "returned"),
+                Query(total(rate("oxproxy_confirms_total", 'result="nacked"')), "nacked"),
+            ],
+            "cps",
+        ),
+        Lines(
+            "Missing destinations",
+            "Which sidecar misses queues or exchanges? Its /status has their names and why.",
+            [Query(chosen("oxproxy_topology_missing_destinations"), "{{instance}}")],
+        ),
+    ],
+)
+
+_SLOW = Row(
+    "Is the broker slow, or the sidecar?",
+    [
+        Lines(
+            "Confirms and decisions",
+            "Confirm: from publish to the broker's answer. Decision: our own part of it, where it had to be made.",
+            [
+                Query(quantile(0.5, "oxproxy_confirm_seconds"), "confirm, 50 %"),
+                Query(quantile(0.99, "oxproxy_confirm_seconds"), "confirm, 99 %"),
+                Query(quantile(0.99, "oxproxy_decision_seconds"), "decision, 99 %"),
+            ],
+            "s",
+            logarithmic=True,
+        ),
+        Lines(
+            "Processor",
+            "How much of its core does each sidecar use? At 1 producers wait for it.",
+            [Query(rate("process_cpu_seconds_total"), "{{instance}}")],
+            "percentunit",
+        ),
+        Lines(
+            "Held back",
+            "Blocked: connections that RabbitMQ takes nothing from. Paused: producers that are not being read.",
+            [
+                Query(total(chosen("oxproxy_upstream_blocked")), "blocked by the broker"),
+                Query(total(chosen("oxproxy_paused_producers")), "paused producers"),
+            ],
+        ),
+    ],
+)
+
+_AUDIT = Row(
+    "What did the audit log lose?",
+    [
+        Number(
+            "Lines lost",
+            "How many lines were given up in the time shown?",
+            [Query(total(increase("oxproxy_audit_dropped_total")))],
+            thresholds=((1, RED),),
+            width=6,
+            height=8,
+        ),
+        Lines(
+            "Lines written and lost",
+            "Does the log keep up? One line for each publish, and some for what the broker said later.",
+            [
+                Query(total(rate("oxproxy_audit_lines_total")), "written"),
+                Query(total(rate("oxproxy_audit_dropped_total")), "lost"),
+            ],
+            "cps",
+            width=9,
+        ),
+        Lines(
+            "Audit text",
+            "How much does the disk take, before compression?",
+            [Query(total(rate("oxproxy_audit_bytes_total"), "instance"), "{{instance}}")],
+            "Bps",
+            width=9,
+        ),
+    ],
+)
+
+_PROCESSES = Row(
+    "Sidecars",
+    [
+        Lines(
+            "Memory",
+            "Does one of them grow?",
+            [Query(chosen("process_resident_memory_bytes"), "{{instance}}")],
+            "bytes",
+        ),
+        Lines(
+            "File descriptors",
+            "What share is in use? Each producer takes two.",
+            [Query(f"{chosen('process_open_fds')} / {chosen('process_max_fds')}", "{{instance}}")],
+            "percentunit",
+        ),
+        Lines(
+            "Running since",
+            "Was one of them started again?",
+            [Query(f"time() - {chosen('process_start_time_seconds')}", "{{instance}}")],
+            "s",
+        ),
+    ],
+)
+
+OVERVIEW = Dashboard(
+    "oxproxy-overview",
+    "Sidecar: overview",
+    "Where messages go, what reaches nobody, whether broker or sidecar is slow, what the audit log lost.",
+    VARIABLES,
+    MARKS,
+    [_NOW, _WHERE, _NOBODY, _SLOW, _AUDIT, _PROCESSES],
+)

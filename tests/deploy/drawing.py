@@ -1,0 +1,245 @@
+"""How a dashboard is drawn from its JSON and real data, for people who want to see it without a Grafana.
+
+Every panel stands where Grafana would put it, with what its expressions gave. It is a preview, not Grafana's looks.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import matplotlib as mpl
+import matplotlib.ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+JSON: TypeAlias = dict[str, Any]  # JSON of any shape
+#: What a panel's expressions gave: for each target its series, as Prometheus' API returns them.
+Answers: TypeAlias = Sequence[list[JSON]]
+
+#: Inches of one column and of one row of Grafana's grid, and of the gap around a panel.
+COLUMN, ROW, GAP = 0.56, 0.33, 0.09
+DPI = 84
+#: Colours of a picture: a palette makes the file a third of the size, and nobody sees the difference.
+COLORS = 64
+#: Names below a panel.
+LEGENDS = 6
+#: Inches left free in a panel: above for its title, below for times and names, beside for values.
+HEAD, BELOW, BESIDE = 0.24, 0.62, 0.5
+#: The same where a panel has no axes.
+BARE = 0.1
+SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
+    "s": ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs")),
+    "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")),
+    "Bps": ((1e6, "MB/s"), (1e3, "kB/s"), (1, "B/s")),
+}
+
+
+def shown(value: float, unit: str) -> str:
+    """Return a value with its unit, as Grafana would write it."""
+    if math.isnan(value):
+        return "NaN"
+    if unit == "percentunit":
+        return f"{value * 100:.3g} %"
+    suffix = "/s" if unit == "cps" else ""
+    for size, name in SCALES.get(unit, ((1e6, " M"), (1e3, " k"))):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {name}{suffix}".replace("  ", " ")
+    return f"{value:.3g}{suffix}"
+
+
+def legend(target: JSON, series: JSON) -> str:
+    """Return what a series is called."""
+    text: str = target["legendFormat"]
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: series["metric"].get(found[1], ""), text)
+
+
+def last(series: JSON) -> float:
+    """Return the last value of a series, of a range or of the present."""
+    pair = series["value"] if "value" in series else series["values"][-1]
+    return float(pair[1])
+
+
+def points(series: JSON) -> tuple[list[float], list[float]]:
+    """Return the times and the values of a range."""
+    return [float(time) for time, _ in series["values"]], [float(value) for _, value in series["values"]]
+
+
+def named_series(panel: JSON, answers: Answers) -> list[tuple[str, JSON]]:
+    """Return every series of a panel with what it is called."""
+    asked = zip(panel["targets"], answers, strict=True)
+    return [(legend(target, each), each) for target, found in asked for each in found]
+
+
+def unit_of(panel: JSON) -> str:
+    """Return the unit of a panel's values."""
+    unit: str = panel["fieldConfig"]["defaults"]["unit"]
+    return unit
+
+
+def lines(axes: Axes, panel: JSON, answers: Answers) -> None:
+    """Draw values over time."""
+    named = named_series(panel, answers)
+    custom = panel["fieldConfig"]["defaults"]["custom"]
+    if custom["stacking"]["mode"] == "normal":
+        times = sorted({time for _, each in named for time in points(each)[0]})
+        values = [dict(zip(*points(each), strict=True)) for _, each in named]
+        heights = [[each.get(time, 0.0) for time in times] for each in values]
+        axes.stackplot(times, heights, labels=[name for name, _ in named], alpha=0.6)
+    else:
+        for name, each in named:
+            axes.plot(*points(each), label=name, linewidth=0.9)
+    if custom["scaleDistribution"]["type"] == "log":
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
+    axes.yaxis.set_major_formatter(lambda value, _: shown(value, unit_of(panel)))
+    if custom["scaleDistribution"]["type"] != "log":
+        axes.set_ylim(bottom=0)
+    clock(axes)
+    handles, names = axes.get_legend_handles_labels()
+    # Where there is room for a few names only, those of series that are not always 0.
+    told = [place for place, (_, each) in enumerate(named) if any(points(each)[1])][:LEGENDS]
+    told = told or list(range(min(len(named), LEGENDS)))
+    axes.legend(
+        [handles[place] for place in told],
+        [names[place] for place in told],
+        fontsize=5.5,
+        frameon=False,
+        loc="upper center",
+        bbox_to_anchor=(0.45, -0.1),
+        ncols=3,
+        handlelength=1,
+        columnspacing=1,
+    )
+
+
+def clock(axes: Axes) -> None:
+    """Write times of day below."""
+    axes.xaxis.set_major_formatter(lambda value, _: datetime.fromtimestamp(value, UTC).strftime("%H:%M:%S"))
+    axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(4))
+    axes.grid(linewidth=0.2)
+
+
+def number(axes: Axes, panel: JSON, answers: Answers) -> None:
+    """Draw one number, or a few with their names."""
+    axes.axis("off")
+    named = [(name, last(each)) for name, each in named_series(panel, answers)]
+    for place, (name, value) in enumerate(named):
+        text = shown(value, unit_of(panel)) if len(named) == 1 else f"{name} {shown(value, unit_of(panel))}"
+        steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        color = [step["color"] for step in steps if step["value"] is None or value >= step["value"]][-1]
+        height = 1 - (place + 0.5) / len(named)
+        color = {"yellow": "goldenrod"}.get(color, color)
+        axes.text(0.5, height, text, ha="center", va="center", fontsize=15 if len(named) == 1 else 10, color=color)
+
+
+def bars(axes: Axes, panel: JSON, answers: Answers) -> None:
+    """Draw the last values as bars, the largest at the top."""
+    named = [(name, last(each)) for name, each in named_series(panel, answers)]
+    named.sort(key=lambda pair: pair[1])
+    axes.barh([name for name, _ in named], [value for _, value in named], color="darkorange", alpha=0.6)
+    for place, (_, value) in enumerate(named):
+        axes.text(value, place, " " + shown(value, unit_of(panel)), va="center", fontsize=6)
+    axes.set_xticks([])
+
+
+def table(axes: Axes, panel: JSON, answers: Answers) -> None:
+    """Draw rows of labels and value."""
+    axes.axis("off")
+    organize = panel["transformations"][0]["options"]
+    names = sorted(organize["indexByName"], key=organize["indexByName"].get)
+    found = sorted(answers[0], key=last, reverse=True)
+    rows = [
+        [shown(last(each), unit_of(panel)) if name == "Value" else each["metric"][name][:24] for name in names]
+        for each in found
+    ]
+    heads = [organize["renameByName"][name] for name in names]
+    drawn = axes.table(
+        [*rows[:10]] or [["-"] * len(names)], colLabels=heads, loc="upper center", cellLoc="left", edges="horizontal"
+    )
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(6)
+
+
+def states(axes: Axes, panel: JSON, answers: Answers) -> None:
+    """Draw what was there when, one band for each series."""
+    named = named_series(panel, answers)
+    for place, (name, each) in enumerate(named):
+        times, values = points(each)
+        for time, value in zip(times, values, strict=True):
+            axes.barh(place, 1.5, left=time, color="tab:green" if value else "tab:red", height=0.7)
+        axes.text(times[0], place, " " + name, va="center", fontsize=6, color="white")
+    axes.set_yticks([])
+    axes.set_ylim(-0.8, max(len(named), 3) - 0.2)
+    clock(axes)
+
+
+def heatmap(axes: Axes, panel: JSON, answers: Answers) -> None:
+    """Draw a histogram over time: between two bounds lies what the greater bucket has more."""
+    found = sorted(answers[0], key=lambda each: float(each["metric"]["le"]))
+    times = sorted({time for each in found for time in points(each)[0]})
+    columns = [dict(zip(*points(each), strict=True)) for each in found]
+    cells = [[each.get(time, 0.0) for time in times] for each in columns]
+    inside = [cells[0]] + [[b - a for a, b in zip(low, high, strict=True)] for low, high in pairwise(cells)]
+    axes.pcolormesh(times, range(len(found)), inside, cmap="Oranges", shading="nearest")
+    bounds = [float(each["metric"]["le"]) for each in found]
+    names = [shown(bound, "s") if math.isfinite(bound) else "more" for bound in bounds]
+    axes.set_yticks(range(len(found)), names, fontsize=5)
+    clock(axes)
+
+
+KINDS: Mapping[str, Callable[[Axes, JSON, Answers], None]] = {
+    "timeseries": lines,
+    "stat": number,
+    "bargauge": bars,
+    "table": table,
+    "state-timeline": states,
+    "heatmap": heatmap,
+}
+
+
+def draw(dashboard: JSON, ask: Callable[[JSON], list[JSON]], path: Path) -> None:
+    """Draw a dashboard into a PNG file.
+
+    Args:
+        dashboard: as Grafana would read it.
+        ask: gives the answer to one target.
+        path: the file.
+    """
+    panels = dashboard["panels"]
+    rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
+    with mpl.rc_context({"font.size": 7, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.5}):
+        figure = Figure(figsize=(24 * COLUMN, rows * ROW), dpi=DPI, facecolor="white")
+        for panel in panels:
+            if panel["type"] == "row":
+                headline(figure, panel, 0.7 * ROW, weight="bold", fontsize=10)
+            else:
+                headline(figure, panel, GAP + 0.1, fontsize=7.5, color="dimgrey")
+                KINDS[panel["type"]](axes_of(figure, panel), panel, [ask(target) for target in panel["targets"]])
+        memory = io.BytesIO()
+        figure.savefig(memory, format="png")
+    Image.open(memory).convert("RGB").quantize(COLORS).save(path, optimize=True)
+
+
+def headline(figure: Figure, panel: JSON, below_top: float, **looks: Any) -> None:  # Any: as matplotlib takes it
+    """Write the title of a panel."""
+    width, height = figure.get_size_inches()
+    left, top = panel["gridPos"]["x"] * COLUMN, panel["gridPos"]["y"] * ROW
+    figure.text((left + GAP) / width, 1 - (top + below_top) / height, panel["title"], **looks)
+
+
+def axes_of(figure: Figure, panel: JSON) -> Axes:
+    """Return where the data of a panel are drawn."""
+    width, height = figure.get_size_inches()
+    place = panel["gridPos"]
+    below, beside = (BARE, BARE) if panel["type"] in {"stat", "table"} else (BELOW, BESIDE)
+    left, bottom = place["x"] * COLUMN + GAP + beside, (place["y"] + place["h"]) * ROW - GAP - below + 0.1
+    inner_width, inner_height = place["w"] * COLUMN - 2 * GAP - beside, place["h"] * ROW - 2 * GAP - HEAD - below
+    return figure.add_axes((left / width, 1 - bottom / height, inner_width / width, inner_height / height))

@@ -1,0 +1,162 @@
+"""Are Dockerfiles, compose file and health check sound, as far as that shows without a container?
+
+The image itself is built and run by ``test_image`` (``make test-matrix``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.docker.healthcheck import main as healthcheck
+from tests.deploy.prometheus import ROOT
+from tests.private_broker import free_port
+
+FOLDER = ROOT / "deploy" / "docker"
+COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+
+
+def mounts() -> Iterator[tuple[str, str, list[str]]]:
+    for name, service in SERVICES.items():
+        for volume in service.get("volumes", ()):
+            source, target, *options = volume.split(":")
+            yield source, f"{name}:{target}", options
+
+
+def compose_client() -> list[str]:
+    """Return a compose client that is installed here; none needs a daemon to read a file."""
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]):
+            done = subprocess.run([*command, "version"], capture_output=True, check=False)
+            if done.returncode == 0:
+                return command
+    pytest.skip("no compose client is installed (make test-matrix installs one)")
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "report.Dockerfile"])
+def test_hadolint_has_nothing_to_say(name: str) -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([str(hadolint), str(FOLDER / name)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "report.Dockerfile"])
+def test_an_image_ends_as_another_user_than_root(name: str) -> None:
+    last_stage = (FOLDER / name).read_text().rsplit("\nFROM ", 1)[1]
+    assert "\nUSER 10001:10001\n" in last_stage
+
+
+def test_the_image_is_made_of_the_package_and_what_installs_it() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
+    assert {"proxy", "pyproject.toml", "README.md", "deploy/docker/healthcheck.py"} <= set(allowed)
+    assert all((ROOT / name).exists() for name in allowed if not name.startswith("build/"))
+
+
+def test_compose_brings_broker_sidecar_prometheus_and_grafana() -> None:
+    assert set(SERVICES) == {"rabbitmq", "oxproxy", "prometheus", "grafana"}
+
+
+def test_every_mounted_file_is_there_and_read_only() -> None:
+    for source, _, options in mounts():
+        if source.startswith("."):
+            assert (FOLDER / source).exists(), source
+            assert options == ["ro"], source
+        else:
+            assert source in COMPOSE["volumes"], source
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_ports_are_open_on_loopback_only(name: str) -> None:
+    assert all(str(port).startswith("127.0.0.1:") for port in SERVICES[name].get("ports", ()))
+
+
+def test_the_image_bears_the_version_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert SERVICES["oxproxy"]["image"] == f"oxproxy:{version}"
+
+
+def test_the_sidecar_is_locked_in_and_has_time_to_drain() -> None:
+    service = SERVICES["oxproxy"]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert int(service["stop_grace_period"].removesuffix("s")) > 25 + 5
+    assert service["ulimits"]["nofile"] > 2 * 10_000
+
+
+def test_the_configuration_of_compose_is_right(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "oxproxy.yaml", tmp_path)
+    shutil.copytree(ROOT / "config" / "rules", tmp_path / "rules")
+    oxproxy = Path(sys.executable).with_name("oxproxy")
+    command = [str(oxproxy), "check", str(tmp_path / "oxproxy.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"RABBITMQ_PASSWORD": "demo"})
+    assert done.returncode == 0, done.stderr
+
+
+def test_prometheus_asks_the_services_of_compose() -> None:
+    jobs = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yaml").read_text())["scrape_configs"]
+    targets = {target for job in jobs for config in job["static_configs"] for target in config["targets"]}
+    assert targets == {"oxproxy:15693", "rabbitmq:15692"}
+    assert "rabbitmq_prometheus" in (FOLDER / "enabled_plugins").read_text()
+
+
+def test_a_compose_client_reads_the_file() -> None:
+    command = [*compose_client(), "-f", str(FOLDER / "compose.yaml"), "config", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@contextlib.contextmanager
+def answering(status: int) -> Iterator[int]:
+    class Livez(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/livez" else 404)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Livez) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def configured(folder: Path, address: str) -> Path:
+    path = folder / "oxproxy.yaml"
+    path.write_text(f"admin: {{address: {address}}}\n")
+    return path
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, 0), (500, 1)])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_health_is_what_livez_says(tmp_path: Path, host: str, status: int, expected: int) -> None:
+    with answering(status) as port:
+        assert healthcheck(configured(tmp_path, f"{host}:{port}")) == expected
+
+
+def test_nobody_answering_is_not_healthy(tmp_path: Path) -> None:
+    assert healthcheck(configured(tmp_path, f"127.0.0.1:{free_port()}")) == 1
+
+
+def test_without_an_admin_address_nobody_can_be_asked(tmp_path: Path) -> None:
+    assert healthcheck(configured(tmp_path, "null")) == 0
+
+
+def test_a_wrong_configuration_is_not_healthy(tmp_path: Path) -> None:
+    assert healthcheck(configured(tmp_path, "nowhere")) == 1

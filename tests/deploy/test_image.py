@@ -1,0 +1,198 @@
+"""Does the Dockerfile build without a registry, and does the image run locked in: no root, nothing to write to?
+
+The base is a Debian made here; wheels come from a folder. buildah builds in a chroot, so neither a daemon nor a
+registry is needed, but root is. The container is a chroot too, with a root that is mounted read-only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+import yaml
+
+from tests.deploy.prometheus import ROOT
+from tests.private_broker import PrivateBroker, free_port
+from tests.rabbitmq import Broker
+from tests.watched import Watched
+
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
+
+IMAGE = "oxproxy:0.1.0"
+BASE = "localhost/oxproxy-base:1"
+
+#: The distribution of the base, and what a base must have: Python, and for building also venv.
+SUITE, PACKAGES = "bookworm", "python3,python3-venv,ca-certificates"
+
+#: What builds programs or installs them; none of it has a place in the result.
+TOOLS = ("cc", "c++", "gcc", "g++", "clang", "ld", "as", "make", "cmake", "cargo", "go", "pip", "pip3", "git")
+
+START_SECONDS = 30.0
+
+
+class Buildah:
+    """buildah with a store of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._store = ["--root", str(folder / "store"), "--runroot", str(folder / "run"), "--storage-driver", "vfs"]
+
+    def __call__(self, *arguments: str | Path, where: Path | None = None) -> str:
+        command = ["buildah", *self._store, *map(str, arguments)]
+        environment = os.environ | {"BUILDAH_ISOLATION": "chroot"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=where, env=environment)
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        return done.stdout.strip()
+
+
+def base_archive() -> Path:
+    """Return a minimal Debian as an archive; made once, kept in build/."""
+    archive = ROOT / "build" / "matrix" / f"base-{SUITE}.tar"
+    if not archive.exists():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        half = archive.with_suffix(".half.tar")
+        command = ["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(half)]
+        subprocess.run(command, check=True, capture_output=True)
+        half.rename(archive)
+    return archive
+
+
+def wheels(folder: Path) -> None:
+    """Put a wheel of everything that the image needs into ``folder``, for the Python of the base."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    pins = ROOT / "deploy" / "local" / "requirements.txt"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--constraint", str(pins)]
+    subprocess.run([*command, "--python-version", "3.11", "--dest", str(folder), *wanted], check=True)
+
+
+def context(folder: Path) -> Path:
+    """Return a folder with what the Dockerfile may copy, wheels included."""
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        source = ROOT / line[1:]
+        if not line.startswith("!") or not source.exists() or line == "!build/wheels":
+            continue
+        target = folder / line[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    shutil.copy(ROOT / "deploy" / "docker" / "Dockerfile", folder)
+    (folder / "build" / "wheels").mkdir(parents=True)
+    wheels(folder / "build" / "wheels")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def buildah(tmp_path_factory: pytest.TempPathFactory) -> Buildah:
+    """buildah, with the image in its store."""
+    missing = [name for name in ("buildah", "mmdebstrap", "unshare", "chroot") if shutil.which(name) is None]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"needs root and {', '.join(missing) or 'nothing else'} (make test-matrix installs it)")
+    tool = Buildah(tmp_path_factory.mktemp("buildah"))
+    container = tool("from", "scratch")
+    tool("add", "--quiet", container, base_archive(), "/")
+    tool("commit", "--quiet", "--rm", container, BASE)
+    arguments = {"BUILD_BASE": BASE, "BASE": BASE, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/src/build/wheels"}
+    options = [part for name, value in arguments.items() for part in ("--build-arg", f"{name}={value}")]
+    folder = context(tmp_path_factory.mktemp("context"))
+    tool("bud", "--format", "docker", *options, "--file", "Dockerfile", "--tag", IMAGE, ".", where=folder)
+    return tool
+
+
+@pytest.fixture(scope="module")
+def root(buildah: Buildah) -> Iterator[Path]:
+    """The file system of a container."""
+    container = buildah("from", IMAGE)
+    yield Path(buildah("mount", container))
+    buildah("umount", container)
+    buildah("rm", container)
+
+
+def inside(root: Path, *command: str) -> list[str]:
+    """Return the command that runs ``command`` in the container, as its user and with a read-only root."""
+    user = "--userspec=10001:10001"
+    script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec chroot ' + user + ' "$0" "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, str(root), *command]
+
+
+def configuration(buildah: Buildah) -> dict[str, Any]:
+    inspected = json.loads(buildah("inspect", "--type", "image", IMAGE))
+    found: dict[str, Any] = inspected["Docker"]["config"]
+    return found
+
+
+def test_the_image_runs_the_sidecar_as_somebody_without_rights(buildah: Buildah) -> None:
+    found = configuration(buildah)
+    assert found["User"] == "10001:10001"
+    assert found["Entrypoint"] + found["Cmd"] == ["oxproxy", "serve", "--config", "/etc/oxproxy/oxproxy.yaml"]
+    assert found["StopSignal"] == "SIGTERM"
+
+
+def test_the_image_has_a_health_check_that_needs_no_shell(buildah: Buildah) -> None:
+    assert configuration(buildah)["Healthcheck"]["Test"][0] == "CMD"
+
+
+def test_no_tool_that_builds_or_installs_is_in_the_result(root: Path) -> None:
+    folders = [root / name for name in ("usr/bin", "usr/local/bin", "bin", "usr/sbin", "opt/oxproxy/bin")]
+    found = [str(folder / name) for folder in folders for name in TOOLS if (folder / name).exists()]
+    assert found == []
+
+
+def test_no_program_changes_its_user(root: Path) -> None:
+    modes = [path.lstat() for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert [mode for mode in modes if mode.st_mode & 0o6000] == []
+
+
+def test_neither_java_nor_spark_are_in_the_sidecars_image(root: Path) -> None:
+    assert not list((root / "opt/oxproxy").glob("lib/python*/site-packages/pyspark*"))
+    assert not (root / "usr/bin/java").exists()
+
+
+def test_the_container_carries_traffic_and_drains_with_a_read_only_root(root: Path, tmp_path: Path) -> None:
+    (root / "etc/oxproxy/rules").mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "config" / "rules" / "documents.yaml", root / "etc/oxproxy/rules")
+    port, admin = free_port(), free_port()
+    with PrivateBroker() as broker:
+        settings = {
+            "listen": [{"address": f"127.0.0.1:{port}"}],
+            "upstream": {"address": broker.address, "management": broker.management},
+            "rules": ["rules/*.yaml"],
+            "admin": {"address": f"0.0.0.0:{admin}"},
+        }
+        (root / "etc/oxproxy/oxproxy.yaml").write_text(yaml.safe_dump(settings))
+        serve = inside(root, "/opt/oxproxy/bin/oxproxy", "serve", "--config", "/etc/oxproxy/oxproxy.yaml")
+        container = Watched(tmp_path, [serve], {"PATH": os.environ["PATH"]}, tmp_path / "log", 15.0)
+        deadline = time.monotonic() + START_SECONDS
+        while not ready(admin):
+            assert container.running, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        check = inside(root, "/opt/oxproxy/bin/python", "/opt/oxproxy/healthcheck.py")
+        assert subprocess.run(check, check=False).returncode == 0
+        with pika.BlockingConnection(pika.URLParameters(Broker("127.0.0.1", port, "").url())) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            properties = pika.BasicProperties(headers={"document.type": "public"})
+            channel.basic_publish("documents", "a.b", b"body", properties, mandatory=True)
+            assert channel.basic_get("documents.public", auto_ack=True)[2] == b"body"
+        assert container.end(), "it did not end with 0 after SIGTERM"
+
+
+def ready(admin: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{admin}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -1,0 +1,97 @@
+"""Do sdist and wheel hold what they should, and does the wheel work where nothing is known of this folder?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterator
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.prometheus import ROOT
+
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+RULES = ROOT / "config" / "rules" / "documents.yaml"
+
+
+def run(*command: str | Path, where: Path) -> str:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd=where)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that was made of that sdist."""
+    folder = tmp_path_factory.mktemp("packages")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, where=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clean(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that has the wheel by pip, and our dependencies but not our folder."""
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    wheel = next(packages.glob("*.whl"))
+    pip = (sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check")
+    run(*pip, "install", "--quiet", "--no-index", "--no-deps", wheel, where=folder)
+    # Dependencies by path: what a path file adds, has its own path files left alone, and so no editable installation.
+    inner = next(folder.glob("lib/python*/site-packages"))
+    (inner / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return folder / "bin"
+
+
+def members(packages: Path) -> Iterator[str]:
+    with tarfile.open(next(packages.glob("*.tar.gz"))) as archive:
+        for name in archive.getnames():
+            yield name.partition("/")[2]
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(packages: Path) -> None:
+    with zipfile.ZipFile(next(packages.glob("*.whl"))) as archive:
+        tops = {name.partition("/")[0] for name in archive.namelist()}
+    assert tops == {"proxy", f"open_exchange_proxy-{VERSION}.dist-info"}
+
+
+def test_the_wheel_asks_for_no_java_and_no_spark_unless_the_report_is_wanted(packages: Path) -> None:
+    with zipfile.ZipFile(next(packages.glob("*.whl"))) as archive:
+        metadata = Parser().parsestr(archive.read(f"open_exchange_proxy-{VERSION}.dist-info/METADATA").decode())
+    spark = [line for line in metadata.get_all("Requires-Dist", []) if line.startswith("pyspark")]
+    assert len(spark) == 1
+    assert "extra == 'report'" in spark[0].replace('"', "'")
+
+
+def test_the_sdist_holds_what_tests_and_documentation_need_and_nothing_that_was_built(packages: Path) -> None:
+    tops = {name.partition("/")[0] for name in members(packages)}
+    assert {"proxy", "tests", "config", "deploy", "docs", "helm", "Makefile", "CHANGELOG.md"} <= tops
+    assert tops & {".venv", "build", "dist", ".git"} == set()
+
+
+def test_the_installed_program_says_its_version(clean: Path) -> None:
+    assert run(clean / "oxproxy", "--version", where=clean) == f"oxproxy {VERSION}\n"
+
+
+def test_the_installed_program_is_the_one_of_the_wheel(clean: Path) -> None:
+    where = run(clean / "python", "-c", "import proxy; print(proxy.__file__)", where=clean)
+    assert Path(where.strip()).is_relative_to(clean.parent)
+
+
+def test_the_installed_program_checks_rules(clean: Path) -> None:
+    assert run(clean / "oxproxy", "check", RULES, where=clean).startswith("ok")
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_pip_installs_the_wheel_with_all_that_it_asks_for(packages: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path, with_pip=True)
+    run(tmp_path / "bin" / "pip", "install", "--quiet", next(packages.glob("*.whl")), where=tmp_path)
+    assert run(tmp_path / "bin" / "oxproxy", "check", RULES, where=tmp_path).startswith("ok")
