@@ -1,0 +1,177 @@
+"""Binds and unbinds of clients: once where the broker keeps them, once where messages find the destination."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+
+from proxy.amqp.method_arguments import read_queue_bind, read_queue_unbind
+from proxy.amqp.method_frames import exchange_bind, queue_bind, queue_unbind
+from proxy.amqp.plan import ClientRules
+from proxy.amqp.stored import STORAGE
+from proxy.amqp.tables import encode_table
+from proxy.amqp.tokens import token
+from proxy.routing.values import Table, Value
+from tests.amqp.relaying import TYPE, Wire, owned, publish, routed, say, state, with_tokens
+from tests.client import Frame, names, split
+from tests.routing.building import arguments, exchange, to_queue
+
+WANTED: Table = ((b"x-?hkv= kind", Value("S", b"b")),)
+ENTRIES = encode_table(WANTED)
+OTHER = encode_table(((b"x-?hkv= kind", Value("S", b"c")),))
+BIND_OK = say(1, commands.Queue.BindOk())
+UNBIND_OK = say(1, commands.Queue.UnbindOk())
+KIND_B: Table = ((b"kind", Value("S", b"b")),)
+
+
+def wire(**rules: object) -> Wire:
+    return Wire(routed("a"), rules=ClientRules(**rules)).open()  # type: ignore[arg-type]
+
+
+def bound(**rules: object) -> Wire:
+    made = wire(**rules)
+    made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    made.answer(BIND_OK, BIND_OK)
+    return made
+
+
+def closed(made: Wire) -> tuple[object, str]:
+    found = [frame for frame in split(made.producer()) if frame.name.endswith(".Close")]
+    return found[0].arguments["reply_code"], str(found[0].arguments["reply_text"])
+
+
+def keys(frames: list[Frame]) -> list[bytes]:
+    return [read_queue_bind(frame.payload).routing_key for frame in frames]
+
+
+def test_a_bind_is_made_twice_and_answered_once() -> None:
+    made = wire()
+    stored, tokened = split(made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES)))
+    assert read_queue_bind(stored.payload).routing_key.startswith(STORAGE)
+    assert read_queue_bind(stored.payload).arguments.startswith(ENTRIES)
+    assert read_queue_bind(tokened.payload).routing_key == token("queue", b"b")
+    assert made.answer(BIND_OK) == b""
+    assert made.answer(BIND_OK) == BIND_OK
+    assert len(made.state.exchanges[b"xo"].clients) == 1
+
+
+def test_a_publish_behind_a_bind_without_an_answer_sees_the_binding() -> None:
+    made = wire()
+    message = publish(headers=KIND_B)
+    assert names(made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES, nowait=True) + message)) == ["Queue.Bind"] * 2
+    assert made.answer(BIND_OK, BIND_OK) == b""
+    assert made.upstream() == with_tokens(message, "b")
+
+
+def test_a_refused_bind_is_the_brokers_own_and_changes_nothing() -> None:
+    made = wire()
+    made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    refusal = say(1, commands.Channel.Close(404, "NOT_FOUND - no queue 'b'", 50, 20))
+    assert made.answer(refusal) == refusal
+    assert not made.state.exchanges[b"xo"].clients
+
+
+def test_what_the_plugin_would_refuse_never_reaches_the_broker() -> None:
+    made = wire()
+    assert names(made.produce(queue_bind(1, b"b", b"xo", b"key", ENTRIES))) == ["Channel.Close"]
+    assert closed(made) == (406, "PRECONDITION_FAILED - Forbidden declaration of binding's routing key")
+
+
+def test_an_empty_queue_name_is_the_queue_declared_last() -> None:
+    made = wire()
+    made.produce(say(1, commands.Queue.Declare(queue="")))
+    made.answer(say(1, commands.Queue.DeclareOk("amq.gen-1", 0, 0)))
+    made.produce(queue_bind(1, b"", b"xo", b"", ENTRIES))
+    # Its name is the routing key as well then, which an open exchange does not take.
+    assert closed(made)[0] == 406
+
+
+def test_an_unbind_takes_both_away_and_is_answered_once() -> None:
+    made = bound()
+    frames = split(made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES)))
+    found = [read_queue_unbind(frame.payload).routing_key for frame in frames]
+    assert found[0] == token("queue", b"b")
+    assert found[1].startswith(STORAGE)
+    assert made.answer(UNBIND_OK) == b""
+    assert made.answer(UNBIND_OK) == UNBIND_OK
+    assert not made.state.exchanges[b"xo"].clients
+
+
+def test_the_token_stays_while_another_binding_needs_it() -> None:
+    made = bound()
+    made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
+    made.answer(BIND_OK, BIND_OK)
+    (frame,) = split(made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES)))
+    assert read_queue_unbind(frame.payload).routing_key.startswith(STORAGE)
+
+
+def test_unbinding_with_other_arguments_is_refused_where_that_is_strict() -> None:
+    made = bound()
+    made.produce(queue_unbind(1, b"b", b"xo", b"", OTHER))
+    assert closed(made) == (406, "PRECONDITION_FAILED - binding arguments do not match")
+
+
+def test_unbinding_with_other_arguments_is_silent_where_the_broker_rules() -> None:
+    made = bound(strict_unbind=False)
+    (frame,) = split(made.produce(queue_unbind(1, b"b", b"xo", b"", OTHER)))
+    assert frame.name == "Queue.Unbind"
+    assert made.answer(UNBIND_OK) == UNBIND_OK
+    assert len(made.state.exchanges[b"xo"].clients) == 1
+
+
+def test_unbinding_what_nobody_bound_is_fine() -> None:
+    made = bound()
+    made.produce(queue_unbind(1, b"nobody", b"xo", b"", ENTRIES))
+    assert made.answer(UNBIND_OK) == UNBIND_OK
+
+
+def test_what_a_rules_file_binds_is_not_the_clients_to_unbind() -> None:
+    made = wire()
+    made.produce(queue_unbind(1, b"a", b"xo", b"", encode_table(arguments(TYPE))))
+    assert closed(made)[0] == 403
+
+
+def test_routes_are_bound_with_the_clients_own_rights() -> None:
+    made = wire()
+    made.state.queues = type(made.state.queues)((b"b", b"c"), 1)
+    entries = ENTRIES + encode_table(((b"x-addq-ontrue", Value("S", b"c")),))
+    frames = split(made.produce(queue_bind(1, b"b", b"xo", b"", entries)))
+    assert keys(frames)[1:] == [token("queue", b"b"), token("queue", b"c")]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_an_open_exchange_behind_a_real_one_is_refused(exists: bool) -> None:
+    made = wire()
+    target = b"xo" if exists else b"another"
+    frame = exchange_bind(1, target, b"amq.topic", b"#")
+    left = made.produce(frame)
+    if not exists:
+        assert left == frame
+        return
+    assert closed(made)[0] == 540
+
+
+def test_an_open_exchange_behind_an_open_one_needs_no_token() -> None:
+    first, second = exchange(name="xo"), exchange(to_queue("a"), name="second")
+    made = Wire(state((first, owned(first)), (second, owned(second)))).open()
+    (frame,) = split(made.produce(exchange_bind(1, b"second", b"xo", b"", ENTRIES)))
+    assert frame.name == "Exchange.Bind"
+    made.answer(say(1, commands.Exchange.BindOk()))
+    made.produce(publish(headers=KIND_B))
+    assert made.state.router.destinations(b"xo") == {("queue", b"a")}
+
+
+def test_binds_to_other_exchanges_pass_as_they_came() -> None:
+    made = wire()
+    for frame in (queue_bind(1, b"b", b"amq.topic", b"#"), queue_unbind(1, b"b", b"amq.topic", b"#")):
+        assert made.produce(frame) == frame
+    assert made.answer(BIND_OK, UNBIND_OK) == BIND_OK + UNBIND_OK
+
+
+def test_answers_of_the_client_and_of_ours_are_told_apart_by_their_order() -> None:
+    made = wire()
+    plain = queue_bind(1, b"b", b"amq.topic", b"#")
+    made.produce(plain + queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    assert made.answer(BIND_OK) == BIND_OK
+    assert made.answer(BIND_OK) == b""
+    assert made.answer(BIND_OK) == BIND_OK

@@ -1,0 +1,61 @@
+"""Whether a second declare says the same as the first, in RabbitMQ's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.amqp.equivalence import inequivalence, inequivalent_type
+from proxy.amqp.method_arguments import ExchangeDeclare
+from proxy.amqp.vhost import Declared, Delivery, OwnedExchange
+from proxy.routing.values import Table, Value
+
+LIMIT: Table = ((b"max-payload-size", Value("I", 10)),)
+
+
+def compared(before: Table, now: Table, delivery: Delivery = Delivery.CARRIER, **flags: bool) -> str:
+    owned = OwnedExchange(
+        b"e", "x-open", delivery, b"e", arguments=before, declared=Declared(True, False, False, b"", 1)
+    )
+    asked = ExchangeDeclare(
+        b"e", b"x-open", False, flags.get("durable", True), flags.get("auto_delete", False), False, False, b""
+    )
+    return inequivalence(owned, now, asked, "/")
+
+
+@pytest.mark.parametrize("letter", list("bBsuIilLT"))
+def test_integers_of_any_width_are_equal(letter: str) -> None:
+    assert compared(LIMIT, ((b"max-payload-size", Value(letter, 10)),)) == ""
+
+
+def test_another_limit_is_told_with_both_values_and_types() -> None:
+    text = compared(LIMIT, ((b"max-payload-size", Value("l", 11)),))
+    assert text == (
+        "inequivalent arg 'max-payload-size' for exchange 'e' in vhost '/': received the value '11' of type 'long' "
+        "but current is the value '10' of type 'signedint'"
+    )
+
+
+def test_a_limit_that_is_missing_is_none() -> None:
+    assert compared(LIMIT, ()).endswith("received none but current is the value '10' of type 'signedint'")
+    assert compared((), LIMIT).endswith("received the value '10' of type 'signedint' but current is none")
+
+
+def test_a_boolean_is_no_number() -> None:
+    one: Table = ((b"max-payload-size", Value("I", 1)),)
+    assert compared(one, ((b"max-payload-size", Value("t", True)),))
+
+
+def test_arguments_that_nobody_knows_are_ignored() -> None:
+    assert compared((), ((b"color", Value("S", b"red")),)) == ""
+
+
+def test_flags_are_the_brokers_to_compare_where_it_has_the_exchange() -> None:
+    assert compared((), (), durable=False) == ""
+    text = compared((), (), Delivery.QUEUE, durable=False)
+    assert text == "inequivalent arg 'durable' for exchange 'e' in vhost '/': received 'false' but current is 'true'"
+
+
+def test_another_type_is_told_as_the_broker_tells_it() -> None:
+    assert inequivalent_type(b"e", "v", b"x-open", "topic") == (
+        "inequivalent arg 'type' for exchange 'e' in vhost 'v': received 'x-open' but current is 'topic'"
+    )

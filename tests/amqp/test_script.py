@@ -1,0 +1,59 @@
+"""Methods of ours on a client's channel: the client's frames wait, and it gets one answer."""
+
+from __future__ import annotations
+
+from pamqp import commands
+
+from proxy.amqp import methods, script
+from proxy.amqp.method_frames import queue_bind
+from tests.amqp.relaying import Wire, publish, say
+
+FIRST, SECOND = queue_bind(1, b"a", b"e", b"1"), queue_bind(1, b"a", b"e", b"2")
+BIND_OK = say(1, commands.Queue.BindOk())
+ANSWER = say(1, commands.Exchange.DeclareOk())
+
+
+def running(*steps: bytes, answer: bytes = ANSWER) -> Wire:
+    wire = Wire().open()
+    conversation = wire.relay._conversation
+    channel = conversation.channel(1)
+    script.run(conversation, channel, [(step, methods.QUEUE_BIND_OK) for step in steps], lambda: answer)
+    return wire
+
+
+def test_all_methods_leave_at_once_and_the_last_answer_ends_it() -> None:
+    wire = running(FIRST, SECOND)
+    assert wire.upstream() == FIRST + SECOND
+    assert wire.answer(BIND_OK) == b""
+    assert wire.answer(BIND_OK) == ANSWER
+
+
+def test_the_clients_frames_wait_and_then_leave_in_order() -> None:
+    wire = running(FIRST)
+    wire.upstream()
+    messages = [publish(f"k{number}", to="amq.direct") for number in range(3)]
+    assert wire.produce(*messages) == b""
+    assert wire.answer(BIND_OK) == ANSWER
+    assert wire.upstream() == b"".join(messages)
+
+
+def test_other_channels_do_not_wait() -> None:
+    wire = running(FIRST).open(2)
+    message = publish(channel=2, to="amq.direct")
+    assert wire.produce(message) == message
+
+
+def test_without_methods_the_client_gets_its_answer_at_once() -> None:
+    wire = running()
+    wire.produce()
+    assert wire.producer() == ANSWER
+
+
+def test_a_refusal_is_the_brokers_own_and_ends_the_wait() -> None:
+    wire = running(FIRST)
+    wire.upstream()
+    wire.produce(publish(to="amq.direct"))
+    refusal = say(1, commands.Channel.Close(403, "ACCESS_REFUSED - no", 50, 20))
+    assert wire.answer(refusal) == refusal
+    assert wire.produce(say(1, commands.Channel.CloseOk())) == say(1, commands.Channel.CloseOk())
+    assert wire.upstream() == b""

@@ -1,0 +1,61 @@
+"""The form in which the broker keeps what clients declared: everything comes back as it was."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.amqp.stored import KEPT, MARK, STORAGE, exchange_arguments, kept_arguments, pack, storage_key, unpack
+from proxy.amqp.tables import decode_table, encode_table
+from proxy.routing.values import Table, Value
+
+
+def entries(*fields: tuple[bytes, Value]) -> bytes:
+    return encode_table(fields)
+
+
+@given(st.integers(0, 2**64 - 1), st.binary(max_size=200), st.binary(max_size=255))
+def test_sequence_key_and_bytes_come_back(sequence: int, raw: bytes, key: bytes) -> None:
+    kept = unpack(pack(sequence, raw, key))
+    assert (kept.sequence, kept.entries, kept.routing_key) == (sequence, raw, key)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"not base64!", b"AAAA", b"////////////"])
+def test_what_was_damaged_is_told_apart(damaged: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        unpack(damaged)
+
+
+def test_a_stored_binding_has_the_clients_arguments_and_one_of_ours() -> None:
+    raw = entries((b"x-match", Value("S", b"all")), (b"n", Value("l", 5)))
+    table = decode(kept_arguments(7, raw))
+    assert table[:2] == decode(raw)
+    assert [name for name, _ in table[2:]] == [KEPT]
+
+
+def test_a_stored_exchange_is_marked() -> None:
+    assert dict(decode(exchange_arguments(7, b"")))[MARK] == Value("t", True)
+
+
+def test_equal_bindings_have_equal_keys_whatever_the_order_of_their_arguments() -> None:
+    one = entries((b"a", Value("I", 1)), (b"b", Value("I", 2)))
+    other = entries((b"b", Value("I", 2)), (b"a", Value("I", 1)))
+    assert storage_key("queue", b"q", b"", one) == storage_key("queue", b"q", b"", other)
+    assert storage_key("queue", b"q", b"", one).startswith(STORAGE)
+
+
+def test_types_destinations_and_keys_make_other_bindings() -> None:
+    short, long = entries((b"a", Value("I", 1))), entries((b"a", Value("l", 1)))
+    keys = {
+        storage_key("queue", b"q", b"", short),
+        storage_key("queue", b"q", b"", long),
+        storage_key("exchange", b"q", b"", short),
+        storage_key("queue", b"p", b"", short),
+        storage_key("queue", b"q", b"k", short),
+    }
+    assert len(keys) == 5
+
+
+def decode(raw: bytes) -> Table:
+    return decode_table(raw, 0, len(raw))
