@@ -77,12 +77,13 @@ class Tap:
     Args:
         host: where it leads to.
         port: there.
+        listen: where it listens on loopback, 0 for a free port.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, listen: int = 0) -> None:
         self.connections: list[Connection] = []
         self._target = (host, port)
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server(("127.0.0.1", listen))
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
     @property

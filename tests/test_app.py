@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from proxy.app import product_version
+from proxy.cli import main
+from tests.broker.world import Outside
+from tests.private_broker import free_port
+from tests.producer import Closed, Gone, Producer, until
+from tests.rabbitmq import Broker
+from tests.sidecar import PROGRAM, merged
+from tests.tap import Tap
+
+RULES = """
+queues: [a]
+exchanges:
+  - name: letters
+    bindings: [{queue: a, name: all letters}]
+"""
+#: Seconds for a process that should end to end.
+END_SECONDS = 30
+
+
+class Running:
+    """An ``oxproxy serve`` whose exit status matters.
+
+    Args:
+        folder: its configuration, rules and log.
+        settings: the whole configuration but `listen` and `admin`.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.port, self.admin = free_port(), free_port()
+        self.log = folder / "oxproxy.log"
+        self.configuration = folder / "oxproxy.yaml"
+        ports = {
+            "listen": [{"address": f"127.0.0.1:{self.port}"}],
+            "admin": {"address": f"127.0.0.1:{self.admin}"},
+        }
+        self.configuration.write_text(yaml.safe_dump(merged(ports, settings)))
+        with self.log.open("wb") as log:
+            command = [str(PROGRAM), "serve", "--config", str(self.configuration)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text of an admin page; (0, "") where nobody listens."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return self.get("/readyz")[0] == 200
+
+    def await_ready(self) -> None:
+        until(self.ready, every=0.02)
+
+    def await_log(self, words: str) -> None:
+        until(lambda: words in self.log.read_text())
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and give the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(END_SECONDS)
+
+    def listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+            return True
+        return False
+
+
+@pytest.fixture
+def outside(broker: Broker, vhost: str) -> Outside:
+    return Outside(broker, vhost)
+
+
+Serve = Callable[..., Running]
+
+
+@pytest.fixture
+def serve(outside: Outside, tmp_path: Path) -> Iterator[Serve]:
+    """Start sidecars before the broker; keywords are settings, as deep as they go."""
+    started = []
+    broker = outside.broker
+
+    def start(rules: str | None = RULES, **settings: Any) -> Running:
+        control = {"username": broker.username, "password": broker.password}
+        upstream = {"address": broker.address, "control": control, "management": broker.management}
+        configured: dict[str, Any] = {"upstream": upstream}
+        if rules is not None:
+            (tmp_path / "rules.yaml").write_text(f"vhost: {outside.vhost}\n{rules}")
+            configured["rules"] = ["rules.yaml"]
+        started.append(Running(tmp_path, merged(configured, settings)))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+
+
+Connect = Callable[[Running], Producer]
+
+
+@pytest.fixture
+def connect(outside: Outside) -> Iterator[Connect]:
+    """Log producers in; their sockets are closed when the test ends."""
+    with contextlib.ExitStack() as stack:
+        yield lambda running: stack.enter_context(Producer(running.port, outside.vhost))
+
+
+@pytest.fixture
+def tap(broker: Broker) -> Iterator[Tap]:
+    with Tap(broker.host, broker.port) as made:
+        yield made
+
+
+# -- starting ----------------------------------------------------------------------------------------------------------
+
+
+def test_producers_get_in_only_when_inventory_and_carriers_stand(serve: Serve, outside: Outside) -> None:
+    later = free_port()
+    running = serve(upstream={"address": f"127.0.0.1:{later}"})
+    running.await_log("the broker is not reachable yet")
+    assert running.get("/livez")[0] == 200
+    status, page = running.get("/readyz")
+    assert status == 503
+    assert f"vhost {outside.vhost}: inventory and carriers don't stand yet" in page
+    assert not running.listens()
+    with Tap(outside.broker.host, outside.broker.port, later):
+        running.await_ready()
+        assert outside.bound("letters") == {("queue", b"a")}
+        with Producer(running.port, outside.vhost).open(confirm=True) as producer:
+            assert producer.send_settled("letters", "k") == (True, [])
+            assert producer.get("a") is not None
+        assert running.end() == 0
+
+
+def test_a_broker_that_does_not_come_keeps_nobody_from_stopping_it(serve: Serve) -> None:
+    running = serve(upstream={"address": f"127.0.0.1:{free_port()}"})
+    running.await_log("the broker is not reachable yet")
+    assert running.end() == 0
+
+
+def test_without_rules_everything_passes(serve: Serve, outside: Outside) -> None:
+    running = serve(rules=None)
+    running.await_ready()
+    with Producer(running.port, outside.vhost).open(confirm=True) as producer:
+        queue = producer.declare(exclusive=True)
+        assert producer.send_settled("", queue, {"n": 1}, b"x") == (True, [])
+        message = producer.get(queue)
+        assert message is not None
+        assert message.body == b"x"
+    assert running.end() == 0
+
+
+def test_settings_reach_the_listener(serve: Serve, outside: Outside) -> None:
+    limits = {"connections": 1, "handshake_timeout": "100ms", "frame_max": 8192}
+    running = serve(limits=limits, log={"format": "json"})
+    running.await_ready()
+    with Producer(running.port, log_in=False) as silent:
+        assert silent.gone()
+    with Producer(running.port, outside.vhost) as producer:
+        assert producer.tune["frame_max"] == 8192
+        assert "oxproxy" in producer.start["server_properties"]  # type: ignore[operator]
+        with pytest.raises(Gone):
+            Producer(running.port, outside.vhost)
+    events = [json.loads(line)["event"] for line in running.log.read_text().splitlines()]
+    assert "too many connections" in events
+    page = running.get("/metrics")[1]
+    for result in ("timeout", "refused", "ok"):
+        assert f'oxproxy_connections_total{{result="{result}",side="downstream"}} 1.0\n' in page
+
+
+def test_the_next_address_is_used_where_the_first_host_is_down(serve: Serve, outside: Outside) -> None:
+    addresses = [f"127.0.0.1:{free_port()}", outside.broker.address]
+    running = serve(upstream={"address": addresses})
+    running.await_ready()
+    with Producer(running.port, outside.vhost).open(confirm=True) as producer:
+        assert producer.send_settled("letters", "k") == (True, [])
+    assert running.end() == 0
+
+
+def test_a_broker_that_is_gone_is_said_to_producers_with_320_and_service_resumes_with_it(
+    serve: Serve, connect: Connect, outside: Outside
+) -> None:
+    broker, port = outside.broker, free_port()
+    with Tap(broker.host, broker.port, port):
+        running = serve(upstream={"address": f"127.0.0.1:{port}"})
+        running.await_ready()
+        idle = connect(running)
+    lost = idle.closed(channel=0)
+    assert (lost.code, lost.text) == (320, "CONNECTION_FORCED - upstream connection lost")
+    with pytest.raises(Closed) as caught:
+        Producer(running.port, outside.vhost)
+    assert (caught.value.code, "upstream unavailable" in caught.value.text) == (320, True)
+    assert running.get("/livez")[0] == 200
+    with Tap(broker.host, broker.port, port), Producer(running.port, outside.vhost).open(confirm=True) as producer:
+        assert producer.send_settled("letters", "k") == (True, [])
+
+
+def test_the_admin_pages_say_how_it_stands(serve: Serve, outside: Outside) -> None:
+    running = serve()
+    running.await_ready()
+    status = json.loads(running.get("/status")[1])
+    assert (status["version"], status["ready"], status["not_ready"]) == (product_version(), True, [])
+    [vhost] = status["vhosts"]
+    assert (vhost["vhost"], vhost["ready"], vhost["connected"]) == (outside.vhost, True, True)
+    page = running.get("/metrics")[1]
+    assert f'oxproxy_build_info{{version="{product_version()}"}} 1.0' in page
+    assert f'oxproxy_rules_info{{version="{status["rules"]}"}} 1.0' in page
+    assert running.get("/nowhere")[0] == 404
+
+
+# -- what can't start --------------------------------------------------------------------------------------------------
+
+
+def refused(running: Running) -> str:
+    """What it said when it ended by itself with status 2."""
+    assert running.process.wait(END_SECONDS) == 2
+    return running.log.read_text()
+
+
+def test_a_wrong_configuration_is_named_by_file_and_line(serve: Serve) -> None:
+    running = serve(limits={"connections": "many"}, listening=1)
+    said = refused(running)
+    lines = running.configuration.read_text().splitlines()
+    for key, fault in (("connections", "limits.connections: "), ("listening", "listening: ")):
+        [number] = [at for at, line in enumerate(lines, 1) if line.strip().startswith(f"{key}:")]
+        assert f"{running.configuration}:{number}: {fault}" in said
+
+
+def test_wrong_rules_are_named_by_file_and_line(serve: Serve, tmp_path: Path) -> None:
+    said = refused(serve("exchanges:\n  - name: x\n    bindings:\n      - {queue: a, arguments: {x-no-such: 1}}\n"))
+    assert f"{tmp_path / 'rules.yaml'}:5: exchanges[0].bindings[0].arguments" in said
+    assert "Unknown or invalid argument's key" in said
+
+
+def test_rules_whose_tests_fail_do_not_start(serve: Serve, tmp_path: Path) -> None:
+    said = refused(
+        serve(RULES + "tests: [{name: a letter, publish: {exchange: letters}, expect: {queues: [elsewhere]}}]\n")
+    )
+    assert str(tmp_path / "rules.yaml") in said
+    assert "a letter" in said
+    assert "elsewhere" in said
+
+
+def test_wrong_credentials_of_the_control_user_are_an_error_that_does_not_show_them(
+    serve: Serve, outside: Outside
+) -> None:
+    said = refused(serve(upstream={"control": {"username": "guest", "password": "wrong-password"}}))
+    assert "ACCESS_REFUSED" in said
+    assert outside.vhost in said
+    assert "wrong-password" not in said
+
+
+def test_a_missing_virtual_host_is_an_error(serve: Serve, outside: Outside) -> None:
+    outside.broker.delete_vhost(outside.vhost)
+    try:
+        said = refused(serve())
+    finally:
+        outside.broker.create_vhost(outside.vhost)
+    assert outside.vhost in said
+
+
+@pytest.mark.parametrize("key", ["listen", "admin"])
+def test_an_address_that_is_taken_is_an_error_that_names_it(serve: Serve, key: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = {"address": f"127.0.0.1:{taken.getsockname()[1]}"}
+        said = refused(serve(**{key: [address] if key == "listen" else address}))
+    assert f"listen on {address['address']}: " in said
+    assert "address already in use" in said
+
+
+def test_a_configuration_that_is_not_there_is_an_error(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["serve", "--config", str(tmp_path / "none.yaml")]) == 2
+    assert f"{tmp_path / 'none.yaml'}: can't be read" in capfd.readouterr().err
+
+
+# -- draining ----------------------------------------------------------------------------------------------------------
+
+
+def test_unsettled_publishes_settle_then_320_then_exit_0(
+    serve: Serve, connect: Connect, outside: Outside, tap: Tap
+) -> None:
+    running = serve(upstream={"address": tap.address})
+    running.await_ready()
+    idle = connect(running)
+    producer = connect(running).open(confirm=True)
+    tap.last.reading.clear()
+    producer.publish("letters", "k", None, b"last words")
+    until(lambda: tap.last.named("Body"))
+    running.process.send_signal(signal.SIGTERM)
+    until(lambda: running.get("/readyz") == (503, "not ready\ndraining\n"))
+    assert running.get("/livez")[0] == 200
+    assert "oxproxy_confirms_total" in running.get("/metrics")[1]
+    assert json.loads(running.get("/status")[1])["not_ready"] == ["draining"]
+    until(lambda: not running.listens())
+    assert producer.silent()
+    tap.last.reading.set()
+    assert producer.settle() == (True, [])
+    for peer in (producer, idle):
+        close = peer.closed(channel=0)
+        assert (close.code, close.text) == (320, "CONNECTION_FORCED - the proxy is shutting down")
+        assert peer.gone()
+    assert running.process.wait(END_SECONDS) == 0
+    with Producer(outside.broker.port, outside.vhost).open() as beside:
+        assert [message.body for message in beside.take("a")] == [b"last words"]
+
+
+def test_what_does_not_settle_holds_it_until_the_deadline_only(serve: Serve, connect: Connect, tap: Tap) -> None:
+    running = serve(upstream={"address": tap.address}, shutdown={"deadline": "200ms"})
+    running.await_ready()
+    producer = connect(running).open(confirm=True)
+    tap.last.reading.clear()
+    producer.publish("letters", "k")
+    until(lambda: tap.last.named("Body"))
+    running.process.send_signal(signal.SIGTERM)
+    assert producer.closed(channel=0).code == 320
+    assert producer.gone()
+    tap.last.cut()
+    assert running.process.wait(END_SECONDS) == 0
+    assert "publishes not settled in time" in running.log.read_text()
+
+
+def test_a_second_signal_ends_it_at_once(serve: Serve, connect: Connect, tap: Tap) -> None:
+    running = serve(upstream={"address": tap.address}, shutdown={"deadline": "60s"})
+    running.await_ready()
+    producer = connect(running).open(confirm=True)
+    tap.last.reading.clear()
+    producer.publish("letters", "k")
+    until(lambda: tap.last.named("Body"))
+    running.process.send_signal(signal.SIGTERM)
+    running.await_log("event=draining")
+    assert running.end() == -signal.SIGTERM
+
+
+def test_ctrl_c_drains_too(serve: Serve) -> None:
+    running = serve()
+    running.await_ready()
+    assert running.end(signal.SIGINT) == 0
