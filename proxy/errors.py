@@ -83,7 +83,7 @@ class ConfigError(ProxyError):
         return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
 
 
-class ConfigErrors(ProxyError):
+class ConfigErrors(ProxyError):  # noqa: N818 -- a plural of ConfigError
     """Every fault found in one load, in file and line order."""
 
     def __init__(self, errors: Iterable[ConfigError]) -> None:

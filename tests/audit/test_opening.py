@@ -19,6 +19,11 @@ def request(directory: Path) -> AuditRequest:
     return AuditRequest(directory, "best_effort", False, "one", 1, 1, 300.0, None, None, ["to"], [], b"")
 
 
+def only_segment(directory: Path) -> Path:
+    (found,) = directory.rglob("audit-*.jsonl.gz")
+    return found
+
+
 async def test_a_line_that_is_appended_stands_in_a_closed_segment_at_the_end(tmp_path: Path) -> None:
     counters = AuditCounters()
     writer, journal = open_audit(request(tmp_path), counters, lambda: "v1", time.time)
@@ -28,7 +33,7 @@ async def test_a_line_that_is_appended_stands_in_a_closed_segment_at_the_end(tmp
     journal.append(template.line(journal.timestamp(), origin, 1, b"k", b"m", 3, "{}"))
     journal.settle("c1", 1, 1, "acked", 12.5)
     await writer.close(5.0)
-    (segment,) = tmp_path.rglob("audit-one-*.jsonl.gz")
+    segment = only_segment(tmp_path)
     publish, settle = [json.loads(line) for line in gzip.decompress(segment.read_bytes()).splitlines()]
     assert (publish["exchange"], publish["queues"], publish["rules"], publish["bindings"]) == (
         "letters",
@@ -58,5 +63,5 @@ async def test_without_a_name_the_host_gives_it(tmp_path: Path) -> None:
     await writer.start()
     journal.settle("c1", 1, 1, "acked")
     await writer.close(5.0)
-    (segment,) = tmp_path.rglob("audit-*.jsonl.gz")
+    segment = only_segment(tmp_path)
     assert json.loads(gzip.decompress(segment.read_bytes()))["proxy"]
