@@ -17,9 +17,11 @@ from pathlib import Path
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.clock import instant
+from proxy.rules.definitions import import_definitions
 from proxy.rules.explanation import Explanation, as_json, as_text, explain, explain_address, read_question
 from proxy.rules.inspection import inspect
 from proxy.rules.loader import load_rules
+from proxy.rules.settings import load_settings
 from proxy.rules.tracing import as_data, as_lines
 
 DONE, NO, WRONG = 0, 1, 2
@@ -62,7 +64,28 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="check configuration and rules files and run the tests they carry")
     check.add_argument("files", metavar="FILE", type=Path, nargs="+", help="configuration or rules file")
+    check.add_argument("--json", action="store_true", help="print every finding as JSON")
+    check.add_argument("--coverage", action="store_true", help="say which bindings no test makes true")
+    check.add_argument(
+        "--broker",
+        metavar="URL",
+        help="ask a broker which destinations exist: http://USER:PASSWORD@HOST:15672 or amqp://...",
+    )
     check.set_defaults(run=_check)
+
+    clean = commands.add_parser("cleanup", help="list, and remove, everything that sidecars made on the broker")
+    clean.add_argument("--config", metavar="FILE", type=Path, required=True, help="the configuration file")
+    clean.add_argument("--vhost", metavar="NAME", action="append", default=[], help="only there; may be repeated")
+    clean.add_argument("--yes", action="store_true", help="remove what is listed")
+    clean.set_defaults(run=_cleanup)
+
+    bring = commands.add_parser("import", help="write a rules file from rabbitmqctl export_definitions")
+    bring.add_argument("definitions", metavar="FILE", type=Path, help="definitions as JSON")
+    bring.add_argument("--vhost", metavar="NAME", default="/", help="virtual host to take from; default: /")
+    bring.add_argument(
+        "--exchange", metavar="NAME", action="append", default=[], help="only these; default: x-open ones"
+    )
+    bring.set_defaults(run=_import)
 
     why = commands.add_parser("explain", help="why one message goes where it goes")
     why.add_argument("--rules", metavar="FILE", type=Path, action="append", required=True, help="may be repeated")
@@ -93,14 +116,38 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     findings = inspect(options.files, os.environ)
-    _complain(findings.warnings)
-    _complain(findings.errors)
-    _complain(findings.failures)
+    if options.broker is not None:
+        from proxy.destinations import lacking
+
+        findings.warnings += lacking(options.broker, findings.destinations)
+    if options.json:
+        _say(json.dumps(findings.as_json(), indent=2, ensure_ascii=False))
+    else:
+        _complain((*findings.warnings, *findings.errors, *findings.failures))
+        _complain(findings.uncovered if options.coverage else ())
     if findings.errors:
         return WRONG
     if findings.failures:
         return NO
-    _say(f"ok: {findings.summary}")
+    if not options.json:
+        _say(f"ok: {findings.summary}")
+    return DONE
+
+
+def _cleanup(options: argparse.Namespace) -> int:
+    from proxy.cleanup import clean_up
+
+    settings, warnings = load_settings(options.config, os.environ)
+    _complain(warnings)
+    return DONE if clean_up(settings, options.vhost, options.yes, _say) else NO
+
+
+def _import(options: argparse.Namespace) -> int:
+    text, warnings = import_definitions(
+        _message(str(options.definitions)), str(options.definitions), options.vhost, options.exchange
+    )
+    _complain(warnings)
+    _say(text.rstrip("\n"))
     return DONE
 
 

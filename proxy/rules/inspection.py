@@ -14,11 +14,12 @@ from pathlib import Path
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.declaration import members
 from proxy.rules.document import read_document
+from proxy.rules.examination import Named, destinations, examine, untouched
 from proxy.rules.expectations import Failure
 from proxy.rules.faults import ConfigWarning, Faults
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.nodes import Mapping
-from proxy.rules.schema import TOP_KEYS
+from proxy.rules.schema import TOP_KEYS, FileDraft
 from proxy.rules.settings import Settings, load_settings
 
 _SETTINGS_KEYS = tuple(member.name for member in members(Settings))
@@ -34,6 +35,8 @@ class Findings:
         failures: tests that do not hold.
         files: how many files were read.
         sets: every set of rules that could be compiled.
+        uncovered: bindings that no test makes true.
+        destinations: what must exist on the broker.
     """
 
     errors: list[ConfigError] = field(default_factory=list)
@@ -41,6 +44,8 @@ class Findings:
     failures: list[Failure] = field(default_factory=list)
     files: set[Path] = field(default_factory=set)
     sets: list[LoadedRules] = field(default_factory=list)
+    uncovered: list[ConfigWarning] = field(default_factory=list)
+    destinations: list[Named] = field(default_factory=list)
 
     @property
     def summary(self) -> str:
@@ -55,6 +60,24 @@ class Findings:
         )
         versions = [loaded.rules.version for loaded in self.sets if loaded.rules.vhosts]
         return ", ".join(counts) + (f"; rules {' '.join(versions)}" if versions else "")
+
+    def as_json(self) -> dict[str, object]:
+        """Give everything as plain data; `ok` is what the exit status says."""
+        return {
+            "ok": not self.errors and not self.failures,
+            "summary": self.summary,
+            "errors": [_fault(each.file, each.line, each.column, each.key, each.message) for each in self.errors],
+            "warnings": [_fault(*each.place, each.key, each.message) for each in self.warnings],
+            "failures": [
+                {**_fault(*each.test.place, each.test.path, "; ".join(each.differences)), "test": each.test.name}
+                for each in self.failures
+            ],
+            "uncovered": [_fault(*each.place, each.key, each.message) for each in self.uncovered],
+        }
+
+
+def _fault(file: str, line: int, column: int, key: str, message: str) -> dict[str, object]:
+    return {"file": file, "line": line, "column": column, "key": key, "message": message}
 
 
 def inspect(paths: Sequence[Path], environ: Environment[str, str]) -> Findings:
@@ -115,12 +138,17 @@ def _rules(paths: Sequence[Path], findings: Findings) -> None:
     if not paths:
         return
     findings.files.update(paths)
+
+    def look(files: Sequence[FileDraft], loaded: LoadedRules) -> None:
+        findings.warnings += [*loaded.warnings, *examine(files, loaded)]
+        findings.uncovered += untouched(files, loaded)
+        findings.destinations += destinations(files, loaded)
+
     try:
-        loaded = load_rules(paths)
+        loaded = load_rules(paths, look)
     except ConfigErrors as error:
         findings.errors += error.errors
         return
-    findings.warnings += loaded.warnings
     findings.failures += loaded.failures()
     findings.sets.append(loaded)
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from proxy.rules.faults import Place
-from proxy.rules.nodes import Mapping, Node, Plain, Scalar, Sequence, join, resolve, shown
+from proxy.rules.nodes import Mapping, Node, Plain, Scalar, Sequence, dissolve, join, resolve, shown
 
 HERE = Place("f.yaml", 1, 1)
 
@@ -109,3 +109,11 @@ def test_a_path_quotes_keys_that_are_no_words() -> None:
 )
 def test_what_was_seen_is_said_in_words(node: Node | None, words: str) -> None:
     assert shown(node) == words
+
+
+def test_a_tree_can_be_taken_apart() -> None:
+    place = Place("f", 1)
+    leaf = Mapping(place, [(Scalar(place, "k", True), Scalar(place, "v", True))])
+    root = Mapping(place, [(Scalar(place, "list", True), Sequence(place, [leaf]))])
+    dissolve(root)
+    assert (root.entries, leaf.entries) == ([], [])

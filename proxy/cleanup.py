@@ -1,0 +1,61 @@
+"""How is a broker freed of everything that sidecars made on it? Listed first, removed when told so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from proxy.broker.removal import Removal
+from proxy.broker.settings import ControlSettings
+from proxy.errors import ConfigError, ConfigErrors, UpstreamError
+from proxy.rules.settings import Settings
+
+
+def clean_up(settings: Settings, vhosts: Sequence[str], removing: bool, say: Callable[[str], None]) -> bool:
+    """List what is there, and remove it.
+
+    Args:
+        settings: the configuration, whose control user and management API are used.
+        vhosts: virtual hosts to look at; none: all.
+        removing: whether to remove what is found.
+        say: takes each line.
+
+    Returns:
+        Whether nothing is left that had to be.
+
+    Raises:
+        ConfigErrors: the management API is not configured, can't be reached or refuses.
+    """
+    upstream = settings.upstream
+    if upstream.management is None:
+        message = "seen nothing, expected the management API: it alone lists what was made"
+        raise ConfigErrors([ConfigError("configuration", 0, "upstream.management", message)])
+    control = ControlSettings(
+        hosts=tuple((one.host, one.port) for one in upstream.addresses),
+        username=upstream.control.username,
+        password=upstream.control.password.reveal(),
+        management=upstream.management,
+    )
+    try:
+        return asyncio.run(_clean_up(Removal(control, upstream.management), vhosts, removing, say))
+    except UpstreamError as error:
+        raise ConfigErrors([ConfigError("upstream.management", 0, "", str(error))]) from error
+
+
+async def _clean_up(removal: Removal, vhosts: Sequence[str], removing: bool, say: Callable[[str], None]) -> bool:
+    whole = True
+    try:
+        found = await removal.leftovers(vhosts)
+        for leftover in found:
+            say(str(leftover))
+            if removing:
+                whole = await removal.remove(leftover) and whole
+    finally:
+        await removal.close()
+    if not found:
+        say("nothing of ours is there")
+    elif not removing:
+        say("nothing was removed: stop every sidecar, then add --yes")
+    else:
+        say("removed" if whole else "removed, but for exchanges that others have bound to")
+    return whole

@@ -1,0 +1,167 @@
+"""Which rules file says what a broker's definitions say? For who moves from the open-exchange plugin, or takes
+headers, topic, direct and fanout exchanges over.
+
+Definitions are what ``rabbitmqctl export_definitions`` writes: JSON, in which the widths of numbers are lost and the
+order of declaration is not known; where that order decides, a warning says so.
+Source: RabbitMQ's guide "Schema Definition Export and Import"; the open-exchange specification, section 8.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import cast
+
+from proxy.errors import ConfigError, ConfigErrors
+from proxy.routing.compiled import CompiledBinding
+from proxy.rules.faults import ConfigWarning, Place
+from proxy.rules.loader import LoadedRules, compile_rules
+from proxy.rules.schema import OPEN, TYPES
+
+#: Types whose bindings are told apart by their arguments; the others ignore them.
+_BY_ARGUMENTS = (OPEN, "headers")
+_BY_KEY = ("direct", "topic")
+#: The carrier of an exchange that the broker has under its own name.
+_CARRIER = "{}.oxproxy"
+_HEADER = (
+    "# Bindings of one order stand as the definitions list them, which says nothing about when each was declared.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    name: str
+    type: str
+    arguments: Mapping[str, object]
+    bindings: Sequence[Mapping[str, object]]
+
+
+def import_definitions(
+    data: bytes, source: str, vhost: str, only: Sequence[str] = ()
+) -> tuple[str, list[ConfigWarning]]:
+    """Write a rules file.
+
+    Args:
+        data: the definitions.
+        source: their file's name.
+        vhost: the virtual host to take from.
+        only: exchanges to take; none: all but the broker's own.
+
+    Returns:
+        The file's text, and what its reader should know.
+
+    Raises:
+        ConfigErrors: these are no definitions.
+    """
+    place = Place(source, 0)
+    exchanges = list(_exchanges(data, source, vhost, only))
+    warnings = [
+        ConfigWarning(place, f"exchange {each}", "not in these definitions, or of a type that is not evaluated here")
+        for each in only
+        if each not in {exchange.name for exchange in exchanges}
+    ]
+    text = "".join(_lines(vhost, exchanges))
+    try:
+        loaded = compile_rules([(source, text.encode())])
+    except ConfigErrors as errors:
+        warnings += [ConfigWarning(place, error.key, f"written as it was: {error.message}") for error in errors.errors]
+    else:
+        warnings += [ConfigWarning(place, *each) for each in _undecided(loaded)]
+    return text, warnings
+
+
+def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Iterator[_Exchange]:
+    try:
+        found = json.loads(data)
+        bindings: dict[str, list[Mapping[str, object]]] = {}
+        for each in found["bindings"]:
+            if each.get("vhost", "/") == vhost:
+                bindings.setdefault(each["source"], []).append(each)
+        for each in found["exchanges"]:
+            name = each["name"]
+            wanted = name in only if only else not name.startswith("amq.")
+            if name and wanted and each.get("vhost", "/") == vhost and each["type"] in TYPES:
+                kind = each["type"]
+                yield _Exchange(name, kind, each.get("arguments") or {}, _distinct(kind, bindings.get(name, ())))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = "seen something else, expected definitions as rabbitmqctl export_definitions writes them"
+        raise ConfigErrors([ConfigError(source, 0, "", message)]) from error
+
+
+def _distinct(kind: str, bindings: Iterable[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    """Leave out what the type ignores, and bindings that are one without it."""
+    found: dict[str, Mapping[str, object]] = {}
+    for each in bindings:
+        binding = {
+            "destination_type": each["destination_type"],
+            "destination": each["destination"],
+            "routing_key": each.get("routing_key", "") if kind in (*_BY_KEY, OPEN) else "",
+            "arguments": (each.get("arguments") or {}) if kind in _BY_ARGUMENTS else {},
+        }
+        found.setdefault(json.dumps(binding, sort_keys=True), binding)
+    return list(found.values())
+
+
+def _lines(vhost: str, exchanges: Sequence[_Exchange]) -> Iterator[str]:
+    yield f"{_HEADER}vhost: {_written(vhost)}\nexchanges:{'' if exchanges else ' []'}\n"
+    for exchange in exchanges:
+        yield f"  - name: {_written(exchange.name)}\n    type: {exchange.type}\n"
+        if exchange.type != OPEN:
+            yield f"    carrier: {_written(_CARRIER.format(exchange.name))}  # the broker has its own of this name\n"
+        if exchange.arguments:
+            yield f"    arguments: {_written(exchange.arguments)}\n"
+        yield f"    bindings:{'' if exchange.bindings else ' []'}\n"
+        for binding in exchange.bindings:
+            yield f"      - {binding['destination_type']}: {_written(binding['destination'])}\n"
+            if binding["routing_key"]:
+                yield f"        routing_key: {_written(binding['routing_key'])}\n"
+            arguments = cast("Mapping[str, object]", binding["arguments"])
+            if arguments:
+                yield "        arguments:\n"
+            for key, value in arguments.items():
+                yield f"          {_written(key)}: {_written(value)}\n"
+
+
+def _written(value: object) -> str:
+    """Write a value of JSON as YAML that is read as the same."""
+    if isinstance(value, str):
+        return '"' + "".join(map(_character, value)) + '"'
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_written(key)}: {_written(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    return json.dumps(value)
+
+
+def _character(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    return character if character.isprintable() else f"\\U{ord(character):08x}"
+
+
+def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
+    """Find bindings of one order among which the order of declaration decides."""
+    for router in loaded.routers.values():
+        for exchange in router.exchanges.values():
+            entries = [compiled for _, compiled in exchange.entries]
+            for order, group in groupby(entries, lambda each: each.order):
+                alike = list(group)
+                deciding = [each for each in alike if _depends_on_order(each)]
+                if deciding and len(alike) > 1:
+                    names = ", ".join(sorted({_shown(each.binding.destination) for each in deciding}))
+                    yield (
+                        f"exchange {_shown(exchange.name)}",
+                        f"{len(alike)} bindings have order {order}, and those to {names} stop, jump or take "
+                        f"destinations away: definitions don't tell which was declared last; give each its own x-order",
+                    )
+
+
+def _depends_on_order(compiled: CompiledBinding) -> bool:
+    effects = [each for each in (compiled.on_true, compiled.on_false) if each is not None]
+    return any(each.jump or each.delete or each.delete_queues or each.granted_delete for each in effects)
+
+
+def _shown(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")

@@ -1,0 +1,178 @@
+"""What in these rules files is allowed and surely not meant? Each finding can be proven, and has its line.
+
+Looked for are bindings that never match, are never visited or add nothing, gotos that lead nowhere, patterns that give
+up on simple texts, and bindings that no test touches. What is found works as it is written; so it is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from proxy.routing.bindings import EXCHANGE, QUEUE
+from proxy.routing.compiled import CompiledBinding
+from proxy.routing.patterns import InvalidPattern, compile_pattern
+from proxy.rules.contradiction import why_never
+from proxy.rules.expectations import decide, mentioned_queues, translated
+from proxy.rules.faults import ConfigWarning, Place
+from proxy.rules.loader import LoadedRules
+from proxy.rules.message import Message
+from proxy.rules.schema import BindingDraft, FileDraft
+from proxy.rules.visits import idle, unvisited, vain_jumps
+
+#: Texts that a pattern should have an answer for: one character again and again, and then another one.
+_SIMPLE = (b"a" * 200 + b"!", b"0" * 200 + b"!", b" " * 200 + b"!", b"a." * 100 + b"!", b"a b " * 50 + b"!")
+#: How often a character of the pattern itself is repeated for a trial.
+_REPEATED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One exchange: its bindings in visiting order, and where each was written."""
+
+    vhost: str
+    name: bytes
+    entries: Sequence[CompiledBinding]
+    drafts: dict[str, BindingDraft]
+
+    def place(self, compiled: CompiledBinding) -> Place:
+        """Where a binding was written."""
+        return self.drafts[compiled.mark[1]].place
+
+
+def exchanges_of(files: Sequence[FileDraft], loaded: LoadedRules) -> Iterator[Exchange]:
+    """Bring together what was written and what was made of it."""
+    for file in files:
+        for draft in file.exchanges:
+            entries = [compiled for _, compiled in loaded.routers[file.vhost].exchanges[draft.name].entries]
+            drafts = {each.binding.id: each for each in draft.bindings}
+            yield Exchange(file.vhost, draft.name, entries, drafts)
+
+
+def examine(files: Sequence[FileDraft], loaded: LoadedRules) -> list[ConfigWarning]:
+    """Give everything that can be proven to be in vain."""
+    found: list[ConfigWarning] = []
+    for exchange in exchanges_of(files, loaded):
+        found += _bindings(exchange)
+        for draft in exchange.drafts.values():
+            found += _patterns(draft)
+    return sorted(found, key=lambda each: (each.place.source, each.place.line))
+
+
+def _bindings(exchange: Exchange) -> Iterator[ConfigWarning]:
+    drafts = exchange.drafts
+    for compiled in exchange.entries:
+        why = why_never(compiled)
+        if why is not None:
+            draft = drafts[compiled.mark[1]]
+            yield ConfigWarning(draft.place, draft.path, f"this binding never matches: {why}")
+    for compiled, other in unvisited(exchange.entries):
+        draft = drafts[compiled.mark[1]]
+        line = exchange.place(other).line
+        message = f"this binding is never visited: the one in line {line} leaves it out"
+        yield ConfigWarning(draft.place, draft.path, message)
+    for compiled, key, why in vain_jumps(exchange.entries):
+        draft = drafts[compiled.mark[1]]
+        yield ConfigWarning(draft.argument_place(key), draft.argument_path(key), f"this goto leads nowhere: {why}")
+    for compiled, other in idle(exchange.entries):
+        draft = drafts[compiled.mark[1]]
+        line = exchange.place(other).line
+        yield ConfigWarning(draft.place, draft.path, f"this binding adds nothing to the one in line {line}")
+
+
+def _patterns(draft: BindingDraft) -> Iterator[ConfigWarning]:
+    for name, value in draft.binding.arguments:
+        if not _is_pattern(name):
+            continue
+        elements = value.value if value.letter == "A" and isinstance(value.value, tuple) else (value,)
+        for element in elements:
+            source = getattr(element, "value", None)
+            subject = gives_up_on(source) if isinstance(source, bytes) else None
+            if subject is not None:
+                key = name.decode()
+                shown = f"{subject[:12].decode('utf-8', 'backslashreplace')}... ({len(subject)} bytes)"
+                message = f"this pattern runs into the match limit on {shown}, which counts as no match"
+                yield ConfigWarning(draft.argument_place(key), draft.argument_path(key), message)
+
+
+def _is_pattern(name: bytes) -> bool:
+    head = name.partition(b" ")[0]
+    if head.startswith(b"x-?"):
+        return head.endswith(b"re") and head != b"x-?hkexre"
+    return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head
+
+
+def gives_up_on(pattern: bytes) -> bytes | None:
+    """Find a simple text on which a pattern runs into the match limit."""
+    try:
+        compiled = compile_pattern(pattern)
+    except InvalidPattern:
+        return None
+    own = sorted({character for character in pattern if 0x30 <= character < 0x7F})
+    trials: Iterable[bytes] = (*_SIMPLE, *(bytes((each,)) * _REPEATED + b"\x01" for each in own))
+    return next((subject for subject in trials if compiled.search(subject) is None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A destination that a binding names and that the rules do not make themselves.
+
+    Args:
+        vhost: virtual host.
+        kind: ``queue`` or ``exchange``.
+        name: its name.
+        place: where it was written.
+        path: its dotted path.
+    """
+
+    vhost: str
+    kind: str
+    name: bytes
+    place: Place
+    path: str
+
+
+def destinations(files: Sequence[FileDraft], loaded: LoadedRules) -> list[Named]:
+    """Give every destination that must exist on the broker, each where it is written first."""
+    found: dict[tuple[str, str, bytes], Named] = {}
+    for exchange in exchanges_of(files, loaded):
+        made = {(QUEUE, queue.name) for queue in loaded.rules.vhosts[exchange.vhost].queues}
+        made |= {(EXCHANGE, name) for name in loaded.routers[exchange.vhost].exchanges}
+        for draft in exchange.drafts.values():
+            binding = draft.binding
+            kind, name = binding.destination_type, binding.destination
+            named = [Named(exchange.vhost, kind, name, draft.place, f"{draft.path}.{kind}")]
+            for key, name in draft.named_routes():
+                kind = EXCHANGE if key.startswith(("x-adde-", "x-dele-")) else QUEUE
+                place, path = draft.argument_place(key), draft.argument_path(key)
+                named.append(Named(exchange.vhost, kind, name, place, path))
+            for each in named:
+                if (each.kind, each.name) not in made:
+                    found.setdefault((each.vhost, each.kind, each.name), each)
+    return list(found.values())
+
+
+def untouched(files: Sequence[FileDraft], loaded: LoadedRules) -> list[ConfigWarning]:
+    """Give the bindings that are true in no test of the files."""
+    touched = _touched(loaded)
+    return [
+        ConfigWarning(draft.place, draft.path, "no test makes this binding true")
+        for exchange in exchanges_of(files, loaded)
+        for draft in exchange.drafts.values()
+        if (exchange.vhost, exchange.name, draft.binding.id) not in touched
+    ]
+
+
+def _touched(loaded: LoadedRules) -> set[tuple[str, bytes, str]]:
+    """Give virtual host, exchange and id of the bindings that are true in some test."""
+    known = {name: mentioned_queues(vhost, loaded.routers[name]) for name, vhost in loaded.rules.vhosts.items()}
+    touched = set()
+    for test in loaded.tests:
+        router, vhost, book = loaded.routers[test.vhost], loaded.rules.vhosts[test.vhost], loaded.books.get(test.vhost)
+        message: object = test.message
+        if test.message.exchange not in router.exchanges:
+            message = None if book is None else translated(test.message, vhost, book)
+        if isinstance(message, Message):
+            decision = decide(router, message, test.at or 0.0, known[test.vhost] | test.queues)
+            touched |= {(test.vhost, exchange, ident) for exchange, ident in decision.matched}
+    return touched

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.errors import ProtocolError
+from proxy.routing.compiled import CompiledBinding
+from proxy.routing.decision import Facts, QueueNames
+from proxy.routing.exchange import Exchange
+from proxy.routing.message import Message
+from proxy.rules.contradiction import always, why_never
+from tests.routing.building import NOW, VOID, Plain, to_queue, value
+from tests.routing.random_rules import BINDINGS, messages
+
+
+def compiled(arguments: dict[str, Plain], kind: str = "x-open", key: str = "") -> CompiledBinding:
+    exchange = Exchange(b"xo", kind)
+    exchange.bind(to_queue("q", arguments, key))
+    ((_, found),) = exchange.entries
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"x-?hkv= a": 1, "x-?hkv> a": 5}, "x-?hkv= a and x-?hkv> a contradict each other"),
+        ({"x-?hkv= a": 1, "a": "1"}, "a and x-?hkv= a contradict each other"),
+        ({"x-?hkv= a": "x", "x-?hkv!= a": "x"}, "x-?hkv!= a and x-?hkv= a contradict each other"),
+        ({"x-?hkv= a": "abc", "x-?hkvre a": "^b"}, "x-?hkv= a and x-?hkvre a contradict each other"),
+        ({"x-?hkv= a": 1, "x-?hkexs": "a"}, "x-?hkexs and x-?hkv= a contradict each other"),
+        ({"x-?hkv= a": 1, "x-?hk!ex": "a"}, "x-?hk!ex and x-?hkv= a contradict each other"),
+        ({"x-?hkv> a": 5, "x-?hkv< a": 3}, "x-?hkv< a and x-?hkv> a contradict each other"),
+        ({"x-?hkv>= a": 5, "x-?hkv< a": 5}, "x-?hkv< a and x-?hkv>= a contradict each other"),
+        ({"x-?hkv> a": 5, "x-?hkvre a": "5"}, "x-?hkv> a and x-?hkvre a contradict each other"),
+        ({"x-?hkexb": "a", "x-?hkexn": "a"}, "x-?hkexb and x-?hkexn contradict each other"),
+        ({"x-?hkexn": "a", "x-?hkex!n": "a"}, "x-?hkex!n and x-?hkexn contradict each other"),
+        ({"x-?hkv= a": 1, "x-?hk?v= a": 2}, "x-?hk?v= a and x-?hkv= a contradict each other"),
+        ({"x-?rk=": "a.b", "x-?rkta": "b.#"}, "x-?rk= and x-?rkta contradict each other"),
+        ({"x-?rkta": "a.#", "x-?rk!ta": "a.#"}, "x-?rk!ta and x-?rkta contradict each other"),
+        ({"x-?dture": "^2", "x-?dtu!re": "^2"}, "x-?dtu!re and x-?dture contradict each other"),
+        ({"x-?prex": "type", "x-?pr!ex": "type"}, "x-?pr!ex and x-?prex contradict each other"),
+        ({"x-?pr= type": "a", "x-?prre type": "b"}, "x-?pr= type and x-?prre type contradict each other"),
+        ({"x-?pr> priority": 4, "x-?pr< priority": 5}, "x-?pr< priority and x-?pr> priority contradict each other"),
+        ({"x-?pr> priority": 255}, "nothing satisfies x-?pr> priority"),
+        ({"x-match": "set 2", "a": 1}, "2 header operators must match and there are 1"),
+        ({"x-match": "eq", "a": 1, "x-?rk=": "a", "x-?rk!=": "a"}, "x-?rk!= and x-?rk= contradict each other"),
+        ({"x-match": "any"}, "under x-match: any without an operator"),
+        ({"x-match": "any", "x-?pr> priority": 255}, "no operator can match"),
+    ],
+)
+def test_a_contradiction_is_named(arguments: dict[str, Plain], reason: str) -> None:
+    assert why_never(compiled(arguments)) == reason
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"x-?hkv= a": 1, "x-?hkv= b": 2},
+        {"x-?hkv= a": 1, "x-?hkv>= a": 1, "x-?hkexi": "a"},
+        {"x-?hkv> a": 5, "x-?hkv< a": 6},
+        {"x-?hkv>= a": 5, "x-?hkv<= a": 5},
+        {"x-?hk?v= a": 1, "x-?hk!ex": "a"},
+        {"x-?hk?v> a": 5, "x-?hk?v< a": 3},
+        {"x-?hkv= a": 1.0, "x-?hkexi": "a"},
+        {"x-match": "any", "x-?hkv> a": 5, "x-?hkv< a": 3},
+        {"x-match": "set 2", "x-?hkv> a": 5, "x-?hkv< a": 3},
+        {"x-match": "eq", "x-?hkv> a": 5, "x-?hkv< a": 3},
+        {"x-match": "set 1", "a": 1},
+        {"x-?rk!=": "a", "x-?rkta": "#"},
+        {"x-?pr> priority": 254},
+        {"x-?pr> expiration": 255},
+    ],
+)
+def test_what_can_match_is_left_alone(arguments: dict[str, Plain]) -> None:
+    assert why_never(compiled(arguments)) is None
+
+
+def test_void_of_a_headers_exchange_is_presence_whatever_the_name() -> None:
+    assert why_never(compiled({"x-match": "all-with-x", "x-?hkexs": VOID, "a": value(1)}, "headers")) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "arguments", "expected"),
+    [
+        ("x-open", "", {}, True),
+        ("x-open", "", {"x-?rkta": "#"}, True),
+        ("x-open", "", {"x-match": "any"}, False),
+        ("x-open", "", {"x-?hk?v= a": 1}, False),
+        ("fanout", "k", {}, True),
+        ("topic", "#", {}, True),
+        ("topic", "a.#", {}, False),
+        ("direct", "#", {}, False),
+    ],
+)
+def test_some_bindings_are_always_true(kind: str, key: str, arguments: dict[str, Plain], expected: bool) -> None:
+    assert always(compiled(arguments, kind, key)) is expected
+
+
+@pytest.mark.parametrize("kind", sorted(BINDINGS))
+@settings(max_examples=150)
+@given(data=st.data())
+def test_what_is_said_to_never_or_always_match_does(kind: str, data: st.DataObject) -> None:
+    exchange = Exchange(b"xo", kind)
+    for binding in data.draw(BINDINGS[kind]):
+        try:
+            exchange.bind(binding)
+        except ProtocolError:
+            continue
+    facts: list[Facts] = data.draw(st.lists(messages, min_size=1, max_size=6))
+    for _, one in exchange.entries:
+        truths = {one.truth(Message(each, NOW, QueueNames(), lambda _: 0)) for each in facts}
+        assert why_never(one) is None or truths == {False}
+        assert not always(one) or truths == {True}

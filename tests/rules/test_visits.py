@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.errors import ProtocolError
+from proxy.routing.compiled import CompiledBinding
+from proxy.routing.decision import QueueNames
+from proxy.routing.exchange import Exchange
+from proxy.routing.message import Message
+from proxy.routing.trace import ExchangeStep
+from proxy.rules.visits import idle, unvisited, vain_jumps
+from tests.routing.building import NOW, Plain, to_queue
+from tests.routing.random_rules import BINDINGS, QUEUES, messages
+
+STOP: dict[str, Plain] = {"x-stop-ontrue": ""}
+
+
+def entries(*tables: dict[str, Plain], kind: str = "x-open", queue: str = "q{0}") -> list[CompiledBinding]:
+    """Compiled bindings to q0, q1 and so on, in visiting order."""
+    exchange = Exchange(b"xo", kind)
+    for index, table in enumerate(tables):
+        exchange.bind(to_queue(queue.format(index), table, sequence=-index))
+    return [compiled for _, compiled in exchange.entries]
+
+
+def queue(compiled: CompiledBinding) -> str:
+    return compiled.binding.destination.decode()
+
+
+def left_out(*tables: dict[str, Plain]) -> list[tuple[str, str]]:
+    return [(queue(one), queue(other)) for one, other in unvisited(entries(*tables))]
+
+
+def test_behind_an_unconditional_stop_nothing_is_visited() -> None:
+    assert left_out(STOP, {}, {"a": 1}) == [("q1", "q0"), ("q2", "q0")]
+
+
+def test_behind_a_stop_for_both_results_nothing_is_visited() -> None:
+    assert left_out({"a": 1, "x-stop-ontrue": "", "x-stop-onfalse": ""}, {}) == [("q1", "q0")]
+
+
+def test_a_conditional_stop_leaves_a_way() -> None:
+    assert left_out({"a": 1, **STOP}, {}) == []
+
+
+def test_a_goto_leaves_out_what_lies_between() -> None:
+    tables: tuple[dict[str, Plain], ...] = (
+        {"x-order": 100, "x-goto-ontrue": 3000},
+        {"x-order": 2000},
+        {"x-order": 3000},
+    )
+    assert left_out(*tables) == [("q1", "q0")]
+
+
+def test_an_earlier_goto_leads_past_a_stop() -> None:
+    tables: list[dict[str, Plain]] = [
+        {"x-order": 100, "a": 1, "x-goto-ontrue": 3000},
+        {"x-order": 2000, **STOP},
+        {"x-order": 2500},
+        {"x-order": 3000},
+    ]
+    assert left_out(*tables) == [("q2", "q1")]
+
+
+def test_a_stop_that_is_never_true_stops_nobody() -> None:
+    assert left_out({"x-match": "any", **STOP}, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("goto", "found"),
+    [
+        (3000, []),
+        (2500, []),
+        (3100, [("q0", "x-goto-ontrue")]),
+        (500, [("q0", "x-goto-ontrue")]),
+        (1000, [("q0", "x-goto-ontrue")]),
+    ],
+)
+def test_a_goto_that_leads_nowhere_is_found(goto: int, found: list[tuple[str, str]]) -> None:
+    bindings = entries({"x-order": 1000, "a": 1, "x-goto-ontrue": goto}, {"x-order": 3000})
+    assert [(queue(one), key) for one, key, _ in vain_jumps(bindings)] == found
+
+
+def test_the_same_condition_to_the_same_queue_adds_nothing() -> None:
+    bindings = entries({"a": 1, "x-order": 100}, {"a": 1, "x-order": 200}, {"a": 2, "x-order": 300}, queue="q")
+    assert [(one.order, other.order) for one, other in idle(bindings)] == [(200, 100)]
+
+
+def test_beside_an_unconditional_binding_another_adds_nothing() -> None:
+    bindings = entries({"a": 1, "x-order": 100}, {"x-order": 200}, queue="q")
+    assert [(one.order, other.order) for one, other in idle(bindings)] == [(100, 200)]
+
+
+def test_where_something_is_taken_away_order_matters() -> None:
+    bindings = entries({"x-order": 100}, {"x-order": 200, "x-delq-ontrue": "q"}, {"x-order": 300}, queue="q")
+    assert list(idle(bindings)) == []
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_what_is_said_to_be_in_vain_is(data: st.DataObject) -> None:
+    exchange = Exchange(b"xo", "x-open")
+    for binding in data.draw(BINDINGS["x-open"]):
+        try:
+            exchange.bind(binding)
+        except ProtocolError:
+            continue
+    compiled = [one for _, one in exchange.entries]
+    never = {one.mark for one, _ in unvisited(compiled)}
+    vain = {one.rank for one, _ in idle(compiled)}
+    without = Exchange(b"xo", "x-open")
+    for one in compiled:
+        if one.rank not in vain:
+            without.bind(one.binding)
+    for facts in data.draw(st.lists(messages, min_size=1, max_size=6)):
+        step = ExchangeStep(b"xo", "x-open")
+        routed = exchange.route(Message(facts, NOW, QUEUES, lambda _: 0), [], step)
+        assert not never & {(b"xo", visit.id) for visit in step.visits}
+        if vain:
+            assert without.route(Message(facts, NOW, QueueNames(), lambda _: 0), []) == routed
