@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.errors import ConfigErrors
+from proxy.routing.values import Value
+from proxy.rules.definitions import import_definitions
+from proxy.rules.loader import compile_rules
+from proxy.rules.model import ExchangeRule
+
+
+def binding(
+    source: str, destination: str, arguments: Mapping[str, object] | None = None, key: str = ""
+) -> dict[str, object]:
+    return {
+        "source": source,
+        "vhost": "/",
+        "destination": destination,
+        "destination_type": "queue",
+        "routing_key": key,
+        "arguments": arguments or {},
+    }
+
+
+def definitions(kind: str, *bindings: dict[str, object], **arguments: object) -> bytes:
+    table = {name.replace("_", "-"): value for name, value in arguments.items()}
+    exchange = {"name": "e", "vhost": "/", "type": kind, "durable": True, "arguments": table}
+    return json.dumps({"exchanges": [exchange], "bindings": bindings}).encode()
+
+
+def imported(data: bytes) -> ExchangeRule:
+    text, _ = import_definitions(data, "definitions.json", "/")
+    (exchange,) = compile_rules([("imported.yaml", text.encode())]).rules.vhosts["/"].exchanges
+    return exchange
+
+
+def warnings(data: bytes, *only: str) -> list[str]:
+    return [str(each) for each in import_definitions(data, "definitions.json", "/", only)[1]]
+
+
+def test_an_open_exchange_comes_with_filters_and_bindings() -> None:
+    data = definitions(
+        "x-open", binding("e", "q", {"x-match": "any", "x-?hkv= a": 1, "x-?rkre": "^a|b"}), alternate_exchange="alt"
+    )
+    exchange = imported(data)
+    assert (exchange.name, exchange.type, exchange.carrier, exchange.alternate) == (b"e", "x-open", b"e", b"alt")
+    assert exchange.bindings[0].arguments == (
+        (b"x-match", Value("S", b"any")),
+        (b"x-?hkv= a", Value("I", 1)),
+        (b"x-?rkre", Value("S", b"^a|b")),
+    )
+
+
+@pytest.mark.parametrize("kind", ["topic", "direct"])
+def test_other_types_come_with_their_keys_and_a_carrier_of_another_name(kind: str) -> None:
+    exchange = imported(definitions(kind, binding("e", "q", key="a.#"), binding("e", "q", key="b")))
+    assert (exchange.type, exchange.carrier) == (kind, b"e.oxproxy")
+    assert [each.routing_key for each in exchange.bindings] == [b"a.#", b"b"]
+
+
+def test_what_a_type_ignores_is_left_out() -> None:
+    exchange = imported(
+        definitions("fanout", binding("e", "q", {"a": 1}, "one"), binding("e", "q", key="two"), binding("e", "r"))
+    )
+    assert [(each.destination, each.routing_key, each.arguments) for each in exchange.bindings] == [
+        (b"q", b"", ()),
+        (b"r", b"", ()),
+    ]
+
+
+def test_the_brokers_own_exchanges_and_other_types_are_left_alone() -> None:
+    exchanges = [
+        {"name": name, "vhost": vhost, "type": kind, "arguments": {}}
+        for name, vhost, kind in (("amq.topic", "/", "topic"), ("h", "/", "x-hash"), ("o", "other", "x-open"))
+    ]
+    text, _ = import_definitions(json.dumps({"exchanges": exchanges, "bindings": []}).encode(), "d.json", "/")
+    assert compile_rules([("i.yaml", text.encode())]).rules.vhosts["/"].exchanges == ()
+
+
+def test_an_order_of_declaration_that_decides_is_warned_of() -> None:
+    stops = binding("e", "q", {"x-stop-ontrue": "", "x-?hkv= a": 1})
+    (warning,) = warnings(definitions("x-open", stops, binding("e", "r")))
+    assert "exchange e" in warning
+    assert "2 bindings have order 10000, and those to q" in warning
+    assert warnings(definitions("x-open", stops, binding("e", "r", {"x-order": 20000}))) == []
+    assert warnings(definitions("x-open", binding("e", "q", {"a": 1}), binding("e", "r"))) == []
+
+
+def test_what_a_rules_file_refuses_is_said() -> None:
+    assert any("written as it was" in each for each in warnings(definitions("x-open", binding("e", "q", key="key"))))
+
+
+def test_an_exchange_that_is_not_there_is_said() -> None:
+    assert any("exchange other" in each for each in warnings(definitions("topic"), "other"))
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"exchanges": 1, "bindings": []}', b'{"bindings": [1]}'])
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(ConfigErrors, match="expected definitions"):
+        import_definitions(data, "definitions.json", "/")
+
+
+plain = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    st.integers(-(2**63), 2**63 - 1),
+    st.booleans(),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+
+
+@given(plain, st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5))
+def test_values_and_names_are_read_as_they_were(value: object, name: str) -> None:
+    ((key, read),) = imported(definitions("headers", binding("e", "q", {f"n{name}": value}))).bindings[0].arguments
+    assert key == f"n{name}".encode()
+    assert read.value == (value.encode() if isinstance(value, str) else value)
+    assert isinstance(read.value, bool) == isinstance(value, bool)
