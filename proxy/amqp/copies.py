@@ -19,9 +19,11 @@ from proxy.amqp.frames import U16, body_frames
 from proxy.amqp.outgoing import PUBLISH, Copy
 from proxy.amqp.plan import ExchangePlan, publish_frame
 from proxy.amqp.properties import table_span
+from proxy.amqp.tables import without
 from proxy.errors import ProtocolError, Scope
 
 _CONTENT_TOO_LARGE = 311
+_BCC = frozenset((b"BCC",))
 #: bytes of a BCC entry around its keys (name, letter, length), and around each key
 _AROUND_KEYS, _AROUND_KEY = 9, 5
 
@@ -79,7 +81,7 @@ def send_collected(conversation: Conversation, collected: Collected) -> None:
 
 
 def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
-    """Give what is equal in a publish and in its return: all but the header table, from which the broker takes BCC.
+    """Give what is equal in a publish and in its return: all but BCC, which the broker takes out.
 
     Args:
         exchange: as it left.
@@ -92,7 +94,9 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
     span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
     if span is None:
         return exchange, routing_key, header[11:]
-    return exchange, routing_key, header[11 : span[0] - 4], header[span[1] :]
+    # Where BCC was taken out, RabbitMQ writes L (64 bits, unsigned) as l; all other letters stay (seen on 3.10.8).
+    entries = without(header, *span, _BCC).replace(b"L", b"l")
+    return exchange, routing_key, header[11 : span[0] - 4], entries, header[span[1] :]
 
 
 def ledger_of(conversation: Conversation, channel: Channel) -> Ledger:

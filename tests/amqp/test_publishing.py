@@ -115,7 +115,7 @@ def test_a_publish_cut_at_any_byte_leaves_the_same(to: str) -> None:
         assert in_pieces(wire, message + message, (cut, len(message) + cut)) == expected, cut
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), st.lists(st.integers(0, 10_000), max_size=12))
 def test_any_publishes_in_any_pieces_leave_the_same(data: st.DataObject, cuts: list[int]) -> None:
     messages = []
