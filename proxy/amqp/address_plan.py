@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from proxy.amqp.method_frames import basic_publish
 from proxy.amqp.original import Address
 from proxy.amqp.outgoing import TRANSLATION_FAILED, Copy, Elsewhere, Outgoing, Source, labels, outgoing
 from proxy.amqp.plan import ExchangePlan, Plans
@@ -21,6 +22,7 @@ from proxy.routing.decision import Decision, Facts, Interest, Outcome
 #: Publishes of one virtual host whose plan is kept; each holds what its messages' headers look like.
 KEPT = 1024
 _NO_INTEREST = Interest()
+_NO_METHOD = basic_publish(0, b"", b"")
 
 
 def find_plan(plans: Plans, exchange: bytes, routing_key: bytes) -> ExchangePlan | None:
@@ -72,26 +74,53 @@ class TranslatedPlan(ExchangePlan):
         plans: its virtual host's plans.
     """
 
-    __slots__ = ("_fixed", "_source")
+    __slots__ = ("_carried", "_source", "leaving", "remote", "there")
 
     def __init__(self, source: Source, target: Target | FailedTranslation, plans: Plans) -> None:
         """Work out the one way in which it leaves."""
+        #: the other broker, None where it does not go to one
+        self.remote = target.remote if isinstance(target, Target) else None
+        #: exchange and key there
+        self.there = target.publication if isinstance(target, Target) else Publication(b"", b"")
+        #: the same, as if it stayed here: it has the header that goes there; None where that needs no header of ours
+        self._carried: TranslatedPlan | None = None
+        if isinstance(target, Target) and self.remote is not None and tuple(self.there) != tuple(source.address):
+            self._carried = TranslatedPlan(source, replace(target, remote=None), plans)
         name = source.address.exchange
         super().__init__(OwnedExchange(name, "direct", Delivery.QUEUE, b""), plans, _NO_INTEREST)
         self._source = source
-        self._fixed = self._leaving(target, plans)
+        self.leaving = self._leave(target, plans)
 
     def original(self, routing_key: bytes) -> Address:
         """Where the producer addressed it."""
         return self._source.address
 
+    def distant_header(self, header: bytes) -> bytes:
+        """Give the payload of the content header frame that goes to the other broker.
+
+        Args:
+            header: the producer's content header frame.
+
+        Raises:
+            ProtocolError: 502, it is malformed.
+        """
+        if self._carried is None:
+            return header[7:-1]
+        frames, _ = self._carried.forward(_NO_METHOD, self.original(b"").routing_key, header, 0, len(header))
+        return frames[self._carried.method_bytes + 7 : -1]
+
+    @property
+    def method_bytes(self) -> int:
+        """Bytes of the method frame in front of what `forward` gives."""
+        return len(_NO_METHOD) + len(self.there.exchange) + len(self.there.routing_key)
+
     def _refuse(self, routing_key: bytes, entries: bytes) -> None:
         """Any key may go where nothing of ours routes."""
 
     def _outgoing(self, facts: Facts) -> Outgoing:
-        return self._fixed
+        return self.leaving
 
-    def _leaving(self, target: Target | FailedTranslation, plans: Plans) -> Outgoing:
+    def _leave(self, target: Target | FailedTranslation, plans: Plans) -> Outgoing:
         exchange = self._source.address.exchange
         failed = isinstance(target, FailedTranslation)
         outcome = Outcome.UNROUTED if failed else Outcome.ROUTED

@@ -71,7 +71,7 @@ def send_elsewhere(
     channel = publish.channel
     tag = channel.published if channel.confirming else 0
     for target, name in zip(elsewhere.targets, names, strict=False):
-        way = None if target.remote is None else _way(conversation, channel, target.remote)
+        way = way_to(conversation, channel, target.remote)
         if way is None:
             _refuse(conversation, collected, tag, name)
         else:
@@ -81,7 +81,10 @@ def send_elsewhere(
         _refuse(conversation, collected, tag, name)
 
 
-def _way(conversation: Conversation, channel: Channel, remote: Remote) -> Way | None:
+def way_to(conversation: Conversation, channel: Channel, remote: Remote | None) -> Way | None:
+    """Give the way of a channel to another broker, None where there is none."""
+    if remote is None:
+        return None
     found = channel.ways.get(remote)
     if found is None:
         remotes = conversation.remotes

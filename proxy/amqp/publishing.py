@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 from proxy.amqp.auditing import Template
 from proxy.amqp.channel import Channel, Content, Publish
 from proxy.amqp.conversation import Conversation, Phase
+from proxy.amqp.distant import Distant
 from proxy.amqp.frames import (
-    BASIC,
     BODY,
     CONTENT_HEAD,
     FRAME_END,
@@ -27,6 +27,7 @@ from proxy.amqp.frames import (
     check_head,
 )
 from proxy.amqp.producer_frames import ProducerFrames
+from proxy.amqp.shapes import LEAST_HEADER, WHOLE_BYTES, Shapes
 from proxy.amqp.traffic import Tally
 from proxy.errors import ProtocolError, Scope
 
@@ -35,22 +36,13 @@ from proxy.errors import ProtocolError, Scope
 REMEMBERED = 2048
 #: Bytes of heads remembered, with what leaves in their place: where heads are large, fewer are kept.
 REMEMBERED_BYTES = 1 << 20
-#: A publish up to this size is waited for until it is whole; a larger one streams frame by frame.
-WHOLE_BYTES = 65536
 #: Publishes that pass before heads are remembered again, once a whole cache of them was of no use.
 UNASKED = 32 * REMEMBERED
-#: payload of a content header without any property
-_LEAST_HEADER = 14
-
 #: what the audit tells of a header frame: message id and allow-listed headers
 _Facts: TypeAlias = tuple[bytes | None, str]
 _NO_FACTS: Final[_Facts] = (None, "{}")
 #: what leaves in place of method and header frame, where it is counted, its audit line
 _Remembered: TypeAlias = tuple[bytes, Tally, Template | None, _Facts]
-#: bytes of the header frame, of header and body frame together, head of the body frame, body bytes
-_Shape: TypeAlias = tuple[int, int, bytes, int]
-#: content that only the frame-by-frame path can take
-_ODD: Final[_Shape] = (0, 0, b"", 0)
 
 
 class Publishing:
@@ -71,7 +63,8 @@ class Publishing:
         self._publishes: dict[bytes, Publish] = {}
         self._heads: dict[bytes, _Remembered] = {}
         #: by the fixed part of a content header frame
-        self._shapes: dict[bytes, _Shape] = {}
+        self._shapes: Final = Shapes(self._frame_max, REMEMBERED)
+        self._distant: Final = Distant(conversation, self._shapes)
         #: found in `_heads` since it was last empty; publishes for which it is not asked
         self._found = 0
         self._heads_bytes = 0
@@ -151,7 +144,17 @@ class Publishing:
             publish = None
             if kind == METHOD:
                 publish = self._publishes.get(data[at:stop])
-                if publish is not None:
+                if publish is None:
+                    behind = self._distant.take(data, at, stop, end) if self._distant else 0
+                    if behind and start < at:
+                        out.append(data[start:at])
+                    if behind > 0:
+                        start = at = behind
+                        continue
+                    if behind < 0:
+                        start = at
+                        break
+                else:
                     if publish.plan is None:
                         behind = self._passing(data, at, stop, end, publish)
                         if behind > at:
@@ -219,6 +222,7 @@ class Publishing:
         self._shape = conversation.shape
         self._epoch = conversation.state.epoch
         self._publishes.clear()
+        self._distant.clear()
         self._forget_heads()
 
     def _forget_heads(self) -> None:
@@ -226,6 +230,8 @@ class Publishing:
         self._heads_bytes = self._found = 0
 
     def _remember(self, publish: Publish) -> None:
+        if self._distant.remember(publish):
+            return
         channel = publish.channel
         # A publish to a carrier itself is looked into, always: its CC must not name a token.
         if channel.held is None and channel.ledger is None and (publish.plan or not publish.withheld):
@@ -261,7 +267,7 @@ class Publishing:
         count = total = 0
         while True:
             head = data[header_at : header_at + CONTENT_HEAD.size]
-            shape = shapes.get(head) or self._measure(head)
+            shape = shapes[head]
             header_bytes, content_bytes, body_head, body_size = shape
             stop = header_at + content_bytes
             body_at = header_at + header_bytes
@@ -293,31 +299,6 @@ class Publishing:
             counters.bytes_passed += total
         return at
 
-    def _measure(self, head: bytes) -> _Shape:
-        """Work out how long the content behind the fixed part of a header frame is, if it is small and regular."""
-        if len(head) < CONTENT_HEAD.size:
-            return _ODD
-        kind, number, size, class_id, _, body_size = CONTENT_HEAD.unpack(head)
-        if (
-            kind != HEADER
-            or class_id != BASIC
-            or size < _LEAST_HEADER
-            or size + body_size > WHOLE_BYTES
-            or size + OVERHEAD > self._frame_max
-            or body_size + OVERHEAD > self._frame_max
-        ):
-            return _ODD
-        if len(self._shapes) >= REMEMBERED:
-            self._shapes.clear()
-        header_bytes = size + OVERHEAD
-        if body_size:
-            body_head = FRAME_HEAD.pack(BODY, number, body_size)
-            shape = (header_bytes, header_bytes + body_size + OVERHEAD, body_head, body_size)
-        else:
-            shape = (header_bytes, header_bytes, b"", 0)
-        self._shapes[head] = shape
-        return shape
-
     def _routed(  # noqa: C901 -- the publish path
         self, data: bytes, at: int, header_at: int, end: int, publish: Publish
     ) -> int:
@@ -342,7 +323,7 @@ class Publishing:
         first = at
         while True:
             fixed = data[header_at : header_at + CONTENT_HEAD.size]
-            shape = shapes.get(fixed) or self._measure(fixed)
+            shape = shapes[fixed]
             header_bytes, content_bytes, body_head, body_size = shape
             stop = header_at + content_bytes
             body_at = header_at + header_bytes
@@ -377,7 +358,7 @@ class Publishing:
         """Whether a content header may become of these few bytes, as `_routed` answers."""
         if not channel.head.startswith(begun[:3]):
             return 0
-        whole = len(begun) >= FRAME_HEAD.size and FRAME_HEAD.unpack_from(begun)[2] < _LEAST_HEADER
+        whole = len(begun) >= FRAME_HEAD.size and FRAME_HEAD.unpack_from(begun)[2] < LEAST_HEADER
         return 0 if whole else -1
 
     def _form(self, publish: Publish, data: bytes, at: int, header_at: int, body_at: int) -> _Remembered | None:

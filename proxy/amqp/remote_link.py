@@ -9,11 +9,22 @@ Source: AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RabbitMQ guides "Publisher conf
 from __future__ import annotations
 
 from collections.abc import Hashable
+from struct import Struct
 from typing import Final
 
 from proxy.amqp import methods
-from proxy.amqp.frame_buffer import FrameBuffer, RawFrame
-from proxy.amqp.frames import CONTENT_HEAD, FRAME_HEAD, HEADER, HEARTBEAT, METHOD, U16
+from proxy.amqp.frame_buffer import RawFrame
+from proxy.amqp.frames import (
+    CONTENT_HEAD,
+    FRAME_END,
+    FRAME_HEAD,
+    HEADER,
+    HEARTBEAT,
+    METHOD,
+    OVERHEAD,
+    U16,
+    check_head,
+)
 from proxy.amqp.method_arguments import read_ack, read_close, read_nack, read_return
 from proxy.amqp.method_frames import channel_close_ok, connection_close, connection_close_ok
 from proxy.amqp.methods import method_of
@@ -23,8 +34,9 @@ from proxy.amqp.remote_login import FRAME_MAX, Credentials, RemoteLogin
 from proxy.amqp.remote_messages import Result
 from proxy.errors import ProtocolError
 
-#: Bytes of one unfinished frame, and of what may wait while the login is under way.
-_WAITING_BYTES = FRAME_MAX
+#: a whole frame of Basic.Ack
+_ACK = Struct(">BHIIQBB")
+_ACK_BYTES = 13
 
 
 class RemoteLink:
@@ -46,7 +58,7 @@ class RemoteLink:
     def __init__(self, credentials: Credentials, version: str) -> None:
         """Begin the login."""
         self._login: Final = RemoteLogin(credentials, version)
-        self._buffer: Final = FrameBuffer(_WAITING_BYTES)
+        self._tail = b""
         self.to_send = self._login.to_send
         self.open = False
         self.held = False
@@ -63,13 +75,36 @@ class RemoteLink:
 
     def receive(self, data: bytes) -> None:
         """Take bytes from the broker."""
-        buffer = self._buffer
+        if self._tail:
+            data = self._tail + data
         try:
-            buffer.feed(data)
-            while self.failure is None and (frame := buffer.next_frame()) is not None:
-                self._take(frame)
+            at = self._run(data)
         except ProtocolError as error:
             self.lost(f"broke AMQP 0-9-1: {error}")
+            at = len(data)
+        self._tail = data[at:]
+
+    def _run(self, data: bytes) -> int:
+        """Take whole frames; answer the offset of what is left."""
+        at, end = 0, len(data)
+        while end - at >= FRAME_HEAD.size and self.failure is None:
+            kind, number, size = FRAME_HEAD.unpack_from(data, at)
+            stop = at + size + OVERHEAD
+            if stop > end:
+                check_head(kind, number, size, FRAME_MAX)
+                return at
+            if data[stop - 1] != FRAME_END:
+                raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")
+            if size == _ACK_BYTES and self.open:
+                _, _, _, method, tag, multiple, _ = _ACK.unpack_from(data, at)
+                lane = self._lanes.get(number) if method == methods.BASIC_ACK else None
+                if lane is not None:
+                    lane.confirmed(tag, bool(multiple), Result.ACKED)
+                    at = stop
+                    continue
+            self._take(RawFrame(kind, number, data[at + FRAME_HEAD.size : stop - 1], data[at:stop]))
+            at = stop
+        return at
 
     def attach(self, lane: Lane) -> bool:
         """Give a lane a channel; False where no number is left."""

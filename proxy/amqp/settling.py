@@ -7,14 +7,19 @@ Source: RabbitMQ guide "Publisher confirms"; the messenger-addressing specificat
 
 from __future__ import annotations
 
+from struct import Struct
+
 from proxy.amqp import methods
 from proxy.amqp.channel import Channel, Publish
 from proxy.amqp.conversation import Conversation
-from proxy.amqp.frames import body_frames
+from proxy.amqp.frames import FRAME_END, METHOD, body_frames
 from proxy.amqp.method_frames import basic_return
 from proxy.amqp.methods import method_frame
 
 _NO_ROUTE = 312
+#: a whole frame of Basic.Ack
+_ACK = Struct(">BHIIQBB")
+_ACK_BYTES = 13
 
 
 def confirm(conversation: Conversation, channel: Channel, producer_tag: int, acked: bool) -> None:
@@ -29,9 +34,12 @@ def confirm(conversation: Conversation, channel: Channel, producer_tag: int, ack
     if channel.returns:
         channel.returns.settled(producer_tag)
     channel.settled.settle(producer_tag, False, channel.published)
+    if channel.sample is not None:
+        conversation.time_confirm(channel)
     if acked:
         conversation.counters.confirms_acked += 1
-        conversation.say(channel, method_frame(channel.number, methods.BASIC_ACK, producer_tag, False))
+        number = channel.number
+        conversation.say(channel, _ACK.pack(METHOD, number, _ACK_BYTES, methods.BASIC_ACK, producer_tag, 0, FRAME_END))
         return
     conversation.counters.confirms_nacked += 1
     if conversation.audit is not None:

@@ -60,7 +60,7 @@ class RemoteLimits:
     """
 
     deadline_seconds: float = 10.0
-    messages: int = 10_000
+    messages: int = 50_000
     message_bytes: int = 32 << 20
 
 

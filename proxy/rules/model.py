@@ -100,7 +100,7 @@ class BrokerRule:
     password_file: Path | None = None
     vhost: str | None = None
     deadline_seconds: float = 10.0
-    unconfirmed: int = 10_000
+    unconfirmed: int = 50_000
     unconfirmed_bytes: int = 32 << 20
     place: Place = _NOWHERE
 

@@ -98,7 +98,7 @@ def _broker(name: str, place: Place, fields: Fields, source: str) -> BrokerRule 
     file = fields.text("password_file", "the name of a file")
     vhost = fields.text("vhost", "the name of a virtual host")
     deadline = _read(fields, "deadline", _DEADLINE) or 10.0
-    unconfirmed = _read(fields, "unconfirmed", _UNCONFIRMED) or 10_000
+    unconfirmed = _read(fields, "unconfirmed", _UNCONFIRMED) or 50_000
     mib = _read(fields, "unconfirmed_mib", _UNCONFIRMED_MIB) or 32
     fields.finish()
     if not name or any(sign in name for sign in "/:@[]~") or len(name.encode()) > _LONGEST_NAME:

@@ -45,7 +45,7 @@ def test_a_broker_has_its_defaults() -> None:
         None,
         None,
     )
-    assert (found.deadline_seconds, found.unconfirmed, found.unconfirmed_bytes) == (10.0, 10_000, 32 << 20)
+    assert (found.deadline_seconds, found.unconfirmed, found.unconfirmed_bytes) == (10.0, 50_000, 32 << 20)
 
 
 def test_a_broker_says_how_it_is_reached() -> None:

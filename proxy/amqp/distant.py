@@ -1,0 +1,170 @@
+"""Whole publishes that go to one other broker and nowhere else: the publish path of such a publish.
+
+Like the fast path of `publishing`, beside it, so that what goes to the producer's own broker pays nothing. Mandatory
+publishes, transactions, large and split ones go frame by frame. One copy needs no entry in the ledger: its own confirm
+settles it.
+
+Source: architecture, "Bodies stream, headers are read in place"; the messenger-addressing specification, 3.4.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from proxy.amqp.address_plan import TranslatedPlan
+from proxy.amqp.channel import Channel, Content, Life, Publish
+from proxy.amqp.conversation import Conversation, Phase
+from proxy.amqp.copies import ledger_of
+from proxy.amqp.elsewhere import way_to
+from proxy.amqp.frames import CONTENT_HEAD, FRAME_END, FRAME_HEAD
+from proxy.amqp.remote_messages import RemoteMessage, Result, Way
+from proxy.amqp.settling import confirm
+from proxy.amqp.shapes import Shapes
+from proxy.errors import ProtocolError
+
+_HEAD = FRAME_HEAD.size
+#: Publishes remembered by their method frame.
+_REMEMBERED = 2048
+_TAKEN = frozenset((Result.ACKED, Result.RETURNED))
+
+
+class _Only(RemoteMessage):
+    """The one copy of a publish."""
+
+    __slots__ = ("_channel", "_conversation", "_tag")
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        channel: Channel,
+        tag: int,
+        exchange: bytes,
+        routing_key: bytes,
+        header: bytes,
+        body: bytes,
+    ) -> None:
+        super().__init__(exchange, routing_key, False, header, body, conversation.now)
+        self._conversation = conversation
+        self._channel = channel
+        self._tag = tag
+
+    def settled(self, result: Result, reason: str) -> None:
+        tag = self._tag
+        if not tag:
+            return
+        conversation, channel = self._conversation, self._channel
+        if (
+            conversation.phase is Phase.OPEN
+            and channel.life is Life.OPEN
+            and conversation.channels.get(channel.number) is channel
+        ):
+            confirm(conversation, channel, tag, result in _TAKEN)
+            conversation.wake()
+
+
+class Distant:
+    """Publishes of one connection that go to one other broker each.
+
+    Args:
+        conversation: what both directions share.
+        shapes: of contents, by the fixed part of their header frame.
+    """
+
+    def __init__(self, conversation: Conversation, shapes: Shapes) -> None:
+        """Start with none remembered."""
+        self._conversation: Final = conversation
+        self._shapes: Final = shapes
+        self._publishes: dict[bytes, tuple[Publish, TranslatedPlan]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any is remembered."""
+        return bool(self._publishes)
+
+    def clear(self) -> None:
+        """A channel or the rules have changed."""
+        self._publishes.clear()
+
+    def remember(self, publish: Publish) -> bool:
+        """Note a publish that will go this way the next time; False where it will not."""
+        plan = publish.plan
+        if (
+            not isinstance(plan, TranslatedPlan)
+            or plan.remote is None
+            or publish.mandatory
+            or publish.channel.transactional
+            or publish.channel.held is not None
+        ):
+            return False
+        if len(self._publishes) >= _REMEMBERED:
+            self._publishes.clear()
+        self._publishes[publish.frame] = (publish, plan)
+        return True
+
+    def take(self, data: bytes, at: int, header_at: int, end: int) -> int:
+        """Send whole publishes on their way, as long as they have one method frame.
+
+        Args:
+            data: bytes with the method frame in them.
+            at: its offset.
+            header_at: offset behind it.
+            end: of the data.
+
+        Returns:
+            The offset behind them; 0 where the frame-by-frame path must look at the first; -1 where more bytes must
+            come for it.
+        """
+        found = self._publishes.get(data[at:header_at])
+        if found is None or found[0].channel.content is not Content.METHOD:
+            return 0
+        if end - header_at < CONTENT_HEAD.size:
+            return -1
+        publish, plan = found
+        channel = publish.channel
+        way = way_to(self._conversation, channel, plan.remote)
+        if way is None:
+            return 0
+        starts = data.startswith
+        first = at
+        while True:
+            shape = self._shapes[data[header_at : header_at + CONTENT_HEAD.size]]
+            header_bytes, content_bytes, body_head, body_size = shape
+            stop = header_at + content_bytes
+            body_at = header_at + header_bytes
+            if not content_bytes or not starts(channel.head, header_at):
+                return at if at > first else 0
+            if stop > end:
+                return at if at > first else -1
+            if data[body_at - 1] != FRAME_END or data[stop - 1] != FRAME_END or not starts(body_head, body_at):
+                return at if at > first else 0
+            body = data[body_at + _HEAD : stop - 1] if body_size else b""
+            if not self._send(publish, plan, way, data[header_at:body_at], body):
+                return at if at > first else 0
+            at = stop
+            if not starts(publish.frame, stop):
+                return at
+            header_at = stop + len(publish.frame)
+
+    def _send(self, publish: Publish, plan: TranslatedPlan, way: Way, header: bytes, body: bytes) -> bool:
+        conversation = self._conversation
+        channel = publish.channel
+        try:
+            payload = plan.distant_header(header)
+        except ProtocolError:
+            return False  # the frame-by-frame path says what is wrong
+        leaving = plan.leaving
+        leaving.tally.publishes += 1
+        leaving.tally.body_bytes += len(body)
+        channel.published += 1
+        tag = 0
+        if channel.confirming:
+            tag = channel.published
+            if channel.ledger is None:
+                ledger_of(conversation, channel)
+            if channel.sample is None and conversation.now >= conversation.sample_after:
+                channel.sample = (tag, conversation.now)
+        audit = conversation.audit
+        if audit is not None and leaving.record is not None:
+            facts = audit.facts(header, 0, len(header))
+            audit.publish(leaving.record, publish, facts, len(body), channel.before + channel.published)
+        way.send(_Only(conversation, channel, tag, *plan.there, payload, body))
+        return True
