@@ -9,7 +9,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
@@ -84,10 +84,12 @@ class Kind(Generic[T]):
     Args:
         read: turns a node into the value or raises UnexpectedError.
         write: gives the text for the documentation.
+        schema: what JSON Schema can say of it, for editors.
     """
 
     read: Callable[[Node], T]
     write: Callable[[T], str] = str
+    schema: dict[str, object] = field(default_factory=lambda: {"type": "string"})
 
 
 def _text(node: Node) -> str:
@@ -151,17 +153,21 @@ def _list_written(items: tuple[object, ...]) -> str:
     return str(items[0]) if len(items) == 1 else "[" + ", ".join(map(str, items)) + "]"
 
 
+def _one_or_list() -> dict[str, object]:
+    return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+
+
 TEXT = Kind(_text)
 #: A password; no fault shows it.
 SECRET = Kind(_secret, Secret.reveal)
 #: ``host:port``, an IPv6 host in brackets.
 ADDRESS = Kind(_address)
 #: One address or a list of them.
-ADDRESSES = Kind(_addresses, _list_written)
+ADDRESSES = Kind(_addresses, _list_written, _one_or_list())
 #: One text or a list of them.
-TEXTS = Kind(lambda node: tuple(_text(item) for item in _several(node)), _list_written)
+TEXTS = Kind(lambda node: tuple(_text(item) for item in _several(node)), _list_written, _one_or_list())
 #: The address of an HTTP API, without credentials in it.
-HTTP_URL = Kind(_http_url)
+HTTP_URL = Kind(_http_url, schema={"type": "string", "pattern": "^https?://"})
 
 
 def _flag(node: Node) -> bool:
@@ -172,7 +178,7 @@ def _flag(node: Node) -> bool:
 
 
 #: True or false.
-FLAG = Kind(_flag, lambda value: "true" if value else "false")
+FLAG = Kind(_flag, lambda value: "true" if value else "false", {"type": "boolean"})
 
 
 def optional(kind: Kind[T]) -> Kind[T | None]:
@@ -183,7 +189,8 @@ def optional(kind: Kind[T]) -> Kind[T | None]:
             return None
         return kind.read(node)
 
-    return Kind(read, lambda value: "null" if value is None else kind.write(value))
+    schema: dict[str, object] = {"anyOf": [kind.schema, {"type": "null"}]}
+    return Kind(read, lambda value: "null" if value is None else kind.write(value), schema)
 
 
 def whole(low: int, high: int) -> Kind[int]:
@@ -195,7 +202,7 @@ def whole(low: int, high: int) -> Kind[int]:
             raise UnexpectedError(f"seen {shown(node)}, expected a whole number from {low} to {high}")
         return value
 
-    return Kind(read)
+    return Kind(read, schema={"type": "integer", "minimum": low, "maximum": high})
 
 
 def duration(low: float, high: float) -> Kind[float]:
@@ -210,7 +217,8 @@ def duration(low: float, high: float) -> Kind[float]:
             raise UnexpectedError(f"seen {shown(node)}, expected {expected}")
         return seconds
 
-    return Kind(read, lambda seconds: f"{seconds:g}s")
+    schema: dict[str, object] = {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h)$"}
+    return Kind(read, lambda seconds: f"{seconds:g}s", schema)
 
 
 def word(*allowed: str) -> Kind[str]:
@@ -222,4 +230,4 @@ def word(*allowed: str) -> Kind[str]:
             raise UnexpectedError(f"seen {shown(node)}, expected one of {', '.join(allowed)}")
         return found
 
-    return Kind(read)
+    return Kind(read, schema={"enum": list(allowed)})
