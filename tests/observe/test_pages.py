@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import aiohttp
+
+from proxy.amqp.counters import Counters
+from proxy.observe.admin import Admin
+from proxy.observe.exposition import Exposition
+from proxy.observe.pages import json_route
+
+
+async def test_a_page_answers_with_what_it_was_given() -> None:
+    async def answering(body: bytes) -> tuple[int, object]:
+        return (200, {"got": body.decode()}) if body else (422, '{"text": "ready-made"}')
+
+    admin = Admin(Exposition(Counters(), "1"), tuple, dict, routes=[json_route("POST", "/ask", answering)])
+    host, port = await admin.start("127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as http:
+            async with http.post(f"http://{host}:{port}/ask", data=b"hello") as answer:
+                assert (answer.status, await answer.json()) == (200, {"got": "hello"})
+            async with http.post(f"http://{host}:{port}/ask") as answer:
+                assert (answer.status, await answer.json()) == (422, {"text": "ready-made"})
+    finally:
+        await admin.stop()
