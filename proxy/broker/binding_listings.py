@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from proxy.amqp.stored import STORAGE
 from proxy.amqp.vhost import OwnedExchange, StoredBinding, VhostState
-from proxy.broker.inventory import BindingInfo
+from proxy.broker.listed import BindingInfo
 from proxy.broker.restoring import binding_of
 from proxy.routing.exchange import Exchange
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from proxy.amqp.tokens import RESERVED, token
 from proxy.amqp.vhost import Destination, OwnedExchange
 from proxy.broker.declarations import MARK, unnameable
-from proxy.broker.inventory import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 #: Under it clients' bindings are kept on the carrier; publishes never use such a key.

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from proxy.amqp.vhost import Destination, OwnedExchange, VhostState
 from proxy.broker.declarations import EXCLUSIVE, unnameable
 from proxy.broker.declarer import Declarer, Token
-from proxy.broker.inventory import Inventory, QueueInfo
+from proxy.broker.inventory import Inventory
+from proxy.broker.listed import QueueInfo
 from proxy.broker.presence import Presence
 from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError

@@ -6,6 +6,8 @@ However often that is said, the looks it causes take a small share of the time. 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 
 from proxy.broker.connection import ControlConnection
 
@@ -20,10 +22,12 @@ class Pace:
 
     Args:
         refresh_seconds: what changed beside us is known after that long at the latest.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, refresh_seconds: float) -> None:
+    def __init__(self, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Nothing is due."""
+        self._clock = clock
         self._refresh_seconds = refresh_seconds
         self._wake = asyncio.Event()
         self._names: set[bytes] = set()
@@ -41,7 +45,7 @@ class Pace:
 
     def take(self) -> set[bytes] | None:
         """Begin the look that is due: give the names of the exchanges to look at, None for everything."""
-        regular = asyncio.get_running_loop().time() >= self._regular_at
+        regular = self._clock() >= self._regular_at
         names = None if regular or self._everything or not self._wake.is_set() else self._names
         self._names, self._everything = set(), False
         self._wake.clear()
@@ -51,10 +55,10 @@ class Pace:
         """Take note of the end of a look.
 
         Args:
-            began_at: the loop's time at its beginning.
+            began_at: the clock's time at its beginning.
             everything: whether it was a look at everything.
         """
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         took_seconds = now - began_at
         self._hurried_at = now + max(_PAUSE_SECONDS, _SHARE * took_seconds)
         if everything:
@@ -64,10 +68,9 @@ class Pace:
 
     async def wait(self, connection: ControlConnection) -> bool:
         """Wait until a look is due or the connection is lost; say whether it is lost."""
-        loop = asyncio.get_running_loop()
-        if await connection.wait_lost(max(0.0, self._regular_at - loop.time()), self._wake):
+        if await connection.wait_lost(max(0.0, self._regular_at - self._clock()), self._wake):
             return True
         if not self._wake.is_set():
             return False
-        seconds = min(self._hurried_at, self._regular_at) - loop.time()
+        seconds = min(self._hurried_at, self._regular_at) - self._clock()
         return await connection.wait_lost(seconds) if seconds > 0 else not connection.connected

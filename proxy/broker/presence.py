@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from proxy.amqp.vhost import Destination
 from proxy.broker.declarations import ABSENT
-from proxy.broker.inventory import ExchangeInfo, QueueInfo
+from proxy.broker.listed import ExchangeInfo, QueueInfo
 from proxy.routing.decision import QueueNames
 
 K = TypeVar("K")

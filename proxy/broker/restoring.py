@@ -12,7 +12,7 @@ from datetime import tzinfo
 from proxy.amqp.stored import Kept, storage_key, unpack
 from proxy.amqp.tables import decode_table
 from proxy.amqp.vhost import Declared, Delivery, OwnedExchange, StoredBinding
-from proxy.broker.inventory import BindingInfo, ExchangeInfo
+from proxy.broker.listed import BindingInfo, ExchangeInfo
 from proxy.errors import ProtocolError
 from proxy.routing.bindings import Binding
 from proxy.routing.exchange import Exchange

@@ -17,7 +17,7 @@ import structlog
 
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, StoredBinding, VhostState
 from proxy.broker.binding_listings import BindingListings
-from proxy.broker.inventory import ExchangeInfo
+from proxy.broker.listed import ExchangeInfo
 from proxy.broker.restoring import declared_exchange, exchange_of, stored_binding
 from proxy.broker.snapshot import ExchangeRecord, Records
 from proxy.errors import ProtocolError

@@ -22,7 +22,8 @@ from proxy.broker.checks import (
     tokens_bound,
     topic_warnings,
 )
-from proxy.broker.inventory import BindingInfo, Inventory, listings
+from proxy.broker.inventory import Inventory, listings
+from proxy.broker.listed import BindingInfo
 from proxy.broker.needs import Needs
 from proxy.broker.presence import Presence
 from proxy.broker.store import Store

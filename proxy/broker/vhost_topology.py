@@ -21,7 +21,8 @@ from proxy.broker.changeover import Changeover, Retirement
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarer import Declarer
 from proxy.broker.demand import Demand
-from proxy.broker.inventory import ExchangeInfo, Inventory
+from proxy.broker.inventory import Inventory
+from proxy.broker.listed import ExchangeInfo
 from proxy.broker.needs import Naming, Needs, WantedQueue, needs_of
 from proxy.broker.notices import Notices
 from proxy.broker.pace import Pace
@@ -176,12 +177,12 @@ class VhostTopology:
         if names is None:
             await self.refresh()
         else:
-            began_at = asyncio.get_running_loop().time()
+            began_at = time.monotonic()
             await self._look_at(names)
             self._pace.looked(began_at, everything=False)
 
     async def _refresh(self, thorough: bool) -> None:
-        began_at = asyncio.get_running_loop().time()
+        began_at = time.monotonic()
         async with self._look:
             before = {name: set(exchange.bound) for name, exchange in self.state.exchanges.items()}
             conflicts, changes = self.conflicts, self.store.changes

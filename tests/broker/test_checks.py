@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.amqp.tokens import token
 from proxy.broker import checks
-from proxy.broker.inventory import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
 from tests.broker.world import owned
 
 MARKED = {"x-open-exchange": True}

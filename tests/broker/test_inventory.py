@@ -7,7 +7,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from proxy.broker.inventory import BindingInfo, ExchangeInfo, Inventory, QueueInfo, listings
+from proxy.broker.inventory import Inventory, listings
+from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
 from proxy.broker.settings import ControlSettings
 from proxy.errors import Failure, UpstreamError
 from tests.broker.world import Outside, settings

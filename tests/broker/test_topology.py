@@ -66,7 +66,7 @@ async def test_a_conflict_in_one_virtual_host_is_raised(closing: Keep, broker: B
 
 async def test_a_broker_that_is_not_there_is_unavailable(closing: Keep) -> None:
     nobody = Broker("127.0.0.1", free_port(), "http://127.0.0.1:1")
-    topology = closing(Topology(settings(nobody), {"/": state("/", {})}, {}))
+    topology = closing(Topology(settings(nobody, patience_seconds=0), {"/": state("/", {})}, {}))
     with pytest.raises(UpstreamError) as caught:
         await topology.start()
     assert caught.value.failure is Failure.UNAVAILABLE

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from proxy.broker.announcements import EXCHANGE, Announcements, said, understood
+from proxy.broker.connection import ControlConnection
+from tests.broker.world import Outside, has, settings
+from tests.rabbitmq import Broker
+
+SENDER = b"12345678"
+
+
+class Ear:
+    """Hears, and can be waited for."""
+
+    def __init__(self) -> None:
+        self.heard: list[set[bytes] | None] = []
+        self._anything = asyncio.Event()
+
+    def __call__(self, names: set[bytes] | None) -> None:
+        self.heard.append(names)
+        self._anything.set()
+
+    async def everything(self, names: set[bytes]) -> None:
+        async with asyncio.timeout(30):
+            while not set().union(*(one or set() for one in self.heard)) >= names:
+                self._anything.clear()
+                await self._anything.wait()
+
+
+Sidecar = Callable[[Ear], "asyncio.Future[Announcements]"]
+
+
+@pytest.fixture
+async def sidecar(broker: Broker, vhost: str) -> AsyncIterator[Sidecar]:
+    open_ones: list[tuple[Announcements, ControlConnection]] = []
+
+    async def make(ear: Ear) -> Announcements:
+        connection = ControlConnection(settings(broker), vhost)
+        await connection.connect()
+        announcements = Announcements(connection, vhost, ear)
+        open_ones.append((announcements, connection))
+        await announcements.subscribe()
+        return announcements
+
+    yield make  # type: ignore[misc]
+    for announcements, connection in open_ones:
+        await announcements.close()
+        await connection.close()
+
+
+async def test_others_hear_what_changed_and_the_sender_does_not(sidecar: Sidecar) -> None:
+    here, there = Ear(), Ear()
+    first, second = await sidecar(here), await sidecar(there)
+    first.announce(b"ox")
+    await there.everything({b"ox"})
+    second.announce("Käse \N{SNOWMAN}".encode())
+    await here.everything({"Käse \N{SNOWMAN}".encode()})
+    assert here.heard == [{"Käse \N{SNOWMAN}".encode()}]
+    assert there.heard == [{b"ox"}]
+
+
+async def test_ten_thousand_changes_are_a_few_messages(sidecar: Sidecar) -> None:
+    here, there = Ear(), Ear()
+    first, _ = await sidecar(here), await sidecar(there)
+    for _ in range(10_000):
+        first.announce(b"ox")
+    await there.everything({b"ox"})
+    await first.close()
+    assert len(there.heard) <= 2
+
+
+async def test_what_is_left_to_say_is_said_before_the_end(sidecar: Sidecar) -> None:
+    there = Ear()
+    first, _ = await sidecar(Ear()), await sidecar(there)
+    first.announce(b"ox")
+    await first.close()
+    await there.everything({b"ox"})
+
+
+async def test_one_that_is_gone_leaves_no_queue_behind(sidecar: Sidecar, broker: Broker, vhost: str) -> None:
+    await sidecar(Ear())
+    assert len(broker.api("GET", f"exchanges/{vhost}/{EXCHANGE}/bindings/source")) == 1
+    connection = ControlConnection(settings(broker), vhost)
+    await connection.connect()
+    await Announcements(connection, vhost, Ear()).subscribe()
+    await connection.close()
+    assert len(broker.api("GET", f"exchanges/{vhost}/{EXCHANGE}/bindings/source")) == 1
+
+
+async def test_a_broker_that_does_not_let_us_is_said_and_nobody_is_told(
+    sidecar: Sidecar, broker: Broker, vhost: str
+) -> None:
+    Outside(broker, vhost).make_exchange(EXCHANGE, "topic")
+    with capture_logs() as events:
+        refused = await sidecar(Ear())
+    refused.announce(b"ox")
+    await refused.close()
+    assert len(has(events, "changes are not announced")) == 1
+
+
+async def test_odd_messages_are_left_alone(sidecar: Sidecar, broker: Broker, vhost: str) -> None:
+    ear = Ear()
+    await sidecar(ear)
+    with Outside(broker, vhost).channel() as channel:
+        for body in (b"", b"short", SENDER + b"\x05abc", SENDER + b"\x03end"):
+            channel.basic_publish(EXCHANGE, "", body)
+    await ear.everything({b"end"})
+    assert ear.heard == [{b"end"}]
+
+
+@given(st.sets(st.binary(max_size=255), min_size=1, max_size=100))
+def test_what_is_said_is_understood(names: set[bytes]) -> None:
+    assert understood(said(SENDER, names)) == (SENDER, names)
+
+
+def test_too_many_names_are_everything() -> None:
+    assert understood(said(SENDER, {bytes([number]) for number in range(101)})) == (SENDER, None)
+
+
+@given(st.binary(max_size=40))
+def test_any_message_is_understood_or_none(body: bytes) -> None:
+    found = understood(body)
+    assert found is None or said(found[0], found[1] or set()) is not None

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from proxy.amqp.stored import STORAGE, pack
+from proxy.amqp.vhost import OwnedExchange, StoredBinding
+from proxy.broker.binding_listings import BindingListings
+from proxy.broker.listed import BindingInfo
+from proxy.broker.store import Store
+from proxy.routing.router import Router
+from proxy.routing.values import Value
+from tests.broker.clients import declare_here, stored
+from tests.broker.world import State, has, queues, state
+
+A, B, C = (stored("ox", name, (), number) for number, name in enumerate("abc", 1))
+
+
+@pytest.fixture
+def known() -> State:
+    return State("/", Router(()))
+
+
+@pytest.fixture
+def ox(known: State) -> OwnedExchange:
+    return declare_here(known, "ox")
+
+
+@pytest.fixture
+def listings(known: State, ox: OwnedExchange) -> BindingListings:
+    return Store(known).listings
+
+
+def row(binding: StoredBinding) -> BindingInfo:
+    asked = binding.binding
+    kept = pack(binding.sequences[0], binding.entries, asked.routing_key).decode()
+    return BindingInfo(asked.destination_type, asked.destination, binding.key, "", kept)
+
+
+def rows(*bindings: StoredBinding) -> list[BindingInfo]:
+    return [row(binding) for binding in bindings]
+
+
+async def take(listings: BindingListings, ox: OwnedExchange, *bindings: StoredBinding) -> None:
+    await listings.take(ox, listings.before(ox), rows(*bindings))
+
+
+def there(ox: OwnedExchange) -> list[bytes]:
+    return sorted(one.binding.destination for one in ox.clients.values())
+
+
+async def test_a_listing_brings_bindings_and_takes_them(
+    listings: BindingListings, ox: OwnedExchange, known: State
+) -> None:
+    await take(listings, ox, A, B)
+    assert there(ox) == [b"a", b"b"]
+    assert known.last_sequence == 2
+    assert listings.settled(ox)
+    await take(listings, ox, B, C)
+    assert there(ox) == [b"b", b"c"]
+    assert [one.destination for one in known.router.exchanges[b"ox"].bindings] == [b"b", b"c"]
+
+
+async def test_tokens_and_foreign_bindings_are_not_stored_ones(listings: BindingListings, ox: OwnedExchange) -> None:
+    others = [BindingInfo("queue", b"q", key, "", row(A).kept) for key in (b"", b"key", b"x.o.p.e.n.x.q.0123")]
+    with capture_logs() as events:
+        await listings.take(ox, listings.before(ox), others)
+    assert ox.clients == {}
+    assert events == []
+
+
+async def test_copies_count_as_one_and_the_lowest_sequence_wins(
+    listings: BindingListings, ox: OwnedExchange, known: State
+) -> None:
+    later, earlier = stored("ox", "a", (), 30), stored("ox", "a", (), 10)
+    await take(listings, ox, later, earlier)
+    [one] = ox.clients.values()
+    assert (one.sequences, one.binding.sequence) == ((10, 30), 10)
+    await take(listings, ox, later)
+    [one] = ox.clients.values()
+    assert (one.sequences, one.binding.sequence) == ((30,), 30)
+    [rule] = known.router.exchanges[b"ox"].bindings
+    assert rule.sequence == 30
+    assert listings.settled(ox)
+
+
+async def test_what_passed_through_us_meanwhile_counts_more(
+    listings: BindingListings, ox: OwnedExchange, known: State
+) -> None:
+    await take(listings, ox, A, B)
+    before = listings.before(ox)
+    known.remove_binding(A)
+    known.add_binding(C)
+    await listings.take(ox, before, rows(A, B))
+    assert there(ox) == [b"b", b"c"]
+    assert not listings.settled(ox)
+
+
+async def test_what_was_unbound_and_bound_again_meanwhile_is_the_new_one(
+    listings: BindingListings, ox: OwnedExchange, known: State
+) -> None:
+    await take(listings, ox, A)
+    before = listings.before(ox)
+    known.remove_binding(A)
+    again = stored("ox", "a", (), 50)
+    known.add_binding(again)
+    await listings.take(ox, before, [])
+    assert list(ox.clients.values()) == [again]
+    before = listings.before(ox)
+    known.remove_binding(again)
+    known.add_binding(A)
+    await listings.take(ox, before, rows(again))
+    assert list(ox.clients.values()) == [A]
+
+
+async def test_what_came_and_went_meanwhile_does_not_come_back(
+    listings: BindingListings, ox: OwnedExchange, known: State
+) -> None:
+    before = listings.before(ox)
+    known.add_binding(A)
+    known.remove_binding(A)
+    await listings.take(ox, before, rows(A, B))
+    assert (there(ox), listings.unsettled) == ([], True)
+    await take(listings, ox, B)
+    assert (there(ox), listings.unsettled) == ([b"b"], False)
+    assert listings.settled(ox)
+
+
+async def test_what_is_said_twice_is_believed_also_where_clients_never_rest(
+    listings: BindingListings, ox: OwnedExchange, known: State
+) -> None:
+    for _ in range(2):
+        before = listings.before(ox)
+        known.add_binding(A)
+        known.remove_binding(A)
+        await listings.take(ox, before, rows(B))
+    assert there(ox) == [b"b"]
+
+
+async def test_relays_run_between_the_steps_and_what_they_do_counts(
+    listings: BindingListings, ox: OwnedExchange, known: State
+) -> None:
+    many = [stored("ox", f"q{number}", (), number) for number in range(1000)]
+    before = listings.before(ox)
+    taking = asyncio.ensure_future(listings.take(ox, before, rows(*many)))
+    await known.until(lambda: bool(ox.clients))
+    assert len(ox.clients) < 1000
+    known.remove_binding(many[0])
+    await taking
+    assert b"q0" not in there(ox)
+    await take(listings, ox, *many[1:])
+    assert len(ox.clients) == 999
+
+
+@pytest.mark.parametrize("replace", [lambda known: declare_here(known, "ox"), lambda known: None])
+async def test_a_listing_of_an_exchange_that_was_deleted_meanwhile_is_left(
+    listings: BindingListings, ox: OwnedExchange, known: State, replace: Callable[[State], OwnedExchange | None]
+) -> None:
+    before = listings.before(ox)
+    known.remove_exchange(b"ox")
+    now = replace(known)
+    await listings.take(ox, before, rows(A))
+    assert now is None or now.clients == {}
+    assert not listings.settled(ox)
+    assert listings.before(ox) is None
+
+
+async def test_damaged_rows_are_said_once_and_ignored(listings: BindingListings, ox: OwnedExchange) -> None:
+    damaged = [
+        BindingInfo("queue", b"a", STORAGE + b"by.hand", "", ""),
+        row(A)._replace(routing_key=B.key),
+        row(A)._replace(kept=row(A).kept[:-4] + "!!!!"),
+    ]
+    with capture_logs() as events:
+        for _ in range(2):
+            await listings.take(ox, listings.before(ox), [*damaged, row(C)])
+    assert there(ox) == [b"c"]
+    assert len(has(events, "declared state is not usable")) == 3
+
+
+async def test_only_new_rows_are_decoded(
+    listings: BindingListings, ox: OwnedExchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await take(listings, ox, A, B)
+    decoded: list[bytes] = []
+    decode = listings._decode
+
+    def counting(name: bytes, info: BindingInfo) -> object:
+        decoded.append(info.destination)
+        return decode(name, info)
+
+    monkeypatch.setattr(listings, "_decode", counting)
+    await take(listings, ox, A, B, C)
+    assert decoded == [b"c"]
+    await take(listings, ox, A)
+    await take(listings, ox, A, B)
+    assert decoded == [b"c", b"b"]
+
+
+async def test_a_binding_that_the_file_has_is_the_files() -> None:
+    known = state("/", {"ox": queues("a")})
+    listings, ox = Store(known).listings, known.exchanges[b"ox"]
+    await take(listings, ox, A, B)
+    assert there(ox) == [b"b"]
+    await take(listings, ox)
+    assert there(ox) == []
+    assert [one.destination for one in known.router.exchanges[b"ox"].bindings] == [b"a"]
+
+
+async def test_bindings_that_differ_in_types_alone_are_several(listings: BindingListings, ox: OwnedExchange) -> None:
+    values = Value("I", 1), Value("l", 1), Value("d", 1.0)
+    several = [stored("ox", "a", ((b"x-?hkv= n", value),), number) for number, value in enumerate(values)]
+    await take(listings, ox, *several)
+    assert len(ox.clients) == 3
+    assert set(ox.receivers) == queues("a")

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from proxy.amqp.vhost import Delivery
+from proxy.broker.recorder import Recorder, records_of
+from proxy.broker.snapshot import Records, Snapshot
+from proxy.routing.router import Router
+from tests.broker.clients import declare_here, stored
+from tests.broker.world import State, has, queues, state
+
+
+@pytest.fixture
+def known() -> State:
+    return State("/", Router(()))
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, known: State) -> Recorder:
+    return Recorder(Snapshot(tmp_path / "kept"), lambda: [known])
+
+
+def test_records_hold_what_clients_declared_and_nothing_of_files(known: State) -> None:
+    declare_here(known, "ox", stored("ox", "q", (), 4, key=""), delivery=Delivery.QUEUE, sequence=3)
+    ruled = state("ruled", {"documents": queues("a")})
+    ruled.add_binding(stored("documents", "b", (), 5))
+    records = records_of([known, ruled])
+    [exchange] = records.exchanges
+    assert (exchange.vhost, exchange.name, exchange.delivery, exchange.declared.sequence) == (
+        "/",
+        b"ox",
+        Delivery.QUEUE,
+        3,
+    )
+    assert [(one.vhost, one.exchange, one.destination, one.sequences) for one in records.bindings] == [
+        ("/", b"ox", b"q", (4,)),
+        ("ruled", b"documents", b"b", (5,)),
+    ]
+
+
+async def test_what_was_declared_until_the_end_is_written(recorder: Recorder, known: State) -> None:
+    declare_here(known, "first")
+    recorder.record()
+    declare_here(known, "second")
+    recorder.record()
+    await recorder.close()
+    assert await recorder.load() == records_of([known])
+    assert recorder.fault == ""
+
+
+async def test_many_changes_are_few_writes(recorder: Recorder, known: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[Records] = []
+    go_on = threading.Event()
+
+    def save(records: Records) -> None:
+        writes.append(records)
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(recorder.snapshot, "save", save)
+    for number in range(1000):
+        declare_here(known, f"ox{number}")
+        recorder.record()
+    go_on.set()
+    await recorder.close()
+    assert len(writes) <= 2
+    assert len(writes[-1].exchanges) == 1000
+
+
+async def test_what_was_never_changed_is_never_written(recorder: Recorder) -> None:
+    await recorder.close()
+    assert not recorder.snapshot.path.exists()
+
+
+async def test_a_write_that_fails_is_said_once_and_tried_again(
+    recorder: Recorder, known: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.broker.recorder._RETRY_SECONDS", 0.001)
+    save, failures = recorder.snapshot.save, 3
+
+    def failing(records: Records) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise OSError(28, "No space left on device")
+        save(records)
+
+    monkeypatch.setattr(recorder.snapshot, "save", failing)
+    declare_here(known, "ox")
+    with capture_logs() as events:
+        recorder.record()
+        assert recorder._writing is not None
+        await recorder._writing
+    assert len(has(events, "snapshot not written")) == 1
+    assert len(has(events, "snapshot written again")) == 1
+    assert recorder.fault == ""
+    assert await recorder.load() == records_of([known])
+
+
+async def test_a_disk_that_stays_full_does_not_hold_the_end(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(records: Records) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recorder.snapshot, "save", full)
+    recorder.record()
+    await recorder.close()
+    assert "No space left" in recorder.fault
+
+
+async def test_a_snapshot_that_can_not_be_read_is_not_overwritten(
+    recorder: Recorder, known: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied() -> Records:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(recorder.snapshot, "load", denied)
+    with capture_logs() as events:
+        assert await recorder.load() == Records()
+    assert len(has(events, "snapshot not used: what clients declared may be lost")) == 1
+    assert "Permission denied" in recorder.fault
+    declare_here(known, "ox")
+    recorder.record()
+    await recorder.close()
+    assert not recorder.snapshot.path.exists()

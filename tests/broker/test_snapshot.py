@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.amqp.vhost import Declared, Delivery
+from proxy.broker.snapshot import BindingRecord, ExchangeRecord, Records, Snapshot, decode, encode
+
+NAMES = st.binary(max_size=20)
+NUMBERS = st.integers(0, 2**64 - 1)
+EXCHANGES = st.builds(
+    ExchangeRecord,
+    st.text(max_size=10),
+    NAMES,
+    st.sampled_from(Delivery),
+    st.builds(Declared, st.booleans(), st.booleans(), st.booleans(), NAMES, NUMBERS),
+)
+BINDINGS = st.builds(
+    BindingRecord,
+    st.text(max_size=10),
+    NAMES,
+    st.sampled_from(["queue", "exchange"]),
+    NAMES,
+    NAMES,
+    NAMES,
+    st.lists(NUMBERS, min_size=1, max_size=3).map(tuple),
+)
+RECORDS = st.builds(Records, st.lists(EXCHANGES).map(tuple), st.lists(BINDINGS).map(tuple))
+ONE = Records((ExchangeRecord("/", b"ox", Delivery.QUEUE, Declared(True, False, False, b"\xff", 1)),))
+
+
+@given(RECORDS)
+def test_what_is_written_is_read_back(records: Records) -> None:
+    assert decode(encode(records)) == records
+
+
+@given(RECORDS, st.data())
+def test_a_changed_byte_is_noticed(records: Records, data: st.DataObject) -> None:
+    whole = encode(records)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    changed = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+    with pytest.raises(ValueError):  # noqa: PT011 - every damage says something else
+        decode(changed)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - every damage says something else
+        decode(data)
+
+
+def test_a_later_version_is_refused_by_its_number() -> None:
+    with pytest.raises(ValueError, match="version is 2, expected 1"):
+        decode(encode(ONE).replace(b"snapshot 1 ", b"snapshot 2 "))
+
+
+def test_no_file_is_an_empty_snapshot(tmp_path: Path) -> None:
+    assert Snapshot(tmp_path / "kept").load() == Records()
+
+
+def test_a_snapshot_replaces_the_one_before_whole(tmp_path: Path) -> None:
+    snapshot = Snapshot(tmp_path / "kept")
+    snapshot.save(Records())
+    snapshot.save(ONE)
+    assert snapshot.load() == ONE
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert snapshot.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_write_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = Snapshot(tmp_path / "kept")
+    snapshot.save(ONE)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        snapshot.save(Records())
+    assert snapshot.load() == ONE
+
+
+def test_a_damaged_one_is_kept_aside(tmp_path: Path) -> None:
+    snapshot = Snapshot(tmp_path / "kept")
+    damaged = encode(ONE)[:-3]
+    snapshot.path.write_bytes(damaged)
+    with pytest.raises(ValueError, match="checksum") as caught:
+        snapshot.load()
+    [aside] = tmp_path.iterdir()
+    assert aside.name.startswith("kept.damaged-")
+    assert aside.read_bytes() == damaged
+    assert str(aside) in str(caught.value)
+    assert snapshot.load() == Records()

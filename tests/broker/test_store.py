@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from proxy.amqp.stored import pack
+from proxy.amqp.tables import encode_table
+from proxy.amqp.vhost import Declared, Delivery
+from proxy.broker.listed import ExchangeInfo
+from proxy.broker.snapshot import BindingRecord, ExchangeRecord, Records
+from proxy.broker.store import Store
+from proxy.routing.router import Router
+from proxy.routing.values import Table, Value
+from tests.broker.clients import declare_here, stored, text
+from tests.broker.world import State, has, owned, queues, state
+
+
+@pytest.fixture
+def known() -> State:
+    return State("/", Router(()))
+
+
+@pytest.fixture
+def store(known: State) -> Store:
+    return Store(known)
+
+
+def listed(*names: str, sequence: int = 1, arguments: Table = ()) -> dict[bytes, ExchangeInfo]:
+    kept = pack(sequence, encode_table(arguments)).decode()
+    found = {"x-open-exchange": True, "x-oxproxy": kept}
+    return {name.encode(): ExchangeInfo(name.encode(), "direct", arguments=found) for name in names}
+
+
+def test_a_listing_brings_exchanges_and_takes_them(store: Store, known: State) -> None:
+    store.exchanges_listed(store.exchanges_before(), listed("a", "b", sequence=8))
+    assert set(known.exchanges) == set(known.router.exchanges) == {b"a", b"b"}
+    assert known.carriers == {b"a", b"b"}
+    assert known.last_sequence == 8
+    first, changes, epoch = known.exchanges[b"a"], store.changes, known.epoch
+    store.exchanges_listed(store.exchanges_before(), listed("a", "b", sequence=8))
+    assert known.exchanges[b"a"] is first
+    assert (store.changes, known.epoch) == (changes, epoch)
+    store.exchanges_listed(store.exchanges_before(), listed("b", sequence=8))
+    assert set(known.exchanges) == {b"b"}
+    assert not store.unsettled
+
+
+def test_an_exchange_with_other_arguments_or_another_age_is_another(store: Store, known: State) -> None:
+    store.exchanges_listed(store.exchanges_before(), listed("a", sequence=1))
+    first = known.exchanges[b"a"]
+    store.exchanges_listed(store.exchanges_before(), listed("a", sequence=2))
+    second = known.exchanges[b"a"]
+    assert second is not first
+    limit: Table = ((b"max-payload-size", Value("l", 5)),)
+    store.exchanges_listed(store.exchanges_before(), listed("a", sequence=2, arguments=limit))
+    assert known.exchanges[b"a"].arguments == limit
+
+
+def test_an_exchange_declared_through_us_is_the_one_on_the_broker(store: Store, known: State) -> None:
+    mine = declare_here(known, "a", stored("a", "q"), sequence=5)
+    store.exchanges_listed(store.exchanges_before(), listed("a", sequence=5))
+    assert known.exchanges[b"a"] is mine
+    assert store.changes == 0
+
+
+def test_what_is_not_kept_any_more_is_gone(store: Store, known: State) -> None:
+    declare_here(known, "a", sequence=5)
+    replaced = {b"a": ExchangeInfo(b"a", "direct")}
+    store.exchanges_listed(store.exchanges_before(), replaced)
+    assert known.exchanges == {}
+
+
+def test_what_came_or_went_through_us_meanwhile_counts_more(store: Store, known: State) -> None:
+    declare_here(known, "deleted")
+    before = store.exchanges_before()
+    known.remove_exchange(b"deleted")
+    mine = declare_here(known, "declared", sequence=9)
+    store.exchanges_listed(before, listed("deleted"))
+    assert known.exchanges == {b"declared": mine}
+
+
+def test_what_nobody_here_knows_is_believed_when_nothing_passed_through_or_when_it_is_said_again(
+    store: Store, known: State
+) -> None:
+    before = store.exchanges_before()
+    known.changed()
+    store.exchanges_listed(before, listed("a"))
+    assert known.exchanges == {}
+    assert store.unsettled
+    before = store.exchanges_before()
+    known.changed()
+    store.exchanges_listed(before, listed("a"))
+    assert set(known.exchanges) == {b"a"}
+    assert not store.unsettled
+
+
+def test_what_is_said_only_once_is_forgotten(store: Store, known: State) -> None:
+    before = store.exchanges_before()
+    known.changed()
+    store.exchanges_listed(before, listed("a"))
+    store.exchanges_listed(store.exchanges_before(), {})
+    assert not store.unsettled
+    assert known.exchanges == {}
+
+
+def test_the_file_owns_its_exchanges_and_carriers() -> None:
+    shaped = owned("renamed", carrier=b"carrier")
+    known = state("/", {"documents": queues("a"), "renamed": queues("a")}, shaped)
+    before = dict(known.exchanges)
+    store = Store(known)
+    store.exchanges_listed(store.exchanges_before(), listed("documents", "carrier"))
+    assert known.exchanges == before
+
+
+def test_two_deliveries_of_one_name_are_said_once(store: Store, known: State) -> None:
+    mine = declare_here(known, "a", delivery=Delivery.QUEUE)
+    with capture_logs() as events:
+        for _ in range(2):
+            store.exchanges_listed(store.exchanges_before(), listed("a"))
+    assert known.exchanges == {b"a": mine}
+    assert len(has(events, "declared state is not usable")) == 1
+
+
+def test_one_exchange_is_found_or_gone(store: Store, known: State) -> None:
+    store.exchange_found(store.exchanges_before(), b"a", listed("a")[b"a"])
+    assert set(known.exchanges) == {b"a"}
+    store.exchange_found(store.exchanges_before(), b"a", None)
+    assert known.exchanges == {}
+
+
+def test_a_carrier_of_the_file_that_is_gone_is_no_reason_to_forget_its_rules() -> None:
+    known = state("/", {"ruled": queues("a")})
+    store = Store(known)
+    store.exchange_found(store.exchanges_before(), b"ruled", None)
+    assert set(known.exchanges) == {b"ruled"}
+
+
+def test_an_exchange_takes_the_bindings_to_it_along(store: Store, known: State) -> None:
+    declare_here(known, "inner")
+    declare_here(known, "outer", stored("outer", "inner", kind="exchange"), stored("outer", "inner"))
+    store.exchange_gone(b"inner")
+    [left] = known.exchanges[b"outer"].clients.values()
+    assert left.binding.destination_type == "queue"
+    assert len(list(known.router.exchanges[b"outer"].bindings)) == 1
+
+
+def test_a_binding_that_was_made_again_is_not_the_one_that_went(store: Store, known: State) -> None:
+    old = stored("ox", "q", (), 1)
+    declare_here(known, "ox", old)
+    before = store.bindings()
+    known.remove_binding(old)
+    known.add_binding(stored("ox", "q", (), 2))
+    assert not store.binding_gone(before[0])
+    assert store.binding_gone(store.bindings()[0])
+    assert known.exchanges[b"ox"].clients == {}
+    assert not store.binding_gone(before[0])
+
+
+def test_faults_without_end_are_not_written_without_end(store: Store) -> None:
+    with capture_logs() as events:
+        for number in range(2000):
+            store.say(b"ox", str(number))
+    assert len(events) == 1000
+
+
+def records(delivery: Delivery, *more: BindingRecord) -> Records:
+    exchange = ExchangeRecord("/", b"ox", delivery, Declared(True, False, False, b"", 3))
+    return Records((exchange,), (BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6)), *more))
+
+
+@pytest.mark.parametrize("carriers", [True, False])
+async def test_a_snapshot_is_taken_in(store: Store, known: State, carriers: bool) -> None:
+    await store.remember(records(Delivery.QUEUE), carriers=carriers)
+    back = known.exchanges[b"ox"]
+    assert back.delivery is Delivery.QUEUE
+    [binding] = back.clients.values()
+    assert (binding.sequences, known.last_sequence) == ((4, 6), 6)
+
+
+@pytest.mark.parametrize(("carriers", "expected"), [(True, {b"ox"}), (False, set())])
+async def test_what_the_broker_keeps_is_taken_from_a_snapshot_only_where_nobody_can_read_it(
+    store: Store, known: State, carriers: bool, expected: set[bytes]
+) -> None:
+    await store.remember(records(Delivery.CARRIER), carriers=carriers)
+    assert set(known.exchanges) == expected
+
+
+async def test_a_snapshot_brings_clients_bindings_back_to_a_files_exchange() -> None:
+    known = state("/", {"ox": queues("a")}, owned("ox", Delivery.QUEUE))
+    store = Store(known)
+    elsewhere = BindingRecord("elsewhere", b"ox", "queue", b"other", b"", b"", (1,))
+    await store.remember(records(Delivery.CARRIER, elsewhere), carriers=False)
+    assert known.exchanges[b"ox"].declared is None
+    assert [one.binding.destination for one in known.exchanges[b"ox"].clients.values()] == [b"q"]
+
+
+async def test_a_record_that_makes_no_sense_is_said_and_the_others_are_taken(store: Store, known: State) -> None:
+    odd = BindingRecord("/", b"ox", "queue", b"odd", b"", b"\x01a?", (1,))
+    invalid = BindingRecord("/", b"ox", "queue", b"invalid", b"", encode_table(((b"x-no", text("")),)), (1,))
+    broken = ExchangeRecord("/", b"broken", Delivery.QUEUE, Declared(True, False, False, b"\x01a?", 3))
+    found = records(Delivery.QUEUE, odd, invalid)
+    with capture_logs() as events:
+        await store.remember(found._replace(exchanges=(*found.exchanges, broken)), carriers=False)
+    assert len(has(events, "declared state is not usable")) == 3
+    assert set(known.exchanges) == {b"ox"}
+    assert len(known.exchanges[b"ox"].clients) == 1
