@@ -137,13 +137,13 @@ def test_keys_of_repeats_are_bounded() -> None:
 
 def test_lines_of_libraries_take_the_same_way() -> None:
     _, lines = logging_to("json")
-    logging.getLogger("aiormq").warning("lost %s", "amqp://a:hunter2@b")
-    logging.getLogger("aiormq").info("chatter")
-    logging.getLogger("aiormq").error("bad %d", "format")
+    logging.getLogger("some.library").warning("lost %s", "amqp://a:hunter2@b")
+    logging.getLogger("some.library").info("chatter")
+    logging.getLogger("some.library").error("bad %d", "format")
     got = [json.loads(line) for line in lines()]
     assert [(line["level"], line["logger"], line["event"]) for line in got] == [
-        ("warning", "aiormq", "lost amqp://a:***@b"),
-        ("error", "aiormq", "bad %d"),
+        ("warning", "some.library", "lost amqp://a:***@b"),
+        ("error", "some.library", "bad %d"),
     ]
 
 
