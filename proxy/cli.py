@@ -162,8 +162,18 @@ def _explain(options: argparse.Namespace) -> int:
     if options.json:
         _say(json.dumps(as_json(explanation), indent=2, ensure_ascii=False))
     else:
-        _say(as_text(explanation))
+        _show(explanation)
     return _expected(explanation, options.expect)
+
+
+def _show(explanation: Explanation) -> None:
+    if not sys.stdout.isatty():
+        _say(as_text(explanation))
+        return
+    # Here, since it takes a fifth of a second and nobody else needs it.
+    from proxy.rules.terminal import show
+
+    show(explanation)
 
 
 def _expected(explanation: Explanation, queues: Iterable[str]) -> int:

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from proxy.rules.explanation import as_text, explain, read_question
+from proxy.rules.terminal import show
+from tests.routing.building import NOW
+from tests.rules.loading import load
+
+RULES = """\
+exchanges:
+  - name: e
+    arguments: {max-payload-size: 10}
+    bindings:
+      - {queue: q, name: first, arguments: {x-order: 100, "x-?hkv= a": 1, "x-?hkex": b, x-goto-ontrue: 900}}
+      - {queue: r, name: last, arguments: {x-order: 900, x-delq-ontrue: q, x-stop-ontrue: ""}}
+"""
+
+
+def shown(message: bytes, terminal: bool = True) -> str:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=terminal, width=100, highlight=False, color_system=None)
+    show(explain(load(RULES), read_question(message, "m"), NOW), console)
+    return written.getvalue()
+
+
+def test_the_whole_walk_is_there() -> None:
+    text = shown(b'{"exchange": "e", "headers": {"a": 1, "b": "x"}}')
+    for words in (
+        "filter max-payload-size: passed",
+        "✓ 100 first → queue q (all)",
+        "✓  x-?hkv= a  1  saw 1",
+        "+ queue q",
+        "goes on at order 900",
+        "- queue q",
+        "stops here",
+        "outcome  routed",
+        "queues   r",
+    ):
+        assert words in text
+
+
+def test_what_is_missing_is_said() -> None:
+    text = shown(b"exchange: e")
+    assert "✗ 100 first" in text
+    assert "∅  x-?hkv= a  1  absent" in text
+
+
+def test_a_refused_message_shows_the_error() -> None:
+    text = shown(b"{exchange: e, body_size: 11}")
+    assert "channel closed" in text
+    assert "rejected" in text
+
+
+@pytest.mark.parametrize("escape", ["\\e[31m", "\\u009b1m", "\\r", "\\x07"])
+def test_nothing_in_a_message_steers_the_terminal(escape: str) -> None:
+    text = shown(f'{{exchange: e, headers: {{a: "x{escape}y"}}}}'.encode())
+    assert "x\\" in text
+    assert not any(ord(each) in (7, 13, 27, 0x9B) for each in text)
+
+
+def test_without_a_terminal_it_is_the_plain_text() -> None:
+    explanation = explain(load(RULES), read_question(b"exchange: e", "m"), NOW)
+    assert shown(b"exchange: e", terminal=False) == as_text(explanation) + "\n"
