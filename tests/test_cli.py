@@ -198,3 +198,38 @@ def test_output_into_a_closed_pipe_ends_quietly(rules: Path) -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_check_writes_every_finding_as_json(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules.write_text(GOOD.replace("{queue: night,", "{queue: night, routing_key: '',"))
+    assert run("check", "--json", rules) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["ok"], found["errors"], found["failures"], err) == (True, [], [], "")
+    assert [each["line"] for each in found["uncovered"]] == [6]
+    rules.write_text("exchanges: [{name: 5}]\n")
+    assert run("check", "--json", rules) == 2
+    assert json.loads(capsys.readouterr().out)["errors"][0]["column"] == 20
+
+
+def test_coverage_names_bindings_that_no_test_makes_true(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", "--coverage", rules) == 0
+    assert capsys.readouterr().err == (
+        f"{rules}:6: exchanges[0].bindings[1]: warning: no test makes this binding true\n"
+    )
+
+
+def test_what_is_in_vain_is_a_warning_and_no_error(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules.write_text("exchanges: [{name: e, bindings: [{queue: q, arguments: {x-match: any}}]}]\n")
+    assert run("check", rules) == 0
+    assert "this binding never matches: under x-match: any without an operator" in capsys.readouterr().err
+
+
+def test_import_writes_rules_that_check_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exchange = {"name": "t", "vhost": "/", "type": "topic", "arguments": {}}
+    binding = {"source": "t", "vhost": "/", "destination": "q", "destination_type": "queue", "routing_key": "a.#"}
+    (tmp_path / "d.json").write_text(json.dumps({"exchanges": [exchange], "bindings": [binding]}))
+    assert run("import", tmp_path / "d.json") == 0
+    (tmp_path / "r.yaml").write_text(capsys.readouterr().out)
+    assert run("check", tmp_path / "r.yaml") == 0
+    assert capsys.readouterr().out.startswith("ok: 1 file, 1 exchange, 1 binding")
