@@ -1,0 +1,42 @@
+"""Writes what the chart has from elsewhere: ``python -m deploy.chart.build``.
+
+A chart can only read files that lie in it, so it has copies of rules, alerts and dashboards.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from deploy.chart.readme import CHART, ROOT, readme
+
+_SOURCES = {"prometheus": ("deploy/prometheus", "*/*.yaml"), "dashboards": ("deploy/grafana/dashboards", "*.json")}
+
+
+def copies() -> Iterator[tuple[Path, str]]:
+    """Yield each file that the chart needs, and its text."""
+    for name, (folder, pattern) in _SOURCES.items():
+        for source in sorted((ROOT / folder).glob(pattern)):
+            yield CHART / "files" / name / source.relative_to(ROOT / folder), source.read_text()
+
+
+def made() -> dict[Path, str]:
+    """Return every file of the chart that is made, with its text."""
+    return {**dict(copies()), CHART / "README.md": readme()}
+
+
+def main() -> int:
+    """Write them, and remove what has no source any more."""
+    files = made()
+    for path in (CHART / "files").rglob("*.*"):
+        if path not in files:
+            path.unlink()
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

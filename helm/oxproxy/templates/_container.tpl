@@ -1,0 +1,123 @@
+{{/* The container, but for what differs between a gateway's and a sidecar's life. */}}
+{{- define "oxproxy.container" -}}
+name: oxproxy
+image: {{ include "oxproxy.image" (list . .Values.image) | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args: [serve, --config, {{ printf "/etc/oxproxy/config/%s" .Values.existingConfig.key | quote }}]
+{{- with .Values.extraEnv }}
+env:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+ports:
+  - name: amqp
+    containerPort: {{ .Values.ports.amqp }}
+    protocol: TCP
+  - name: oxproxy-admin
+    containerPort: {{ .Values.ports.admin }}
+    protocol: TCP
+securityContext:
+  {{- toYaml .Values.securityContext | nindent 2 }}
+startupProbe:
+  httpGet: {path: /livez, port: oxproxy-admin}
+  {{- toYaml .Values.startupProbe | nindent 2 }}
+livenessProbe:
+  httpGet: {path: /livez, port: oxproxy-admin}
+  {{- toYaml .Values.livenessProbe | nindent 2 }}
+readinessProbe:
+  httpGet: {path: /readyz, port: oxproxy-admin}
+  {{- toYaml .Values.readinessProbe | nindent 2 }}
+resources:
+  {{- toYaml .Values.resources | nindent 2 }}
+volumeMounts:
+  - {name: oxproxy-config, mountPath: /etc/oxproxy/config, readOnly: true}
+  {{- /* Whole folders, never subPath: only so do changed files reach a running container. */}}
+  {{- if include "oxproxy.rulesSources" . }}
+  - {name: oxproxy-rules, mountPath: /etc/oxproxy/rules, readOnly: true}
+  {{- end }}
+  {{- if include "oxproxy.controlSecret" . }}
+  - {name: oxproxy-control, mountPath: /etc/oxproxy/control, readOnly: true}
+  {{- end }}
+  {{- if .Values.tls.secretName }}
+  - {name: oxproxy-tls, mountPath: /etc/oxproxy/tls, readOnly: true}
+  {{- end }}
+  {{- if .Values.trust }}
+  - {name: oxproxy-trust, mountPath: /etc/oxproxy/trust, readOnly: true}
+  {{- end }}
+  - {name: oxproxy-state, mountPath: /var/lib/oxproxy}
+  {{- if .Values.audit.enabled }}
+  - {name: oxproxy-audit, mountPath: /var/lib/oxproxy-audit}
+  {{- end }}
+  {{- with .Values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "oxproxy.volumes" -}}
+- name: oxproxy-config
+  {{- if .Values.existingConfig.configMap }}
+  configMap: {name: {{ .Values.existingConfig.configMap }}}
+  {{- else if .Values.existingConfig.secret }}
+  secret: {secretName: {{ .Values.existingConfig.secret }}}
+  {{- else }}
+  configMap: {name: {{ include "oxproxy.fullname" . }}-config}
+  {{- end }}
+{{- with include "oxproxy.rulesSources" . }}
+- name: oxproxy-rules
+  projected:
+    sources:
+      {{- . | trim | nindent 6 }}
+{{- end }}
+{{- with include "oxproxy.controlSecret" . }}
+- name: oxproxy-control
+  secret:
+    secretName: {{ . }}
+    items:
+      - {key: {{ $.Values.control.key }}, path: password}
+{{- end }}
+{{- with .Values.tls.secretName }}
+- name: oxproxy-tls
+  secret: {secretName: {{ . }}}
+{{- end }}
+{{- with .Values.trust }}
+- name: oxproxy-trust
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+- name: oxproxy-state
+  emptyDir: {sizeLimit: 64Mi}
+{{- if .Values.audit.enabled }}
+- name: oxproxy-audit
+  {{- toYaml (default (dict "emptyDir" (dict "sizeLimit" "4Gi")) .Values.audit.volume) | nindent 2 }}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/*
+For other people's pods: a native sidecar container (Kubernetes 1.29 and newer; 1.28 with the feature gate
+SidecarContainers). It starts before the containers of the pod, is ready before they start, and ends after them.
+From a chart that has this one as a dependency: include "oxproxy.sidecar.container" .Subcharts.oxproxy
+*/}}
+{{- define "oxproxy.sidecar.container" -}}
+{{ include "oxproxy.container" . }}
+restartPolicy: Always
+{{- end -}}
+
+{{- define "oxproxy.sidecar.volumes" -}}
+{{ include "oxproxy.volumes" . }}
+{{- end -}}
+
+{{/* Annotations for the pod: it is started anew when configuration or rules change. */}}
+{{- define "oxproxy.sidecar.annotations" -}}
+{{ include "oxproxy.checksums" . }}
+{{- end -}}
+
+{{/* Labels for the pod: so that a PodMonitor of this chart finds it. */}}
+{{- define "oxproxy.sidecar.labels" -}}
+{{ toYaml .Values.podMonitor.selector }}
+{{- end -}}
+
+{{/* Seconds that the sidecar may take after the pod's own containers have ended; add them to what those take. */}}
+{{- define "oxproxy.sidecar.seconds" -}}
+{{ add (int .Values.drain.deadlineSeconds) 15 }}
+{{- end -}}

@@ -1,0 +1,156 @@
+{{- define "oxproxy.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "oxproxy.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "oxproxy.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "oxproxy.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "oxproxy.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "oxproxy.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "oxproxy.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: oxproxy
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Alerts and dashboards ask for jobs that have "oxproxy" in their name. */}}
+{{- define "oxproxy.job" -}}
+{{- $name := include "oxproxy.fullname" . -}}
+{{- if contains "oxproxy" $name }}{{ $name }}{{ else }}{{ printf "oxproxy-%s" $name }}{{ end -}}
+{{- end -}}
+
+{{- define "oxproxy.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "oxproxy.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Image of a map with repository, tag and digest: (list $ $map). */}}
+{{- define "oxproxy.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := index . 1 -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "oxproxy.controlSecret" -}}
+{{- if .Values.control.existingSecret -}}
+{{- .Values.control.existingSecret -}}
+{{- else if .Values.control.password -}}
+{{- printf "%s-control" (include "oxproxy.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the chart writes the configuration itself. */}}
+{{- define "oxproxy.ownConfig" -}}
+{{- if and .Values.existingConfig.configMap .Values.existingConfig.secret -}}
+{{- fail "existingConfig: seen configMap and secret, expected one of them" -}}
+{{- end -}}
+{{- if not (or .Values.existingConfig.configMap .Values.existingConfig.secret) }}true{{ end -}}
+{{- end -}}
+
+{{/* The configuration: what the chart knows, and over it what the values say. */}}
+{{- define "oxproxy.config" -}}
+{{- if hasKey .Values.config "shutdown" -}}
+{{- fail "config.shutdown: use drain.deadlineSeconds, since the pod's own times depend on it" -}}
+{{- end -}}
+{{- $host := eq .Values.mode "sidecar" | ternary "127.0.0.1" "0.0.0.0" -}}
+{{- $listener := dict "address" (printf "%s:%v" $host (int .Values.ports.amqp)) -}}
+{{- if .Values.tls.secretName -}}
+{{- $_ := set $listener "tls" (dict "certificate" "/etc/oxproxy/tls/tls.crt" "key" "/etc/oxproxy/tls/tls.key") -}}
+{{- end -}}
+{{- $config := dict "listen" (list $listener) -}}
+{{- $_ := set $config "admin" (dict "address" (printf "0.0.0.0:%v" (int .Values.ports.admin))) -}}
+{{- $_ := set $config "shutdown" (dict "deadline" (printf "%vs" (int .Values.drain.deadlineSeconds))) -}}
+{{- if include "oxproxy.rulesSources" . -}}
+{{- $_ := set $config "rules" (list "/etc/oxproxy/rules/*") -}}
+{{- end -}}
+{{- if include "oxproxy.controlSecret" . -}}
+{{- $_ := set $config "upstream" (dict "control" (dict "password_file" "/etc/oxproxy/control/password")) -}}
+{{- end -}}
+{{- if .Values.audit.enabled -}}
+{{- $_ := set $config "audit" (dict "directory" "/var/lib/oxproxy-audit") -}}
+{{- end -}}
+{{- mergeOverwrite $config (deepCopy .Values.config) | toYaml -}}
+{{- end -}}
+
+{{/* Sources of the projected volume with rules files; empty where there are none. */}}
+{{- define "oxproxy.rulesSources" -}}
+{{- if .Values.rules.files }}
+- configMap:
+    name: {{ include "oxproxy.fullname" . }}-rules
+{{- end }}
+{{- range .Values.rules.existingConfigMaps }}
+- configMap:
+    name: {{ . }}
+{{- end }}
+{{- range .Values.rules.existingSecrets }}
+- secret:
+    name: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* Hashes of what pods read at their start. Of what the chart does not own, the cluster's present state is asked. */}}
+{{- define "oxproxy.checksums" -}}
+{{- $namespace := .Release.Namespace -}}
+{{- $config := dict -}}
+{{- if include "oxproxy.ownConfig" . -}}
+{{- $_ := set $config "config" (include "oxproxy.config" .) -}}
+{{- else if .Values.existingConfig.configMap -}}
+{{- $_ := set $config "config" (lookup "v1" "ConfigMap" $namespace .Values.existingConfig.configMap).data -}}
+{{- else -}}
+{{- $_ := set $config "config" (lookup "v1" "Secret" $namespace .Values.existingConfig.secret).data -}}
+{{- end -}}
+{{- if .Values.control.existingSecret -}}
+{{- $_ := set $config "control" (lookup "v1" "Secret" $namespace .Values.control.existingSecret).data -}}
+{{- else -}}
+{{- $_ := set $config "control" .Values.control.password -}}
+{{- end -}}
+checksum/config: {{ $config | toJson | sha256sum }}
+{{- if .Values.rules.restartOnChange }}
+{{- $rules := dict "files" .Values.rules.files }}
+{{- range .Values.rules.existingConfigMaps }}
+{{- $_ := set $rules (printf "configmap/%s" .) (lookup "v1" "ConfigMap" $namespace .).data }}
+{{- end }}
+{{- range .Values.rules.existingSecrets }}
+{{- $_ := set $rules (printf "secret/%s" .) (lookup "v1" "Secret" $namespace .).data }}
+{{- end }}
+checksum/rules: {{ $rules | toJson | sha256sum }}
+{{- end }}
+{{- end -}}
+
+{{/* Seconds from the decision to stop a pod until it is killed. */}}
+{{- define "oxproxy.gracePeriod" -}}
+{{- $needed := add (int .Values.drain.preStopSeconds) (int .Values.drain.deadlineSeconds) 5 -}}
+{{- $given := .Values.drain.terminationGracePeriodSeconds -}}
+{{- if kindIs "invalid" $given -}}
+{{- add $needed 10 -}}
+{{- else if le (int $given) (int $needed) -}}
+{{- fail (printf "drain.terminationGracePeriodSeconds: seen %d, expected more than %d: preStopSeconds, deadlineSeconds and 5" (int $given) (int $needed)) -}}
+{{- else -}}
+{{- int $given -}}
+{{- end -}}
+{{- end -}}
