@@ -70,6 +70,8 @@ class Changeover:
         self._declarer = declarer
         self._naming = naming
         self._prepared = naming
+        #: Exchanges of rules that are prepared and not yet in force: what stands for them must not be taken away.
+        self._coming: Mapping[bytes, OwnedExchange] = {}
 
     async def prepare(
         self, old: Needs, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
@@ -81,8 +83,10 @@ class Changeover:
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
         carry_over(old, exchanges)
+        self._coming = {}
         await self._repair.thorough(lambda: needs_of(exchanges, router, naming), queues)
         self._survey.finish()
+        self._coming = exchanges
         return retirement_of(old, needs_of(exchanges, router, naming))
 
     def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
@@ -99,6 +103,7 @@ class Changeover:
                 error=why,
             )
         self._state.swap(exchanges, router)
+        self._coming = {}
 
     def release(self, retirement: Retirement, needs: Needs) -> None:
         """Begin to take tokens away: relays ask again before they use them."""
@@ -108,7 +113,11 @@ class Changeover:
     async def unbind(self, retirement: Retirement, needs: Needs) -> None:
         """End what `release` began; a token that was asked for meanwhile stays."""
         self._survey.leaving -= {(exchange.carrier, destination) for exchange, destination in retirement.tokens}
-        await self._declarer.unbind(retirement.tokens, lambda token: is_bound(needs, token))
+        await self._declarer.unbind(retirement.tokens, lambda token: is_bound(needs, token) or self._is_coming(token))
+
+    def _is_coming(self, token: Token) -> bool:
+        carrier, destination = token[0].carrier, token[1]
+        return any(one.carrier == carrier and destination in one.bound for one in self._coming.values())
 
 
 def carry_over(old: Needs, exchanges: Mapping[bytes, OwnedExchange]) -> None:

@@ -368,7 +368,9 @@ class VhostTopology:
 
     async def unbind(self, retirement: Retirement) -> None:
         """End what `release` began; a token that was asked for meanwhile stays."""
-        await self._changeover.unbind(retirement, self.needs)
+        # Not while new rules are prepared: what they have just bound could be what goes.
+        async with self._look:
+            await self._changeover.unbind(retirement, self.needs)
 
     async def close(self) -> None:
         """End everything; what is declared stays."""

@@ -545,6 +545,23 @@ async def test_a_look_in_the_grace_period_does_not_bring_a_token_back(make: Make
     assert evaluated[b"documents"].bound == queues("b", "c")
 
 
+async def test_what_rules_on_their_way_in_have_bound_is_not_taken_away(
+    make: Make, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a", "b")
+    topology = await make(state(vhost, {"documents": queues("a")}))
+    rules, evaluated = router({"documents": queues("b")}), {b"documents": owned("documents")}
+    retirement = await topology.prepare(evaluated, rules, [])
+    topology.swap(evaluated, rules)
+    topology.release(retirement)
+    again, back = router({"documents": queues("a")}), {b"documents": owned("documents")}
+    await topology.prepare(back, again, [])
+    await topology.unbind(retirement)
+    topology.swap(back, again)
+    assert back[b"documents"].bound >= queues("a")
+    assert outside.bound("documents") >= queues("a")
+
+
 async def test_new_rules_that_meet_a_conflict_change_nothing(make: Make, outside: Outside, vhost: str) -> None:
     outside.make_queue("a")
     outside.make_exchange("legacy", "fanout")
