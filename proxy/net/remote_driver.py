@@ -192,7 +192,7 @@ class RemoteDriver:
         self._flush()
 
     def _lost(self, error: Exception | None) -> None:
-        text = "connection lost" if error is None else f"connection lost: {_words(error)}"
+        text = "connection lost" if error is None else f"connection lost: {words(error)}"
         if self._link is not None:
             self._link.lost(text)
         self._end(self._link.failure or text if self._link is not None else text)
@@ -243,7 +243,7 @@ class RemoteDriver:
         except TimeoutError:
             self._end("no answer in time")
         except (OSError, ssl.CertificateError) as error:
-            self._end(_words(error))
+            self._end(words(error))
         if not self._over.is_set():
             await self._over.wait()
         if socket.connected:
@@ -287,7 +287,7 @@ class RemoteDriver:
         self._counters.up = False
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
     """Say what an error of a socket means, without its address."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate refused: {error.verify_message}"

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from proxy.net.remote_endpoints import Endpoint, RemoteBroker, TlsSettings, endpoint
+from proxy.routing.address_targets import Remote
+
+TLS = TlsSettings(server_name="archive.example")
+BROKERS = {
+    b"plain": RemoteBroker("10.0.0.1", 5672, None, b"mover", b"s3cret"),
+    b"safe": RemoteBroker("10.0.0.2", 5671, TLS, b"mover", b"s3cret", "far side"),
+    b"open": RemoteBroker("10.0.0.3", 5672),
+}
+
+
+def named(
+    name: bytes, tls: bool | None = None, user: bytes | None = None, password: bytes | None = None
+) -> Endpoint | str:
+    return endpoint(Remote(name, name, None, tls, user, password), BROKERS, "home")
+
+
+def found(answer: Endpoint | str) -> Endpoint:
+    assert isinstance(answer, Endpoint)
+    return answer
+
+
+def test_a_configured_broker_brings_everything() -> None:
+    made = found(named(b"safe"))
+    assert (made.label, made.host, made.port, made.tls) == ("safe", "10.0.0.2", 5671, TLS)
+    assert (made.credentials.user, made.credentials.password, made.credentials.vhost) == (
+        b"mover",
+        b"s3cret",
+        b"far side",
+    )
+
+
+def test_without_a_virtual_host_of_its_own_it_is_the_producer_s() -> None:
+    assert found(named(b"plain")).credentials.vhost == b"home"
+
+
+@pytest.mark.parametrize(
+    ("name", "user", "password", "login"),
+    [
+        (b"plain", b"other", b"word", (b"other", b"word")),
+        (b"plain", b"mover", None, (b"mover", b"s3cret")),
+        (b"plain", b"other", None, (b"other", b"")),
+        (b"open", None, None, (b"guest", b"guest")),
+        (b"open", b"u", b"p", (b"u", b"p")),
+    ],
+)
+def test_credentials_of_the_address_go_before_those_of_the_broker(
+    name: bytes, user: bytes | None, password: bytes | None, login: tuple[bytes, bytes]
+) -> None:
+    credentials = found(named(name, user=user, password=password)).credentials
+    assert (credentials.user, credentials.password) == login
+
+
+def test_an_address_can_ask_for_tls_and_never_for_less_than_is_configured() -> None:
+    assert found(named(b"plain", tls=True)).tls == TlsSettings()
+    assert found(named(b"safe", tls=True)).tls == TLS
+    assert named(b"safe", tls=False) == "plain TCP to a broker that is configured with TLS"
+
+
+def test_a_host_of_an_address_needs_no_configuration() -> None:
+    made = found(endpoint(Remote(b"", b"h.example", 5671, True, b"u", b"p"), {}, "home"))
+    assert (made.label, made.host, made.port, made.tls) == ("h.example:5671", "h.example", 5671, TlsSettings())
+
+
+def test_a_broker_that_is_gone_from_the_configuration_is_none() -> None:
+    assert named(b"gone") == "a broker that is not configured any more"
+
+
+def test_no_password_is_shown() -> None:
+    assert "s3cret" not in repr(BROKERS) + repr(named(b"plain"))
+
+
+def test_chain_and_name_are_always_checked() -> None:
+    context = TlsSettings().context()
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_a_file_that_is_no_certificate_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("none")
+    with pytest.raises(OSError, match=r"PEM|no certificate|NO_CERTIFICATE"):
+        TlsSettings(tmp_path / "ca.pem").context()
