@@ -7,7 +7,7 @@ relays. Source: delivery notes, "Tokens and bindings".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -114,6 +114,15 @@ class Naming:
             return destination in exchange.destinations
         return destination in owned.receivers or destination in self._files.get(exchange, _NOTHING).destinations
 
+    def awaits(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
+        """Say whether an exchange names a destination that may come later: all but what clients bound themselves.
+
+        Those go with the queue, as on the broker: one of the same name that comes later is not bound.
+        """
+        if destination in self._files.get(exchange, _NOTHING).destinations:
+            return True
+        return not self.own_routes and exchange.uses(destination) > len(owned.receivers.get(destination, ()))
+
     def next(self, owned: OwnedExchange, exchange: Exchange, exchanges: Mapping[bytes, OwnedExchange]) -> Set[bytes]:
         """Give the exchanges evaluated here that a message goes on to from an exchange."""
         free = self._files.get(exchange, _NOTHING).free if self.own_routes else _free(exchange)
@@ -128,18 +137,31 @@ class Naming:
 
     def holders(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:
         """Find the exchanges that need the token of a queue; quick where thousands of others are named."""
-        destination = ("queue", queue)
+        return self._above(exchanges, router, self.names, ("queue", queue))
+
+    def waiting(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:
+        """Find the exchanges that need the token of a queue that has just been declared (see `awaits`)."""
+        return self._above(exchanges, router, self.awaits, ("queue", queue))
+
+    def _above(
+        self,
+        exchanges: Mapping[bytes, OwnedExchange],
+        router: Router,
+        asks: Callable[[OwnedExchange, Exchange, Destination], bool],
+        destination: Destination,
+    ) -> list[OwnedExchange]:
+        """Find the carried exchanges that ask for a destination themselves, or go on to one that does."""
         pairs = [(owned, router.exchanges[name]) for name, owned in exchanges.items()]
-        holding = {owned.name for owned, exchange in pairs if self.names(owned, exchange, destination)}
+        found = {owned.name for owned, exchange in pairs if asks(owned, exchange, destination)}
         size = 0
-        while len(holding) > size:
-            size = len(holding)
-            holding |= {
+        while len(found) > size:
+            size = len(found)
+            found |= {
                 owned.name
                 for owned, exchange in pairs
-                if owned.name not in holding and not holding.isdisjoint(self.next(owned, exchange, exchanges))
+                if owned.name not in found and not found.isdisjoint(self.next(owned, exchange, exchanges))
             }
-        return [exchanges[name] for name in sorted(holding) if exchanges[name].delivery is Delivery.CARRIER]
+        return [exchanges[name] for name in sorted(found) if exchanges[name].delivery is Delivery.CARRIER]
 
 
 _EVERYTHING = Naming(own_routes=False)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.amqp.vhost import Destination, OwnedExchange, VhostState
 from proxy.broker.declarations import unnameable
 from proxy.broker.declarer import Declarer
 from proxy.broker.demand import Demand
@@ -59,9 +59,13 @@ class Notices:
     def interested(self, queue: bytes) -> bool:
         """Say whether a declare of the queue must wait for `ensure_queue`."""
         destination = ("queue", queue)
-        if any(exchange.sees_queues or destination in exchange.destinations for exchange in self._rules()):
-            return True
-        return any(destination in exchange.bound for exchange in self._state.exchanges.values())
+        rules = self._state.router.exchanges
+        return any(
+            rules[name].sees_queues
+            or self._naming.awaits(owned, rules[name], destination)
+            or self._believed(owned, destination)
+            for name, owned in self._state.exchanges.items()
+        )
 
     def queue_declared(self, queue: bytes, exclusive: bool = False) -> None:
         """Take note of a queue that exists now."""
@@ -115,8 +119,9 @@ class Notices:
             return
         state, destination = self._state, ("queue", queue)
         # Bound or not: the queue may have been deleted beside us, and its bindings with it.
-        holders = self._naming.holders(state.exchanges, state.router, queue)
-        tokens = [(exchange, destination) for exchange in (*holders, *self._bound(destination, holders))]
+        waiting = self._naming.waiting(state.exchanges, state.router, queue)
+        waiting += [one for one in state.carried() if one not in waiting and self._believed(one, destination)]
+        tokens = [(exchange, destination) for exchange in waiting]
         if not tokens:
             return
         bound = all(destination in exchange.bound for exchange, _ in tokens)
@@ -143,16 +148,11 @@ class Notices:
         """Say whether some rule names the destination, by right or not."""
         return any(destination in exchange.destinations for exchange in self._rules())
 
-    def _bound(self, destination: Destination, others: list[OwnedExchange]) -> list[OwnedExchange]:
-        """Find the exchanges of rules files that have the token though nothing needs it: a message asked for it."""
-        return [
-            exchange
-            for exchange in self._state.exchanges.values()
-            if destination in exchange.bound
-            and exchange.delivery is Delivery.CARRIER
-            and exchange.declared is None
-            and exchange not in others
-        ]
+    @staticmethod
+    def _believed(exchange: OwnedExchange, destination: Destination) -> bool:
+        """Whether an exchange of a rules file is believed to have a token that a message asked for."""
+        ours = exchange.declared is None and destination not in exchange.receivers
+        return ours and destination in exchange.bound
 
     def _gone(self, destination: Destination) -> bool:
         """Forget the bindings to a destination; answer whether relays must be told."""

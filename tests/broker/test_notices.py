@@ -34,11 +34,11 @@ class Hand:
 class Scene:
     """Notices of a virtual host."""
 
-    def __init__(self, known: VhostState) -> None:
+    def __init__(self, known: VhostState, own_routes: bool = True) -> None:
         self.known = known
         self.hand = Hand()
         self.deserted: list[OwnedExchange] = []
-        self.naming = Naming(own_routes=True)
+        self.naming = Naming(own_routes)
         self.naming.learn(known.exchanges, known.router)
         self.connected = asyncio.Event()
         self.connected.set()
@@ -65,10 +65,10 @@ def scene() -> Scene:
     return scene
 
 
-def test_whoever_names_a_queue_is_interested(scene: Scene) -> None:
+def test_a_declare_waits_for_what_may_come_later_and_not_for_what_clients_bound_themselves(scene: Scene) -> None:
     scene.known.exchanges[b"documents"].bound.add(("queue", b"demanded"))
-    names = ("a", "own", "route", "demanded", "other")
-    assert [scene.notices.interested(name.encode()) for name in names] == [True, True, True, True, False]
+    names = ("a", "demanded", "own", "route", "other")
+    assert [scene.notices.interested(name.encode()) for name in names] == [True, True, False, False, False]
     declare_here(scene.known, "all", stored("all", "q", ((b"x-addqre-ontrue", text("^x")),)))
     assert scene.notices.interested(b"other")
 
@@ -78,7 +78,16 @@ async def test_a_queue_gets_the_tokens_that_it_may_have(scene: Scene) -> None:
     scene.known.exchanges[b"documents"].bound |= queues("demanded")
     for name in ("a", "own", "route", "demanded", "demanded by a client", "other"):
         await scene.ensure(name)
-    assert scene.hand.bound == [(b"documents", b"a"), (b"ox", b"own"), (b"documents", b"demanded")]
+    assert scene.hand.bound == [(b"documents", b"a"), (b"documents", b"demanded")]
+
+
+async def test_a_clients_route_is_bound_for_it_where_it_may_reach_any_queue() -> None:
+    scene = Scene(state("/", {}), own_routes=False)
+    declare_here(scene.known, "ox", stored("ox", "own", ((b"x-addq-ontrue", text("route")),)))
+    declare_here(scene.known, "outer", stored("outer", "ox", kind="exchange"))
+    for name in ("own", "route"):
+        await scene.ensure(name)
+    assert scene.hand.bound == [(b"outer", b"route"), (b"ox", b"route")]
 
 
 def test_a_queue_takes_the_bindings_of_clients_along(scene: Scene) -> None:
@@ -129,7 +138,7 @@ def test_ten_thousand_queues_and_bindings_in_turn_compute_no_needs(monkeypatch: 
         assert not scene.notices.interested(name.encode())
         scene.notices.queue_declared(name.encode())
         scene.known.add_binding(stored("ox", name, (), number))
-        assert scene.notices.interested(name.encode())
+        assert not scene.notices.interested(name.encode())
     scene.notices.queue_deleted(b"q5000")
     assert len(scene.known.exchanges[b"ox"].clients) == 9_999
 
