@@ -20,6 +20,7 @@ WITHOUT_BEHAVIOUR = {
     "errors.py",
     "net/surroundings.py",
     "routing/decision.py",
+    "routing/values.py",
     "rules/model.py",
 }
 
