@@ -210,3 +210,16 @@ def test_under_load_each_publish_is_judged_by_one_version(broker: Broker, tmp_pa
     assert [
         line for line in lines if held[str(line["rk"])] != [f"{versions[str(line['rules'])]}{n}" for n in (1, 2)]
     ] == []
+
+
+def test_rules_for_another_virtual_host_hold_after_a_reload(site: Site, vhost: str) -> None:
+    with Producer(site.sidecar.port, vhost).open(confirm=True) as producer:
+        assert producer.send_settled("").acked  # the producer is there before the rules are
+        write(site, f"vhost: {vhost}\n" + RULES % ("a", "b"))
+        assert post(site, "/-/reload")[0] == 200
+        assert producer.send_settled("letters").acked
+        assert producer.take("a1")
+        assert producer.take("b2")
+    write(site, rules(site, "a"))
+    assert post(site, "/-/reload")[0] == 200
+    assert routed(site) == "a"
