@@ -158,6 +158,13 @@ METRICS: tuple[MetricSpec, ...] = (
         "Regular expressions that ran into the match limit and so did not match.",
     ),
     _metric(
+        "failed_translations_total",
+        Kind.COUNTER,
+        "",
+        readings.relays("failed_translations"),
+        "Destinations that the address table sent nowhere: each is a nack.",
+    ),
+    _metric(
         "upstream_blocked",
         Kind.GAUGE,
         "",

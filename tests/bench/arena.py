@@ -118,10 +118,10 @@ class Arena:
             case Way.HAPROXY:
                 return self._start_haproxy()
             case Way.SIDECAR:
-                rules = arrangement.small_rules(self.folder)
+                rules = arrangement.small_rules(self.folder, self.broker)
                 return self.start_sidecar(way, rules, self.terms.wrap)
             case Way.LOADED:
-                return self.start_sidecar(way, arrangement.large_rules(self.folder))
+                return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
 
     def _start_haproxy(self) -> tuple[int, int]:
         program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

@@ -12,7 +12,7 @@ from pathlib import Path
 from pamqp import commands
 from pamqp.common import FieldTable
 
-from tests.bench.cases import KEYS_IN_TURN, MANY, QUEUES, kind, routing_key
+from tests.bench.cases import ADDRESS_RULES, KEYS_IN_TURN, MANY, QUEUES, kind, routing_key
 from tests.bench.link import Link
 from tests.rabbitmq import Broker
 
@@ -67,12 +67,23 @@ def exchange_rules(name: str, count: int, arguments: Arguments) -> str:
     return f"  - name: {name}\n    type: x-open\n    bindings:\n" + "".join(bindings)
 
 
-def rules_file(path: Path, exchanges: Iterable[str]) -> Path:
-    path.write_text("vhost: /\nexchanges:\n" + "".join(exchanges))
+def rules_file(path: Path, exchanges: Iterable[str], addresses: Iterable[str] = ()) -> Path:
+    path.write_text("vhost: /\nexchanges:\n" + "".join(exchanges) + "".join(addresses))
     return path
 
 
-def small_rules(folder: Path) -> Path:
+def address_rules(broker: Broker, count: int) -> Iterable[str]:
+    """An address table with ``count`` rules that no publish meets but the last one, and the broker as another one."""
+    yield f"brokers:\n  other: {{address: '{broker.address}', username: {broker.username}, "
+    yield f"password: {broker.password}, vhost: /}}\naddresses:\n"
+    yield "  - {pattern: /exchange/bench.local/*, translation: /exchange/bench.direct/$1}\n"
+    yield "  - {pattern: /exchange/bench.remote/*, translation: other/exchange/bench.direct/$1}\n"
+    for number in range(count - 3):
+        yield f"  - {{pattern: /exchange/%/part.{number}/*, translation: /queue/$2}}\n"
+    yield "  - {pattern: /exchange/bench.table/*, translation: /exchange/bench.direct/$1}\n"
+
+
+def small_rules(folder: Path, broker: Broker) -> Path:
     return rules_file(
         folder / "small.yaml",
         (
@@ -80,10 +91,11 @@ def small_rules(folder: Path) -> Path:
             exchange_rules("bench.rk-10", 10, by_key),
             exchange_rules("bench.rkre-10", 10, by_last_digit),
         ),
+        address_rules(broker, 10),
     )
 
 
-def large_rules(folder: Path) -> Path:
+def large_rules(folder: Path, broker: Broker) -> Path:
     return rules_file(
         folder / "large.yaml",
         (
@@ -91,6 +103,7 @@ def large_rules(folder: Path) -> Path:
             exchange_rules("bench.rk-many", MANY, by_key),
             exchange_rules("bench.rkre-many", KEYS_IN_TURN, by_pattern),
         ),
+        address_rules(broker, ADDRESS_RULES),
     )
 
 

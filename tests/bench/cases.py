@@ -15,6 +15,7 @@ from tests.bench.publishes import Shape
 
 QUEUES = 10
 KEYS_IN_TURN = 1_000
+ADDRESS_RULES = 1_000
 MANY = 10_000
 MICROSECONDS = 1e6
 
@@ -103,6 +104,10 @@ CASES = {
         Case("rk-many", Way.LOADED, shape("bench.rk-many")),
         Case("rkre-10", Way.SIDECAR, shape("bench.rkre-10", keys=KEYS_IN_TURN)),
         Case("rkre-many", Way.LOADED, shape("bench.rkre-many", keys=KEYS_IN_TURN)),
+        Case("local", Way.SIDECAR, shape("bench.local")),
+        Case("remote", Way.SIDECAR, shape("bench.remote")),
+        Case("table-10", Way.SIDECAR, shape("bench.table")),
+        Case("table-many", Way.LOADED, shape("bench.table")),
         Case("hkv-turn", Way.LOADED, shape("bench.hkv-many", kinds=MANY)),
         Case("rk-turn", Way.LOADED, shape("bench.rk-many", keys=MANY)),
     )
@@ -151,6 +156,9 @@ ROWS = (
     ratio("hkv", "10,000 x-?hkv= bindings, one matches / with 10", "hkv-many", "open", 0.90),
     ratio("rk", "10,000 x-?rk= bindings, one matches / with 10", "rk-many", "rk-10", 0.90),
     ratio("rkre", "1,000 x-?rkre bindings, 1,000 keys in turn / with 10", "rkre-many", "rkre-10", 0.60),
+    ratio("local", "address table, another exchange here / direct", "local", "direct", 0.80),
+    ratio("remote", "address table, everything to one other broker / direct to it", "remote", "direct", 0.70),
+    ratio("table", "1,000 address rules, the last one matches / 10", "table-many", "table-10", 0.90),
     latency("latency", "added latency, open exchange, p50", "open", 150),
     latency("latency", "added latency, pass-through, p50", "pass", 150),
     cpu("cpu", "CPU per message, pass-through / HAProxy", "pass", 3),

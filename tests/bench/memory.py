@@ -39,7 +39,7 @@ LOAD_ROWS = (LOAD,)
 
 def measure_idle(arena: Arena) -> list[list[float]]:
     """The values of `IDLE_ROWS`: a sidecar that did nothing yet, and what one more connection adds."""
-    port, pid = arena.start_sidecar("idle sidecar", arrangement.small_rules(arena.folder))
+    port, pid = arena.start_sidecar("idle sidecar", arrangement.small_rules(arena.folder, arena.broker))
     idle = steady_memory_kib(pid)
     with contextlib.ExitStack() as links:
         for _ in range(WARM_CONNECTIONS):
@@ -62,7 +62,7 @@ def measure_large_open(arena: Arena) -> list[list[float]]:
 
 
 def measure_large(arena: Arena, name: str, exchange: str) -> list[list[float]]:
-    port, pid = arena.start_sidecar(name, arrangement.small_rules(arena.folder))
+    port, pid = arena.start_sidecar(name, arrangement.small_rules(arena.folder, arena.broker))
     return [[large_message_kib(port, pid, exchange) / 1024]]
 
 

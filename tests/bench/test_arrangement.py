@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.routing.address_targets import Target
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.router import Router
 from proxy.routing.values import Value
@@ -13,7 +14,9 @@ from tests.bench import arrangement
 from tests.bench.cases import CASES, Case, Way
 from tests.rabbitmq import Broker
 
-OPEN_CASES = [case for case in CASES.values() if case.shape.exchange != "bench.direct"]
+OPEN_CASES = [case for case in CASES.values() if case.shape.exchange.startswith(("bench.hkv", "bench.rk"))]
+ADDRESSED = [case for case in CASES.values() if case.name in ("local", "remote", "table-10", "table-many")]
+BROKER = Broker("127.0.0.1", 1234, "http://127.0.0.1:1235")
 CHECKED = 20
 """Messages of a case that are looked at: ten queues, twice."""
 
@@ -22,7 +25,7 @@ CHECKED = 20
 def routers(tmp_path_factory: pytest.TempPathFactory) -> dict[Way, Router]:
     """The rules of each sidecar, compiled; once, as the big file takes its time."""
     folder = tmp_path_factory.mktemp("rules")
-    files = {Way.SIDECAR: arrangement.small_rules(folder), Way.LOADED: arrangement.large_rules(folder)}
+    files = {Way.SIDECAR: arrangement.small_rules(folder, BROKER), Way.LOADED: arrangement.large_rules(folder, BROKER)}
     return {way: load_rules([path]).routers["/"] for way, path in files.items()}
 
 
@@ -41,6 +44,23 @@ def test_each_message_goes_to_one_queue_and_the_queues_take_turns(case: Case, ro
         assert decision.queues == (arrangement.queue(number).encode(),)
 
 
+@pytest.mark.parametrize("case", ADDRESSED, ids=lambda case: case.name)
+def test_each_message_of_the_address_table_goes_where_the_direct_ones_go(case: Case, tmp_path: Path) -> None:
+    make = arrangement.large_rules if case.way is Way.LOADED else arrangement.small_rules
+    book = load_rules([make(tmp_path, BROKER)]).books["/"]
+
+    for key in case.shape.routing_keys[:CHECKED]:
+        target = book.look_up(case.shape.exchange.encode(), key.encode())
+        assert isinstance(target, Target)
+        assert target.publication == (b"bench.direct", key.encode())
+        assert (target.remote is not None) == (case.name == "remote")
+
+
+def test_the_tables_have_ten_and_a_thousand_rules(tmp_path: Path) -> None:
+    small, large = arrangement.small_rules(tmp_path, BROKER), arrangement.large_rules(tmp_path, BROKER)
+    assert [len(load_rules([path]).books["/"].table.rules) for path in (small, large)] == [10, 1_000]
+
+
 def test_what_is_sent_nowhere_has_no_queue(routers: dict[Way, Router]) -> None:
     nowhere = Facts(b"", ((b"kind", Value("S", arrangement.NOWHERE.encode())),))
 
@@ -57,10 +77,9 @@ def test_the_file_whose_loading_is_timed_has_ten_thousand_bindings(tmp_path: Pat
 
 
 def test_the_sidecars_configuration_names_broker_ports_and_rules(tmp_path: Path) -> None:
-    rules = arrangement.small_rules(tmp_path)
-    broker = Broker("127.0.0.1", 1234, "http://127.0.0.1:1235")
+    rules = arrangement.small_rules(tmp_path, BROKER)
 
-    path = arrangement.sidecar_config(tmp_path / "bench.yaml", broker, 1236, 1237, rules)
+    path = arrangement.sidecar_config(tmp_path / "bench.yaml", BROKER, 1236, 1237, rules)
 
     settings, _ = load_settings(path, {})
     assert rules_files(settings) == [rules]
