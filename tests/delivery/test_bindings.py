@@ -70,6 +70,13 @@ def missing(site: Site) -> dict[str, str]:
 def test_an_exclusive_queue_declared_through_us_is_bound_before_its_declare_ok(site: Site, producer: Producer) -> None:
     owner = site.producer()
     owner.declare("mine", exclusive=True)
+    top = owner.tune["channel_max"]
+    assert isinstance(top, int)
+    # The channel above all that the producer may use is ours: a refusal there would not be its own.
+    assert [frame.name for frame in site.upstream().frames if frame.channel == top + 1] == [
+        "Channel.Open",
+        "Queue.Bind",
+    ]
     assert producer.send_settled("jobs", "k", {"to": "mine"}, b"1") == (True, [])
     assert [message.body for message in owner.take("mine")] == [b"1"]
     assert site.bodies("base") == [[b"1"]]
