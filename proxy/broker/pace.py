@@ -14,7 +14,7 @@ from proxy.broker.connection import ControlConnection
 #: Shortest pause before a look that was asked for; more such words meanwhile are one look.
 _PAUSE_SECONDS = 0.05
 #: Such a pause is at least so many times what the last look took.
-_SHARE = 4
+_SHARE = 9
 
 
 class Pace:

@@ -93,7 +93,7 @@ async def test_hurried_looks_take_a_share_of_the_time(line: Line) -> None:
     pace.looked(now() - 2, everything=False)
     pace.hurry({b"a"})
     assert not await pace.wait(line)  # type: ignore[arg-type]
-    assert line.waits == [(3600, True), (8, False)]
+    assert line.waits == [(3600, True), (18, False)]
 
 
 async def test_a_lost_connection_is_said(line: Line) -> None:
