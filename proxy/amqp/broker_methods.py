@@ -91,7 +91,7 @@ class BrokerMethods:
             conversation.mark(channel)
             if channel.life is Life.OPEN:  # the producer uses the number again already
                 conversation.resumable.append(channel)
-        elif index == methods.CHANNEL_CLOSE:
+        elif index == methods.CHANNEL_CLOSE and not conversation.upstream_closing:
             conversation.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
         return False
 
@@ -170,7 +170,7 @@ class BrokerMethods:
         channel.last_queue = queue
         exclusive = asked.exclusive and not asked.passive
         conversation.inventory.queue_declared(queue, exclusive)
-        if not conversation.inventory.interested(queue):
+        if conversation.upstream_closing or not conversation.inventory.interested(queue):
             return True
         state = conversation.state
         destination = ("queue", queue)

@@ -81,6 +81,7 @@ class Delivering:
         out = conversation.to_producer
         odd = conversation.odd
         channels = conversation.channels
+        unfinished = conversation.unfinished
         frame_max = conversation.tuning.frame_max_upstream
         least_max = self._least_max
         own = conversation.own.number
@@ -100,9 +101,6 @@ class Delivering:
                 pass
             elif kind == METHOD:
                 index = unpack_method(data, at + 7)[0] if size >= 4 else 0
-                if index not in looked_at:
-                    at = self._content(data, stop, end, number) if index in _WITH_CONTENT else stop
-                    continue
                 if index == methods.BASIC_ACK and size == _ACK_BYTES:
                     channel = channels.get(number)
                     if channel is not None and channel.ledger is None:
@@ -111,7 +109,10 @@ class Delivering:
                             conversation.time_confirm(channel)
                         at = stop
                         continue
-            elif (kind == BODY or kind == HEADER) and size + OVERHEAD <= least_max and number:
+                elif index not in looked_at:
+                    at = self._content(data, stop, end, number) if index in _WITH_CONTENT else stop
+                    continue
+            elif (kind == BODY or kind == HEADER) and size + OVERHEAD <= least_max and number in unfinished:
                 self._progress(kind, number, data, at, size)
                 at = stop
                 continue
@@ -184,7 +185,7 @@ class Delivering:
         if kind not in KINDS or (number == 0 and kind != METHOD):
             raise ProtocolError(505, f"frame of type {kind} on channel {number}")
         if number == conversation.own.number:
-            if kind == METHOD:
+            if kind == METHOD and not conversation.upstream_closing:
                 conversation.own.receive(frame[7:-1])
             return False
         if number == 0:
@@ -221,8 +222,7 @@ class Delivering:
         elif channel.swallowed:
             channel.swallowed = max(channel.swallowed - len(frame) + OVERHEAD, 0)
             self._conversation.mark(channel)
-        else:
-            self._pass_content(channel, kind, frame)
+        # else: the rest of a content whose method was discarded on a channel that is closed by now
 
     def _hold_back(self, channel: Channel, frame: bytes) -> None:
         conversation = self._conversation

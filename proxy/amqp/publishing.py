@@ -60,6 +60,8 @@ class Publishing:
         #: method and header frame together up to this size can't break the broker's frame-max
         self._safe_bytes: Final = conversation.tuning.frame_max_upstream
         self._tail = b""
+        #: where frames go on behind a fault in the bytes that are being taken
+        self._behind_fault = 0
         self._publishes: dict[bytes, Publish] = {}
         self._heads: dict[bytes, _Remembered] = {}
         #: by the fixed part of a content header frame
@@ -117,13 +119,17 @@ class Publishing:
         if self._tail:
             data = self._tail + data
             self._tail = b""
-        try:
-            at = self._run(data)
-        except ProtocolError as error:
-            conversation.fail(error)
-            at = len(data)
-        if at < len(data) and conversation.phase is not Phase.CLOSED:
-            self._tail = data[at:]
+        while data:
+            self._behind_fault = len(data)
+            try:
+                at = self._run(data)
+            except ProtocolError as error:
+                conversation.fail(error)
+                data = data[self._behind_fault :]  # the producer's close-ok may be among it
+                continue
+            if at < len(data) and conversation.phase is not Phase.CLOSED:
+                self._tail = data[at:]
+            break
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- the publish path is one pass, see the module
         """Take whole frames; answer the offset of what is left."""
@@ -185,6 +191,7 @@ class Publishing:
             if start < at:
                 out.append(data[start:at])
             frame = data[at:stop]
+            self._behind_fault = stop
             if self._frames.take(kind, number, frame):
                 start = at
             else:
@@ -203,6 +210,7 @@ class Publishing:
         if start < at:
             out.append(data[start:at] if start or at < end else data)
         if end - at >= FRAME_HEAD.size:
+            self._behind_fault = end
             self._check(data, at, end)
         return at
 
@@ -379,6 +387,7 @@ class Publishing:
             head_out, outgoing = plan.forward(publish.frame, publish.routing_key, data, header_at, body_at)
         except ProtocolError as error:
             if error.scope is Scope.CONNECTION:
+                self._behind_fault = body_at
                 raise
             return None
         if outgoing.untouched:
