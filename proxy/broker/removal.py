@@ -61,7 +61,8 @@ class Removal(Inventory):
             info, vhost = exchange_info(item), str(item["vhost"])
             if (wanted and vhost not in wanted) or not (info.marked or info.name.startswith(RESERVED)):
                 continue
-            ours, foreign = [], []
+            ours: list[BindingInfo] = []
+            foreign: list[BindingInfo] = []
             for binding in await self.bindings(vhost, info.name):
                 is_ours = binding.routing_key.startswith(RESERVED) or info.name.startswith(RESERVED)
                 (ours if is_ours else foreign).append(binding)
