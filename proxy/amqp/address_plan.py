@@ -9,6 +9,7 @@ Source: architecture, "The path of one publish"; the messenger-addressing specif
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import replace
 
 from proxy.amqp.method_frames import basic_publish
@@ -21,6 +22,8 @@ from proxy.routing.decision import Decision, Facts, Interest, Outcome
 
 #: Publishes of one virtual host whose plan is kept; each holds what its messages' headers look like.
 KEPT = 1024
+#: Shapes of messages that each of them keeps, and the bytes that these may stand for.
+KEPT_SHAPES, KEPT_BYTES = 64, 16384
 _NO_INTEREST = Interest()
 _NO_METHOD = basic_publish(0, b"", b"")
 
@@ -65,7 +68,16 @@ def _plan(plans: Plans, publication: Publication, target: Target | FailedTransla
     return TranslatedPlan(source, target, plans)
 
 
-class TranslatedPlan(ExchangePlan):
+class AddressPlan(ExchangePlan):
+    """The plan of one publish: there may be many, so that each keeps little."""
+
+    __slots__ = ()
+
+    def _is_full(self, cache: Sized, size: int) -> bool:
+        return len(cache) >= KEPT_SHAPES or size > KEPT_BYTES
+
+
+class TranslatedPlan(AddressPlan):
     """A publish that goes to an exchange which is not evaluated here, to another broker, or nowhere.
 
     Args:
@@ -150,7 +162,7 @@ class TranslatedPlan(ExchangePlan):
         return Outgoing(decision, tally, copies, record=record, elsewhere=elsewhere)
 
 
-class EvaluatedPlan(ExchangePlan):
+class EvaluatedPlan(AddressPlan):
     """A publish that the address table has sent to an exchange which is evaluated here.
 
     Args:

@@ -195,7 +195,7 @@ class Channel:
         #: method frame of a return, delivery or get that waits for its content header
         self.returned: bytes | None = None
         #: to other brokers, as far as its publishes have gone there
-        self.ways: dict[Remote, Way | str] = {}
+        self.ways: dict[Remote, Way] = {}
         #: body bytes to come of a return that the producer must not see
         self.swallowed = 0
 

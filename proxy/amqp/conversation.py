@@ -230,8 +230,7 @@ class Conversation:
     def leave(self, channel: Channel) -> None:
         """Nothing more goes to other brokers from a channel; what is under way is still sent."""
         for way in channel.ways.values():
-            if not isinstance(way, str):
-                way.leave()
+            way.leave()
         channel.ways = {}
 
     def forget_all(self) -> None:

@@ -88,11 +88,11 @@ def way_to(conversation: Conversation, channel: Channel, remote: Remote | None) 
     found = channel.ways.get(remote)
     if found is None:
         remotes = conversation.remotes
-        found = "no links" if remotes is None else remotes.way(remote)
-        channel.ways[remote] = found
-    if isinstance(found, str):
-        conversation.counters.failed_translations += 1
-        return None
+        made = "no links" if remotes is None else remotes.way(remote)
+        if isinstance(made, str):  # not kept: a rule may take its host from the address
+            conversation.counters.failed_translations += 1
+            return None
+        found = channel.ways[remote] = made
     return found
 
 

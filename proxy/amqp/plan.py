@@ -11,7 +11,7 @@ Source: architecture, "The decision is pure" and "Bodies stream, headers are rea
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from datetime import UTC, tzinfo
 from typing import NamedTuple, TypeAlias
 
@@ -271,7 +271,7 @@ class ExchangePlan:
                 decision = out.decision
                 shared = len(decision.queues) + len(decision.exchanges) + len(decision.matched)
                 self._facts_bytes += size + _REFERENCE_BYTES * shared
-                if len(self._facts) >= CACHE_ENTRIES or self._facts_bytes > CACHE_BYTES:
+                if self._is_full(self._facts, self._facts_bytes):
                     self._facts.clear()
                     self._facts_bytes = 0
                 else:
@@ -290,7 +290,7 @@ class ExchangePlan:
         found = (table, out, address)
         if out.decision.keep and not out.unbound and len(entries) <= CACHED_TABLE_BYTES:
             self._tables_bytes += len(entries) + len(table)
-            if len(self._tables) >= CACHE_ENTRIES or self._tables_bytes > CACHE_BYTES:
+            if self._is_full(self._tables, self._tables_bytes):
                 self._tables.clear()
                 self._tables_bytes = 0
             else:
@@ -334,6 +334,10 @@ class ExchangePlan:
         if interest.queues:
             parts.append(self._state.queues.version)
         return tuple(parts)
+
+    def _is_full(self, cache: Sized, size: int) -> bool:
+        """Whether a cache with entries that stand for so many bytes begins anew."""
+        return len(cache) >= CACHE_ENTRIES or size > CACHE_BYTES
 
     def _refuse(self, routing_key: bytes, entries: bytes) -> None:
         """Refuse what would meet our tokens."""

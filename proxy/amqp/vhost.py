@@ -224,4 +224,5 @@ class VhostState:
 
     def _derive(self) -> None:
         self.carriers = frozenset(owned.carrier for owned in self.carried())
-        self.restores = self.addresses is not None or any(owned.moves for owned in self.exchanges.values())
+        translates = self.addresses is not None and self.addresses.stays_here
+        self.restores = translates or any(owned.moves for owned in self.exchanges.values())

@@ -9,5 +9,6 @@ from the result, the `producer`'s own among them, within the `reach` of the clie
 
 Around it: `decision` and `values` are what goes in and out, `interest` is what a decision can depend on, `trace` why
 it came out so, `topic_tree` a part of the index, `erlang_text` how the broker words a refusal, and `addresses` the
-table that translates the address of what leaves.
+table that translates the address of what leaves: asked for a publish through `address_targets`, for the destinations of
+a decision in `departure`.
 """

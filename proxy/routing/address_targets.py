@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from proxy.routing.address_lint import fixed_domain
 from proxy.routing.address_table import AddressTable
 from proxy.routing.addresses import Address, InvalidAddress, parse_address
 
@@ -129,7 +130,14 @@ class AddressBook:
         """Nothing is looked up yet."""
         self.table = table
         self._brokers = frozenset(brokers)
+        domains = [fixed_domain(rule) for rule in table.rules]
+        #: whether a rule may lead to this proxy's own broker
+        self.stays_here = any(domain is None or domain.local for domain in domains)
         self._kept: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
+
+    def apart(self) -> AddressBook:
+        """The same with nothing remembered, for another thread."""
+        return AddressBook(self.table, self._brokers)
 
     def look_up(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
         """Where the table sends a publish; None where it leaves it alone. The same object for the same publish."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from proxy.errors import ConfigError, ConfigErrors
-from proxy.routing.address_targets import Publication
+from proxy.routing.address_targets import AddressBook, Publication
 from proxy.routing.bindings import Binding, Destination
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.routing.values import Value
@@ -132,7 +132,7 @@ def _outside(loaded: LoadedRules, question: Question, at: float) -> Explanation:
     """Explain a message to an exchange that no rules file names: the address table may know it."""
     message, version = question.message, loaded.rules.version
     name = question.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
-    book, vhost = loaded.books.get(name), loaded.rules.vhosts.get(name)
+    book, vhost = _book(loaded, name), loaded.rules.vhosts.get(name)
     if book is not None and vhost is not None:
         found = translated(message, vhost, book)
         lookups = tuple(look_ups(book, [Publication(message.exchange, message.facts.routing_key)]))
@@ -151,7 +151,7 @@ def _evaluated(
     trace = Trace()
     decision = decide(router, message, at, mentioned_queues(vhost, router) | question.queues, trace)
     # What was looked up before is not looked up again.
-    book = None if lookups else loaded.books.get(vhost.vhost)
+    book = None if lookups else _book(loaded, vhost.vhost)
     key = message.facts.routing_key
     result = result_of(decision, vhost, book, key)
     if book is not None:
@@ -161,6 +161,12 @@ def _evaluated(
     walk = tuple(trace.exchanges)
     version = loaded.rules.version
     return Explanation(vhost.vhost, version, at, question.message, result, decision.matched, walk, lookups)
+
+
+def _book(loaded: LoadedRules, vhost: str) -> AddressBook | None:
+    """The address table of a virtual host, apart from the one that publishes are asking."""
+    book = loaded.books.get(vhost)
+    return None if book is None else book.apart()
 
 
 def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = None) -> Lookup:

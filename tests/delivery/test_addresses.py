@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from pamqp import commands
 from tests.broker.world import Outside
 from tests.certificates import Authority
 from tests.delivery.site import Site, standing
+from tests.delivery.test_audit import records
 from tests.private_broker import BrokerMissing, PrivateBroker, free_port
 from tests.producer import Closed, Producer, Settled, until, value
 from tests.rabbitmq import Broker
@@ -346,6 +349,47 @@ def test_without_confirms_a_mandatory_publish_comes_back_at_the_deadline(site: S
     assert producer.message(producer.expect("Basic.Return")).address == ("", "nobody/one")
 
 
+def test_the_log_says_why_a_broker_was_not_reached(site: Site, producer: Producer) -> None:
+    for key in ("strange/one", "unknown/one", "stranger/one", "nobody/one"):
+        producer.publish("", key)
+    for word in (
+        "IP address mismatch",
+        "self-signed certificate in certificate chain",
+        "403 ACCESS_REFUSED",
+        "Connection refused",
+    ):
+        until(lambda word=word: word in site.sidecar.log.read_text().replace("self signed", "self-signed"))  # type: ignore[misc]
+
+
+def test_a_user_id_of_somebody_else_fails_its_publish_only(far: Far, producer: Producer) -> None:
+    assert not sent(producer, "far/one", user_id=b"guest").acked
+    assert sent(producer, "far/one", user_id=b"mover", body=b"mine").acked
+    assert far.take("one") == [b"mine"]
+
+
+def test_the_audit_names_broker_and_rule(site: Site, producer: Producer) -> None:
+    for key, exchange in (("far/one", ""), ("moved/b", ""), ("both", "letters"), ("broken", "")):
+        sent(producer, key, exchange, message_id=f"audited {exchange}{key}".encode())
+    found: dict[object, dict[str, object]] = {}
+
+    def all_there() -> bool:
+        lines = records(site.sidecar.folder / "audit")
+        found.update({line["message_id"]: line for line in lines if str(line["message_id"]).startswith("audited")})
+        return len(found) == 4
+
+    until(all_there)
+    wanted = ("outcome", "queues", "remotes", "rule", "reason")
+    told = {str(key).removeprefix("audited "): [line[name] for name in wanted] for key, line in found.items()}
+    assert told == {
+        "far/one": ["translated", [], ["far"], 9, None],
+        "moved/b": ["translated", ["b"], [], 4, None],
+        "lettersboth": ["routed", ["a"], ["far"], 1, None],
+        "broken": ["unrouted", [], [], 3, "translation_failed"],
+    }
+    site.take("a")
+    site.take("b")
+
+
 def test_a_transaction_can_not_reach_another_broker(site: Site) -> None:
     producer = site.producer(confirm=False)
     producer.ask(commands.Tx.Select())
@@ -408,6 +452,21 @@ def test_credentials_stand_in_no_log_metric_status_or_audit_line(site: Site, far
         assert not any(word in text for text in texts)
     folder = Path(site.sidecar.folder) / "audit"
     assert not any(SECRET.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_new_rules_change_the_table_and_the_brokers(broker: Broker, far: Far, tmp_path: Path) -> None:
+    with standing(broker, tmp_path, "addresses: [{pattern: k, translation: /queue/none}]\n") as site:
+        producer = site.producer()
+        assert [message.key for message in sent(producer, "k", mandatory=True).returned] == ["k"]
+        file = tmp_path / "rules.yaml"
+        login = f"username: mover, password: {json.dumps(SECRET)}, vhost: {json.dumps(VHOST)}"
+        text = f"brokers: {{new: {{address: '127.0.0.1:{far.broker.port}', {login}}}}}\n"
+        table = "addresses: [{pattern: k, translation: new/queue/one}]\n"
+        file.write_text(f"vhost: {site.vhost}\n{text}{table}")
+        os.kill(site.sidecar.process_id, signal.SIGHUP)
+        until(lambda: site.metric("rules_reload_total", result="ok"))
+        assert sent(producer, "k", body=b"reloaded").acked
+        assert far.take("one")[-1] == b"reloaded"
 
 
 def test_every_acked_message_is_there_when_a_broker_was_down_under_load(site: Site, far: Far) -> None:
