@@ -15,17 +15,7 @@ from proxy.amqp.auditing import Template
 from proxy.amqp.channel import Channel, Content, Publish
 from proxy.amqp.conversation import Conversation, Phase
 from proxy.amqp.distant import Distant
-from proxy.amqp.frames import (
-    BODY,
-    CONTENT_HEAD,
-    FRAME_END,
-    FRAME_HEAD,
-    HEADER,
-    KINDS,
-    METHOD,
-    OVERHEAD,
-    check_head,
-)
+from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, HEADER, KINDS, METHOD, OVERHEAD, check_head
 from proxy.amqp.producer_frames import ProducerFrames
 from proxy.amqp.shapes import LEAST_HEADER, WHOLE_BYTES, Shapes
 from proxy.amqp.traffic import Tally
