@@ -54,7 +54,6 @@ class Lane:
         "_methods",
         "_settled",
         "_tag",
-        "leaving",
         "number",
         "stage",
         "unconfirmed",
@@ -75,8 +74,6 @@ class Lane:
         self._mandatory: deque[RemoteMessage] = deque()
         self.number = 0
         self.stage = Stage.NONE
-        #: the producer's channel is gone
-        self.leaving = False
 
     @property
     def idle(self) -> bool:

@@ -62,6 +62,8 @@ class RemoteDriver:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._lanes: set[Lane] = set()
+        #: those whose producer's channel is gone and that have something under way
+        self._leaving: set[Lane] = set()
         self._messages = 0
         self._bytes = 0
         #: so much is under way that producers have to wait
@@ -102,11 +104,12 @@ class RemoteDriver:
 
     def leave(self, lane: Lane) -> None:
         """A producer's channel is gone: its lane ends when nothing is under way on it."""
-        lane.leaving = True
+        self._leaving.add(lane)
         self._retire(lane)
 
     def _retire(self, lane: Lane) -> None:
-        if lane.leaving and lane.idle and lane in self._lanes:
+        if lane.idle:
+            self._leaving.discard(lane)
             self._lanes.discard(lane)
             lane.close()
             if not self._lanes:
@@ -163,7 +166,7 @@ class RemoteDriver:
         if link.open and not was_open:
             self._opened(link)
         self._flush()
-        for lane in [lane for lane in self._lanes if lane.leaving]:
+        for lane in tuple(self._leaving):
             self._retire(lane)
         if link.failure is not None:
             self._end(link.failure)
@@ -268,6 +271,7 @@ class RemoteDriver:
             why = self.failure or ("that broker takes no publishes now" if link and link.held else "no channel")
             for lane in tuple(self._lanes):
                 lane.expire(now - deadline, why)
+            for lane in tuple(self._leaving):
                 self._retire(lane)
             if link is not None and link.open and link.heartbeat:
                 if now - self._said >= link.heartbeat / 2:
