@@ -88,17 +88,24 @@ class BindingListings:
         exchange = self._state.router.exchanges[owned.name]
         return BindingsBefore(exchange, dict(owned.clients), exchange.changes)
 
-    async def take(self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]) -> None:
-        """Take a listing of the bindings of an exchange's carrier: those that clients made and unmade beside us."""
+    async def take(
+        self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]
+    ) -> list[BindingInfo]:
+        """Take a listing of the bindings of an exchange's carrier: those that clients made and unmade beside us.
+
+        Returns:
+            Copies of other bindings that are to be removed: whoever unbinds would not find them, since what is kept
+            in them differs in more than the sequence (two sidecars got the same arguments in another order).
+        """
         if before is None:
-            return
-        joined = await self._joined(owned.name, listed)
+            return []
+        joined, superfluous = await self._joined(owned.name, listed)
         join = _Join(self._store, owned, before, self._doubtful.pop(owned.name, set()))
         for number, (change, identity, stored) in enumerate(join.changes(joined)):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
             if not join.current:
-                return
+                return []
             join.make(change, identity, stored)
         if join.doubtful:
             self._doubtful[owned.name] = join.doubtful
@@ -106,11 +113,16 @@ class BindingListings:
             self._applied.pop(owned.name, None)
         else:
             self._applied[owned.name] = (before.exchange, before.exchange.changes)
+        return superfluous
 
-    async def _joined(self, name: bytes, listed: Iterable[BindingInfo]) -> dict[Hashable, StoredBinding]:
+    async def _joined(
+        self, name: bytes, listed: Iterable[BindingInfo]
+    ) -> tuple[dict[Hashable, StoredBinding], list[BindingInfo]]:
         """Read the stored bindings of a listing; copies of one count as one, the lowest sequence wins."""
         last, fresh = self._decoded.get(name, {}), dict[_Row, tuple[Hashable, StoredBinding]]()
         joined: dict[Hashable, StoredBinding] = {}
+        winners: dict[Hashable, BindingInfo] = {}
+        superfluous: list[BindingInfo] = []
         for number, info in enumerate(listed):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
@@ -123,9 +135,17 @@ class BindingListings:
             fresh[row] = decoded
             identity, stored = decoded
             known = joined.get(identity)
-            joined[identity] = stored if known is None else _together(known, stored)
+            if known is not None and known.entries != stored.entries:
+                later = stored.sequences[0] > known.sequences[0]
+                superfluous.append(info if later else winners[identity])
+                if later:
+                    continue
+            elif known is not None:
+                stored = _together(known, stored)
+            joined[identity] = stored
+            winners[identity] = info
         self._decoded[name] = fresh
-        return joined
+        return joined, superfluous
 
     def _decode(self, name: bytes, info: BindingInfo) -> tuple[Hashable, StoredBinding] | None:
         try:

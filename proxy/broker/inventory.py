@@ -118,7 +118,7 @@ class Inventory:
             return None
         bindings: list[BindingInfo] = []
         try:
-            rows = items(body.decode())
+            rows = items(body.decode(errors="replace"))
             while step := list(islice(rows, _STEP)):
                 bindings += _read(binding_info, step, path)
                 await asyncio.sleep(0)

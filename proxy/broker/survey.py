@@ -158,7 +158,9 @@ class Survey:
             return
         await self._note_foreign(inventory, exchange.carrier, foreign_bindings(bindings))
         if store is not None:
-            await store.listings.take(exchange, known, bindings)
+            for copy in await store.listings.take(exchange, known, bindings):
+                await inventory.remove_binding(self._vhost, exchange.carrier, copy)
+                log.info("second copy of a binding removed", vhost=self._vhost, binding=str(copy))
 
     async def warn(self, needs: Needs) -> None:
         """Say once what is there and won't do what the operator expects (see `checks`)."""

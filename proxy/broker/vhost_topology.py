@@ -221,12 +221,14 @@ class VhostTopology:
     async def _find(self, inventory: Inventory, name: bytes) -> ExchangeInfo | None:
         """Look at one exchange and its bindings, and take them in where a client declared it or bound to it."""
         before = self.store.exchanges_before()
-        info = await inventory.find(self.state.name, "exchange", name)
-        if info is not None and not isinstance(info, ExchangeInfo):
-            return None
-        self.store.exchange_found(before, name, info)
+        known = self.state.exchanges.get(name)
+        info = None
+        if known is None or known.declared is not None:
+            found = await inventory.find(self.state.name, "exchange", name)
+            info = found if isinstance(found, ExchangeInfo) else None
+            self.store.exchange_found(before, name, info)
         owned = self.state.exchanges.get(name)
-        if info is not None and owned is not None and owned.delivery is Delivery.CARRIER:
+        if owned is not None and owned.delivery is Delivery.CARRIER:
             await self.survey.read_bindings([owned])
             self.state.changed()
         self._needs = None

@@ -87,6 +87,17 @@ async def test_copies_count_as_one_and_the_lowest_sequence_wins(
     assert listings.settled(ox)
 
 
+async def test_copies_that_an_unbind_would_not_find_are_superfluous(
+    listings: BindingListings, ox: OwnedExchange
+) -> None:
+    one, other = (b"x-?hkv= a", Value("I", 1)), (b"x-?hkv= b", Value("I", 2))
+    first, second = stored("ox", "a", (one, other), 10), stored("ox", "a", (other, one), 20)
+    for order in ((first, second), (second, first)):
+        superfluous = await listings.take(ox, listings.before(ox), rows(*order))
+        assert superfluous == [row(second)]
+        assert list(ox.clients.values()) == [first]
+
+
 async def test_what_passed_through_us_meanwhile_counts_more(
     listings: BindingListings, ox: OwnedExchange, known: State
 ) -> None:

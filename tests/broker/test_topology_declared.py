@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,36 @@ async def test_the_same_bind_through_two_sidecars_counts_as_one_and_the_lowest_s
     assert (back.sequences, back.binding.sequence) == ((25, 30), 25)
     [rule] = found.router.exchanges[b"ox"].bindings
     assert rule.sequence == 25
+
+
+async def test_the_same_arguments_in_another_order_through_another_sidecar_leave_one_binding(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a")
+    await app.declare("ox")
+    first, second = stored("ox", "a", RICH, 1), stored("ox", "a", RICH[::-1], 2)
+    await app.bind(second, first)
+    found = known(topology := await start(), vhost)
+    assert list(found.exchanges[b"ox"].clients.values()) == [first]
+    await app.unbind(first)
+    await topology.refresh(vhost)
+    assert found.exchanges[b"ox"].clients == {}
+    assert outside.bindings("ox") == set()
+
+
+async def test_an_announced_bind_to_an_exchange_of_the_file_is_seen_on_its_carrier(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a")
+    shaped = owned("ruled", carrier=b"carrier")
+    there = state(vhost, {"ruled": set()}, shaped)
+    await start({vhost: there}, refresh_seconds=3600.0, run=True, announcing=True)
+    other = State(vhost, Router(()))
+    first = await start({vhost: other}, run=True, announcing=True)
+    carried = stored("ruled", "a", (), 5)
+    await app.bind(carried._replace(binding=replace(carried.binding, exchange=b"carrier")))
+    first.changed(vhost, b"ruled")
+    await there.until(lambda: routed(there, b"ruled") == (b"a",))
 
 
 async def test_a_queue_that_goes_takes_its_bindings_along(
