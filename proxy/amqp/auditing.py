@@ -102,6 +102,10 @@ class ConnectionAudit:
         """Something was read: take the time."""
         self.ts = self._journal.timestamp()
 
+    def renew(self) -> None:
+        """The rules may have changed: lines name the version in force."""
+        self._passed.clear()
+
     def origin(self, channel: int) -> str:
         """What a channel fixes in its lines."""
         return self._journal.origin(self._conn, self._user, self._vhost, channel)

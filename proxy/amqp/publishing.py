@@ -222,6 +222,8 @@ class Publishing:
         self._publishes.clear()
         self._distant.clear()
         self._forget_heads()
+        if conversation.audit is not None:
+            conversation.audit.renew()
 
     def _forget_heads(self) -> None:
         self._heads.clear()

@@ -134,4 +134,7 @@ def test_what_nobody_will_confirm_any_more_is_lost() -> None:
 
 def test_templates_of_exchanges_passed_through_are_kept() -> None:
     audit = ConnectionAudit(Log(), "c", "guest", "/")
-    assert audit.passed(b"e") is audit.passed(b"e")
+    first = audit.passed(b"e")
+    assert audit.passed(b"e") is first
+    audit.renew()
+    assert audit.passed(b"e") is not first
