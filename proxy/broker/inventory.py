@@ -224,12 +224,12 @@ async def listings(
     inventory: Inventory, vhost: str
 ) -> tuple[dict[bytes, QueueInfo] | UpstreamError, dict[bytes, ExchangeInfo] | UpstreamError]:
     """List queues and exchanges at the same time; what failed comes back as its error."""
-    queues, exchanges = await asyncio.gather(_attempt(inventory.queues(vhost)), _attempt(inventory.exchanges(vhost)))
+    queues, exchanges = await asyncio.gather(_attempt(inventory.queues, vhost), _attempt(inventory.exchanges, vhost))
     return queues, exchanges
 
 
-async def _attempt(listing: Awaitable[T]) -> T | UpstreamError:
+async def _attempt(listing: Callable[[str], Awaitable[T]], vhost: str) -> T | UpstreamError:
     try:
-        return await listing
+        return await listing(vhost)
     except UpstreamError as error:
         return error
