@@ -98,7 +98,10 @@ _REMOTES = Row(
         Lines(
             "Publishes",
             "What becomes of the publishes to them?",
-            [Query(total(rate("oxproxy_remote_publishes_total"), "broker", "result"), "{{broker}} {{result}}")],
+            [
+                Query(total(rate("oxproxy_remote_publishes_total"), "broker", "result"), "{{broker}} {{result}}"),
+                Query(total(rate("oxproxy_failed_translations_total")), "sent nowhere by a rule"),
+            ],
             "cps",
             width=12,
         ),

@@ -55,26 +55,18 @@ class Story:
             }
             prometheus = stack.enter_context(Prometheus({name: [target] for name, target in targets.items()}))
             self.start = time.time()
-            with sidecar:
-                self._busy(sidecar)
-            # The folder of a sidecar goes with it; another sidecar on the same ports is one with other rules.
-            rules.write_text(RULES.read_text().replace("document.public.#", "document.#"))
-            sidecar.folder.mkdir()
-            with sidecar:
-                with traffic(sidecar.address):
+            with sidecar, traffic(sidecar.address):
+                time.sleep(STRETCH_SECONDS)
+                with traffic(sidecar.address, unwanted=True):
                     time.sleep(STRETCH_SECONDS)
-                    self._broker.rabbitmqctl("set_vm_memory_high_watermark", "absolute", "1MB")
-                    time.sleep(STRETCH_SECONDS / 4)
-                    self._broker.rabbitmqctl("set_vm_memory_high_watermark", "0.4")
-                    time.sleep(STRETCH_SECONDS)
+                rules.write_text(RULES.read_text().replace("document.public.#", "document.#"))
+                time.sleep(STRETCH_SECONDS)
+                self._broker.rabbitmqctl("set_vm_memory_high_watermark", "absolute", "1MB")
+                time.sleep(STRETCH_SECONDS / 4)
+                self._broker.rabbitmqctl("set_vm_memory_high_watermark", "0.4")
+                time.sleep(STRETCH_SECONDS)
                 self.end = time.time()
                 self._draw(prometheus)
-
-    def _busy(self, sidecar: Sidecar) -> None:
-        with traffic(sidecar.address):
-            time.sleep(STRETCH_SECONDS)
-            with traffic(sidecar.address, unwanted=True):
-                time.sleep(STRETCH_SECONDS)
 
     def _draw(self, prometheus: Prometheus) -> None:
         def ask(target: dict[str, Any]) -> list[dict[str, Any]]:
