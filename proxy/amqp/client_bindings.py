@@ -1,8 +1,9 @@
 """What does it mean when a client binds to, or unbinds from, an exchange that is evaluated here?
 
 The binding is checked as the plugin would, then made on the carrier on the client's own channel: once under its storage
-key, where the broker keeps it, and once under the destination's token, where messages find it. What a rules file
-owns is not the client's to change.
+key, where the broker keeps it, and once under the destination's token, where messages find it. What its routes choose
+must be within the client's reach, which is asked before the binding is kept. What a rules file owns is not the client's
+to change.
 
 Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange
 specification, 11 and 13.
@@ -10,17 +11,22 @@ specification, 11 and 13.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from proxy.amqp import methods, script
 from proxy.amqp.channel import Channel, Expected
+from proxy.amqp.client_reach import ClientReach
 from proxy.amqp.conversation import Conversation
-from proxy.amqp.method_arguments import (
-    read_exchange_bind,
-    read_queue_bind,
-    read_queue_unbind,
+from proxy.amqp.method_arguments import read_exchange_bind, read_queue_bind, read_queue_unbind
+from proxy.amqp.method_frames import (
+    empty_ok,
+    exchange_bind,
+    exchange_declare,
+    exchange_unbind,
+    queue_bind,
+    queue_unbind,
 )
-from proxy.amqp.method_frames import empty_ok, exchange_bind, exchange_unbind, queue_bind, queue_unbind
 from proxy.amqp.methods import method_frame
 from proxy.amqp.own_bindings import bind_step, unbind_step
 from proxy.amqp.stored import kept_arguments, storage_key
@@ -43,6 +49,29 @@ class _Asked(NamedTuple):
     reply: int
     ids: tuple[int, int]
 
+    @property
+    def receiver(self) -> Destination:
+        """Kind and name of the destination."""
+        return self.kind, self.destination
+
+
+class _Made(NamedTuple):
+    """A bind or unbind under way.
+
+    Args:
+        channel: the client's.
+        asked: what it asked for.
+        owned: the exchange.
+        stored: the binding; None where a rules file has it.
+        tokens: destinations whose tokens come or go with it.
+    """
+
+    channel: Channel
+    asked: _Asked
+    owned: OwnedExchange
+    stored: StoredBinding | None
+    tokens: tuple[Destination, ...]
+
 
 class ClientBindings:
     """Takes binds and unbinds of one connection.
@@ -55,6 +84,7 @@ class ClientBindings:
         """Start with nothing bound."""
         self._conversation = conversation
         self._state = conversation.state
+        self._reach = ClientReach(conversation)
 
     def bind(self, channel: Channel, index: int, frame: bytes) -> bool:
         """Take queue.bind or exchange.bind; answer whether it goes upstream as it came.
@@ -72,29 +102,61 @@ class ClientBindings:
             compiled = compile_binding(owned.type, binding, self._conversation.plans.rules.local_time)
         except ProtocolError as error:
             raise ProtocolError(error.reply_code, error.text, Scope.CHANNEL, *asked.ids) from error
+        self._refuse_unkept(asked, owned)
         known = owned.clients.get(binding.identity)
-        in_file = known is None and self._state.router.exchanges[owned.name].has(binding)
-        stored = known or StoredBinding(binding, asked.entries, _key(asked), (binding.sequence,))
-        destination: Destination = (asked.kind, asked.destination)
-        evaluated = asked.kind == EXCHANGE and asked.destination in self._state.exchanges
-        tokens = [] if evaluated else [destination]
-        if self._conversation.plans.rules.own_routes:
-            tokens += self._others(compiled.destinations - {destination})
+        kept = known is not None or not self._state.router.exchanges[owned.name].has(binding)
+        user = self._conversation.user
+        stored = known or StoredBinding(binding, asked.entries, _key(asked), (binding.sequence,), (user,))
+        carried = owned.delivery is Delivery.CARRIER
+        tokens = (asked.receiver,) if carried and not self._evaluated(asked) else ()
+        chosen = self._reach.chosen(owned, compiled) if kept and known is None and self._state.own_routes else []
+        if not carried or (chosen and not tokens):
+            chosen = list(dict.fromkeys((asked.receiver, *chosen)))
+        keep = [_keep_step(channel, owned, stored)] if kept and carried else []
+        made = _Made(channel, asked, owned, stored if kept else None, tokens)
+        mark = [bind_step(channel.number, owned.carrier, one) for one in tokens]
+        if not chosen:
+            script.run(self._conversation, channel, keep + mark, partial(self._bound, made))
+            return False
+        # The binding is kept last: what a refusal before it leaves behind is taken away.
+        named = [one for one in chosen if one in compiled.destinations]
+        fresh = [one for one in tokens if one not in owned.bound]
+        reached = partial(self._reached, made, keep, named, fresh)
 
-        def done() -> bytes:
-            if self._state.exchanges.get(owned.name) is not owned:
-                return _answer(channel, asked)
-            if owned.delivery is Delivery.CARRIER:
-                owned.bound.update(tokens)
-                for one in tokens:
-                    self._state.missing.pop(one, None)
-            if not in_file and self._state.add_binding(stored):
-                self._conversation.inventory.changed(owned.name)
-            return _answer(channel, asked)
+        def marked() -> None:
+            owned.bound.update(tokens)
+            self._reach.ask(owned, chosen, reached)
 
-        steps = self._bind_steps(channel, owned, stored, tokens, keep=not in_file)
-        script.run(self._conversation, channel, steps, done)
+        script.ahead(self._conversation, channel, mark or self._look_steps(channel, asked), marked)
         return False
+
+    def _reached(
+        self, made: _Made, keep: list[script.Step], named: list[Destination], fresh: list[Destination]
+    ) -> None:
+        """It is known now what the client may bind: keep the binding, or refuse it."""
+        channel, owned = made.channel, made.owned
+        held = script.held(self._conversation, channel)
+        refusal = self._reach.refusal(owned, named, made.asked.ids)
+        if held and refusal is None:
+            if keep:
+                script.run(self._conversation, channel, keep, partial(self._bound, made))
+            else:
+                script.go_on(self._conversation, channel, self._bound(made))
+            return
+        if held and refusal is not None:
+            self._conversation.refuse(channel, refusal)
+        self._reach.leave(owned, self._conversation.user, fresh, lambda: None)
+
+    def _bound(self, made: _Made) -> bytes:
+        """Everything stands on the broker: give the answer for the client."""
+        state, owned = self._state, made.owned
+        if state.exchanges.get(owned.name) is owned:
+            owned.bound.update(made.tokens)
+            for one in made.tokens:
+                state.missing.pop(one, None)
+            if made.stored is not None and state.add_binding(made.stored):
+                self._conversation.inventory.changed(owned.name)
+        return _answer(made.channel, made.asked)
 
     def unbind(self, channel: Channel, index: int, frame: bytes) -> bool:
         """Take queue.unbind or exchange.unbind; answer whether it goes upstream as it came.
@@ -112,20 +174,47 @@ class ClientBindings:
             self._refuse_unknown(asked, owned, binding)
             # Nothing is removed, but the broker is asked: it checks permissions and that source and destination exist.
             stored = StoredBinding(binding, asked.entries, _key(asked), (0,))
-        unneeded = self._unneeded(owned, stored)
-        steps = self._unbind_steps(channel, owned, stored, unneeded)
-
-        def done() -> bytes:
-            owned.bound.difference_update(unneeded)
-            if binding.identity in owned.clients:
-                self._state.remove_binding(stored)
-                self._conversation.inventory.changed(owned.name)
-                if owned.declared is not None and owned.declared.auto_delete and not owned.clients:
-                    self._state.remove_exchange(owned.name)  # the broker has dropped it with its last binding
-            return _answer(channel, asked)
-
-        script.run(self._conversation, channel, steps, done)
+        needless = self._reach.needless(owned, stored)
+        made = _Made(channel, asked, owned, stored, tuple(needless))
+        if owned.delivery is Delivery.CARRIER:
+            # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
+            steps = [unbind_step(channel.number, owned.carrier, one) for one in needless]
+            steps += _drop_steps(channel, owned, stored)
+            script.ahead(self._conversation, channel, steps, partial(self._unbound, made))
+        else:
+            permitted = partial(self._permitted, made)
+            look = self._look_steps(channel, asked)
+            script.ahead(self._conversation, channel, look, lambda: self._reach.ask(owned, [asked.receiver], permitted))
         return False
+
+    def _permitted(self, made: _Made) -> None:
+        """It is known now whether the client may unbind, where no binding on the broker says so."""
+        if not script.held(self._conversation, made.channel):
+            return
+        refusal = self._reach.refusal(made.owned, [made.asked.receiver], made.asked.ids)
+        if refusal is None:
+            self._unbound(made)
+        else:
+            self._conversation.refuse(made.channel, refusal)
+
+    def _unbound(self, made: _Made) -> None:
+        """Nothing of the binding stands on the broker any more, but perhaps what its routes asked for."""
+        state, owned = self._state, made.owned
+        owned.bound.difference_update(made.tokens)
+        known = None if made.stored is None else owned.clients.get(made.stored.binding.identity)
+        if known is None or state.exchanges.get(owned.name) is not owned:
+            script.go_on(self._conversation, made.channel, _answer(made.channel, made.asked))
+            return
+        state.remove_binding(known)
+        self._conversation.inventory.changed(owned.name)
+        self._reach.leave(owned, known.client, (), partial(self._gone, made))
+
+    def _gone(self, made: _Made) -> None:
+        owned = made.owned
+        ends = owned.declared is not None and owned.declared.auto_delete and not owned.clients
+        if ends and self._state.exchanges.get(owned.name) is owned:
+            self._state.remove_exchange(owned.name)  # the broker has dropped it with its last binding
+        script.go_on(self._conversation, made.channel, _answer(made.channel, made.asked))
 
     def _read(self, channel: Channel, index: int, frame: bytes) -> _Asked:
         payload = frame[7:-1]
@@ -147,6 +236,17 @@ class ClientBindings:
         owned = self._state.exchanges.get(asked.source)
         return None if owned is None or owned.unmatched_pass else owned
 
+    def _evaluated(self, asked: _Asked) -> bool:
+        """Whether the destination is an exchange that is evaluated here: it needs no token."""
+        return asked.kind == EXCHANGE and asked.destination in self._state.exchanges
+
+    def _binding(self, asked: _Asked, owned: OwnedExchange) -> Binding:
+        table = decode_table(asked.entries, 0, len(asked.entries))
+        sequence = self._conversation.next_sequence()
+        return Binding(owned.name, asked.kind, asked.destination, asked.routing_key, table, "", sequence)
+
+    # -- refusals ----------------------------------------------------------------------------------------------
+
     def _refuse_real_source(self, asked: _Asked) -> None:
         owned = self._state.exchanges.get(asked.destination) if asked.kind == EXCHANGE else None
         if owned is not None and (owned.declared is not None or owned.carrier == owned.name):
@@ -156,63 +256,15 @@ class ClientBindings:
             )
             raise ProtocolError(540, text, Scope.CONNECTION, *asked.ids)
 
-    def _binding(self, asked: _Asked, owned: OwnedExchange) -> Binding:
-        table = decode_table(asked.entries, 0, len(asked.entries))
-        sequence = self._conversation.next_sequence()
-        return Binding(owned.name, asked.kind, asked.destination, asked.routing_key, table, "", sequence)
-
-    def _others(self, named: frozenset[Destination]) -> list[Destination]:
-        """Destinations beside the main one that exist: bound with this client's rights, now, or not at all."""
-        state = self._state
-        return sorted(
-            one for one in named if one[1] not in state.exchanges and (one[0] == EXCHANGE or state.has_queue(one[1]))
-        )
-
-    def _bind_steps(
-        self, channel: Channel, owned: OwnedExchange, stored: StoredBinding, tokens: list[Destination], *, keep: bool
-    ) -> list[script.Step]:
-        number = channel.number
-        name = stored.binding.destination
-        queue = stored.binding.destination_type == QUEUE
-        if owned.delivery is Delivery.QUEUE:
-            return [(_find_queue(number, name), methods.QUEUE_DECLARE_OK)] if queue else []
-        steps: list[script.Step] = []
-        if keep:
-            kept = kept_arguments(stored.sequences[0], stored.entries, stored.binding.routing_key)
-            make = queue_bind if queue else exchange_bind
-            reply = methods.QUEUE_BIND_OK if queue else methods.EXCHANGE_BIND_OK
-            steps.append((make(number, name, owned.carrier, stored.key, kept), reply))
-        return steps + [bind_step(number, owned.carrier, one) for one in tokens]
-
-    def _unbind_steps(
-        self, channel: Channel, owned: OwnedExchange, stored: StoredBinding, unneeded: list[Destination]
-    ) -> list[script.Step]:
-        if owned.delivery is Delivery.QUEUE:
-            return []
-        number = channel.number
-        name = stored.binding.destination
-        queue = stored.binding.destination_type == QUEUE
-        make = queue_unbind if queue else exchange_unbind
-        reply = methods.QUEUE_UNBIND_OK if queue else methods.EXCHANGE_UNBIND_OK
-        steps: list[script.Step] = []
-        for sequence in stored.sequences:
-            kept = kept_arguments(sequence, stored.entries, stored.binding.routing_key)
-            steps.append((make(number, name, owned.carrier, stored.key, kept), reply))
-        # The token counts as use: it goes with the last binding that needs it, tokens first, since an auto-delete
-        # exchange goes with its last binding.
-        return [unbind_step(number, owned.carrier, one) for one in unneeded] + steps
-
-    def _unneeded(self, owned: OwnedExchange, stored: StoredBinding) -> list[Destination]:
-        """The destination of a binding that goes, where its token stands and nothing else leads there."""
-        binding = stored.binding
-        destination = (binding.destination_type, binding.destination)
-        if destination not in owned.bound:
-            return []
-        router = self._state.router
-        exchange = router.exchanges[owned.name]
-        uses = exchange.uses(destination) - (binding.identity in owned.clients)
-        nested = any(destination in router.destinations(one) for one in exchange.next_names if one in router.exchanges)
-        return [] if uses > 0 or nested else [destination]
+    def _refuse_unkept(self, asked: _Asked, owned: OwnedExchange) -> None:
+        """Refuse what the broker can't keep: a binding of a carrier to an exchange that it does not have."""
+        receiver = self._state.exchanges.get(asked.destination) if asked.kind == EXCHANGE else None
+        if receiver is not None and receiver.delivery is Delivery.QUEUE and owned.delivery is Delivery.CARRIER:
+            text = (
+                f"exchange '{_text(receiver.name)}' with delivery queue is not on the broker, where a binding of "
+                f"'{_text(owned.name)}' with delivery carrier is kept"
+            )
+            raise ProtocolError(540, text, Scope.CONNECTION, *asked.ids)
 
     def _refuse_unknown(self, asked: _Asked, owned: OwnedExchange, binding: Binding) -> None:
         exchange = self._state.router.exchanges[owned.name]
@@ -223,10 +275,40 @@ class ClientBindings:
         if strict and exchange.binds(asked.kind, asked.destination, asked.routing_key):
             raise ProtocolError(406, "binding arguments do not match", Scope.CHANNEL, *asked.ids)
 
+    def _look_steps(self, channel: Channel, asked: _Asked) -> list[script.Step]:
+        """Ask whether the destination exists, and nothing else."""
+        if asked.kind == QUEUE:
+            bits = (True, False, False, False, False)
+            frame = method_frame(channel.number, methods.QUEUE_DECLARE, 0, asked.destination, *bits, b"")
+            return [(frame, methods.QUEUE_DECLARE_OK)]
+        if self._evaluated(asked):
+            return []
+        frame = exchange_declare(channel.number, asked.destination, b"direct", passive=True)
+        return [(frame, methods.EXCHANGE_DECLARE_OK)]
 
-def _find_queue(channel: int, queue: bytes) -> bytes:
-    """Build a passive declare: 404 where there is no such queue, nothing else."""
-    return method_frame(channel, methods.QUEUE_DECLARE, 0, queue, True, False, False, False, False, b"")
+
+def _keep_step(channel: Channel, owned: OwnedExchange, stored: StoredBinding) -> script.Step:
+    """Bind under the storage key, where the broker keeps the binding."""
+    binding = stored.binding
+    sequence, client = stored.copies[0]
+    kept = kept_arguments(sequence, stored.entries, binding.routing_key, client)
+    if binding.destination_type == QUEUE:
+        frame = queue_bind(channel.number, binding.destination, owned.carrier, stored.key, kept)
+        return frame, methods.QUEUE_BIND_OK
+    return exchange_bind(channel.number, binding.destination, owned.carrier, stored.key, kept), methods.EXCHANGE_BIND_OK
+
+
+def _drop_steps(channel: Channel, owned: OwnedExchange, stored: StoredBinding) -> list[script.Step]:
+    """Unbind every copy that the broker keeps."""
+    binding = stored.binding
+    queue = binding.destination_type == QUEUE
+    make = queue_unbind if queue else exchange_unbind
+    reply = methods.QUEUE_UNBIND_OK if queue else methods.EXCHANGE_UNBIND_OK
+    steps = []
+    for sequence, client in stored.copies:
+        kept = kept_arguments(sequence, stored.entries, binding.routing_key, client)
+        steps.append((make(channel.number, binding.destination, owned.carrier, stored.key, kept), reply))
+    return steps
 
 
 def _key(asked: _Asked) -> bytes:

@@ -8,7 +8,7 @@ Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
@@ -21,6 +21,7 @@ from proxy.amqp.remote_messages import Remotes
 from proxy.amqp.tuning import Tuning
 from proxy.amqp.vhost import Destination, OwnedExchange
 from proxy.errors import ProtocolError, Scope
+from proxy.routing.reach import Reach
 
 #: Between two confirms of a connection that are timed.
 SAMPLE_SECONDS = 0.1
@@ -37,6 +38,14 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
+class Asked(NamedTuple):
+    """Whether a destination is within a client's reach from an exchange: to be asked on a connection of the client."""
+
+    owned: OwnedExchange
+    reach: Reach
+    destination: Destination
+
+
 class EnsureQueue(NamedTuple):
     """A queue has been declared through us: give it its tokens, then `Relay.release`."""
 
@@ -45,11 +54,16 @@ class EnsureQueue(NamedTuple):
 
 
 class BindDestinations(NamedTuple):
-    """A publish waits for destinations that are not bound yet: bind them, then `Relay.resume`."""
+    """A publish waits for destinations that are not bound yet: bind them, then `Relay.resume`.
+
+    Of what is asked (by routes of clients' bindings), the clients' own connections must say first whether it is within
+    their reach.
+    """
 
     channel: Channel
     exchange: bytes
     destinations: tuple[Destination, ...]
+    asked: tuple[Asked, ...] = ()
 
 
 class LookUpExchange(NamedTuple):
@@ -75,7 +89,7 @@ class Limits(NamedTuple):
             the reading of that side until they leave.
         replay_bytes: largest body that leaves in several copies; a larger one is refused with 311.
         collected_bytes: of such bodies under way on all channels together; a further one is refused with 311.
-        tokens: bound on one exchange at most because messages chose them.
+        tokens: within one client's reach from one exchange at most.
     """
 
     held_bytes: int = 1 << 20
@@ -116,10 +130,12 @@ class Conversation:
         plans: the virtual host's plans.
         inventory: the control plane.
         limits: see Limits.
+        user: the name that the producer logged in with.
     """
 
-    def __init__(self, tuning: Tuning, plans: Plans, inventory: Inventory, limits: Limits) -> None:
+    def __init__(self, tuning: Tuning, plans: Plans, inventory: Inventory, limits: Limits, user: str = "") -> None:
         """Start open, with no channel."""
+        self.user = user
         self.tuning = tuning
         self.plans = plans
         self.state = plans.state
@@ -149,8 +165,6 @@ class Conversation:
         self.remotes: Remotes | None = None
         #: called when something is to be sent outside of the driver's own calls
         self.wake: Callable[[], None] = _nobody
-        #: destinations that this producer may not bind, with the broker's reason
-        self.refused: dict[Destination, str] = {}
         #: channels whose held frames may go on
         self.resumable: list[Channel] = []
         #: what to tell the logs when it ended by a fault
@@ -168,21 +182,15 @@ class Conversation:
         #: no confirm is timed before
         self.sample_after = 0.0
 
-    def bindable(self, owned: OwnedExchange, wanted: tuple[Destination, ...]) -> tuple[Destination, ...]:
-        """Give what may be bound with the producer's own rights: it exists, and was not refused.
-
-        Args:
-            owned: an exchange that a client declared.
-            wanted: destinations without a token.
-        """
-        if len(owned.bound) >= self.limits.tokens:
-            return ()
-        state = self.state
-        return tuple(
-            one
-            for one in wanted
-            if one not in self.refused and (one[0] == "exchange" or not state.queues.names or state.has_queue(one[1]))
-        )
+    def to_be_asked(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[Asked, ...]:
+        """Give what exists of that which routes chose and nobody knows yet to be within a client's reach."""
+        asked = []
+        for reach, destination in sorted(unknown, key=lambda one: one[1]):
+            owned = self.state.owner_of(reach)
+            exists = destination[0] == "exchange" or self.state.has_queue(destination[1])
+            if owned is not None and exists and len(reach.allowed) < self.limits.tokens:
+                asked.append(Asked(owned, reach, destination))
+        return tuple(asked)
 
     def next_sequence(self) -> int:
         """Give a place in the order of declarations, later than all before: microseconds since 1970, or one more."""

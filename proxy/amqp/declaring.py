@@ -10,6 +10,7 @@ Source: delivery notes, "The store"; the open-exchange specification, 10 and 11;
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 from proxy.amqp import methods, script
 from proxy.amqp.channel import Channel, Expected
@@ -17,7 +18,7 @@ from proxy.amqp.conversation import Conversation, LookUpExchange
 from proxy.amqp.equivalence import inequivalence, inequivalent_type
 from proxy.amqp.method_arguments import ExchangeDeclare, read_exchange_declare, read_exchange_delete
 from proxy.amqp.method_frames import empty_ok, exchange_declare, exchange_delete
-from proxy.amqp.own_bindings import unbind_step
+from proxy.amqp.own_bindings import withdraw
 from proxy.amqp.stored import DELIVERY, exchange_arguments
 from proxy.amqp.tables import decode_table
 from proxy.amqp.vhost import Declared, Delivery, OwnedExchange
@@ -28,6 +29,15 @@ from proxy.routing.values import Table
 OPEN = b"x-open"
 _DECLARE, _DELETE = (40, 10), (40, 20)
 _ALTERNATE = b"alternate-exchange"
+
+
+class _Fresh(NamedTuple):
+    """An exchange on its way to be declared."""
+
+    channel: Channel
+    asked: ExchangeDeclare
+    owned: OwnedExchange
+    exchange: Exchange
 
 
 class Declaring:
@@ -77,20 +87,34 @@ class Declaring:
         if asked.if_unused and owned.clients:
             text = f"exchange '{_text(owned.name)}' in vhost '{self._state.name}' in use"
             raise ProtocolError(406, text, Scope.CHANNEL, *_DELETE)
-        steps: list[script.Step] = []
+        delete: list[script.Step] = []
         if owned.delivery is Delivery.CARRIER:
-            if asked.if_unused:  # our tokens count as use to the broker
-                steps = [unbind_step(channel.number, owned.carrier, one) for one in sorted(owned.bound)]
-            delete = exchange_delete(channel.number, owned.carrier, if_unused=asked.if_unused)
-            steps.append((delete, methods.EXCHANGE_DELETE_OK))
+            frame = exchange_delete(channel.number, owned.carrier, if_unused=asked.if_unused)
+            delete.append((frame, methods.EXCHANGE_DELETE_OK))
 
         def done() -> bytes:
-            self._state.remove_exchange(owned.name)
-            self._conversation.inventory.changed(owned.name)
+            if self._state.exchanges.get(owned.name) is owned:
+                self._gone(owned)
             return b"" if asked.nowait else empty_ok(channel.number, methods.EXCHANGE_DELETE_OK)
 
-        script.run(self._conversation, channel, steps, done)
+        def free() -> None:
+            if script.held(self._conversation, channel):
+                script.run(self._conversation, channel, delete, done)
+
+        if asked.if_unused and (owned.bound or owned.grants):  # ours, but they count as use to the broker
+            script.hold(self._conversation, channel)
+            withdraw(self._conversation, owned, sorted(owned.bound), list(owned.grants), free)
+        else:
+            script.run(self._conversation, channel, delete, done)
         return False
+
+    def _gone(self, owned: OwnedExchange) -> None:
+        """An exchange is deleted: with it went its bindings, and those to it."""
+        self._state.remove_exchange(owned.name)
+        for other in self._state.exchanges.values():
+            for stored in list(other.receivers.get(("exchange", owned.name), {}).values()):
+                self._state.remove_binding(stored)
+        self._conversation.inventory.changed(owned.name)
 
     @staticmethod
     def _is_carrier(owned: OwnedExchange) -> bool:
@@ -106,8 +130,7 @@ class Declaring:
         if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
             self._pass(channel, asked.nowait, methods.EXCHANGE_DECLARE_OK)
             return True
-        if not asked.nowait:
-            self._conversation.to_producer.append(empty_ok(channel.number, methods.EXCHANGE_DECLARE_OK))
+        script.run(self._conversation, channel, [], partial(_declared, channel, asked))
         return False
 
     def _again(self, channel: Channel, asked: ExchangeDeclare, owned: OwnedExchange) -> bool:
@@ -141,48 +164,53 @@ class Declaring:
         )
 
     def _new(self, channel: Channel, asked: ExchangeDeclare) -> None:
-        conversation = self._conversation
-        owned, exchange = self._make(asked)
-        script.hold(conversation, channel)
-        if owned.delivery is Delivery.QUEUE:
-            self._state.add_exchange(owned, exchange)
-            conversation.inventory.changed(owned.name)
-            script.go_on(conversation, channel, _declared(channel, asked))
+        """An exchange that is not known here: look whether the broker has one of that name."""
+        fresh = _Fresh(channel, asked, *self._make(asked))
+        if _is_reserved(asked.exchange):
+            script.hold(self._conversation, channel)
+            self._looked_up(fresh, None)  # the broker refuses it
             return
+        look_up = LookUpExchange(channel, asked.exchange, partial(self._looked_up, fresh))
+        # Behind what the client asked before: it may have deleted an exchange of that name.
+        script.ahead(self._conversation, channel, [], partial(self._conversation.requests.append, look_up))
 
-        def looked_up(found: str | None) -> None:
-            """Before the declare: is there an exchange of that name that is not ours?"""
-            known = self._state.exchanges.get(owned.name)
-            try:
-                if known is not None:
-                    self._again(channel, asked, known)
-                    return
-                if found is not None:
-                    raise self._inequivalent(inequivalent_type(owned.name, self._state.name, OPEN, found))
-            except ProtocolError as error:
-                conversation.refuse(channel, error)
+    def _looked_up(self, fresh: _Fresh, found: str | None) -> None:
+        """Before the declare: is there an exchange of that name that is not ours?"""
+        channel, asked, owned = fresh.channel, fresh.asked, fresh.owned
+        if not script.held(self._conversation, channel):
+            return
+        known = self._state.exchanges.get(owned.name)
+        try:
+            if known is not None:
+                self._again(channel, asked, known)
                 return
-            assert owned.declared is not None  # noqa: S101 -- made so above
-            frame = self._carrier_frame(channel, asked, owned.declared.sequence)
-            conversation.to_upstream.append(frame)
-            channel.replies.append(Expected(methods.EXCHANGE_DECLARE_OK, taken=made))
+            if found is not None:
+                raise self._inequivalent(inequivalent_type(owned.name, self._state.name, OPEN, found))
+        except ProtocolError as error:
+            self._conversation.refuse(channel, error)
+            return
+        if owned.declared is None or owned.delivery is Delivery.QUEUE:
+            self._compared(fresh, None)
+            return
+        frame = self._carrier_frame(channel, asked, owned.declared.sequence)
+        # Two may have declared at once, and the broker does not compare: look again behind the declare-ok.
+        again = LookUpExchange(channel, asked.exchange, partial(self._compared, fresh))
+        made = partial(self._conversation.requests.append, again)
+        script.ahead(self._conversation, channel, [(frame, methods.EXCHANGE_DECLARE_OK)], made)
 
-        def made(_: bytes) -> bool:
-            """Behind the declare-ok: two may have declared at once, and the broker did not compare. Look again."""
-            conversation.requests.append(LookUpExchange(channel, asked.exchange, compared))
-            return False
-
-        def compared(_: str | None) -> None:
-            known = self._state.exchanges.get(owned.name)
-            if known is None:
-                self._state.add_exchange(owned, exchange)
-            elif text := inequivalence(known, owned.arguments, asked, self._state.name):
-                conversation.refuse(channel, self._inequivalent(text))
-                return
-            conversation.inventory.changed(owned.name)
-            script.go_on(conversation, channel, _declared(channel, asked))
-
-        conversation.requests.append(LookUpExchange(channel, asked.exchange, looked_up))
+    def _compared(self, fresh: _Fresh, _: str | None) -> None:
+        """Behind the declare: is it what was declared first?"""
+        channel, owned = fresh.channel, fresh.owned
+        if not script.held(self._conversation, channel):
+            return
+        known = self._state.exchanges.get(owned.name)
+        if known is None:
+            self._state.add_exchange(owned, fresh.exchange)
+        elif text := inequivalence(known, owned.arguments, fresh.asked, self._state.name):
+            self._conversation.refuse(channel, self._inequivalent(text))
+            return
+        self._conversation.inventory.changed(owned.name)
+        script.go_on(self._conversation, channel, _declared(channel, fresh.asked))
 
     def _make(self, asked: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
         """Check the arguments of a new open exchange and make it."""
@@ -225,6 +253,10 @@ def _delivery(table: Table, default: Delivery) -> Delivery:
 def _alternate(table: Table) -> bytes | None:
     value = dict(table).get(_ALTERNATE)
     return value.value if value is not None and isinstance(value.value, bytes) else None
+
+
+def _is_reserved(name: bytes) -> bool:
+    return not name or name.startswith(b"amq.")
 
 
 def _declared(channel: Channel, asked: ExchangeDeclare) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from proxy.amqp.method_arguments import ExchangeDeclare
 from proxy.amqp.stored import DELIVERY
-from proxy.amqp.vhost import Delivery, OwnedExchange
+from proxy.amqp.vhost import Declared, OwnedExchange
 from proxy.routing.values import Table, Value
 
 _COMPARED = (
@@ -25,6 +25,8 @@ _COMPARED = (
     b"min-payload-size-silent",
     DELIVERY,
 )
+#: how the control plane declares what a rules file names
+_BY_FILE = Declared(durable=True, auto_delete=False, internal=False, entries=b"", sequence=0)
 _TYPES = {
     "t": "bool",
     "b": "byte",
@@ -68,14 +70,14 @@ def inequivalence(owned: OwnedExchange, table: Table, asked: ExchangeDeclare, vh
         The reply text, "" where all are equal.
     """
     where = f"for exchange '{_text(owned.name)}' in vhost '{vhost}'"
-    if owned.delivery is Delivery.QUEUE and owned.declared is not None:  # nothing on the broker that could compare
-        for name in ("durable", "auto_delete", "internal"):
-            received, current = getattr(asked, name), getattr(owned.declared, name)
-            if received != current:
-                return (
-                    f"inequivalent arg '{name}' {where}: received '{str(received).lower()}' "
-                    f"but current is '{str(current).lower()}'"
-                )
+    declared = owned.declared or _BY_FILE
+    for name in ("durable", "auto_delete", "internal"):  # in the broker's order, and before the arguments
+        received, current = getattr(asked, name), getattr(declared, name)
+        if received != current:
+            return (
+                f"inequivalent arg '{name}' {where}: received '{str(received).lower()}' "
+                f"but current is '{str(current).lower()}'"
+            )
     before, now = dict(owned.arguments), dict(table)
     for key in _COMPARED:
         one, other = now.get(key), before.get(key)

@@ -179,10 +179,23 @@ def _queue_copies(
     copies = []
     if queues:
         copies.append(Copy(b"", queues[0], tuple(queues[1:]), moved=True, hide_cc=True))
-    copies += [Copy(name, None, (), moved=True) for name in leaves.exchanges if _is_text(name)]
-    if not copies and decision.alternate and owned.alternate is not None:
-        copies.append(Copy(owned.alternate, None, (), moved=True))
-    return tuple(copies) or (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), ()
+    exchanges = list(leaves.exchanges)
+    if not copies and not exchanges and decision.alternate and owned.alternate is not None:
+        exchanges.append(owned.alternate)
+    exchanges = [name for name in exchanges if _is_text(name) and ("exchange", name) not in state.missing]
+    # A publish to an exchange that does not exist would close the producer's channel: what no file names is asked for
+    # first.
+    there = {name for name in exchanges if ("exchange", name) in owned.bound or _by_file(owned, state, name)}
+    copies += [Copy(name, None, (), moved=True) for name in exchanges if name in there]
+    unbound = tuple(("exchange", name) for name in exchanges if name not in there)
+    return tuple(copies) or (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
+
+
+def _by_file(owned: OwnedExchange, state: VhostState, exchange: bytes) -> bool:
+    """Whether a rules file names an exchange, so that the control plane looks after it."""
+    if owned.declared is not None:
+        return False
+    return exchange == owned.alternate or ("exchange", exchange) in state.router.destinations(owned.name)
 
 
 def _is_text(name: bytes) -> bool:

@@ -1,7 +1,8 @@
-"""How are tokens bound with a producer's own rights? On the channel of ours on its connection.
+"""What is asked of the broker with a client's own rights, on the channel of ours on its connection?
 
-An exclusive queue can be bound by its owner's connection only, and what a client's rules or messages choose must
-not be bound with the control user's rights. A refusal means "missing, with that reason", never an error to the
+An exclusive queue can be bound by its owner's connection only, and what a client's rules or messages choose must not
+be reached with the control user's rights: whether the client could have bound it is asked here, and the answer is kept
+on the carrier as a binding under a grant key. A refusal means "missing, with that reason", never an error to the
 producer.
 
 Source: delivery notes, "Tokens and bindings"; RabbitMQ guide "Access control".
@@ -9,21 +10,25 @@ Source: delivery notes, "Tokens and bindings"; RabbitMQ guide "Access control".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from proxy.amqp import methods
 from proxy.amqp.conversation import Conversation
 from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind, queue_unbind
-from proxy.amqp.tokens import token
-from proxy.amqp.vhost import Destination, OwnedExchange
+from proxy.amqp.tokens import grant_key, token
+from proxy.amqp.vhost import Delivery, Destination, OwnedExchange
+from proxy.routing.reach import Reach
+
+#: how a refusal begins where source or destination does not exist: the permissions were looked at before
+_NOT_FOUND = "404 "
 
 
-def bind_frame(channel: int, carrier: bytes, destination: Destination) -> bytes:
-    """Build the method that binds a destination to a carrier under its token."""
+def bind_frame(channel: int, carrier: bytes, destination: Destination, key: bytes | None = None) -> bytes:
+    """Build the method that binds a destination to a carrier, under its token or another key."""
     kind, name = destination
     make = queue_bind if kind == "queue" else exchange_bind
-    return make(channel, name, carrier, token(kind, name))
+    return make(channel, name, carrier, token(kind, name) if key is None else key)
 
 
 def bind_step(channel: int, carrier: bytes, destination: Destination) -> tuple[bytes, int]:
@@ -32,12 +37,17 @@ def bind_step(channel: int, carrier: bytes, destination: Destination) -> tuple[b
     return bind_frame(channel, carrier, destination), reply
 
 
+def unbind_frame(channel: int, carrier: bytes, destination: Destination, key: bytes | None = None) -> bytes:
+    """Build the method that unbinds what `bind_frame` has bound."""
+    kind, name = destination
+    make = queue_unbind if kind == "queue" else exchange_unbind
+    return make(channel, name, carrier, token(kind, name) if key is None else key)
+
+
 def unbind_step(channel: int, carrier: bytes, destination: Destination) -> tuple[bytes, int]:
     """Build the method that unbinds a token, and say what answers it."""
-    kind, name = destination
-    if kind == "queue":
-        return queue_unbind(channel, name, carrier, token(kind, name)), methods.QUEUE_UNBIND_OK
-    return exchange_unbind(channel, name, carrier, token(kind, name)), methods.EXCHANGE_UNBIND_OK
+    reply = methods.QUEUE_UNBIND_OK if destination[0] == "queue" else methods.EXCHANGE_UNBIND_OK
+    return unbind_frame(channel, carrier, destination), reply
 
 
 def bind_tokens(
@@ -72,3 +82,81 @@ def bind_tokens(
     for owned, destination in wanted:
         frame = bind_frame(conversation.own.number or 0, owned.carrier, destination)
         conversation.own.run(frame, partial(answered, owned=owned, destination=destination))
+
+
+def ask_reach(
+    conversation: Conversation,
+    owned: OwnedExchange,
+    reach: Reach,
+    destination: Destination,
+    done: Callable[[], None],
+) -> None:
+    """Ask whether a client may bind a destination, on a connection of that client, and note the answer in its reach.
+
+    Args:
+        conversation: a connection of the client.
+        owned: the exchange.
+        reach: how far the client's routes reach from there.
+        destination: what is asked about.
+        done: called when it is known.
+    """
+    key = grant_key(reach.client, *destination)
+
+    def witnessed(text: str | None) -> None:
+        if text is None or (owned.delivery is Delivery.QUEUE and text.startswith(_NOT_FOUND)):
+            reach.refused.pop(destination, None)
+            reach.allowed.add(destination)
+            owned.grants[key] = destination
+        else:
+            reach.refused[destination] = text
+        done()
+
+    def bound(text: str | None) -> None:
+        if text is not None:
+            witnessed(text)
+            return
+        owned.bound.add(destination)
+        if conversation.state.missing.pop(destination, None) is not None:
+            conversation.state.changed()
+        conversation.own.run(bind_frame(number, owned.carrier, destination, key), witnessed)
+
+    number = conversation.own.number or 0
+    if owned.delivery is Delivery.QUEUE:
+        # Nothing is there to unbind from, or nothing under this key: but the permissions are the same.
+        conversation.own.run(unbind_frame(number, owned.name, destination, key), witnessed)
+    elif destination[0] == "exchange" and destination[1] in conversation.state.exchanges:
+        conversation.own.run(bind_frame(number, owned.carrier, destination, key), witnessed)
+    else:
+        conversation.own.run(bind_frame(number, owned.carrier, destination), bound)
+
+
+def withdraw(
+    conversation: Conversation,
+    owned: OwnedExchange,
+    tokens: Iterable[Destination],
+    grants: Iterable[bytes],
+    done: Callable[[], None],
+) -> None:
+    """Unbind tokens and grants that nothing needs any more; a refusal leaves them to the control plane.
+
+    Args:
+        conversation: any connection.
+        owned: the exchange.
+        tokens: destinations whose token goes.
+        grants: keys that go.
+        done: called when the broker has answered all.
+    """
+    number = conversation.own.number or 0
+    frames = []
+    for destination in tokens:
+        owned.bound.discard(destination)
+        frames.append(unbind_frame(number, owned.carrier, destination))
+    for key in grants:
+        destination = owned.grants.pop(key)
+        frames.append(unbind_frame(number, owned.carrier, destination, key))
+    if owned.delivery is Delivery.QUEUE or not frames:
+        done()
+        return
+    for frame in frames[:-1]:
+        conversation.own.run(frame, lambda text: None)
+    conversation.own.run(frames[-1], lambda text: done())

@@ -112,6 +112,7 @@ class Plans:
         """Start with no plan."""
         self.state = state
         self.rules = rules or ClientRules()
+        state.own_routes = self.rules.own_routes
         self.journal = journal
         self.counters = counters.relay(state.name)
         self.traffic = counters.traffic

@@ -8,8 +8,6 @@ Source: AMQP 0-9-1 spec, 4.2.6 (content framing); reply codes as RabbitMQ gives 
 
 from __future__ import annotations
 
-from functools import partial
-
 from proxy.amqp.address_plan import find_plan
 from proxy.amqp.auditing import Template
 from proxy.amqp.channel import Channel, Collected, Content, Publish
@@ -17,11 +15,9 @@ from proxy.amqp.conversation import BindDestinations, Conversation
 from proxy.amqp.copies import fitting, send_collected
 from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METHOD, OVERHEAD, U16, U32
 from proxy.amqp.method_arguments import read_publish
-from proxy.amqp.outgoing import CC_BCC, PUBLISH, refuse_reserved
-from proxy.amqp.own_bindings import bind_tokens
+from proxy.amqp.outgoing import CC_BCC, PUBLISH, Outgoing, refuse_reserved
 from proxy.amqp.plan import ExchangePlan
 from proxy.amqp.properties import table_span
-from proxy.amqp.vhost import Destination
 from proxy.errors import ProtocolError, Scope
 
 KIND_NAMES = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
@@ -107,8 +103,9 @@ class PublishFrames:
         if plan is None:
             return self._pass(channel, publish, frame, body_size)
         head, outgoing = plan.forward(publish.frame, publish.routing_key, frame, 0, len(frame))
-        if outgoing.unbound and not channel.waited and self._hold(channel, publish, plan, frame, outgoing.unbound):
-            return False
+        if (outgoing.unbound or outgoing.decision.asked) and not channel.waited:
+            if self._hold(channel, publish, plan, frame, outgoing):
+                return False
         channel.waited = False
         elsewhere = outgoing.elsewhere
         if elsewhere is not None and channel.transactional:
@@ -182,16 +179,12 @@ class PublishFrames:
         else:
             send_collected(conversation, collected)
 
-    def _hold(
-        self, channel: Channel, publish: Publish, plan: ExchangePlan, header: bytes, unbound: tuple[Destination, ...]
-    ) -> bool:
+    def _hold(self, channel: Channel, publish: Publish, plan: ExchangePlan, header: bytes, outgoing: Outgoing) -> bool:
         """Let a publish wait until its destinations are bound; False where there is nothing to wait for."""
         conversation = self._conversation
-        own = plan.owned.declared is not None and conversation.plans.rules.own_routes
-        if own:
-            unbound = conversation.bindable(plan.owned, unbound)
-            if not unbound:
-                return False
+        asked = conversation.to_be_asked(outgoing.decision.asked)
+        if not outgoing.unbound and not asked:
+            return False
         channel.held = [publish.frame, header]
         channel.waits = True
         channel.held_bytes = len(publish.frame) + len(header)
@@ -199,12 +192,7 @@ class PublishFrames:
         conversation.shape += 1
         channel.content = Content.METHOD
         channel.publish = None
-        if own:
-            wanted = [(plan.owned, one) for one in unbound]
-            done = partial(conversation.resumable.append, channel)
-            bind_tokens(conversation, wanted, done, conversation.refused)
-        else:
-            conversation.requests.append(BindDestinations(channel, plan.owned.name, unbound))
+        conversation.requests.append(BindDestinations(channel, plan.owned.name, outgoing.unbound, asked))
         return True
 
 

@@ -12,11 +12,12 @@ from collections.abc import Callable
 
 from proxy.amqp.auditing import ConnectionAudit
 from proxy.amqp.channel import Channel
-from proxy.amqp.conversation import Conversation, Inventory, Limits, LookUpExchange, Phase, Request
+from proxy.amqp.conversation import Asked, Conversation, Inventory, Limits, LookUpExchange, Phase, Request
 from proxy.amqp.counters import RelayCounters
 from proxy.amqp.delivering import Delivering
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.method_frames import connection_close_ok
+from proxy.amqp.own_bindings import ask_reach
 from proxy.amqp.plan import Plans
 from proxy.amqp.publishing import Publishing
 from proxy.amqp.remote_messages import Remotes
@@ -32,13 +33,14 @@ class Relay:
         plans: the virtual host's plans.
         inventory: the control plane.
         limits: see Limits.
+        user: the name that the producer logged in with.
     """
 
     __slots__ = ("_conversation", "_delivering", "_publishing")
 
-    def __init__(self, tuning: Tuning, plans: Plans, inventory: Inventory, limits: Limits) -> None:
+    def __init__(self, tuning: Tuning, plans: Plans, inventory: Inventory, limits: Limits, user: str = "") -> None:
         """Start open, with no channel."""
-        self._conversation = Conversation(tuning, plans, inventory, limits)
+        self._conversation = Conversation(tuning, plans, inventory, limits, user)
         self._publishing = Publishing(self._conversation)
         self._delivering = Delivering(self._conversation)
 
@@ -157,6 +159,13 @@ class Relay:
         """The destinations a channel waited for are bound, or known to be missing: its publishes go on."""
         self._conversation.resumable.append(channel)
         self._go_on()
+
+    def ask(self, asked: Asked, done: Callable[[], None]) -> None:
+        """Ask on this connection whether its client may bind a destination; `done` is called when it is known."""
+        if self._conversation.phase is Phase.OPEN:
+            ask_reach(self._conversation, asked.owned, asked.reach, asked.destination, done)
+        else:
+            done()
 
     def answer(self, request: LookUpExchange, found: str | None) -> None:
         """Say what `LookUpExchange` asked: the type of another's exchange of that name, None where there is none."""

@@ -12,11 +12,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
+from proxy.amqp import methods
 from proxy.amqp.channel import Channel, Expected
 from proxy.amqp.conversation import Conversation
+from proxy.amqp.method_frames import exchange_declare
 
 #: a frame for the broker and the method that answers it
 Step: TypeAlias = tuple[bytes, int]
+
+#: Every virtual host has it, and asking whether it is there needs no permission.
+_ALWAYS_THERE = b"amq.direct"
 
 
 def hold(conversation: Conversation, channel: Channel) -> None:
@@ -24,6 +29,11 @@ def hold(conversation: Conversation, channel: Channel) -> None:
     if channel.held is None:
         channel.held = []
         conversation.shape += 1
+
+
+def held(conversation: Conversation, channel: Channel) -> bool:
+    """Say whether a channel that was held still is: it may have been closed since."""
+    return channel.held is not None and conversation.channels.get(channel.number) is channel
 
 
 def go_on(conversation: Conversation, channel: Channel, answer: bytes) -> None:
@@ -35,30 +45,45 @@ def go_on(conversation: Conversation, channel: Channel, answer: bytes) -> None:
         answer: frames for the client, b"" where it expects none.
     """
     if answer:
-        conversation.to_producer.append(answer)
+        conversation.say(channel, answer)
     conversation.resumable.append(channel)
 
 
-def run(conversation: Conversation, channel: Channel, steps: Sequence[Step], done: Callable[[], bytes]) -> None:
-    """Run methods in order; the client's frames wait until the last is answered.
+def ahead(conversation: Conversation, channel: Channel, steps: Sequence[Step], then: Callable[[], None]) -> None:
+    """Run methods in order on a client's channel; the client's frames wait until `go_on`.
 
     Args:
         conversation: the connection.
         channel: the client's channel.
-        steps: methods of ours, none of them nowait.
-        done: called when all were answered; gives the frames for the client.
+        steps: methods of ours, none of them nowait. Where there are none, one runs that changes nothing: what the
+            client asked before is answered before.
+        then: called when all were answered; ends in `go_on`, or goes further.
     """
     hold(conversation, channel)
-    left = len(steps)
-    if not left:
-        go_on(conversation, channel, done())
-        return
+    steps = steps or [_nothing(channel)]
 
     def answered(frame: bytes, last: bool) -> bool:
         if last:
-            go_on(conversation, channel, done())
+            then()
         return False
 
     for index, (frame, reply) in enumerate(steps, 1):
         conversation.to_upstream.append(frame)
-        channel.replies.append(Expected(reply, taken=partial(answered, last=index == left)))
+        channel.replies.append(Expected(reply, taken=partial(answered, last=index == len(steps))))
+
+
+def run(conversation: Conversation, channel: Channel, steps: Sequence[Step], done: Callable[[], bytes]) -> None:
+    """Run methods as `ahead` does, then answer the client and let its frames go on.
+
+    Args:
+        conversation: the connection.
+        channel: the client's channel.
+        steps: see `ahead`.
+        done: called when all were answered; gives the frames for the client.
+    """
+    ahead(conversation, channel, steps, lambda: go_on(conversation, channel, done()))
+
+
+def _nothing(channel: Channel) -> Step:
+    frame = exchange_declare(channel.number, _ALWAYS_THERE, b"direct", passive=True)
+    return frame, methods.EXCHANGE_DECLARE_OK

@@ -1,9 +1,9 @@
 """In what form does the broker keep what clients declared? Arguments and keys of stored exchanges and bindings.
 
 An open exchange is a real direct exchange marked ``x-open-exchange``; each client binding is a real binding of it with
-the client's own arguments, under a storage key that no publish uses. One more argument, ``x-oxproxy``, keeps
-the raw bytes of the client's table, its routing key and a sequence number: the management API's JSON loses types and
-order, and the routing key on the broker is the storage key.
+the client's own arguments, under a storage key that no publish uses. One more argument, ``x-oxproxy``, keeps the raw
+bytes of the client's table, its routing key, its user name and a sequence number: the management API's JSON loses
+types and order, and the routing key on the broker is the storage key.
 
 Source: delivery notes, "The store"; architecture, "The broker is the store".
 """
@@ -14,7 +14,7 @@ from base64 import b64decode, b64encode
 from hashlib import blake2b
 from typing import NamedTuple
 
-from proxy.amqp.frames import U64, shortstr
+from proxy.amqp.frames import U32, U64, shortstr
 from proxy.amqp.original import longstr_entry
 from proxy.amqp.tables import decode_table
 from proxy.amqp.tokens import RESERVED
@@ -36,17 +36,20 @@ class Kept(NamedTuple):
     Args:
         sequence: place in the order of declarations.
         routing_key: the client's; empty for an exchange.
+        client: the user that bound; empty for an exchange.
         entries: raw entries of the client's table.
     """
 
     sequence: int
     routing_key: bytes
+    client: str
     entries: bytes
 
 
-def pack(sequence: int, entries: bytes, routing_key: bytes = b"") -> bytes:
-    """Give the value of ``x-oxproxy``: base64 of sequence (8 bytes), the client's routing key and raw table entries."""
-    return b64encode(U64.pack(sequence) + shortstr(routing_key) + entries)
+def pack(sequence: int, entries: bytes, routing_key: bytes = b"", client: str = "") -> bytes:
+    """Give the value of ``x-oxproxy``: base64 of sequence (8 bytes), routing key, user and raw table entries."""
+    user = client.encode()
+    return b64encode(U64.pack(sequence) + shortstr(routing_key) + U32.pack(len(user)) + user + entries)
 
 
 def unpack(text: bytes) -> Kept:
@@ -56,17 +59,18 @@ def unpack(text: bytes) -> Kept:
         ValueError: it is not one, or was damaged.
     """
     raw = b64decode(text, validate=True)
-    if len(raw) <= U64.size:
-        raise ValueError(f"{len(raw)} bytes, expected more than {U64.size}")
-    end = U64.size + 1 + raw[U64.size]
-    if len(raw) < end:
-        raise ValueError(f"{len(raw)} bytes, expected at least {end}")
-    return Kept(int(U64.unpack_from(raw)[0]), raw[U64.size + 1 : end], raw[end:])
+    key_at = U64.size + 1
+    user_at = key_at + (raw[U64.size] if len(raw) > U64.size else 0) + U32.size
+    entries_at = user_at + (U32.unpack_from(raw, user_at - U32.size)[0] if len(raw) >= user_at else 0)
+    if len(raw) < entries_at:
+        raise ValueError(f"{len(raw)} bytes, expected at least {entries_at}")
+    key, user = raw[key_at : user_at - U32.size], raw[user_at:entries_at]
+    return Kept(int(U64.unpack_from(raw)[0]), key, user.decode(), raw[entries_at:])
 
 
-def kept_arguments(sequence: int, entries: bytes, routing_key: bytes = b"") -> bytes:
+def kept_arguments(sequence: int, entries: bytes, routing_key: bytes = b"", client: str = "") -> bytes:
     """Give the entries of a stored binding: the client's own and ours."""
-    return entries + longstr_entry(KEPT, pack(sequence, entries, routing_key))
+    return entries + longstr_entry(KEPT, pack(sequence, entries, routing_key, client))
 
 
 def exchange_arguments(sequence: int, entries: bytes) -> bytes:

@@ -28,3 +28,20 @@ def token(kind: str, name: bytes) -> bytes:
     """
     letter = b"q." if kind == "queue" else b"e."
     return RESERVED + letter + blake2b(name, digest_size=8).hexdigest().encode()
+
+
+#: What the keys of grants begin with.
+GRANTS = RESERVED + b"r."
+
+
+@lru_cache(maxsize=65536)
+def grant_key(client: str, kind: str, name: bytes) -> bytes:
+    """Give the key under which a destination is bound in witness that a client could bind it; no publish uses it.
+
+    Args:
+        client: user name.
+        kind: ``queue`` or ``exchange``.
+        name: the destination's name.
+    """
+    witness = repr((client, kind, name)).encode()
+    return GRANTS + blake2b(witness, digest_size=8).hexdigest().encode()

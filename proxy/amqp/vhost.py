@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+from proxy.amqp.tokens import grant_key
 from proxy.routing.address_targets import AddressBook
 from proxy.routing.bindings import Binding
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
+from proxy.routing.reach import Reach
 from proxy.routing.router import Router
 from proxy.routing.values import Table
 
@@ -56,12 +58,31 @@ class StoredBinding(NamedTuple):
         entries: raw entries of the client's argument table.
         key: storage key on the carrier.
         sequences: of every copy on the broker (two sidecars can make one each); the lowest counts.
+        clients: the user that made each copy.
     """
 
     binding: Binding
     entries: bytes
     key: bytes
     sequences: tuple[int, ...]
+    clients: tuple[str, ...] = ()
+
+    @property
+    def client(self) -> str:
+        """The user that made it first."""
+        return self.clients[0] if self.clients else ""
+
+    @property
+    def copies(self) -> tuple[tuple[int, str], ...]:
+        """Sequence and user of each copy, the first copy first."""
+        users = self.clients + ("",) * (len(self.sequences) - len(self.clients))
+        return tuple(zip(self.sequences, users, strict=True))
+
+    def together(self, other: StoredBinding) -> StoredBinding:
+        """Give what two records of one binding say together; the copy made first counts."""
+        copies = sorted({*self.copies, *other.copies})
+        first = min(self, other, key=lambda stored: stored.sequences[0])
+        return first._replace(sequences=tuple(one for one, _ in copies), clients=tuple(user for _, user in copies))
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +101,8 @@ class OwnedExchange:
         clients: bindings that clients made, by identity; those of rules files are known to the router alone.
         receivers: the same bindings by their own destination (not those of their routes), then by identity.
         bound: destinations whose token binding on the carrier stands, as far as is known.
+        reaches: how far routes of clients' bindings reach, by client; where that is limited.
+        grants: what clients were found to be allowed to bind, by grant key; on the carrier each is a binding.
     """
 
     name: bytes
@@ -93,6 +116,26 @@ class OwnedExchange:
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
     bound: set[Destination] = field(default_factory=set)
+    reaches: dict[str, Reach] = field(default_factory=dict)
+    grants: dict[bytes, Destination] = field(default_factory=dict)
+
+    def reach(self, client: str) -> Reach:
+        """Give the reach of a client's routes."""
+        found = self.reaches.get(client)
+        if found is None:
+            found = self.reaches[client] = Reach(client)
+            found.allowed.update(one for key, one in self.grants.items() if key == grant_key(client, *one))
+        return found
+
+    def grant(self, key: bytes, destination: Destination) -> None:
+        """Take note of a binding that witnesses what some client may bind."""
+        if key in self.grants:
+            return
+        self.grants[key] = destination
+        for client, reach in self.reaches.items():
+            if key == grant_key(client, *destination):
+                reach.allowed.add(destination)
+                reach.refused.pop(destination, None)
 
     def keep(self, stored: StoredBinding) -> None:
         """Note a client's binding, in place of the one of its identity."""
@@ -134,6 +177,7 @@ class VhostState:
         carriers: names of the broker's exchanges that carry the exchanges evaluated here.
         restores: whether publishes may leave under another address, so that originals have to be put back.
         addresses: the address table, None where there is none; `set_addresses` changes it.
+        own_routes: whether routes of clients' bindings reach only what the client could have bound itself.
     """
 
     name: str
@@ -146,6 +190,7 @@ class VhostState:
     carriers: frozenset[bytes] = field(init=False)
     addresses: AddressBook | None = None
     restores: bool = field(init=False)
+    own_routes: bool = False
 
     def __post_init__(self) -> None:
         """Derive what is derived."""
@@ -200,15 +245,18 @@ class VhostState:
         """
         binding = stored.binding
         owned, exchange = self.exchanges[binding.exchange], self.router.exchanges[binding.exchange]
+        if self.own_routes:
+            binding = replace(binding, reach=owned.reach(stored.client))
+            stored = stored._replace(binding=binding)
         known = owned.clients.get(binding.identity)
         if known is not None:
-            together = tuple(sorted({*known.sequences, *stored.sequences}))
-            if together == known.sequences:
+            together = known.together(stored)
+            if together.sequences == known.sequences:
                 return False
-            if together[0] != known.sequences[0]:
+            if together.binding.sequence != known.binding.sequence:
                 exchange.unbind(binding)
-                exchange.bind(replace(binding, sequence=together[0]))
-            owned.keep(known._replace(binding=replace(known.binding, sequence=together[0]), sequences=together))
+                exchange.bind(together.binding)
+            owned.keep(together)
         else:
             exchange.bind(binding)
             owned.keep(stored)
@@ -220,6 +268,28 @@ class VhostState:
         binding = stored.binding
         if self.exchanges[binding.exchange].drop(binding):
             self.router.exchanges[binding.exchange].unbind(binding)
+            self.changed()
+
+    def owner_of(self, reach: Reach) -> OwnedExchange | None:
+        """Give the exchange that a reach belongs to; None where it is gone."""
+        for owned in self.exchanges.values():
+            if owned.reaches.get(reach.client) is reach:
+                return owned
+        return None
+
+    def forgive(self, client: str | None = None, destination: Destination | None = None) -> None:
+        """Let refusals be asked about once more: those of a client, those of a destination, or all."""
+        found = False
+        for owned in self.exchanges.values():
+            for reach in owned.reaches.values():
+                if not reach.refused or client not in (None, reach.client):
+                    continue
+                if destination is None:
+                    reach.refused.clear()
+                elif reach.refused.pop(destination, None) is None:
+                    continue
+                found = True
+        if found:
             self.changed()
 
     def _derive(self) -> None:

@@ -141,7 +141,7 @@ class BindingListings:
                 if later:
                     continue
             elif known is not None:
-                stored = _together(known, stored)
+                stored = known.together(stored)
             joined[identity] = stored
             winners[identity] = info
         self._decoded[name] = fresh
@@ -207,8 +207,3 @@ class _Join:
     def _lose(self, identity: Hashable, stored: StoredBinding) -> None:
         if self._owned.clients.get(identity) is stored:
             self._store.remove_binding(stored)
-
-
-def _together(one: StoredBinding, other: StoredBinding) -> StoredBinding:
-    first = min(one, other, key=lambda stored: stored.sequences[0])
-    return first._replace(sequences=tuple(sorted({*one.sequences, *other.sequences})))

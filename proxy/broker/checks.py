@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from proxy.amqp.tokens import RESERVED, token
+from proxy.amqp.tokens import GRANTS, RESERVED, token
 from proxy.amqp.vhost import Destination, OwnedExchange
 from proxy.broker.declarations import MARK, unnameable
 from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
@@ -60,7 +60,7 @@ def internal_conflicts(published: Mapping[bytes, bytes], found: Mapping[bytes, E
 
 
 def foreign_bindings(bindings: Iterable[BindingInfo]) -> list[BindingInfo]:
-    """Find bindings of a carrier that are neither tokens of ours nor stored bindings of clients."""
+    """Find bindings of a carrier that are neither tokens nor grants of ours nor stored bindings of clients."""
     return [binding for binding in bindings if not _ours(binding)]
 
 
@@ -70,6 +70,15 @@ def tokens_bound(bindings: Iterable[BindingInfo]) -> set[Destination]:
         (binding.destination_type, binding.destination)
         for binding in bindings
         if binding.routing_key == token(binding.destination_type, binding.destination)
+    }
+
+
+def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
+    """Find what witnesses which destinations clients could bind, by key."""
+    return {
+        binding.routing_key: (binding.destination_type, binding.destination)
+        for binding in bindings
+        if binding.routing_key.startswith(GRANTS)
     }
 
 
@@ -125,7 +134,7 @@ def _is_hash(word: bytes) -> bool:
 
 
 def _ours(binding: BindingInfo) -> bool:
-    if binding.routing_key.startswith(_STORAGE):
+    if binding.routing_key.startswith((_STORAGE, GRANTS)):
         return True
     return binding.routing_key == token(binding.destination_type, binding.destination)
 

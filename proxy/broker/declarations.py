@@ -29,6 +29,7 @@ MARK = b"x-open-exchange"
 
 EXCLUSIVE = "exclusive queue of another connection"
 ABSENT = "does not exist"
+INTERNAL = "is internal: nobody can publish to it"
 
 
 class _Written:

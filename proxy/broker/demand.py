@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from proxy.amqp.vhost import Destination, OwnedExchange, VhostState
-from proxy.broker.declarations import EXCLUSIVE, unnameable
+from proxy.broker.declarations import ABSENT, EXCLUSIVE, INTERNAL, unnameable
 from proxy.broker.declarer import Declarer, Token
 from proxy.broker.inventory import Inventory
-from proxy.broker.listed import QueueInfo
+from proxy.broker.listed import ExchangeInfo, QueueInfo
 from proxy.broker.presence import Presence
 from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError
@@ -75,6 +75,36 @@ class Demand:
             # asyncio.wait leaves the flights alone when the caller goes: others may wait for the same.
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
         return wanted & exchange.bound
+
+    async def look_for(self, exchange: OwnedExchange, destinations: Iterable[Destination]) -> set[Destination]:
+        """Look which destinations can be published to, where nothing is bound since there is no carrier.
+
+        Returns:
+            Those of the destinations that can; they count as bound from now on.
+        """
+        wanted = sorted(set(destinations) - exchange.bound)
+        try:
+            async with asyncio.timeout(self._settings.deadline_seconds):
+                await self._connected.wait()
+                for destination in wanted:
+                    why = unnameable(destination[1]) or await self._unpublishable(destination)
+                    if why is None:
+                        exchange.bound.add(destination)
+                    else:
+                        self._remember(destination, why)
+        except (UpstreamError, TimeoutError) as error:
+            for destination in wanted:
+                self._remember(destination, str(error) or "the broker did not answer in time")
+        return exchange.bound.intersection(destinations)
+
+    async def _unpublishable(self, destination: Destination) -> str | None:
+        kind, name = destination
+        if self._inventory is None:
+            return (await self._declarer.lacking([destination])).get(destination)
+        found = await self._inventory.find(self._state.name, kind, name)
+        if found is None:
+            return ABSENT
+        return INTERNAL if isinstance(found, ExchangeInfo) and found.internal else None
 
     def forget(self, destination: Destination) -> None:
         """A destination may be reachable now: ask again when it is wanted next."""

@@ -53,6 +53,7 @@ def inheriting(state: VhostState, exchanges: dict[bytes, OwnedExchange], router:
 
 
 def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Iterator[Refused | None]:
+    new.reaches, new.grants = old.reaches, old.grants
     for identity, stored in list(new.clients.items()):
         if old.clients.get(identity) is not stored:
             exchange.unbind(stored.binding)

@@ -13,7 +13,7 @@ from contextlib import suppress
 import structlog
 
 from proxy.amqp.vhost import VhostState
-from proxy.broker.snapshot import BindingRecord, ExchangeRecord, Records, Snapshot
+from proxy.broker.snapshot import BindingRecord, ExchangeRecord, GrantRecord, Records, Snapshot
 
 #: The pause behind a write is at least so many times what the write took.
 _SHARE = 4
@@ -103,6 +103,7 @@ def records_of(states: Iterable[VhostState]) -> Records:
     """Collect what clients declared."""
     exchanges: list[ExchangeRecord] = []
     bindings: list[BindingRecord] = []
+    grants: list[GrantRecord] = []
     for state in states:
         for name, owned in state.exchanges.items():
             if owned.declared is not None:
@@ -118,6 +119,8 @@ def records_of(states: Iterable[VhostState]) -> Records:
                         binding.routing_key,
                         stored.entries,
                         stored.sequences,
+                        stored.clients,
                     )
                 )
-    return Records(tuple(exchanges), tuple(bindings))
+            grants += [GrantRecord(state.name, name, *destination, key) for key, destination in owned.grants.items()]
+    return Records(tuple(exchanges), tuple(bindings), tuple(grants))

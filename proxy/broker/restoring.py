@@ -78,7 +78,13 @@ def binding_of(exchange: bytes, info: BindingInfo) -> StoredBinding:
     """
     kept = kept_of(info.kept)
     stored = stored_binding(
-        exchange, info.destination_type, info.destination, kept.routing_key, kept.entries, (kept.sequence,)
+        exchange,
+        info.destination_type,
+        info.destination,
+        kept.routing_key,
+        kept.entries,
+        (kept.sequence,),
+        (kept.client,),
     )
     if stored.key != info.routing_key:
         raise ValueError("it belongs to another binding")
@@ -92,6 +98,7 @@ def stored_binding(
     routing_key: bytes,
     entries: bytes,
     sequences: Sequence[int],
+    clients: Sequence[str] = (),
 ) -> StoredBinding:
     """Make a client's binding from its parts.
 
@@ -102,14 +109,17 @@ def stored_binding(
         routing_key: the client's.
         entries: raw entries of the client's table.
         sequences: of every copy, at least one.
+        clients: users that made them.
 
     Raises:
         ValueError: the arguments are damaged.
     """
-    ordered = tuple(sorted(sequences))
+    copies = sorted(zip(sequences, (*clients, *[""] * (len(sequences) - len(clients))), strict=True))
+    ordered, users = tuple(one for one, _ in copies), tuple(user for _, user in copies)
     arguments = _table(entries)
     binding = Binding(exchange, destination_type, destination, routing_key, arguments, "", ordered[0])
-    return StoredBinding(binding, entries, storage_key(destination_type, destination, routing_key, entries), ordered)
+    key = storage_key(destination_type, destination, routing_key, entries)
+    return StoredBinding(binding, entries, key, ordered, users)
 
 
 def _table(entries: bytes) -> Table:

@@ -41,6 +41,7 @@ class BindingRecord(NamedTuple):
         routing_key: the client's.
         entries: raw entries of the client's table.
         sequences: of every copy on the broker.
+        clients: users that made them.
     """
 
     vhost: str
@@ -50,6 +51,25 @@ class BindingRecord(NamedTuple):
     routing_key: bytes
     entries: bytes
     sequences: tuple[int, ...]
+    clients: tuple[str, ...] = ()
+
+
+class GrantRecord(NamedTuple):
+    """What some client was found to be allowed to bind.
+
+    Args:
+        vhost: its virtual host.
+        exchange: the source.
+        destination_type: ``queue`` or ``exchange``.
+        destination: its name.
+        key: says which client, to those who know its name.
+    """
+
+    vhost: str
+    exchange: bytes
+    destination_type: str
+    destination: bytes
+    key: bytes
 
 
 class Records(NamedTuple):
@@ -57,6 +77,7 @@ class Records(NamedTuple):
 
     exchanges: tuple[ExchangeRecord, ...] = ()
     bindings: tuple[BindingRecord, ...] = ()
+    grants: tuple[GrantRecord, ...] = ()
 
 
 class Snapshot:
@@ -134,16 +155,20 @@ def decode(data: bytes) -> Records:
         raise ValueError("its checksum does not fit")
     exchanges: list[ExchangeRecord] = []
     bindings: list[BindingRecord] = []
+    grants: list[GrantRecord] = []
     try:
         for line in lines.splitlines():
             kind, *values = json.loads(line)
             if kind == "exchange":
                 exchanges.append(_exchange(*values))
+            elif kind == "grant":
+                vhost, exchange, destination_type, destination, key = values
+                grants.append(GrantRecord(vhost, _bytes(exchange), destination_type, _bytes(destination), _bytes(key)))
             else:
                 bindings.append(_binding(*values))
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(f"unknown kind of line: {error}") from error
-    return Records(tuple(exchanges), tuple(bindings))
+    return Records(tuple(exchanges), tuple(bindings), tuple(grants))
 
 
 def _rows(records: Records) -> Iterator[Iterable[object]]:
@@ -153,7 +178,10 @@ def _rows(records: Records) -> Iterator[Iterable[object]]:
         yield "exchange", one.vhost, _text(one.name), one.delivery.value, *kept
     for each in records.bindings:
         names = (_text(each.exchange), each.destination_type, _text(each.destination), _text(each.routing_key))
-        yield "binding", each.vhost, *names, _packed(each.entries), each.sequences
+        yield "binding", each.vhost, *names, _packed(each.entries), each.sequences, each.clients
+    for grant in records.grants:
+        names = (_text(grant.exchange), grant.destination_type, _text(grant.destination), _text(grant.key))
+        yield "grant", grant.vhost, *names
 
 
 def _line(row: Iterable[object]) -> bytes:
@@ -167,11 +195,12 @@ def _exchange(vhost: str, name: str, delivery: str, *values: Any) -> ExchangeRec
 
 
 def _binding(vhost: str, exchange: str, kind: str, destination: str, *values: Any) -> BindingRecord:  # as above
-    key, entries, sequences = values
+    key, entries, sequences, clients = values
     numbers = tuple(int(number) for number in sequences)
     if not numbers:
         raise ValueError("a binding without a sequence")
-    return BindingRecord(vhost, _bytes(exchange), kind, _bytes(destination), _bytes(key), b64decode(entries), numbers)
+    names = (_bytes(exchange), kind, _bytes(destination), _bytes(key))
+    return BindingRecord(vhost, *names, b64decode(entries), numbers, tuple(map(str, clients)))
 
 
 def _checksum(lines: bytes) -> bytes:

@@ -186,6 +186,10 @@ class Store:
             if exchange.vhost == self.state.name and exchange.name not in self.state.exchanges:
                 if carriers or exchange.delivery is Delivery.QUEUE:
                     self._remember(exchange)
+        for grant in records.grants:
+            owned = self.state.exchanges.get(grant.exchange) if grant.vhost == self.state.name else None
+            if owned is not None:
+                owned.grant(grant.key, (grant.destination_type, grant.destination))
         for number, binding in enumerate(records.bindings):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)

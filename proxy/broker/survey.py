@@ -18,6 +18,7 @@ from proxy.broker.checks import (
     carrier_conflict,
     dead_letter_warnings,
     foreign_bindings,
+    grants_bound,
     internal_conflicts,
     tokens_bound,
     topic_warnings,
@@ -156,6 +157,8 @@ class Survey:
         exchange.bound.update((standing - gone) | added)
         if answer is None:
             return
+        for key, destination in grants_bound(bindings).items():
+            exchange.grant(key, destination)
         await self._note_foreign(inventory, exchange.carrier, foreign_bindings(bindings))
         if store is not None:
             for copy in await store.listings.take(exchange, known, bindings):

@@ -76,6 +76,7 @@ class VhostTopology:
         self._inventory = inventory
         self._record = record
         self._naming = Naming(settings.declared.own_routes)
+        state.own_routes = settings.declared.own_routes
         self._naming.learn(state.exchanges, state.router)
         self._declarer = Declarer(self.connection, presence, settings.username)
         self._repair = Repair(state.name, self.survey, presence, self._declarer, store, settings.retries_per_look)
@@ -260,6 +261,7 @@ class VhostTopology:
             or any(item.bound != before.get(name) for name, item in state.exchanges.items())
         )
         self._missing = missing
+        state.forgive()
         state.queues = names
         state.missing = everything
         if changed:
@@ -297,7 +299,7 @@ class VhostTopology:
         if owned is None:
             return set()
         if owned.delivery is not Delivery.CARRIER:
-            return set(destinations)
+            return await self._demand.look_for(owned, destinations)
         return await self._demand.bind(owned, destinations)
 
     async def lookup_exchange(self, name: bytes) -> str | None:

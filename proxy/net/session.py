@@ -17,7 +17,7 @@ from time import monotonic
 
 import structlog
 
-from proxy.amqp.conversation import BindDestinations, EnsureQueue, Phase, Request
+from proxy.amqp.conversation import Asked, BindDestinations, EnsureQueue, Phase, Request
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.handshake import Handshake
 from proxy.amqp.relay import Relay
@@ -27,6 +27,7 @@ from proxy.net.opening import Opening
 from proxy.net.remotes import Port
 from proxy.net.surroundings import Gate, Surroundings
 from proxy.net.tasks import Tasks
+from proxy.net.vhosts import Control
 
 _log = structlog.get_logger(__name__)
 
@@ -60,6 +61,7 @@ class Session:
         self._undurable: deque[tuple[int, bytes]] = deque()
         #: names the connection in audit records
         self.id = token_hex(6)
+        self._user = ""
         self._over = False
         self._held_full = False
         self._remotes: Port | None = None
@@ -86,7 +88,8 @@ class Session:
         """Both sides are open: from here on the relay gets the bytes."""
         tuning, vhosts = handshake.tuning, self._shared.vhosts
         plans = vhosts.plans(handshake.vhost)
-        self.relay = relay = Relay(tuning, plans, vhosts.inventory(handshake.vhost), self._shared.limits.relay)
+        limits, inventory = self._shared.limits.relay, vhosts.inventory(handshake.vhost)
+        self.relay = relay = Relay(tuning, plans, inventory, limits, handshake.user)
         if self._opening is not None:
             self._opening.end()
             self._opening = None
@@ -94,6 +97,9 @@ class Session:
         if self._shared.remotes is not None:
             self._remotes = self._shared.remotes.port(handshake.vhost, partial(self._pause_producer, "remote is slow"))
             relay.linked(self._remotes, self._wake)
+        self._user = handshake.user
+        vhosts.speakers.enter(handshake.vhost, handshake.user, self)
+        plans.state.forgive(client=handshake.user)
         if self._shared.audit is not None and self._shared.audit.full:
             self.audit_full(True)
         counters = self._shared.counters
@@ -268,7 +274,7 @@ class Session:
                 elif isinstance(request, EnsureQueue):
                     await control.ensure_queue(vhost, request.queue)
                 elif isinstance(request, BindDestinations):
-                    await control.bind(vhost, request.exchange, request.destinations)
+                    await self._bind(control, vhost, request)
                 else:
                     found = await control.lookup_exchange(vhost, request.exchange)
         except (TimeoutError, UpstreamError) as error:
@@ -282,6 +288,23 @@ class Session:
                 else:
                     relay.answer(request, found)
                 self._flush(relay, monotonic())
+
+    async def _bind(self, control: Control, vhost: str, request: BindDestinations) -> None:
+        await self._shared.vhosts.speakers.ask(vhost, request.asked)
+        reached = [one for one in request.asked if one.destination in one.reach.allowed]
+        for name in {one.owned.name for one in reached}:
+            control.changed(vhost, name)
+        wanted = {one.destination for one in reached}.union(request.destinations)
+        if wanted:
+            await control.bind(vhost, request.exchange, wanted)
+
+    def ask(self, asked: Asked, done: Callable[[], None]) -> None:
+        """Ask the broker whether the client of this connection may bind a destination."""
+        if self.relay is None or self._over:
+            done()
+            return
+        self.relay.ask(asked, done)
+        self._flush(self.relay, monotonic())
 
     # -- ends --------------------------------------------------------------------------------------------------
 
@@ -357,6 +380,7 @@ class Session:
             relay.ended()
             if self._remotes is not None:
                 self._remotes.close()
+            self._shared.vhosts.speakers.leave(relay.vhost, self._user, self)
             counters.downstream.open -= 1
             counters.upstream.open -= 1
             fault = relay.fault

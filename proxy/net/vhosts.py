@@ -11,6 +11,7 @@ from proxy.amqp.conversation import NO_INVENTORY, Inventory
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import ClientRules, Plans, Sources
 from proxy.amqp.vhost import Destination, VhostState
+from proxy.net.speakers import Speakers
 from proxy.routing.router import Router
 
 
@@ -60,7 +61,7 @@ class Vhosts:
         journal: the audit log, if there is one.
     """
 
-    __slots__ = ("_control", "_counters", "_journal", "_plans", "_rules", "_sources")
+    __slots__ = ("_control", "_counters", "_journal", "_plans", "_rules", "_sources", "speakers")
 
     def __init__(
         self,
@@ -78,6 +79,8 @@ class Vhosts:
         self._counters = counters
         self._sources = sources
         self._plans = {state.name: self._make(state) for state in states}
+        #: connections on which clients can be asked what they may bind
+        self.speakers = Speakers()
 
     def plans(self, vhost: str) -> Plans:
         """Give the plans of a virtual host that a producer has logged in to (so their number is the broker's)."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
+from proxy.amqp.conversation import Asked, BindDestinations
 from proxy.amqp.method_arguments import read_queue_bind, read_queue_unbind
 from proxy.amqp.method_frames import exchange_bind, queue_bind, queue_unbind
 from proxy.amqp.plan import ClientRules
 from proxy.amqp.stored import STORAGE
 from proxy.amqp.tables import encode_table
-from proxy.amqp.tokens import token
+from proxy.amqp.tokens import grant_key, token
+from proxy.amqp.vhost import Delivery
+from proxy.routing.decision import QueueNames
 from proxy.routing.values import Table, Value
-from tests.amqp.relaying import TYPE, Wire, owned, publish, routed, say, state, with_tokens
+from tests.amqp.relaying import OWN, TYPE, Wire, owned, publish, routed, say, state, with_tokens
 from tests.client import Frame, names, split
 from tests.routing.building import arguments, exchange, to_queue
 
@@ -35,8 +38,8 @@ def bound(**rules: object) -> Wire:
     return made
 
 
-def closed(made: Wire) -> tuple[object, str]:
-    found = [frame for frame in split(made.producer()) if frame.name.endswith(".Close")]
+def closed(made: Wire, data: bytes = b"") -> tuple[object, str]:
+    found = [frame for frame in split(data or made.producer()) if frame.name.endswith(".Close")]
     return found[0].arguments["reply_code"], str(found[0].arguments["reply_text"])
 
 
@@ -131,12 +134,157 @@ def test_what_a_rules_file_binds_is_not_the_clients_to_unbind() -> None:
     assert closed(made)[0] == 403
 
 
-def test_routes_are_bound_with_the_clients_own_rights() -> None:
+# -- reach ------------------------------------------------------------------------------------------------------------
+
+C, D = ("queue", b"c"), ("queue", b"d")
+OWN_BIND_OK = say(OWN, commands.Queue.BindOk())
+
+
+def reaching(*names_of_queues: bytes, **routes: str) -> tuple[Wire, list[Frame]]:
+    """A client binds with routes; these queues exist. The broker has answered what comes before its own rights."""
     made = wire()
-    made.state.queues = type(made.state.queues)((b"b", b"c"), 1)
+    made.state.queues = QueueNames(tuple(sorted(names_of_queues)), 1)
+    table = tuple((name.replace("_", "-").encode(), Value("S", text.encode())) for name, text in routes.items())
+    frames = split(made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES + encode_table(table))))
+    made.answer(BIND_OK)
+    made.answer(say(OWN, commands.Channel.OpenOk()))
+    return made, frames + split(made.upstream())
+
+
+def test_what_routes_choose_is_asked_before_the_binding_is_kept() -> None:
+    made, frames = reaching(b"b", b"c", x_addq_ontrue="c")
+    assert [(frame.channel, frame.name) for frame in frames] == [
+        (1, "Queue.Bind"),
+        (OWN, "Channel.Open"),
+        (OWN, "Queue.Bind"),
+    ]
+    made.answer(OWN_BIND_OK)
+    assert keys(split(made.upstream())) == [grant_key("", *C)]
+    made.answer(OWN_BIND_OK)
+    (kept,) = split(made.upstream())
+    assert read_queue_bind(kept.payload).routing_key.startswith(STORAGE)
+    assert not made.state.exchanges[b"xo"].clients
+    assert made.answer(BIND_OK) == BIND_OK
+    (stored,) = made.state.exchanges[b"xo"].clients.values()
+    assert stored.binding.reach is made.state.exchanges[b"xo"].reach("")
+
+
+def test_a_queue_that_the_client_may_not_bind_refuses_a_binding_that_names_it() -> None:
+    made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
+    data = made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'c' refused", 50, 20)))
+    assert closed(made, data) == (403, "ACCESS_REFUSED - access to queue 'c' refused")
+    assert not made.state.exchanges[b"xo"].clients
+    made.answer(say(OWN, commands.Channel.OpenOk()))
+    gone = [frame for frame in split(made.upstream()) if frame.name == "Queue.Unbind"]
+    assert [read_queue_unbind(frame.payload).routing_key for frame in gone] == [token("queue", b"b")]
+
+
+def test_a_queue_that_the_client_may_not_bind_is_out_of_reach_of_a_regex() -> None:
+    made, _ = reaching(b"b", b"c", b"d", x_addqre_ontrue="^[cd]$")
+    made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'c' refused", 50, 20)))
+    made.answer(say(OWN, commands.Channel.OpenOk()))
+    made.answer(OWN_BIND_OK)
+    made.answer(OWN_BIND_OK)
+    assert made.answer(BIND_OK) == BIND_OK
+    reach = made.state.exchanges[b"xo"].reach("")
+    assert (reach.allowed, list(reach.refused)) == ({D}, [C])
+    made.upstream()
+    message = publish(headers=KIND_B)
+    assert made.produce(message) == with_tokens(message, "b", "d")
+
+
+def test_a_queue_that_is_not_there_is_not_asked_about() -> None:
+    made, frames = reaching(b"b", x_addq_ontrue="c")
+    assert [frame.channel for frame in frames] == [1, 1]
+    assert made.answer(BIND_OK) == BIND_OK
+
+
+def test_where_clients_reach_any_queue_nobody_is_asked() -> None:
+    made = wire(own_routes=False)
+    made.state.queues = QueueNames((b"b", b"c"), 1)
     entries = ENTRIES + encode_table(((b"x-addq-ontrue", Value("S", b"c")),))
-    frames = split(made.produce(queue_bind(1, b"b", b"xo", b"", entries)))
-    assert keys(frames)[1:] == [token("queue", b"b"), token("queue", b"c")]
+    assert [frame.channel for frame in split(made.produce(queue_bind(1, b"b", b"xo", b"", entries)))] == [1, 1]
+    made.answer(BIND_OK, BIND_OK)
+    (stored,) = made.state.exchanges[b"xo"].clients.values()
+    assert stored.binding.reach is None
+
+
+def test_what_was_asked_for_a_client_goes_with_its_last_binding() -> None:
+    made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
+    made.answer(OWN_BIND_OK)
+    made.answer(OWN_BIND_OK)
+    made.answer(BIND_OK)
+    made.upstream()
+    entries = ENTRIES + encode_table(((b"x-addq-ontrue", Value("S", b"c")),))
+    made.produce(queue_unbind(1, b"b", b"xo", b"", entries))
+    assert made.answer(UNBIND_OK, UNBIND_OK) == b""
+    (frame,) = split(made.upstream())
+    assert read_queue_unbind(frame.payload).routing_key == token(*C)
+    made.answer(say(OWN, commands.Queue.UnbindOk()))
+    (frame,) = split(made.upstream())
+    assert read_queue_unbind(frame.payload).routing_key == grant_key("", *C)
+    assert made.answer(say(OWN, commands.Queue.UnbindOk())) == UNBIND_OK
+    assert not made.state.exchanges[b"xo"].reaches
+
+
+def test_a_message_that_chooses_what_is_not_known_waits_for_the_clients_answer() -> None:
+    made, _ = reaching(b"b", x_addqre_ontrue="^[cd]$")
+    made.answer(BIND_OK)
+    made.state.queues = QueueNames((b"b", b"c"), 2)
+    made.state.changed()
+    owned = made.state.exchanges[b"xo"]
+    message = publish(headers=KIND_B)
+    assert made.produce(message) == b""
+    request = made.request()
+    assert isinstance(request, BindDestinations)
+    assert request.asked == (Asked(owned, owned.reach(""), C),)
+    made.relay.ask(request.asked[0], lambda: made.relay.resume(request.channel))
+    made.answer(OWN_BIND_OK)
+    made.upstream()
+    made.answer(OWN_BIND_OK)
+    assert made.upstream() == with_tokens(message, "b", "c")
+
+
+# -- queue delivery ---------------------------------------------------------------------------------------------------
+
+
+def unkept() -> Wire:
+    return Wire(routed("a", delivery=Delivery.QUEUE)).open()
+
+
+def found(made: Wire) -> bytes:
+    """The broker says that the queue is there; the client's own rights are asked next."""
+    assert made.answer(say(1, commands.Queue.DeclareOk("b", 0, 0))) == b""
+    return made.answer(say(OWN, commands.Channel.OpenOk()))
+
+
+def test_in_queue_delivery_a_bind_asks_whether_the_queue_is_there_and_may_be_bound() -> None:
+    made = unkept()
+    (frame,) = split(made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES)))
+    assert (frame.name, frame.arguments["passive"]) == ("Queue.Declare", True)
+    found(made)
+    assert names(made.upstream()) == ["Channel.Open", "Queue.Unbind"]
+    assert made.answer(say(OWN, commands.Channel.Close(404, "NOT_FOUND - no exchange", 50, 50))) == BIND_OK
+    assert len(made.state.exchanges[b"xo"].clients) == 1
+
+
+def test_in_queue_delivery_a_client_without_the_right_is_refused() -> None:
+    made = unkept()
+    made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    found(made)
+    data = made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'b' refused", 50, 50)))
+    assert closed(made, data) == (403, "ACCESS_REFUSED - access to queue 'b' refused")
+    assert not made.state.exchanges[b"xo"].clients
+
+
+def test_a_binding_that_nobody_could_keep_is_refused() -> None:
+    first, second = exchange(name="xo"), exchange(to_queue("a"), name="second")
+    made = Wire(state((first, owned(first)), (second, owned(second, Delivery.QUEUE)))).open()
+    made.produce(exchange_bind(1, b"second", b"xo", b"", ENTRIES))
+    assert closed(made)[0] == 540
+
+
+# -- exchanges --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -1,18 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from proxy.amqp.channel import Channel, Collected, Life, Publish
-from proxy.amqp.conversation import Conversation, Limits, Phase
+from proxy.amqp.conversation import Asked, Conversation, Limits, Phase
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ProtocolError, Scope
 from proxy.routing.decision import QueueNames
-from tests.amqp.relaying import TUNING, Wire, closed, owned, routed, state
+from proxy.routing.reach import Reach
+from tests.amqp.relaying import TUNING, Wire, closed, routed, state
 from tests.client import split
-from tests.routing.building import exchange
 
 
 def conversation(limits: Limits | None = None) -> Conversation:
@@ -122,29 +121,25 @@ def test_places_in_the_order_of_declarations_never_repeat() -> None:
     assert sequences == sorted(set(sequences))
 
 
-@pytest.mark.parametrize(
-    ("queues", "wanted", "bindable"),
-    [
-        ((b"a", b"b"), [("queue", b"a"), ("queue", b"c")], [("queue", b"a")]),
-        ((b"a",), [("exchange", b"e")], [("exchange", b"e")]),
-        ((), [("queue", b"unknown")], [("queue", b"unknown")]),
-        ((b"a", b"no"), [("queue", b"no"), ("queue", b"a")], [("queue", b"a")]),
-    ],
-)
-def test_what_exists_and_was_not_refused_may_be_bound_for_a_client(
-    queues: tuple[bytes, ...], wanted: Iterable[tuple[str, bytes]], bindable: list[tuple[str, bytes]]
-) -> None:
+def test_what_exists_is_asked_about() -> None:
     both = conversation()
-    both.state.queues = QueueNames(queues, 1)
-    both.refused["queue", b"no"] = "403"
-    assert both.bindable(both.state.exchanges[b"xo"], tuple(wanted)) == tuple(bindable)
+    both.state.queues = QueueNames((b"a",), 1)
+    own = both.state.exchanges[b"xo"]
+    reach = own.reach("client")
+    unknown = [(reach, ("queue", b"ghost")), (reach, ("queue", b"a")), (reach, ("exchange", b"e"))]
+    assert both.to_be_asked(unknown) == (Asked(own, reach, ("exchange", b"e")), Asked(own, reach, ("queue", b"a")))
 
 
-def test_what_producers_make_us_bind_is_limited() -> None:
+def test_a_reach_of_an_exchange_that_is_gone_is_not_asked_about() -> None:
+    both = conversation()
+    assert both.to_be_asked([(Reach("client"), ("exchange", b"e"))]) == ()
+
+
+def test_what_producers_make_us_ask_is_limited() -> None:
     both = conversation(Limits(tokens=2))
-    made = exchange()
-    full = owned(made, bound=[("queue", b"a"), ("queue", b"b")])
-    assert both.bindable(full, (("queue", b"c"),)) == ()
+    reach = both.state.exchanges[b"xo"].reach("client")
+    reach.allowed |= {("queue", b"a"), ("queue", b"b")}
+    assert both.to_be_asked([(reach, ("exchange", b"e"))]) == ()
 
 
 def test_without_a_channel_to_spare_there_is_none_of_ours() -> None:

@@ -49,10 +49,16 @@ def test_arguments_that_nobody_knows_are_ignored() -> None:
     assert compared((), ((b"color", Value("S", b"red")),)) == ""
 
 
-def test_flags_are_the_brokers_to_compare_where_it_has_the_exchange() -> None:
-    assert compared((), (), durable=False) == ""
-    text = compared((), (), Delivery.QUEUE, durable=False)
+def test_flags_are_told_before_arguments_as_the_broker_tells_them() -> None:
+    text = compared(LIMIT, (), durable=False, auto_delete=True)
     assert text == "inequivalent arg 'durable' for exchange 'e' in vhost '/': received 'false' but current is 'true'"
+
+
+def test_what_a_rules_file_names_is_durable() -> None:
+    owned = OwnedExchange(b"e", "x-open", Delivery.CARRIER, b"e")
+    asked = ExchangeDeclare(b"e", b"x-open", False, True, False, False, False, b"")
+    assert inequivalence(owned, (), asked, "/") == ""
+    assert "'durable'" in inequivalence(owned, (), asked._replace(durable=False), "/")
 
 
 def test_another_type_is_told_as_the_broker_tells_it() -> None:

@@ -106,8 +106,17 @@ def test_queue_delivery_is_the_default_exchange_with_the_first_queue_as_key() ->
 
 
 def test_an_exchange_gets_a_publish_of_its_own_under_the_producers_key() -> None:
-    found = leaves(xo(Delivery.QUEUE), (b"a",), (b"e", b"f"))
+    found = leaves(xo(Delivery.QUEUE, E, F), (b"a",), (b"e", b"f"))
     assert found.copies[1:] == (Copy(b"e", None, (), moved=True), Copy(b"f", None, (), moved=True))
+
+
+def test_an_exchange_that_is_not_known_to_exist_is_asked_for_before_it_is_published_to() -> None:
+    found = leaves(xo(Delivery.QUEUE, E), (b"a",), (b"e", b"f"))
+    assert found.copies[1:] == (Copy(b"e", None, (), moved=True),)
+    assert found.unbound == (F,)
+    found = leaves(xo(Delivery.QUEUE, E), (b"a",), (b"e", b"f"), missing=(F,))
+    assert found.copies[1:] == (Copy(b"e", None, (), moved=True),)
+    assert found.unbound == ()
 
 
 def test_missing_queues_are_left_out_of_queue_delivery() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pamqp import commands
 
 from proxy.amqp import methods, script
 from proxy.amqp.method_frames import queue_bind
 from tests.amqp.relaying import Wire, publish, say
+from tests.client import split
 
 FIRST, SECOND = queue_bind(1, b"a", b"e", b"1"), queue_bind(1, b"a", b"e", b"2")
 BIND_OK = say(1, commands.Queue.BindOk())
@@ -43,10 +46,38 @@ def test_other_channels_do_not_wait() -> None:
     assert wire.produce(message) == message
 
 
-def test_without_methods_the_client_gets_its_answer_at_once() -> None:
-    wire = running()
-    wire.produce()
-    assert wire.producer() == ANSWER
+def test_without_methods_the_client_gets_its_answer_behind_those_it_waits_for() -> None:
+    wire = Wire().open()
+    wire.produce(say(1, commands.Basic.Qos(prefetch_count=1)))
+    conversation = wire.relay._conversation
+    script.run(conversation, conversation.channel(1), [], lambda: ANSWER)
+    (frame,) = split(wire.upstream())
+    assert (frame.name, frame.arguments["passive"]) == ("Exchange.Declare", True)
+    qos_ok = say(1, commands.Basic.QosOk())
+    assert wire.answer(qos_ok) == qos_ok
+    assert wire.answer(ANSWER) == ANSWER
+
+
+def test_what_follows_may_run_further_methods() -> None:
+    wire = Wire().open()
+    conversation = wire.relay._conversation
+    channel = conversation.channel(1)
+    steps = [(FIRST, methods.QUEUE_BIND_OK)]
+    again = partial(script.run, conversation, channel, [(SECOND, methods.QUEUE_BIND_OK)], lambda: ANSWER)
+    script.ahead(conversation, channel, steps, again)
+    assert wire.upstream() == FIRST
+    assert wire.answer(BIND_OK) == b""
+    assert wire.upstream() == SECOND
+    assert wire.answer(BIND_OK) == ANSWER
+
+
+def test_a_channel_is_held_until_it_goes_on_or_ends() -> None:
+    wire = running(FIRST)
+    conversation = wire.relay._conversation
+    channel = conversation.channel(1)
+    assert script.held(conversation, channel)
+    wire.answer(say(1, commands.Channel.Close(403, "ACCESS_REFUSED - no", 50, 20)))
+    assert not script.held(conversation, channel)
 
 
 def test_a_refusal_is_the_brokers_own_and_ends_the_wait() -> None:

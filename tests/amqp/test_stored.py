@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,10 +17,16 @@ def entries(*fields: tuple[bytes, Value]) -> bytes:
     return encode_table(fields)
 
 
-@given(st.integers(0, 2**64 - 1), st.binary(max_size=200), st.binary(max_size=255))
-def test_sequence_key_and_bytes_come_back(sequence: int, raw: bytes, key: bytes) -> None:
-    kept = unpack(pack(sequence, raw, key))
-    assert (kept.sequence, kept.entries, kept.routing_key) == (sequence, raw, key)
+@given(st.integers(0, 2**64 - 1), st.binary(max_size=200), st.binary(max_size=255), st.text(max_size=300))
+def test_sequence_key_user_and_bytes_come_back(sequence: int, raw: bytes, key: bytes, client: str) -> None:
+    assert unpack(pack(sequence, raw, key, client)) == (sequence, key, client, raw)
+
+
+def test_what_was_cut_off_is_told_apart() -> None:
+    whole = b64decode(pack(7, b"", b"key", "client"))
+    for size in range(len(whole)):
+        with pytest.raises(ValueError, match="expected at least"):
+            unpack(b64encode(whole[:size]))
 
 
 @pytest.mark.parametrize("damaged", [b"", b"not base64!", b"AAAA", b"////////////"])

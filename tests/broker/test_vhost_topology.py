@@ -497,10 +497,17 @@ async def test_a_queue_deleted_through_us_is_forgotten_at_once(make: Make, outsi
     assert known.epoch > epoch
 
 
-async def test_binding_on_demand_where_nothing_is_bound(make: Make, outside: Outside, vhost: str) -> None:
+async def test_binding_on_demand_where_nothing_is_bound_looks_what_can_be_published_to(
+    make: Make, outside: Outside, vhost: str
+) -> None:
+    outside.make_exchange("there")
+    outside.make_exchange("inside", internal=True)
     direct = owned("direct", Delivery.QUEUE)
-    topology = await make(state(vhost, {"direct": set()}, direct))
-    assert await topology.bind(b"direct", queues("a")) == queues("a")
+    known = state(vhost, {"direct": set()}, direct)
+    topology = await make(known)
+    assert await topology.bind(b"direct", exchanges("there", "inside", "ghost")) == exchanges("there")
+    assert known.missing["exchange", b"ghost"] == "does not exist"
+    assert "internal" in known.missing["exchange", b"inside"]
     assert await topology.bind(b"nowhere", queues("a")) == set()
 
 

@@ -32,10 +32,10 @@ def run(vector: Json) -> tuple[bool, object, object]:
     """Whether the result is right, what it should be, and what it is."""
     expected = recommended(vector)
     got = result(vector)
-    right = got == _normal(expected)
+    right = got == normal(expected)
     if not right and "extra_exchanges" in vector and "seed_differs" not in vector:
         # Nobody computed for chains what the specification makes of them where it wins over the plugin.
-        right = result(vector, PluginExchange) == _normal(expected)
+        right = result(vector, PluginExchange) == normal(expected)
     return right, expected, got
 
 
@@ -46,7 +46,7 @@ def recommended(vector: Json) -> Json:
     return vector["seed_expected"] if vector.get("seed_differs") else vector["expected"]
 
 
-def _normal(expected: Json) -> Json:
+def normal(expected: Json) -> Json:
     """The expectation in the form of `result`: error texts as bytes."""
     for kind in ("declare_error", "bind_error", "publish_error"):
         if kind in expected:

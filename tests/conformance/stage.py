@@ -1,0 +1,232 @@
+"""Where is a vector played end to end? In a virtual host with its queues and sinks, through a running sidecar.
+
+Queues and sinks stay from vector to vector, since regex routes see every queue there is; exchanges and bindings come
+and go with each vector, on one channel, in one go. What a sink got is read from an exclusive queue of the connection
+that looks on: nobody else can bind it, and what is published to it by name is told apart by its address, so that what
+counts has come through the sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
+
+from pamqp import base, commands
+
+from proxy.amqp.method_arguments import read_close
+from proxy.amqp.method_frames import exchange_bind, exchange_declare, exchange_unbind, queue_bind, queue_unbind
+from proxy.amqp.tables import decode_table, encode_table
+from proxy.routing.values import Table, Value
+from tests import client
+from tests.client import Frame
+from tests.conformance.typed import Json, table_of
+from tests.producer import Message, Producer
+from tests.rabbitmq import Broker
+
+TESTED = "xo"
+_DELIVERY = b"x-delivery"
+_MAKERS: dict[tuple[str, str], tuple[Callable[..., bytes], str]] = {
+    ("queue", "bindings"): (queue_bind, "Queue.BindOk"),
+    ("queue", "unbind"): (queue_unbind, "Queue.UnbindOk"),
+    ("exchange", "bindings"): (exchange_bind, "Exchange.BindOk"),
+    ("exchange", "unbind"): (exchange_unbind, "Exchange.UnbindOk"),
+}
+
+
+class Place(NamedTuple):
+    """What exists in a virtual host while vectors are played there.
+
+    Args:
+        queues: every queue.
+        sinks: exchanges that only record that a message arrived.
+    """
+
+    queues: tuple[str, ...]
+    sinks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, vector: Json) -> Self:
+        """What a vector wants to exist."""
+        return cls(tuple(sorted(vector["queues"])), tuple(sorted(vector["exchanges"])))
+
+
+class Refused(Exception):  # noqa: N818 - reads as the fact it states
+    """The sidecar, or the broker behind it, closed a channel."""
+
+    def __init__(self, channel: int, code: int, text: bytes) -> None:
+        super().__init__(channel, code, text)
+        self.channel = channel
+        self.error: Json = {"code": code, "text": text}
+
+
+class Stage:
+    """A virtual host in which vectors of one place are played one after another.
+
+    Args:
+        broker: the broker.
+        port: of the sidecar.
+        vhost: virtual host that exists and is empty.
+        place: what to make there.
+        delivery: of the open exchanges; "" leaves it to the sidecar.
+    """
+
+    def __init__(self, broker: Broker, port: int, vhost: str, place: Place, delivery: str = "") -> None:
+        self._place = place
+        self._delivery = delivery
+        self._looker = Producer(broker.port, vhost, broker.username, broker.password).open()
+        for sink in place.sinks:
+            self._looker.ask(commands.Exchange.Declare(exchange=sink, exchange_type="fanout", durable=True))
+            self._looker.declare(_record(sink), exclusive=True)
+            self._looker.ask(commands.Queue.Bind(queue=_record(sink), exchange=sink))
+        self._producer = Producer(port, vhost, broker.username, broker.password).open()
+        for queue in place.queues:
+            self._producer.declare(queue, durable=True)
+
+    def leave(self) -> None:
+        """End both connections; what was made stays."""
+        self._producer.vanish()
+        self._looker.vanish()
+
+    def play(self, vector: Json) -> Json:
+        """Declare, bind and publish what a vector says, and give what became of its message, in a vector's form."""
+        score = Score(vector, self._delivery)
+        gets = [client.method(1, commands.Basic.Get(queue=queue, no_ack=True)) for queue in self._place.queues]
+        self._producer.send(*score.frames, score.publish, *gets)
+        answered = 0
+        try:
+            for name in score.answers:
+                found = self._expect(name)
+                assert found.name == name, (vector["id"], found)
+                answered += 1
+            got: Json = {"queues": self._reached(score)}
+        except Refused as refused:
+            if refused.channel == 0:
+                raise
+            self._producer.call(commands.Channel.CloseOk())
+            self._producer.open()
+            got = score.refused(answered, refused.error)
+            left = [queue for queue in self._place.queues if self._producer.take(queue)]
+            if left:
+                got["queues"] = left
+        if self._place.sinks:
+            got["exchanges"] = [sink for sink in self._place.sinks if self._sunk(sink)]
+            if "queues" not in got and not got["exchanges"]:
+                del got["exchanges"]
+        return got
+
+    def _sunk(self, sink: str) -> bool:
+        # A regex route may have chosen the record itself; only by way of the default exchange can that reach it.
+        return any(message.exchange for message in self._looker.take(_record(sink)))
+
+    def _reached(self, score: Score) -> list[str]:
+        reached, again = [], []
+        for queue in self._place.queues:
+            found = self._expect("Basic.GetOk", "Basic.GetEmpty")
+            if found.name == "Basic.GetOk":
+                message = self._producer.message(found)
+                fault = score.fault(message)
+                reached.append(f"{queue}: {fault}" if fault else queue)
+                if found.arguments["message_count"]:
+                    again.append(queue)
+        for queue in again:
+            reached += [f"{queue} again" for _ in self._producer.take(queue)]
+        return reached
+
+    def _expect(self, *names: str) -> Frame:
+        found = self._producer.frame()
+        if found.name in ("Channel.Close", "Connection.Close"):
+            code, text, _, _ = read_close(found.payload)
+            raise Refused(found.channel, code, text)
+        assert found.name in names, (names, found)
+        return found
+
+
+def _record(sink: str) -> str:
+    return f"record of {sink}"
+
+
+class Score:
+    """The frames of one vector, in order, and what answers them.
+
+    Args:
+        vector: the vector.
+        delivery: of the open exchanges; "" leaves it to the sidecar.
+    """
+
+    def __init__(self, vector: Json, delivery: str) -> None:
+        self.frames: list[bytes] = []
+        #: names of the methods that answer the frames, where nothing is refused
+        self.answers: list[str] = []
+        self._delivery = delivery
+        tested = {
+            "name": TESTED,
+            "type": vector.get("exchange_type", "x-open"),
+            "arguments": vector["exchange_arguments"],
+            "bindings": vector["bindings"],
+            "unbind": vector.get("unbind", ()),
+        }
+        exchanges = [tested, *vector.get("extra_exchanges", ())]
+        for exchange in exchanges:
+            command: base.Frame = commands.Exchange.Delete(exchange=exchange["name"])
+            self._add(client.method(1, command), "Exchange.DeleteOk")
+        for exchange in exchanges:
+            self._add(self._declare(exchange), "Exchange.DeclareOk")
+        self._declared = len(self.answers)
+        for exchange in reversed(exchanges):
+            for what in ("bindings", "unbind"):
+                for binding in exchange.get(what, ()):
+                    self._bind(exchange["name"], what, binding)
+        message = vector["message"]
+        self._key = message["routing_key"].encode()
+        self._headers = None if message["headers"] is None else table_of(message["headers"])
+        self._body = message["body"].encode() if "body" in message else b"x" * message["body_size"]
+        properties = {
+            name: value.encode() if isinstance(value, str) else value for name, value in message["properties"].items()
+        }
+        self._properties = client.encode_properties(properties)
+        self.publish = client.publish(1, TESTED.encode(), self._key, self._headers, self._body, properties)
+
+    def _add(self, frame: bytes, answer: str) -> None:
+        self.frames.append(frame)
+        self.answers.append(answer)
+
+    def _declare(self, exchange: Json) -> bytes:
+        arguments = table_of(exchange["arguments"])
+        if self._delivery and exchange["type"] == "x-open":
+            arguments += ((_DELIVERY, Value("S", self._delivery.encode())),)
+        return exchange_declare(1, exchange["name"].encode(), exchange["type"].encode(), encode_table(arguments))
+
+    def _bind(self, source: str, what: str, binding: Json) -> None:
+        make, answer = _MAKERS[binding["destination_type"], what]
+        names = (binding["destination"], source, binding["routing_key"])
+        entries = encode_table(table_of(binding["arguments"]))
+        self._add(make(1, *(name.encode() for name in names), entries), answer)
+
+    def refused(self, answered: int, error: Json) -> Json:
+        """Give the result of a vector of which a step was refused.
+
+        Args:
+            answered: how many steps were not.
+            error: of the step behind them.
+        """
+        if answered < self._declared:
+            return {"declare_error": error}
+        if answered < len(self.answers):
+            return {"bind_error": error | {"binding": answered - self._declared}}
+        return {"publish_error": error}
+
+    def fault(self, message: Message) -> str:
+        """Say in what a message that arrived differs from the one that was published; "" where it does not."""
+        if message.address != (TESTED, self._key.decode()):
+            return f"arrived as from {message.address}"
+        if message.body != self._body:
+            return f"arrived with another body of {len(message.body)} bytes"
+        entries = message.entries or b""
+        headers = decode_table(entries, 0, len(entries))
+        if sorted(map(repr, headers)) != sorted(map(repr, self._kept())):
+            return f"arrived with headers {headers}"
+        return ""
+
+    def _kept(self) -> Sequence[object]:
+        kept: Table = tuple(entry for entry in self._headers or () if entry[0] != b"BCC")
+        return kept
