@@ -100,6 +100,11 @@ class Outgoing:
     record: Template | None = None
     elsewhere: Elsewhere | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether something must be bound, or asked, before the publish can leave."""
+        return bool(self.unbound or self.decision.asked)
+
 
 def outgoing(
     decision: Decision,

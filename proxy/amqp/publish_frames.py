@@ -103,7 +103,7 @@ class PublishFrames:
         if plan is None:
             return self._pass(channel, publish, frame, body_size)
         head, outgoing = plan.forward(publish.frame, publish.routing_key, frame, 0, len(frame))
-        if (outgoing.unbound or outgoing.decision.asked) and not channel.waited:
+        if outgoing.waits and not channel.waited:
             if self._hold(channel, publish, plan, frame, outgoing):
                 return False
         channel.waited = False

@@ -384,13 +384,7 @@ class Publishing:
             return None
         if outgoing.untouched:
             head_out = head or data[at:body_at]
-        elif (
-            outgoing.unbound
-            or outgoing.decision.asked
-            or outgoing.elsewhere
-            or len(outgoing.copies) != 1
-            or len(head_out) > self._safe_bytes
-        ):
+        elif outgoing.waits or outgoing.elsewhere or len(outgoing.copies) != 1 or len(head_out) > self._safe_bytes:
             return None
         audit = self._conversation.audit
         facts = _NO_FACTS if audit is None else audit.facts(data, header_at, body_at)
