@@ -157,7 +157,7 @@ def table(axes: Axes, panel: JSON, answers: Answers) -> None:
     names = sorted(organize["indexByName"], key=organize["indexByName"].get)
     found = sorted(answers[0], key=last, reverse=True)
     rows = [
-        [shown(last(each), unit_of(panel)) if name == "Value" else each["metric"][name][:24] for name in names]
+        [shown(last(each), unit_of(panel)) if name == "Value" else each["metric"][name][:21] for name in names]
         for each in found
     ]
     heads = [organize["renameByName"][name] for name in names]

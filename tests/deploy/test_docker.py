@@ -130,7 +130,7 @@ def answering(status: int) -> Iterator[int]:
             """Say nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Livez) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         yield server.server_port
         server.shutdown()
