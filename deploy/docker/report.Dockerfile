@@ -1,25 +1,37 @@
 # The report on audit logs as an image of its own, since it needs Java and Spark, which the sidecar does not.
 #
 #   docker build -f deploy/docker/report.Dockerfile -t oxproxy-report:0.1.0 .
+ARG BUILD_BASE=python:3.13-slim-bookworm
 ARG BASE=python:3.13-slim-bookworm
 
-FROM ${BASE} AS build
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+FROM ${BUILD_BASE} AS build
+# As in Dockerfile: a folder of wheels, and whether to look nowhere else.
+ARG PIP_FIND_LINKS=
+ARG PIP_NO_INDEX=
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=/src/deploy/local/requirements.txt
 WORKDIR /src
 COPY . .
-RUN python3 -m venv /opt/oxproxy && /opt/oxproxy/bin/python -m pip install --constraint deploy/local/requirements.txt ".[report]"
+# Spark comes as a source package, which holds no source to compile.
+RUN python3 -m venv /build \
+    && /build/bin/python -m pip install hatchling \
+    && /build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /build/dist . \
+    && python3 -m venv --without-pip /opt/oxproxy \
+    && wheel=$(ls /build/dist/*.whl) \
+    && /build/bin/python -m pip --python /opt/oxproxy/bin/python install "${wheel}[report]"
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="oxproxy-report" \
       org.opencontainers.image.description="Report on the audit logs of oxproxy, by Apache Spark" \
       org.opencontainers.image.licenses="Apache-2.0"
-SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-# The distribution's Java gets its security updates when the image is built anew, so no version is pinned.
+# The distribution's Java gets its security updates when the image is built anew, so no version is pinned. Hadoop wants a
+# name for whoever runs it.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/* \
-    && install -d -o 10001 -g 10001 -m 0750 /var/lib/oxproxy
+    && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin oxproxy \
+    && install -d -o 10001 -g 10001 -m 0750 /var/lib/oxproxy \
+    && find / -xdev -type f -perm /6000 -exec chmod a-s {} +
 ENV PATH=/opt/oxproxy/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 HOME=/tmp SPARK_LOCAL_DIRS=/tmp
 COPY --from=build /opt/oxproxy /opt/oxproxy
 WORKDIR /var/lib/oxproxy
