@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from proxy.audit.record import text
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.clock import instant
 from proxy.rules.definitions import import_definitions
@@ -97,6 +98,24 @@ def _parser() -> argparse.ArgumentParser:
     why.add_argument("--json", action="store_true", help="print the answer as JSON")
     why.add_argument("--expect", metavar="QUEUE", action="append", default=[], help="status 1 unless it gets there")
     why.set_defaults(run=_explain)
+
+    report = commands.add_parser("report", help="tables and a page on audit logs, made with Spark")
+    report.add_argument(
+        "--input", metavar="DIR", required=True, help="folder of the audit log, or URI such as s3a://..."
+    )
+    report.add_argument("--output", metavar="DIR", required=True, help="folder of tables and page, likewise")
+    report.add_argument("--since", metavar="DAY", help="such as 2026-11-21 (UTC), or yesterday; default: all days")
+    report.add_argument("--until", metavar="DAY", help="the last day; default: the newest")
+    report.add_argument(
+        "--rules", metavar="FILE", type=Path, action="append", help="tell dead bindings; may be repeated"
+    )
+    report.add_argument(
+        "--master", metavar="URL", help="of a Spark cluster; default: this machine, or what spark-submit says"
+    )
+    report.add_argument("--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting of Spark")
+    report.add_argument("--stream", action="store_true", help="go on counting new segments until SIGTERM, into stream/")
+    report.add_argument("--once", action="store_true", help="with --stream: end when what is there has been counted")
+    report.set_defaults(run=_report)
     return parser
 
 
@@ -164,6 +183,44 @@ def _explain(options: argparse.Namespace) -> int:
     else:
         _show(explanation)
     return _expected(explanation, options.expect)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from proxy.report.request import KnownBinding, Request, day, setting
+
+    known = None
+    if options.rules is not None:
+        rules = load_rules(options.rules).rules
+        known = tuple(
+            KnownBinding(vhost, text(exchange.name), binding.id, rules.version)
+            for vhost, content in rules.vhosts.items()
+            for exchange in content.exchanges
+            for binding in exchange.bindings
+        )
+    try:
+        request = Request(
+            options.input,
+            options.output,
+            None if options.since is None else day(options.since, "--since"),
+            None if options.until is None else day(options.until, "--until"),
+            options.master,
+            known,
+            tuple(map(setting, options.conf)),
+        )
+        if options.stream:
+            from proxy.report.stream import follow
+
+            follow(request, options.once)
+        else:
+            from proxy.report.job import report
+
+            _say(str(report(request)))
+    except ModuleNotFoundError as error:
+        missing = f"needs {error.name}: pip install 'open-exchange-proxy[report]'"
+        raise ConfigErrors([ConfigError("oxproxy report", 0, "", missing)]) from error
+    except ConfigError as error:
+        raise ConfigErrors([error]) from error
+    return DONE
 
 
 def _show(explanation: Explanation) -> None:

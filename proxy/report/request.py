@@ -1,0 +1,114 @@
+"""What is asked of the report: which logs, which days, where to, and what the rules files say.
+
+No Spark here: the command line builds a request before it knows whether Spark is installed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+
+from proxy.errors import ConfigError
+
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+_WORDS = {"today": 0, "yesterday": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBinding:
+    """A binding of the rules files: what the report looks for, and calls dead where it finds no match.
+
+    Args:
+        vhost: virtual host.
+        exchange: name of the exchange.
+        binding: its id, as in the audit log.
+        rules: version of the rules files.
+    """
+
+    vhost: str
+    exchange: str
+    binding: str
+    rules: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One run of the report.
+
+    Args:
+        input: folder of the audit log, a path or URI as Hadoop reads it.
+        output: folder of tables and page, likewise.
+        since: first day (UTC); None: the oldest in the log.
+        until: last day; None: the newest.
+        master: Spark master; None: what spark-submit says, else all cores of this machine.
+        bindings: those of the rules files; None where no rules file is given.
+        settings: Spark settings of the operator, before ours.
+        now: the time of the run.
+    """
+
+    input: str
+    output: str
+    since: date | None = None
+    until: date | None = None
+    master: str | None = None
+    bindings: tuple[KnownBinding, ...] | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __post_init__(self) -> None:
+        """Check what does not fit together.
+
+        Raises:
+            ConfigError: the range ends before it begins, or has no end while it has a beginning in the future.
+        """
+        if self.since is not None and self.since > self.last_day:
+            raise ConfigError("oxproxy report", 0, "--since", f"{self.since} comes after the last day, {self.last_day}")
+
+    @property
+    def last_day(self) -> date:
+        """The last day that is asked for: the given one, else that of the run."""
+        return self.until or self.now.astimezone(UTC).date()
+
+    def wants(self, day: date) -> bool:
+        """Say whether a day is in the range that was asked for."""
+        return (self.since is None or day >= self.since) and (self.until is None or day <= self.until)
+
+    def named_days(self) -> list[date] | None:
+        """Give the days of a range that has a beginning, each of them; None without a beginning."""
+        if self.since is None:
+            return None
+        return [self.since + timedelta(days=number) for number in range((self.last_day - self.since).days + 1)]
+
+
+def day(text: str, option: str, now: datetime | None = None) -> date:
+    """Read a day of the command line: ``2026-11-21``, ``today`` or ``yesterday`` (UTC).
+
+    Args:
+        text: what was typed.
+        option: the option's name, for the fault.
+        now: the time of the run.
+
+    Raises:
+        ConfigError: that is no day.
+    """
+    if text in _WORDS:
+        return (now or datetime.now(UTC)).astimezone(UTC).date() - timedelta(days=_WORDS[text])
+    try:
+        if _DAY.fullmatch(text):
+            return date.fromisoformat(text)
+    except ValueError:
+        pass
+    raise ConfigError("oxproxy report", 0, option, f'seen "{text}", expected a day such as 2026-11-21, or yesterday')
+
+
+def setting(text: str) -> tuple[str, str]:
+    """Read a Spark setting of the command line: ``spark.driver.memory=4g``.
+
+    Raises:
+        ConfigError: it has no value, or is none of Spark's.
+    """
+    name, found, value = text.partition("=")
+    if not found or not name.startswith("spark."):
+        raise ConfigError("oxproxy report", 0, "--conf", f'seen "{text}", expected spark.NAME=VALUE')
+    return name, value

@@ -1,0 +1,71 @@
+"""How are numbers, times and names written for people?"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+_THOUSAND = 1000
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+_TIMES = (("µs", 1.0), ("ms", 1e3), ("s", 1e6))
+
+
+def whole(number: float) -> str:
+    """Write a count: 2,000,000."""
+    return f"{number:,.0f}"
+
+
+def short(number: float, unit: str = "") -> str:
+    """Write a number in up to three digits: 1.25 M, with a unit 1.25 MB."""
+    size, prefix = scale(number)
+    return f"{_three(number / size)} {prefix}{unit}".rstrip()
+
+
+def _three(number: float) -> str:
+    text = f"{number:.{max(0, 3 - len(str(int(abs(number)))))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def scale(number: float) -> tuple[float, str]:
+    """Choose a prefix for numbers up to this one: (1000000.0, "M")."""
+    size, place = 1.0, 0
+    while abs(number) >= size * _THOUSAND and place < len(_PREFIXES) - 1:
+        size, place = size * _THOUSAND, place + 1
+    return size, _PREFIXES[place]
+
+
+def micros(microseconds: float) -> str:
+    """Write a time: 12.3 µs, 4.56 ms."""
+    unit, size = next((pair for pair in reversed(_TIMES) if microseconds >= pair[1]), _TIMES[0])
+    return f"{_three(microseconds / size)} {unit}"
+
+
+def moment(time: datetime | None) -> str:
+    """Write a time to the second; nothing where there is none."""
+    return "" if time is None else f"{time:%Y-%m-%d %H:%M:%S}"
+
+
+def hour(time: datetime) -> str:
+    """Write an hour: 2026-11-20 07-08 h."""
+    return f"{time:%Y-%m-%d %H}-{(time + timedelta(hours=1)):%H} h"
+
+
+def minutes(count: int) -> str:
+    """Write how long a step is: minute, 10 minutes, hour, 2 hours, day."""
+    for name, size in (("week", 10080), ("day", 1440), ("hour", 60), ("minute", 1)):
+        if count % size == 0:
+            times = count // size
+            return name if times == 1 else f"{times} {name}s"
+    raise AssertionError("every whole number of minutes is one of minutes")
+
+
+def share(part: float, all_of_it: float) -> str:
+    """Write a share: 12.3 %, or less than 0.1 %."""
+    if not all_of_it:
+        return "0 %"
+    percent = 100 * part / all_of_it
+    return f"{percent:.1f} %" if percent >= 0.1 or not part else "< 0.1 %"
+
+
+def exchange(name: str) -> str:
+    """Write an exchange's name, the nameless one's too."""
+    return name or "(default)"

@@ -1,0 +1,61 @@
+"""One Spark for all tests of the report; where there is no Java they are skipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from proxy.report.request import Request
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Small frames need no second compiler, few partitions, and nothing on the disk of whoever runs the tests.
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.driver.memory": "2g",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what uses Spark, so that ``-m "not spark"`` leaves out all of it."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.spark)
+
+
+def java_is_there() -> bool:
+    home = os.environ.get("JAVA_HOME")
+    return Path(home, "bin", "java").is_file() if home else shutil.which("java") is not None
+
+
+@pytest.fixture(scope="session")
+def java() -> None:
+    """Skip where there is no Java or no pyspark."""
+    pytest.importorskip("pyspark")
+    if not java_is_there():
+        pytest.skip("no Java runtime (apt-get install default-jre-headless)")
+
+
+@pytest.fixture(scope="session")
+def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A Spark on two cores, shared by all tests of the run."""
+    from proxy.report.session import LOCAL, session
+
+    folder = tmp_path_factory.mktemp("spark")
+    options = "spark.driver.extraJavaOptions"
+    own = {
+        "spark.local.dir": str(folder),
+        "spark.sql.warehouse.dir": str(folder),
+        options: f"{LOCAL[options]} -XX:TieredStopAtLevel=1",
+    }
+    settings = tuple((SETTINGS | own).items())
+    with session(Request("", "", master="local[2]", settings=settings)) as running:
+        yield running

@@ -1,0 +1,194 @@
+"""A day of audit log as a few busy sidecars would write it, any number of records, the same for the same seed.
+
+Lines are written here by hand, not by `proxy.audit`, so that the report is not tested against the code that it reads.
+Some things in it are meant to be found: gaps, message ids that come again, messages that pass two sidecars, returns,
+torn and foreign lines. `python -m tests.report.generator FOLDER RECORDS` writes one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+DAY = date(2026, 11, 20)
+PROXIES = ("edge-a", "edge-b", "edge-c")
+HOURS = 24
+RULES = ("5f0c2a9d11", "77aa01bc22")
+#: Weight of each hour: a day has a night.
+RHYTHM = (1, 1, 1, 1, 1, 2, 3, 5, 8, 9, 9, 8, 7, 8, 9, 9, 8, 6, 5, 4, 3, 2, 2, 1)
+CONNECTIONS = 40
+DECISIONS = 120
+#: The hot exchange has this share of all publishes.
+HOT_SHARE = 0.7
+
+
+@dataclass
+class Day:
+    """What is written.
+
+    Args:
+        records: publish records.
+        day: their day.
+        seed: of everything random.
+        dirty: whether torn and foreign lines, gaps and repeated ids are among them.
+        packed: whether segments are compressed; else every second one is.
+    """
+
+    records: int
+    day: date = DAY
+    seed: int = 1
+    dirty: bool = True
+    packed: bool = True
+    random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def write(self, folder: Path) -> None:
+        """Write the segments of the day."""
+        shares = [weight / sum(RHYTHM) / len(PROXIES) for weight in RHYTHM]
+        decisions, weights = self._decisions()
+        channels = {proxy: self._channels(proxy) for proxy in PROXIES}
+        written = 0
+        for hour, proxy in itertools.product(range(HOURS), PROXIES):
+            last = hour == HOURS - 1 and proxy == PROXIES[-1]
+            count = self.records - written if last else int(self.records * shares[hour])
+            written += count
+            path = folder / f"date={self.day}" / f"hour={hour:02d}" / f"audit-{proxy}-start-{hour:06d}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = self._hour(hour, proxy, count, channels[proxy], decisions, weights)
+            self._save(path, "".join(lines).encode(), hour)
+
+    def _save(self, path: Path, text: bytes, hour: int) -> None:
+        if self.packed or hour % 2:
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(text, 1, mtime=0))
+        else:
+            path.write_bytes(text)
+
+    def _decisions(self) -> tuple[list[tuple[str, str, bool]], list[float]]:
+        """Constant parts of lines (exchange, the rest, whether the broker may return it) and their weights."""
+        parts: list[tuple[str, str, bool]] = []
+        weights = []
+        for number in range(DECISIONS):
+            hot = number < 20
+            exchange = "orders" if hot else f"exchange.{number % 15}"
+            outcome = "routed" if hot or number % 10 else ("unrouted", "filtered", "passed")[number // 10 % 3]
+            routed = outcome == "routed"
+            queues = [f"queue.{number % 30 + step}" for step in range(number % 4 + 1)] if routed else []
+            constant = {
+                "exchange": exchange,
+                "outcome": outcome,
+                "queues": queues,
+                "exchanges": ["archive"] if routed and number % 7 == 0 else [],
+                "remotes": ["archive:/queue/far"] if routed and number % 31 == 0 else [],
+                "bindings": [f"binding {number % 50 + step}" for step in range(number % 3 + 1)] if routed else [],
+                "rule": None,
+                "rules": RULES[number % 2],
+                "reason": "no destination" if outcome == "unrouted" else None,
+                "headers": {"type": f"t{number % 5}"},
+            }
+            parts.append((exchange, json.dumps(constant, separators=(",", ":"))[1:-1], routed))
+            weights.append(HOT_SHARE / 20 if hot else (1 - HOT_SHARE) / (DECISIONS - 20))
+        return parts, weights
+
+    def _channels(self, proxy: str) -> list[Channel]:
+        return [
+            Channel(proxy, f"{proxy}-{number}", f"user{number % 7}", ("/", "shop")[number % 2], number % 3 + 1)
+            for number in range(CONNECTIONS)
+        ]
+
+    def _hour(
+        self,
+        hour: int,
+        proxy: str,
+        count: int,
+        channels: list[Channel],
+        decisions: list[tuple[str, str, bool]],
+        weights: list[float],
+    ) -> Iterator[str]:
+        rnd = self.random
+        begin = datetime(self.day.year, self.day.month, self.day.day, hour, tzinfo=UTC)
+        sizes = [min(5_000_000, int(rnd.lognormvariate(6, 1.5))) for _ in range(997)]
+        times = [rnd.lognormvariate(2.5, 0.8) for _ in range(1009)]
+        chosen = rnd.choices(decisions, weights, k=count)
+        senders = rnd.choices(channels, k=count)
+        texts = [(begin + timedelta(seconds=second)).strftime("%Y-%m-%dT%H:%M:%S") for second in range(3600)]
+        step = 3_600_000_000 / max(count, 1)
+        for number in range(count):
+            second, micros = divmod(int(number * step), 1_000_000)
+            ts = f"{texts[second]}.{micros:06d}Z"
+            channel = senders[number]
+            channel.seq += 1
+            exchange, constant, routed = chosen[number]
+            name = f"{exchange}-{proxy}-{hour:02d}-{number:08x}"
+            if self.dirty:
+                yield from self._dirt(number, ts, channel)
+                name = self._name(name, number, hour)
+            identity = "null" if number % 97 == 0 else f'"{name}"'
+            timed = f',"decide_us":{times[number % 1009]:.1f}' if number % 50 == 0 else ""
+            yield (
+                f'{{"ts":"{ts}{channel.origin}{channel.seq},"rk":"a.{number % 11}.key{number % 5}"'
+                f',"message_id":{identity},"size":{sizes[number % 997]},{constant}{timed}}}\n'
+            )
+            if number % 40 == 0:
+                yield self._settle(number, ts, channel, routed, times[number % 1009])
+
+    @staticmethod
+    def _settle(number: int, ts: str, channel: Channel, routed: bool, time: float) -> str:
+        result = ("acked", "acked", "returned", "acked", "nacked")[number // 40 % 5]
+        timed = f',"confirm_us":{time * 100:.1f}' if result == "acked" else ""
+        return (
+            f'{{"ts":"{ts}","v":1,"kind":"settle","proxy":"{channel.proxy}","conn":"{channel.conn}"'
+            f',"ch":{channel.ch},"seq":{channel.seq},"result":"{result}"{timed}}}\n'
+        )
+
+    @staticmethod
+    def _name(name: str, number: int, hour: int) -> str:
+        if number % 5003 == 17:
+            return f"again-{hour}"
+        if number % 4001 == 23:
+            return f"way-{hour}-{number}"  # the same at every sidecar
+        return name
+
+    @staticmethod
+    def _dirt(number: int, ts: str, channel: Channel) -> Iterator[str]:
+        if number % 3001 == 5:
+            channel.seq += 3  # publishes of which there is no line
+        if number % 7001 == 11:
+            yield f'{{"ts":"{ts}","v":1,"kind":"publish","proxy":"{channel.proxy}","conn":"torn\n'
+        if number % 9001 == 13:
+            yield "this is not a record\n"
+        if number % 11003 == 29:
+            yield (
+                f'{{"ts":"{ts}","v":1,"kind":"gap","proxy":"{channel.proxy}","dropped":7,"from":"{ts}","to":"{ts}"}}\n'
+            )
+
+
+@dataclass
+class Channel:
+    """One channel of a producer."""
+
+    proxy: str
+    conn: str
+    user: str
+    vhost: str
+    ch: int
+    seq: int = 0
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        self.origin = (
+            f'","v":1,"kind":"publish","proxy":"{self.proxy}","conn":"{self.conn}"'
+            f',"user":"{self.user}","vhost":"{self.vhost}","ch":{self.ch},"seq":'
+        )
+
+
+if __name__ == "__main__":
+    Day(int(sys.argv[2])).write(Path(sys.argv[1]))

@@ -1,0 +1,85 @@
+"""Figures of a made-up day, for tests of the page that need no Spark."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, date, datetime, timedelta
+
+from proxy.report.figures import Figures, Finding, Lost, Matched, Named, Sender, Sent, Step, Stop, Timed
+
+DAY = date(2026, 11, 20)
+BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+def at(hour: int, minute: int = 0) -> datetime:
+    return BEGIN + timedelta(hours=hour, minutes=minute)
+
+
+def wave(number: int) -> float:
+    return 1.2 + math.sin((number - 40) / 144 * 2 * math.pi)
+
+
+def figures() -> Figures:
+    steps = [
+        Step(
+            at(0, 10 * number),
+            {
+                "routed": int(9000 * wave(number)),
+                "passed": int(1400 * wave(number)),
+                "translated": int(300 * wave(number)),
+                "unrouted": 400 if number == 70 else 20,
+                "filtered": 35,
+                "rejected": 3,
+            },
+            int(5.3e6 * wave(number)),
+        )
+        for number in range(144)
+    ]
+    return Figures(
+        days=(DAY,),
+        made=datetime(2026, 11, 21, 2, 5, tzinfo=UTC),
+        segments=864,
+        step_minutes=10,
+        steps=steps,
+        exchanges=[Named(f"exchange.{number} in /", 900_000 // (number + 1), 10**8) for number in range(9)],
+        proxies=[Named(f"edge-{letter}", 500_000, 10**8) for letter in "abc"],
+        rules=["5f0c2a9d11", "77aa01bc22"],
+        destinations=[
+            Sent("/", f"queue.{number}", "queue", 800_000 // (number + 1), at(0), at(23, 59)) for number in range(18)
+        ],
+        hot=[
+            Matched("/", "orders", f"orders above {number}", 700_000 // (number + 1), at(23), True)
+            for number in range(12)
+        ],
+        dead=[Matched("/", "orders", "orders of nobody", 0, None, True)],
+        bindings_known=True,
+        unroutable=[
+            Lost("/", "orders", "a.*.key", 2870, 12, "a.17.key", "orders-17"),
+            Lost("/", "", "*", 3, 3, "9f", None),
+        ],
+        latency=[
+            Timed(at(hour), what, size, 3.2 * size, 9.7 * size, 4000)
+            for hour in range(24)
+            for what, size in (("decide", 11.0 + hour % 5), ("confirm", 1800.0 + 90 * (hour % 7)))
+        ],
+        producers=[
+            Sender(f"user{n}", f"edge-a-{n}", "edge-a", 90_000 // (n + 1), 10**7, 2300.0, 310) for n in range(12)
+        ],
+        sizes=[(100, 120_000), (1000, 900_000), (10_000, 460_000), (100_000, 21_000), (1_000_000, 90), (None, 2)],
+        anomalies=[
+            Finding(at(11), "unrouted publishes", "all", 520.0, 120.0, 11.2, "more than usual"),
+            Finding(at(14), "seq gap", "edge-b connection edge-b-3 channel 1", 9000.0, 9003.0, 3.0, "after number 771"),
+        ],
+        ways=[
+            (
+                "order-4711",
+                [
+                    Stop(at(9), "edge-a", "orders", "a.b", "routed", ["far"]),
+                    Stop(at(9, 1), "edge-b", "incoming", "a.b", "routed", ["billing", "stock"]),
+                ],
+            )
+        ],
+        results={"acked": 12_000, "nacked": 3, "returned": 12},
+        rejected={"torn": 2, "foreign": 1},
+        found={"proxies": 3, "anomalies": 2, "destinations": 19, "hot": 12, "dead": 1},
+    )

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from proxy.report.figures import Figures, Step
+
+NOW = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+def test_totals_are_those_of_all_steps() -> None:
+    steps = [Step(NOW, {"routed": 2, "unrouted": 1}, 30), Step(NOW, {"routed": 5}, 12)]
+    figures = Figures((), NOW, steps=steps)
+    assert (figures.outcomes, figures.publishes, figures.bytes) == ({"routed": 7, "unrouted": 1}, 8, 42)
+
+
+def test_no_step_is_no_publish() -> None:
+    assert (Figures((), NOW).publishes, Figures((), NOW).bytes) == (0, 0)

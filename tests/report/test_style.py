@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import re
+
+from proxy.report.page import render
+from proxy.report.style import STYLE
+from tests.report.sample import figures
+
+
+def test_every_class_on_the_page_has_a_rule() -> None:
+    used = {name for found in re.findall(r'class="([^"]+)"', render(figures())) for name in found.split()}
+    assert sorted(name for name in used if not re.search(rf"\.{name}\b", STYLE)) == []
+
+
+def test_nothing_is_loaded_by_the_style() -> None:
+    assert not re.search(r"url\(|@import|https?:", STYLE)
+
+
+def test_dark_screens_have_colours_of_their_own() -> None:
+    assert "prefers-color-scheme:dark" in STYLE
