@@ -162,7 +162,7 @@ def _largest(
 ) -> list[Any]:  # rows have the columns of the frame
     """Give the rows with the greatest values, and note how many there are, or that there are more than these."""
     others = [column for column in frame.columns if column != by]
-    rows = frame.orderBy(F.col(by).desc(), *others).limit(most + 1).collect()
+    rows: list[Any] = frame.orderBy(F.col(by).desc(), *others).limit(most + 1).collect()
     found[what] = len(rows)
     return rows[:most]
 
