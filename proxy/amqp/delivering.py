@@ -33,8 +33,11 @@ from proxy.amqp.frames import (
 )
 from proxy.amqp.method_arguments import read_return
 from proxy.amqp.restoring import restored_content
+from proxy.amqp.shapes import Shapes
 from proxy.errors import ProtocolError
 
+#: Shapes of contents remembered: a hundred bytes each.
+REMEMBERED = 1024
 #: payload of a Basic.Ack: class, method, delivery tag, bits
 _ACK_BYTES = 13
 #: bytes of the shortest method frame and of the shortest content header frame
@@ -58,6 +61,7 @@ class Delivering:
         self._tail = b""
         #: the largest frame that may go to the producer, in bytes
         self._least_max: Final = min(conversation.tuning.frame_max_producer, conversation.tuning.frame_max_upstream)
+        self._shapes: Final = Shapes(self._least_max, REMEMBERED)
 
     def receive(self, data: bytes) -> None:
         """Take bytes from the broker; what goes to the producer gathers in the conversation.
@@ -86,6 +90,8 @@ class Delivering:
         least_max = self._least_max
         own = conversation.own.number
         looked_at = self._methods.looked_at
+        shapes = self._shapes
+        starts = data.startswith
         end = len(data)
         at = start = acked = 0
         unpack_head, unpack_method, unpack_tag = FRAME_HEAD.unpack_from, U32.unpack_from, U64.unpack_from
@@ -110,7 +116,21 @@ class Delivering:
                         at = stop
                         continue
                 elif index not in looked_at:
-                    at = self._content(data, stop, end, number) if index in _WITH_CONTENT else stop
+                    at = stop
+                    if index in _WITH_CONTENT:
+                        header_bytes, content_bytes, body_head, _ = shapes[data[stop : stop + CONTENT_HEAD.size]]
+                        body_at, behind = stop + header_bytes, stop + content_bytes
+                        if (
+                            behind <= end
+                            and content_bytes
+                            and data[body_at - 1] == FRAME_END
+                            and data[behind - 1] == FRAME_END
+                            and starts(body_head, body_at)
+                            and data[stop + 1] << 8 | data[stop + 2] == number
+                        ):
+                            at = behind  # the whole content
+                        else:
+                            unfinished[number] = -1
                     continue
             elif (kind == BODY or kind == HEADER) and size + OVERHEAD <= least_max and number in unfinished:
                 self._progress(kind, number, data, at, size)
@@ -139,30 +159,6 @@ class Delivering:
             if kind == METHOD and number == 0:
                 self._methods.connection(data[at:stop])
             at = stop
-        return at
-
-    def _content(self, data: bytes, at: int, end: int, number: int) -> int:
-        """Step over the content behind a method, as far as it is there; what is missing is noted.
-
-        Returns:
-            The offset behind it; `at` where it is not whole, or in several frames.
-        """
-        if end - at >= CONTENT_HEAD.size:
-            kind, its_number, size, _, _, body_size = CONTENT_HEAD.unpack_from(data, at)
-            stop: int = at + size + OVERHEAD
-            if kind == HEADER and its_number == number and stop <= end and size + OVERHEAD <= self._least_max:
-                if not body_size and data[stop - 1] == FRAME_END:
-                    return stop
-                behind: int = stop + body_size + OVERHEAD
-                if (
-                    behind <= end
-                    and body_size + OVERHEAD <= self._least_max
-                    and FRAME_HEAD.unpack_from(data, stop) == (BODY, number, body_size)
-                    and data[stop - 1] == FRAME_END
-                    and data[behind - 1] == FRAME_END
-                ):
-                    return behind
-        self._conversation.unfinished[number] = -1
         return at
 
     def _progress(self, kind: int, number: int, data: bytes, at: int, size: int) -> None:
