@@ -15,7 +15,7 @@ from proxy.amqp.frames import U32
 from proxy.amqp.method_arguments import read_ack, read_nack, read_queue_declare_ok, read_return
 from proxy.amqp.method_frames import connection_close_ok
 from proxy.amqp.methods import method_frame
-from proxy.amqp.own_bindings import bind_tokens
+from proxy.amqp.own_bindings import bind_tokens, tokens_of
 from proxy.amqp.settling import confirm
 
 _ANSWERS = frozenset(
@@ -172,16 +172,15 @@ class BrokerMethods:
         conversation.inventory.queue_declared(queue, exclusive)
         if conversation.upstream_closing or not conversation.inventory.interested(queue):
             return True
-        state = conversation.state
-        destination = ("queue", queue)
-        wanted = [(one, destination) for one in state.carried() if destination in state.router.destinations(one.name)]
-        if asked.passive and wanted and all(destination in owned.bound for owned, _ in wanted):
+        wanted = tokens_of(conversation.state, queue)
+        if asked.passive and wanted and all(destination in owned.bound for owned, destination in wanted):
             return True
         channel.held_back = [frame]
         conversation.held_back_bytes += len(frame)
         conversation.mark(channel)
         if exclusive and wanted:
-            bind_tokens(conversation, wanted, partial(conversation.released.append, channel), state.missing)
+            done = partial(conversation.released.append, channel)
+            bind_tokens(conversation, wanted, done, conversation.state.missing)
         else:
             conversation.requests.append(EnsureQueue(channel, queue))
         return False

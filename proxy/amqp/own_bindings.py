@@ -17,7 +17,7 @@ from proxy.amqp import methods
 from proxy.amqp.conversation import Conversation
 from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind, queue_unbind
 from proxy.amqp.tokens import grant_key, token
-from proxy.amqp.vhost import Delivery, Destination, OwnedExchange
+from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.reach import Reach
 
 #: how a refusal begins where source or destination does not exist: the permissions were looked at before
@@ -48,6 +48,12 @@ def unbind_step(channel: int, carrier: bytes, destination: Destination) -> tuple
     """Build the method that unbinds a token, and say what answers it."""
     reply = methods.QUEUE_UNBIND_OK if destination[0] == "queue" else methods.EXCHANGE_UNBIND_OK
     return unbind_frame(channel, carrier, destination), reply
+
+
+def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:
+    """Give (carrier's exchange, destination) of each token that a queue is to have."""
+    destination = ("queue", queue)
+    return [(owned, destination) for owned in state.carried() if destination in state.router.destinations(owned.name)]
 
 
 def bind_tokens(

@@ -9,14 +9,17 @@ connection or waits without a word.
 
 from __future__ import annotations
 
-from proxy.amqp import methods
+from functools import partial
+
+from proxy.amqp import methods, script
 from proxy.amqp.channel import Channel, Content, Expected, Life
 from proxy.amqp.client_bindings import ClientBindings
 from proxy.amqp.conversation import Conversation, Phase
 from proxy.amqp.declaring import Declaring
 from proxy.amqp.frames import HEARTBEAT, METHOD, OVERHEAD, U32
-from proxy.amqp.method_arguments import read_queue_declare, read_queue_delete
+from proxy.amqp.method_arguments import QueueDeclare, read_queue_declare, read_queue_delete
 from proxy.amqp.method_frames import channel_close_ok, connection_close_ok
+from proxy.amqp.own_bindings import bind_tokens, tokens_of
 from proxy.amqp.publish_frames import KIND_NAMES, PublishFrames
 from proxy.errors import ProtocolError, Scope
 
@@ -48,6 +51,7 @@ class ProducerFrames:
             methods.BASIC_PUBLISH: self.publishes.method,
             methods.EXCHANGE_DECLARE: declaring.declare,
             methods.EXCHANGE_DELETE: declaring.delete,
+            methods.QUEUE_DECLARE: self._queue_declare,
             methods.QUEUE_BIND: self._bind,
             methods.EXCHANGE_BIND: self._bind,
             methods.QUEUE_UNBIND: self._unbind,
@@ -166,6 +170,39 @@ class ProducerFrames:
             _NOTED[index](self._conversation, channel, payload)
         return True
 
+    def _queue_declare(self, channel: Channel, frame: bytes) -> bool:
+        conversation = self._conversation
+        inventory = conversation.inventory
+        asked = read_queue_declare(frame[7:-1])
+        channel.last_queue = asked.queue or channel.last_queue
+        if not asked.nowait:
+            channel.replies.append(Expected(methods.QUEUE_DECLARE_OK, asked.queue, asked.exclusive, asked.passive))
+        elif asked.queue and not asked.passive:
+            if asked.exclusive and inventory.interested(asked.queue):
+                self._declare_exclusive(channel, asked)
+                return False
+            inventory.queue_declared(asked.queue, asked.exclusive)
+        return True
+
+    def _declare_exclusive(self, channel: Channel, asked: QueueDeclare) -> None:
+        """Ask for the answer that the producer does without: nobody else can bind the queue later."""
+        conversation = self._conversation
+        go_on = partial(conversation.resumable.append, channel)
+
+        def declared(_: bytes) -> bool:
+            conversation.inventory.queue_declared(asked.queue, True)
+            wanted = tokens_of(conversation.state, asked.queue)
+            if wanted:
+                bind_tokens(conversation, wanted, go_on, conversation.state.missing)
+            else:
+                go_on()
+            return False
+
+        script.hold(conversation, channel)
+        channel.replies.append(Expected(methods.QUEUE_DECLARE_OK, taken=declared))
+        declare = methods.method_frame(channel.number, methods.QUEUE_DECLARE, 0, *asked._replace(nowait=False))
+        conversation.to_upstream.append(declare)
+
     def _bind(self, channel: Channel, frame: bytes) -> bool:
         return self._bindings.bind(channel, _method_of(frame), frame)
 
@@ -195,15 +232,6 @@ def _check(index: int, payload: bytes) -> None:
         raise ProtocolError(503, text, Scope.CONNECTION, *divmod(index, 1 << 16))
 
 
-def _declare(conversation: Conversation, channel: Channel, payload: bytes) -> None:
-    declare = read_queue_declare(payload)
-    channel.last_queue = declare.queue or channel.last_queue
-    if not declare.nowait:
-        channel.replies.append(Expected(methods.QUEUE_DECLARE_OK, declare.queue, declare.exclusive, declare.passive))
-    elif declare.queue and not declare.passive:
-        conversation.inventory.queue_declared(declare.queue, declare.exclusive)
-
-
 def _delete(conversation: Conversation, channel: Channel, payload: bytes) -> None:
     delete = read_queue_delete(payload)
     queue = delete.queue or channel.last_queue
@@ -230,7 +258,6 @@ def _close(conversation: Conversation, channel: Channel, payload: bytes) -> None
 
 
 _NOTED = {
-    methods.QUEUE_DECLARE: _declare,
     methods.QUEUE_DELETE: _delete,
     methods.CONFIRM_SELECT: _confirm,
     methods.TX_SELECT: _transaction,

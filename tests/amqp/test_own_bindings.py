@@ -5,12 +5,13 @@ from __future__ import annotations
 from pamqp import commands
 
 from proxy.amqp import methods
-from proxy.amqp.own_bindings import ask_reach, bind_frame, bind_step, bind_tokens, unbind_step, withdraw
+from proxy.amqp.own_bindings import ask_reach, bind_frame, bind_step, bind_tokens, tokens_of, unbind_step, withdraw
 from proxy.amqp.tokens import grant_key, token
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange
 from proxy.routing.reach import Reach
-from tests.amqp.relaying import OWN, Wire, routed, say
+from tests.amqp.relaying import OWN, Wire, owned, routed, say, state
 from tests.client import names, split
+from tests.routing.building import exchange, to_queue
 
 QUEUE: Destination = ("queue", b"mine")
 OTHER: Destination = ("exchange", b"theirs")
@@ -136,3 +137,11 @@ def test_nothing_to_withdraw_is_done_at_once() -> None:
     withdraw(wire.relay._conversation, wire.state.exchanges[b"xo"], [], [], lambda: ended.append(True))
     assert ended == [True]
     assert wire.upstream() == b""
+
+
+def test_a_queue_has_a_token_on_each_carrier_whose_rules_name_it() -> None:
+    one, two, three = (exchange(to_queue(queue), name=name) for name, queue in (("1", "q"), ("2", "q"), ("3", "r")))
+    pairs = [(made, owned(made)) for made in (one, two, three)]
+    elsewhere = exchange(to_queue("q"), name="4")
+    of = state(*pairs, (elsewhere, owned(elsewhere, Delivery.QUEUE)))
+    assert tokens_of(of, b"q") == [(pairs[0][1], ("queue", b"q")), (pairs[1][1], ("queue", b"q"))]

@@ -7,7 +7,7 @@ from pamqp import base, commands
 
 from proxy.amqp import methods
 from proxy.amqp.conversation import Phase
-from tests.amqp.relaying import TUNING, Ears, Wire, chosen, closed, publish, routed, say, with_tokens
+from tests.amqp.relaying import OWN, TUNING, Ears, Wire, chosen, closed, publish, routed, say, with_tokens
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
 
 CLOSE, CLOSE_OK = commands.Channel.Close(200, "bye", 0, 0), commands.Channel.CloseOk()
@@ -310,6 +310,31 @@ def test_a_declare_without_answer_is_told_at_once() -> None:
     wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True, nowait=True)))
     wire.produce(say(1, commands.Queue.Declare(0, "", nowait=True)))
     assert wire.heard == [("declared", b"q", True)]
+
+
+def test_an_exclusive_queue_declared_without_answer_is_bound_all_the_same_before_anything_behind_it() -> None:
+    """Only its own connection can bind it, and only once it is there: we ask for the answer."""
+    wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
+    message = publish()
+    declare = commands.Queue.Declare(0, "q", exclusive=True, nowait=True, arguments={"x-expires": 5})
+    (asked,) = split(wire.produce(say(1, declare), message))
+    assert asked.arguments == {**dict(declare), "nowait": False}
+    assert wire.answer(say(1, commands.Queue.DeclareOk("q", 0, 0))) == b""
+    assert wire.heard == [("declared", b"q", True)]
+    assert [(one.channel, one.name) for one in split(wire.upstream())] == [(OWN, "Channel.Open")]
+    wire.answer(say(OWN, commands.Channel.OpenOk()))
+    assert names(wire.upstream()) == ["Queue.Bind"]
+    assert wire.answer(say(OWN, commands.Queue.BindOk())) == b""
+    assert wire.upstream() == with_tokens(message, "q")
+
+
+def test_a_refusal_of_such_a_declare_is_the_brokers_own() -> None:
+    wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
+    wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True, nowait=True)), publish())
+    locked = say(1, commands.Channel.Close(405, "RESOURCE_LOCKED", 50, 10))
+    assert wire.answer(locked) == locked
+    assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    assert wire.heard == []
 
 
 def test_a_delete_without_answer_is_told_at_once_and_names_the_queue_declared_last() -> None:
