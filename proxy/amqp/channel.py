@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,7 +42,8 @@ class Content(Enum):
     BODY = "a content body frame"
 
 
-class Publish(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Publish:
     """A Basic.Publish method as it came.
 
     Args:
@@ -61,6 +63,12 @@ class Publish(NamedTuple):
     channel: Channel
     mandatory: bool
     withheld: bool
+    #: what followed last time, most likely to follow again: a producer sends the same few in turn
+    successor: Publish = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Expect the same again."""
+        self.successor = self
 
 
 class Collected(NamedTuple):

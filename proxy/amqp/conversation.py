@@ -179,6 +179,8 @@ class Conversation:
         self.shape = 0
         #: seconds on the driver's monotonic clock, set with every input
         self.now = 0.0
+        #: publishes without a confirm yet, on the channel that had one last
+        self.outstanding = 0
         #: no confirm is timed before
         self.sample_after = 0.0
 

@@ -40,6 +40,7 @@ from proxy.errors import ProtocolError
 REMEMBERED = 1024
 #: payload of a Basic.Ack: class, method, delivery tag, bits
 _ACK_BYTES = 13
+_ACK_FRAME_BYTES = _ACK_BYTES + OVERHEAD
 #: bytes of the shortest method frame and of the shortest content header frame
 _LEAST_METHOD, _LEAST_HEADER = 12, 22
 _WITH_CONTENT = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
@@ -94,6 +95,7 @@ class Delivering:
         starts = data.startswith
         end = len(data)
         at = start = acked = 0
+        channel: Channel | None = None
         unpack_head, unpack_method, unpack_tag = FRAME_HEAD.unpack_from, U32.unpack_from, U64.unpack_from
         while end - at >= OVERHEAD:
             kind, number, size = unpack_head(data, at)
@@ -110,10 +112,15 @@ class Delivering:
                 if index == methods.BASIC_ACK and size == _ACK_BYTES:
                     channel = channels.get(number)
                     if channel is not None and channel.ledger is None:
-                        acked += channel.settled.settle(unpack_tag(data, at + 11)[0], data[at + 19], channel.published)
+                        settle, published, head = channel.settled.settle, channel.published, data[at : at + 11]
+                        while True:  # confirms come in runs
+                            acked += settle(unpack_tag(data, at + 11)[0], data[at + 19], published)
+                            at = stop
+                            stop += _ACK_FRAME_BYTES
+                            if stop > end or data[stop - 1] != FRAME_END or not starts(head, at):
+                                break
                         if channel.sample is not None:
                             conversation.time_confirm(channel)
-                        at = stop
                         continue
                 elif index not in looked_at:
                     at = stop
@@ -142,8 +149,9 @@ class Delivering:
             at = stop
             if conversation.phase in _ENDED:
                 break
-        if acked:
+        if acked and channel is not None:
             conversation.counters.confirms_acked += acked
+            conversation.outstanding = channel.published - channel.settled.count
         if start < at:
             out.append(data[start:at] if start or at < end else data)
         return at if conversation.phase not in _ENDED else self._end(data, at)

@@ -16,8 +16,9 @@ from proxy.amqp.channel import Channel, Content, Publish
 from proxy.amqp.conversation import Conversation, Phase
 from proxy.amqp.distant import Distant
 from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, HEADER, KINDS, METHOD, OVERHEAD, check_head
+from proxy.amqp.known_publishes import KnownPublishes
 from proxy.amqp.producer_frames import ProducerFrames
-from proxy.amqp.shapes import LEAST_HEADER, WHOLE_BYTES, Shapes
+from proxy.amqp.shapes import Shapes, header_may_come, whole_may_come
 from proxy.amqp.traffic import Tally
 from proxy.errors import ProtocolError, Scope
 
@@ -52,7 +53,7 @@ class Publishing:
         self._tail = b""
         #: where frames go on behind a fault in the bytes that are being taken
         self._behind_fault = 0
-        self._publishes: dict[bytes, Publish] = {}
+        self._publishes: Final = KnownPublishes(REMEMBERED)
         self._heads: dict[bytes, _Remembered] = {}
         #: by the fixed part of a content header frame
         self._shapes: Final = Shapes(self._frame_max, REMEMBERED)
@@ -192,7 +193,7 @@ class Publishing:
                 known, publish = publish is not None, publishes.published
                 publishes.published = None
                 self._remember(publish)
-                if not known and publish.plan and frame in self._publishes and self._whole_may_come(data, stop, end):
+                if not known and publish.plan and frame in self._publishes and whole_may_come(data, stop, end):
                     # The method frame is taken back: the whole publish goes through the fast path.
                     publish.channel.content = Content.METHOD
                     publish.channel.publish = None
@@ -235,17 +236,7 @@ class Publishing:
         channel = publish.channel
         # A publish to a carrier itself is looked into, always: its CC must not name a token.
         if channel.held is None and channel.ledger is None and (publish.plan or not publish.withheld):
-            if len(self._publishes) >= REMEMBERED:
-                self._publishes.clear()
-            self._publishes[publish.frame] = publish
-
-    @staticmethod
-    def _whole_may_come(data: bytes, header_at: int, end: int) -> bool:
-        """Whether the publish whose header frame begins here is small enough to be taken whole."""
-        if end - header_at < CONTENT_HEAD.size:
-            return True
-        _, _, size, _, _, body_size = CONTENT_HEAD.unpack_from(data, header_at)
-        return bool(size + body_size <= WHOLE_BYTES)
+            self._publishes.remember(publish)
 
     def _passing(self, data: bytes, at: int, header_at: int, end: int, publish: Publish) -> int:
         """Step over whole publishes to an exchange that is not evaluated here, as long as they have one method frame.
@@ -256,9 +247,8 @@ class Publishing:
         channel = publish.channel
         if channel.content is not Content.METHOD:
             return at
+        publishes = self._publishes
         conversation = self._conversation
-        method = publish.frame
-        method_bytes = len(method)
         shapes = self._shapes
         starts = data.startswith
         audit = conversation.audit
@@ -287,9 +277,14 @@ class Publishing:
                 seq = channel.before + channel.published + count
                 audit.publish(audit.passed(publish.exchange), publish, facts, body_size, seq)
             at = stop
-            if not starts(method, stop):
-                break
-            header_at = stop + method_bytes
+            following = publish.successor
+            if not starts(following.frame, stop):
+                found = publishes.following(publish, data, stop, end)
+                if found is None:
+                    break
+                following = found
+            publish = following
+            header_at = stop + len(publish.frame)
         if count:
             channel.published += count
             if channel.sample is None and channel.confirming and conversation.now >= conversation.sample_after:
@@ -312,14 +307,13 @@ class Publishing:
         if channel.content is not Content.METHOD:
             return 0
         if end - header_at < CONTENT_HEAD.size:
-            return self._awaited(data[header_at:end], channel)
-        method = publish.frame
-        method_bytes = len(method)
+            return -1 if header_may_come(data[header_at:end], channel.head) else 0
         shapes = self._shapes
         starts = data.startswith
         conversation = self._conversation
         out = conversation.to_upstream
         audit = conversation.audit
+        publishes = self._publishes
         first = at
         while True:
             fixed = data[header_at : header_at + CONTENT_HEAD.size]
@@ -349,17 +343,14 @@ class Publishing:
             if channel.sample is None and channel.confirming and conversation.now >= conversation.sample_after:
                 channel.sample = (channel.published, conversation.now)
             at = stop
-            if not starts(method, stop):
-                return at
-            header_at = stop + method_bytes
-
-    @staticmethod
-    def _awaited(begun: bytes, channel: Channel) -> int:
-        """Whether a content header may become of these few bytes, as `_routed` answers."""
-        if not channel.head.startswith(begun[:3]):
-            return 0
-        whole = len(begun) >= FRAME_HEAD.size and FRAME_HEAD.unpack_from(begun)[2] < LEAST_HEADER
-        return 0 if whole else -1
+            following = publish.successor
+            if not starts(following.frame, stop):
+                found_next = publishes.following(publish, data, stop, end)
+                if found_next is None:
+                    return at
+                following = found_next
+            publish = following
+            header_at = stop + len(publish.frame)
 
     def _form(self, publish: Publish, data: bytes, at: int, header_at: int, body_at: int) -> _Remembered | None:
         """Find what leaves in place of method and header frame; None where it is not one publish at once."""

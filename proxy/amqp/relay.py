@@ -116,6 +116,11 @@ class Relay:
         return self._conversation.held_back_bytes >= self._conversation.limits.held_bytes
 
     @property
+    def outstanding(self) -> int:
+        """Publishes without a confirm yet, on the channel that had one last: how much a producer sends ahead."""
+        return self._conversation.outstanding
+
+    @property
     def unsettled(self) -> int:
         """Publishes in confirm mode that are neither acked nor nacked yet; channels that wait count as well."""
         return sum(

@@ -60,3 +60,23 @@ class Shapes(dict[bytes, Shape]):
             shape = (header_bytes, header_bytes, b"", 0)
         self[head] = shape
         return shape
+
+
+def header_may_come(begun: bytes, head: bytes) -> bool:
+    """Whether the few bytes that are there may become a content header frame.
+
+    Args:
+        begun: less than `CONTENT_HEAD` is long.
+        head: what one on this channel begins with: type and channel at least.
+    """
+    if not head.startswith(begun[:3]):
+        return False
+    return len(begun) < FRAME_HEAD.size or bool(FRAME_HEAD.unpack_from(begun)[2] >= LEAST_HEADER)
+
+
+def whole_may_come(data: bytes, header_at: int, end: int) -> bool:
+    """Whether the publish whose header frame begins here is small enough to be taken whole."""
+    if end - header_at < CONTENT_HEAD.size:
+        return True
+    _, _, size, _, _, body_size = CONTENT_HEAD.unpack_from(data, header_at)
+    return bool(size + body_size <= WHOLE_BYTES)

@@ -104,6 +104,11 @@ class Link(asyncio.Protocol):
         else:
             self.transport.resume_reading()
 
+    def rest(self, seconds: float) -> None:
+        """Stop reading for a moment, so that what comes in many small segments is read at once."""
+        self.pause("resting", True)
+        asyncio.get_running_loop().call_later(seconds, self.pause, "resting", False)
+
     def paused_for(self, reason: str) -> bool:
         """Whether the socket is not being read for this reason, among others."""
         return reason in self._paused_for

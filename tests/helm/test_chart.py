@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -237,5 +238,9 @@ def test_the_report_reads_the_audit_log_and_writes_elsewhere() -> None:
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     assert mounts["/audit"]["readOnly"] is True
     assert "readOnly" not in mounts["/report"]
+    flags = {argument for argument in container["args"] if argument.startswith("--")}
+    oxproxy = Path(sys.executable).with_name("oxproxy")
+    known = subprocess.run([str(oxproxy), "report", "--help"], capture_output=True, text=True, check=True).stdout
+    assert flags <= set(re.findall(r"--[a-z]+", known))
     claims = {volume["name"]: volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["volumes"]}
     assert claims[mounts["/audit"]["name"]] == "audit"
