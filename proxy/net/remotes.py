@@ -93,6 +93,11 @@ class RemotePool:
         while self.under_way and monotonic() < end:  # noqa: ASYNC110 -- a count, no event
             await asyncio.sleep(0.05)
 
+    def give_up(self) -> None:
+        """Settle everything under way as lost: producers that still listen get their nacks."""
+        for driver in self._drivers.values():
+            driver.give_up()
+
     def _counters_of(self, label: str) -> RemoteCounters:
         remotes = self._counters.remotes
         if label not in remotes and len(remotes) >= _MOST_LABELS:
