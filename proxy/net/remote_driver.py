@@ -21,7 +21,7 @@ from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.remote_lane import Lane
 from proxy.amqp.remote_link import RemoteLink
 from proxy.amqp.remote_messages import RemoteMessage, Result
-from proxy.net.link import Link
+from proxy.net.link import AHEAD_MESSAGES, Link
 from proxy.net.remote_endpoints import Endpoint
 
 _log = structlog.get_logger(__name__)
@@ -166,6 +166,8 @@ class RemoteDriver:
         if link.open and not was_open:
             self._opened(link)
         self._flush()
+        if self._messages >= AHEAD_MESSAGES and self._socket is not None:
+            self._socket.rest()
         for lane in tuple(self._leaving):
             self._retire(lane)
         if link.failure is not None:
