@@ -14,6 +14,9 @@ from tests.other_rabbitmq import ROOT_VARIABLE, VERSION, file_system, inside, ob
 from tests.private_broker import PrivateBroker
 from tests.rabbitmq import URL_VARIABLE
 
+#: whose tests are about what goes over the wire
+FOLDERS = ("tests/delivery", "tests/broker", "tests/clients", "tests/net")
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -49,9 +52,9 @@ def test_a_private_broker_of_another_root_is_that_version_and_leaves_nothing(
 
 @pytest.mark.matrix
 @pytest.mark.timeout(1200)
-def test_delivery_is_the_same_on_a_newer_broker(other: Path) -> None:
+def test_whatever_speaks_to_a_broker_does_so_on_a_newer_one(other: Path) -> None:
     environment = os.environ | {ROOT_VARIABLE: str(other)}
     environment.pop(URL_VARIABLE, None)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/delivery"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *FOLDERS]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
