@@ -270,8 +270,7 @@ class ClientBindings:
 
     def _gone(self, made: _Made) -> None:
         owned = made.owned
-        ends = owned.declared is not None and owned.declared.auto_delete and not owned.clients
-        if ends and self._state.exchanges.get(owned.name) is owned:
+        if owned.ends and self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)  # the broker has dropped it with its last binding
         script.go_on(self._conversation, made.channel, made.asked.answer(made.channel))
 

@@ -111,9 +111,6 @@ class Declaring:
     def _gone(self, owned: OwnedExchange) -> None:
         """An exchange is deleted: with it went its bindings, and those to it."""
         self._state.remove_exchange(owned.name)
-        for other in self._state.exchanges.values():
-            for stored in list(other.receivers.get(("exchange", owned.name), {}).values()):
-                self._state.remove_binding(stored)
         self._conversation.inventory.changed(owned.name)
 
     @staticmethod
