@@ -242,8 +242,8 @@ class ClientBindings:
             script.ahead(self._conversation, channel, steps, partial(self._unbound, made))
         else:
             permitted = partial(self._permitted, made)
-            look = self._look_steps(channel, asked)
-            script.ahead(self._conversation, channel, look, lambda: self._reach.ask(owned, [asked.receiver], permitted))
+            # Whether it exists makes no difference, as on the broker.
+            script.ahead(self._conversation, channel, [], lambda: self._reach.ask(owned, [asked.receiver], permitted))
         return False
 
     def _permitted(self, made: _Made) -> None:

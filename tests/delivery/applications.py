@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+
+from pamqp import commands
 
 from proxy.amqp import method_frames
 from proxy.amqp.tables import encode_table
 from proxy.routing.values import Table
+from tests.client import method
 from tests.producer import Closed, Producer, headers
+from tests.sidecar import Sidecar
 
 #: nothing, or a table as a person means it, or one with types
 Arguments = Mapping[str, object] | Table
@@ -15,6 +20,13 @@ Arguments = Mapping[str, object] | Table
 
 def entries(arguments: Arguments) -> bytes:
     return encode_table(headers(arguments) if isinstance(arguments, Mapping) else arguments)
+
+
+def declared(sidecar: Sidecar, vhost: str) -> dict[str, int]:
+    """How many bindings of clients /status tells of, by exchange."""
+    of_vhosts = json.loads(sidecar.get("/status"))["vhosts"]
+    found: dict[str, int] = next((each["declared"] for each in of_vhosts if each["vhost"] == vhost), {})
+    return found
 
 
 class Application(Producer):
@@ -66,6 +78,11 @@ class Application(Producer):
     def deleting(name: str, *, if_unused: bool = False) -> bytes:
         """The frame that deletes an exchange."""
         return method_frames.exchange_delete(1, name.encode(), if_unused=if_unused)
+
+    @staticmethod
+    def deleting_queue(name: str) -> bytes:
+        """The frame that deletes a queue."""
+        return method(1, commands.Queue.Delete(queue=name))
 
     # -- what is done and answered -----------------------------------------------------------------------------------
 
