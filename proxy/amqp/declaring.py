@@ -78,7 +78,7 @@ class Declaring:
         """
         asked = read_exchange_delete(frame[7:-1])
         owned = self._state.exchanges.get(asked.exchange)
-        if owned is None or (owned.declared is None and not self._is_carrier(owned)):
+        if owned is None or owned.unmatched_pass:  # the broker's own, beside which ours stands
             self._pass(channel, asked.nowait, methods.EXCHANGE_DELETE_OK)
             return True
         if owned.declared is None:

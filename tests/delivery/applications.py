@@ -42,6 +42,7 @@ class Application(Producer):
     def __init__(self, port: int, vhost: str, username: str = "guest", delivery: str = "") -> None:
         super().__init__(port, vhost, username, username)
         self.open(confirm=True)
+        self.username = username
         self._delivery = delivery
 
     # -- frames ------------------------------------------------------------------------------------------------------
