@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,11 +64,7 @@ class Publish:
     mandatory: bool
     withheld: bool
     #: what followed last time, most likely to follow again: a producer sends the same few in turn
-    successor: Publish = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Expect the same again."""
-        self.successor = self
+    successor: Publish | None = None
 
 
 class Collected(NamedTuple):
