@@ -107,6 +107,11 @@ class TranslatedPlan(AddressPlan):
         """Where the producer addressed it."""
         return self._source.address
 
+    @property
+    def untouched(self) -> bool:
+        """Whether the header goes to the other broker as it came."""
+        return self._carried is None
+
     def distant_header(self, header: bytes) -> bytes:
         """Give the payload of the content header frame that goes to the other broker.
 

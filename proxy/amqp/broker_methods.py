@@ -91,7 +91,11 @@ class BrokerMethods:
             conversation.mark(channel)
             if channel.life is Life.OPEN:  # the producer uses the number again already
                 conversation.resumable.append(channel)
-        elif index == methods.CHANNEL_CLOSE and not conversation.upstream_closing:
+        elif (
+            index == methods.CHANNEL_CLOSE
+            and not conversation.upstream_closing
+            and channel.life is not Life.CLOSED_UPSTREAM  # the producer's answer to the first is under way
+        ):
             conversation.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
         return False
 

@@ -16,15 +16,17 @@ from proxy.amqp.channel import Channel, Content, Life, Publish
 from proxy.amqp.conversation import Conversation, Phase
 from proxy.amqp.copies import ledger_of
 from proxy.amqp.elsewhere import way_to
-from proxy.amqp.frames import CONTENT_HEAD, FRAME_END, FRAME_HEAD
+from proxy.amqp.frames import CONTENT_HEAD, FRAME_END, FRAME_HEAD, OVERHEAD, U32
 from proxy.amqp.remote_messages import RemoteMessage, Result, Way
 from proxy.amqp.settling import confirm
 from proxy.amqp.shapes import Shapes
 from proxy.errors import ProtocolError
 
 _HEAD = FRAME_HEAD.size
-#: Publishes remembered by their method frame.
+#: Publishes remembered by their method frame, headers by what came.
 _REMEMBERED = 2048
+#: Bytes of headers remembered, with what leaves in their place.
+_REMEMBERED_BYTES = 1 << 20
 _TAKEN = frozenset((Result.ACKED, Result.RETURNED))
 
 
@@ -75,6 +77,9 @@ class Distant:
         self._conversation: Final = conversation
         self._shapes: Final = shapes
         self._publishes: dict[bytes, tuple[Publish, TranslatedPlan]] = {}
+        #: by plan and header frame
+        self._headers: dict[tuple[TranslatedPlan, bytes], bytes] = {}
+        self._headers_bytes = 0
 
     def __bool__(self) -> bool:
         """Whether any is remembered."""
@@ -83,6 +88,11 @@ class Distant:
     def clear(self) -> None:
         """A channel or the rules have changed."""
         self._publishes.clear()
+        self._forget_headers()
+
+    def _forget_headers(self) -> None:
+        self._headers.clear()
+        self._headers_bytes = 0
 
     def remember(self, publish: Publish) -> bool:
         """Note a publish that will go this way the next time; False where it will not."""
@@ -113,16 +123,13 @@ class Distant:
             The offset behind them; 0 where the frame-by-frame path must look at the first; -1 where more bytes must
             come for it.
         """
-        found = self._publishes.get(data[at:header_at])
+        found = self._found(data, at, end)
         if found is None or found[0].channel.content is not Content.METHOD:
             return 0
         if end - header_at < CONTENT_HEAD.size:
             return -1
-        publish, plan = found
+        publish, plan, way = found
         channel = publish.channel
-        way = way_to(self._conversation, channel, plan.remote)
-        if way is None:
-            return 0
         starts = data.startswith
         first = at
         while True:
@@ -141,14 +148,39 @@ class Distant:
                 return at if at > first else 0
             at = stop
             if not starts(publish.frame, stop):
-                return at
+                found = self._found(data, stop, end)
+                if found is None or found[0].channel is not channel:
+                    return at
+                publish, plan, way = found
             header_at = stop + len(publish.frame)
+
+    def _found(self, data: bytes, at: int, end: int) -> tuple[Publish, TranslatedPlan, Way] | None:
+        """Give what is remembered of the method frame that begins here, and the way to its broker."""
+        size = U32.unpack_from(data, at + 3)[0] if end - at >= OVERHEAD else 0
+        found = self._publishes.get(data[at : at + size + OVERHEAD])
+        if found is None:
+            return None
+        way = way_to(self._conversation, found[0].channel, found[1].remote)
+        return None if way is None else (*found, way)
+
+    def _header(self, plan: TranslatedPlan, header: bytes) -> bytes:
+        """Give what goes to the other broker for a producer's content header frame."""
+        if plan.untouched:
+            return header[7:-1]
+        payload = self._headers.get((plan, header))
+        if payload is None:
+            payload = plan.distant_header(header)
+            self._headers_bytes += len(header) + len(payload)
+            if len(self._headers) >= _REMEMBERED or self._headers_bytes > _REMEMBERED_BYTES:
+                self._forget_headers()
+            self._headers[plan, header] = payload
+        return payload
 
     def _send(self, publish: Publish, plan: TranslatedPlan, way: Way, header: bytes, body: bytes) -> bool:
         conversation = self._conversation
         channel = publish.channel
         try:
-            payload = plan.distant_header(header)
+            payload = self._header(plan, header)
         except ProtocolError:
             return False  # the frame-by-frame path says what is wrong
         leaving = plan.leaving

@@ -50,6 +50,7 @@ class Lane:
 
     __slots__ = (
         "_carriage",
+        "_low",
         "_mandatory",
         "_methods",
         "_settled",
@@ -66,6 +67,8 @@ class Lane:
         self._carriage: Carriage | None = None
         self._methods: dict[tuple[bytes, bytes, bool], bytes] = {}
         self._tag = 0
+        #: no tag below is unconfirmed
+        self._low = 1
         #: messages that wait for a channel
         self.waiting: deque[RemoteMessage] = deque()
         #: by delivery tag, ascending
@@ -89,6 +92,7 @@ class Lane:
         self.number = number
         self.stage = Stage.OPENING
         self._tag = 0
+        self._low = 1
         self._methods.clear()
         carriage.to_send += (channel_open(number), confirm_select(number))
 
@@ -157,11 +161,12 @@ class Lane:
             if message is not None:
                 self._confirmed(message, result)
             return
-        while unconfirmed:
-            first = next(iter(unconfirmed))
-            if tag and first > tag:
-                return
-            self._confirmed(unconfirmed.pop(first), result)
+        last = min(tag, self._tag) if tag else self._tag
+        low, self._low = self._low, max(self._low, last + 1)
+        for one in range(low, last + 1):
+            message = unconfirmed.pop(one, None)
+            if message is not None:
+                self._confirmed(message, result)
 
     def _confirmed(self, message: RemoteMessage, result: Result) -> None:
         waiting = self._mandatory

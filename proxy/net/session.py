@@ -22,7 +22,7 @@ from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.handshake import Handshake
 from proxy.amqp.relay import Relay
 from proxy.errors import UpstreamError
-from proxy.net.link import Link
+from proxy.net.link import AHEAD_MESSAGES, Link
 from proxy.net.opening import Opening
 from proxy.net.remotes import Port
 from proxy.net.surroundings import Gate, Surroundings
@@ -30,11 +30,6 @@ from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Control
 
 _log = structlog.get_logger(__name__)
-
-#: A producer that has so many publishes on their way needs no confirm at once. RabbitMQ sends each in a segment of its
-#: own: read all at once they cost a fraction, so the broker's socket rests for a moment.
-GATHER_FROM = 512
-GATHER_SECONDS = 0.001
 
 
 class Session:
@@ -206,8 +201,8 @@ class Session:
         if relay is not None:
             relay.receive_from_upstream(data, now)
             self._flush(relay, now)
-            if relay.outstanding >= GATHER_FROM:
-                self._upstream.rest(GATHER_SECONDS)
+            if relay.outstanding >= AHEAD_MESSAGES:
+                self._upstream.rest()
         elif self._opening is not None:
             self._opening.from_upstream(data)
 

@@ -31,7 +31,7 @@ def queue(number: int) -> str:
 def declare(broker: Broker) -> None:
     """Make the queues and the ordinary exchange that the direct and the pass-through cases use."""
     with Link(broker.host, broker.port) as link:
-        for name in ("bench.direct", NOWHERE):
+        for name in ("bench.direct", "bench.remote", NOWHERE):
             link.call(commands.Exchange.Declare(exchange=name, durable=True), commands.Exchange.DeclareOk)
         for number in range(QUEUES):
             arguments: FieldTable = {"x-max-length": MAX_LENGTH}
@@ -39,8 +39,9 @@ def declare(broker: Broker) -> None:
                 commands.Queue.Declare(queue=queue(number), durable=True, arguments=arguments),
                 commands.Queue.DeclareOk,
             )
-            bind = commands.Queue.Bind(queue=queue(number), exchange="bench.direct", routing_key=routing_key(number))
-            link.call(bind, commands.Queue.BindOk)
+            for exchange in ("bench.direct", "bench.remote"):
+                bind = commands.Queue.Bind(queue=queue(number), exchange=exchange, routing_key=routing_key(number))
+                link.call(bind, commands.Queue.BindOk)
 
 
 def by_kind(number: int) -> str:
@@ -77,7 +78,7 @@ def address_rules(broker: Broker, count: int) -> Iterable[str]:
     yield f"brokers:\n  other: {{address: '{broker.address}', username: {broker.username}, "
     yield f"password: {broker.password}, vhost: /}}\naddresses:\n"
     yield "  - {pattern: /exchange/bench.local/*, translation: /exchange/bench.direct/$1}\n"
-    yield "  - {pattern: /exchange/bench.remote/*, translation: other/exchange/bench.direct/$1}\n"
+    yield "  - {pattern: /exchange/bench.remote/*, translation: other/exchange/bench.remote/$1}\n"
     for number in range(count - 3):
         yield f"  - {{pattern: /exchange/%/part.{number}/*, translation: /queue/$2}}\n"
     yield "  - {pattern: /exchange/bench.table/*, translation: /exchange/bench.direct/$1}\n"
