@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import structlog
 
@@ -86,6 +86,7 @@ class _Candidate:
     retirement: Retirement | None = field(default=None)
 
 
+_Compiled = TypeVar("_Compiled")
 #: rules, why they do not hold, and what makes other brokers hold that they name
 _Loaded: TypeAlias = tuple[LoadedRules, list[str], Callable[[], None]]
 
@@ -165,6 +166,12 @@ class Reload:
             rules.last_success_seconds = answer.at
             _log.info("reloaded", reason=reason, rules=answer.version)
         return answer
+
+    async def beside(self, compiling: Callable[[], _Compiled]) -> _Compiled:
+        """Run something that compiles rules beside the event loop, never together with a reload."""
+        async with self._one_at_a_time:
+            with _unnoticed():
+                return await asyncio.to_thread(compiling)
 
     async def _attempt(self, reason: str) -> Answer:
         before = self.loaded

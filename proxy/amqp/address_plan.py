@@ -17,6 +17,7 @@ from proxy.amqp.original import Address
 from proxy.amqp.outgoing import TRANSLATION_FAILED, Copy, Elsewhere, Outgoing, Source, labels, outgoing
 from proxy.amqp.plan import ExchangePlan, Plans
 from proxy.amqp.vhost import Delivery, OwnedExchange
+from proxy.amqp.watching import watched
 from proxy.routing.address_targets import FailedTranslation, Publication, Target
 from proxy.routing.decision import Decision, Facts, Interest, Outcome
 
@@ -36,6 +37,11 @@ def find_plan(plans: Plans, exchange: bytes, routing_key: bytes) -> ExchangePlan
         exchange: of the publish.
         routing_key: of the publish.
     """
+    plan = _find_plan(plans, exchange, routing_key)
+    return plan if plans.watcher is None else watched(plans, plans.watcher, plan, exchange)
+
+
+def _find_plan(plans: Plans, exchange: bytes, routing_key: bytes) -> ExchangePlan | None:
     plan = plans.get(exchange)
     book = plans.state.addresses
     if plan is not None or book is None:
