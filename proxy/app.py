@@ -162,9 +162,11 @@ class Sidecar:
                 return FAULTY
             _log.info("draining")
             if self._listening:
+                end = loop.time() + self._settings.shutdown.deadline_seconds
                 await listener.drain()
                 if self._remotes is not None:
-                    await self._remotes.drain(self._settings.shutdown.deadline_seconds)
+                    # Of producers that have left; nobody waits for them beyond the one deadline.
+                    await self._remotes.drain(end - loop.time())
         _log.info("stopped")
         return OK
 

@@ -101,7 +101,10 @@ class Listener:
         return sum([session.settling() for session in self._sessions])
 
     async def drain(self) -> None:
-        """Stop accepting, let publishes settle, close every producer with 320, close the sockets."""
+        """Stop accepting, let publishes settle, close every producer with 320, close the sockets.
+
+        What another broker has not settled at the deadline is nacked; what this broker has not is for the close to say.
+        """
         self.draining = True
         for server in self._servers:
             server.close()
@@ -110,6 +113,8 @@ class Listener:
         while self._settling():
             if loop.time() >= end:
                 _log.warning("publishes not settled in time", seconds=self._limits.settle_seconds)
+                if self._surroundings.remotes is not None:
+                    self._surroundings.remotes.give_up()
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         for session in tuple(self._sessions):

@@ -78,6 +78,7 @@ async def test_a_refused_connection_is_unavailable() -> None:
     assert caught.value.failure is Failure.UNAVAILABLE
 
 
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # a resolver that is slow would keep uvloop from ending
 async def test_a_name_that_nobody_knows_is_unavailable() -> None:
     with pytest.raises(UpstreamError) as caught:
         await connect(Upstream([("no-such-host.invalid", 5672)]))
