@@ -21,9 +21,10 @@ import structlog
 
 from proxy.amqp.conversation import Limits as RelayLimits
 from proxy.amqp.counters import Counters
-from proxy.amqp.plan import ClientRules, Sources
-from proxy.amqp.vhost import Delivery, VhostState
-from proxy.audit.opening import AuditRequest, open_audit
+from proxy.amqp.plan import Sources
+from proxy.amqp.vhost import VhostState
+from proxy.arrangements import audit_privacy, audit_request, client_rules
+from proxy.audit.opening import open_audit
 from proxy.audit.writer import AuditWriter
 from proxy.broker.settings import ControlSettings, DeclaredSettings
 from proxy.broker.topology import Topology
@@ -45,11 +46,14 @@ from proxy.reload import Reload, name_traffic, owned_exchanges
 from proxy.rules.clock import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.settings import Settings, load_settings
+from proxy.shadow import Shadow
 
 _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
 #: How often numbers that nobody pushes are brought up to date.
 _WATCH_SECONDS = 1.0
+#: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
+RULES_BYTES = 16 << 20
 
 OK, FAULTY = 0, 2
 
@@ -123,6 +127,7 @@ class Sidecar:
         self._remotes: RemotePool | None = None
         self._audit: AuditWriter | None = None
         self._reload: Reload | None = None
+        self._shadow: Shadow | None = None
         self._admin: Admin | None = None
         self._stopping = asyncio.Event()
         self._listening = False
@@ -185,7 +190,8 @@ class Sidecar:
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
-        self._admin = self._make_admin(vhosts, self._reload)
+        self._shadow = Shadow(self._reload, vhosts, audit_privacy(self._settings, self._environ), tasks)
+        self._admin = self._make_admin(vhosts, self._reload, self._shadow)
         listener = self._make_listener(vhosts)
         if self._audit is not None:
             self._audit.on_durable = listener.audit_durable
@@ -256,6 +262,7 @@ class Sidecar:
             "version": self._version,
             "rules": self._counters.rules.version,
             "last_reload": None if self._reload is None or self._reload.last is None else self._reload.last.as_json(),
+            "shadow": None if self._shadow is None else self._shadow.version,
             "ready": not self.not_ready(),
             "not_ready": self.not_ready(),
             "degraded": self._topology.degraded,
@@ -304,11 +311,14 @@ class Sidecar:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload
 
-    def _make_admin(self, vhosts: Vhosts, reload: Reload) -> Admin:
+    def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow) -> Admin:
         questions = Questions(reload, lambda: vhosts.states)
         routes = [
             json_route("POST", "/-/reload", questions.reload),
             json_route("POST", "/explain", questions.explain),
+            json_route("POST", "/-/shadow", shadow.begin, RULES_BYTES),
+            json_route("GET", "/-/shadow", shadow.report),
+            json_route("DELETE", "/-/shadow", shadow.end),
         ]
         exposition = Exposition(self._counters, self._version)
         allow = self._settings.admin.allow
@@ -337,50 +347,3 @@ class Sidecar:
             surroundings,
             ListenerLimits(admitted(settings.limits.connections), settings.shutdown.deadline_seconds),
         )
-
-
-def client_rules(settings: Settings) -> ClientRules:
-    """Give what the configuration says of what clients declare."""
-    declared = settings.declared
-    return ClientRules(
-        Delivery(declared.delivery),
-        strict_unbind=declared.unbind == "strict",
-        own_routes=declared.client_routes == "own",
-        local_time=SystemZone(),
-    )
-
-
-def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditRequest | None:
-    """Give what the configuration asks of the audit log; None where it asks for none.
-
-    Raises:
-        ConfigError: the key of the hashes can't be read.
-    """
-    audit = settings.audit
-    if audit.directory is None:
-        return None
-    key = b""
-    if audit.hash_key_env is not None:
-        if audit.hash_key_env not in environ:
-            raise ConfigError("audit", 0, "audit.hash_key_env", f"there is no variable {audit.hash_key_env}")
-        key = environ[audit.hash_key_env].encode()
-    elif audit.hash_key_file is not None:
-        try:
-            key = (settings.folder / audit.hash_key_file).read_bytes().removesuffix(b"\n")
-        except OSError as error:
-            message = f"{audit.hash_key_file} can't be read: {error.strerror or error}"
-            raise ConfigError("audit", 0, "audit.hash_key_file", message) from error
-    return AuditRequest(
-        settings.folder / audit.directory,
-        audit.mode,
-        audit.scope == "ruled",
-        audit.instance,
-        audit.buffer_mib,
-        audit.segment_mib,
-        audit.segment_seconds,
-        audit.keep_days,
-        audit.keep_mib,
-        audit.headers,
-        audit.hash,
-        key,
-    )
