@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from proxy.net.remote_endpoints import RemoteBroker, RemoteLimits, TlsSettings
+from proxy.errors import ConfigError
+from proxy.net.remote_endpoints import RemoteBroker, RemoteLimits
+from proxy.net.tls import ClientTls
 from proxy.routing.address_lint import fixed_domain
 from proxy.rules.faults import Faults
 from proxy.rules.loader import LoadedRules
@@ -66,11 +68,11 @@ def _broker(
         faults.error(rule.place, join(path, "address"), "leads back to this proxy")
     tls = None
     if rule.tls is not None:
-        tls = TlsSettings(rule.tls.ca, rule.tls.server_name, rule.tls.certificate, rule.tls.key)
+        tls = ClientTls(rule.tls.ca, rule.tls.server_name, rule.tls.certificate, rule.tls.key)
         try:
             tls.context()
-        except OSError as error:
-            faults.error(rule.place, join(path, "tls"), f"these files can't be used: {error.strerror or error}")
+        except ConfigError as error:
+            faults.error(rule.place, join(path, "tls"), str(error))
     return RemoteBroker(
         rule.host,
         rule.port,
