@@ -159,9 +159,11 @@ class Sidecar:
                 return FAULTY
             _log.info("draining")
             if self._listening:
+                end = loop.time() + self._settings.shutdown.deadline_seconds
                 await listener.drain()
                 if self._remotes is not None:
-                    await self._remotes.drain(self._settings.shutdown.deadline_seconds)
+                    # Of producers that have left; nobody waits for them beyond the one deadline.
+                    await self._remotes.drain(end - loop.time())
         _log.info("stopped")
         return OK
 
@@ -263,8 +265,7 @@ class Sidecar:
         }
 
     def _make_topology(self) -> Topology:
-        settings = self._settings
-        upstream = settings.upstream
+        settings, upstream = self._settings, self._settings.upstream
         control = ControlSettings(
             hosts=tuple((one.host, one.port) for one in upstream.addresses),
             username=upstream.control.username,

@@ -119,18 +119,26 @@ class Listener:
         """How many sessions have publishes that are not settled; these read no more."""
         return sum([session.settling() for session in self._sessions])
 
-    async def drain(self) -> None:
-        """Stop accepting, let publishes settle, close every producer with 320, close the sockets."""
+    async def _stop_accepting(self) -> None:
         self.draining = True
         for door in self._secure:
             await door.close()
         for server in self._servers:
             server.close()
+
+    async def drain(self) -> None:
+        """Stop accepting, let publishes settle, close every producer with 320, close the sockets.
+
+        What another broker has not settled at the deadline is nacked; what this broker has not is for the close to say.
+        """
+        await self._stop_accepting()
         loop = asyncio.get_running_loop()
         end = loop.time() + self._limits.settle_seconds
         while self._settling():
             if loop.time() >= end:
                 _log.warning("publishes not settled in time", seconds=self._limits.settle_seconds)
+                if self._surroundings.remotes is not None:
+                    self._surroundings.remotes.give_up()
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         for session in tuple(self._sessions):
