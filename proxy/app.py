@@ -35,6 +35,7 @@ from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
 from proxy.net.surroundings import SessionLimits, Surroundings
 from proxy.net.tasks import Tasks
+from proxy.net.tls_wanted import WantedTls
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Vhosts
 from proxy.observe.admin import Admin
@@ -122,6 +123,7 @@ class Sidecar:
         counters.rules.version = loaded.rules.version
         counters.rules.last_success_seconds = time.time()
         name_traffic(counters, loaded)
+        self._tls = WantedTls(settings)
         self._topology = self._make_topology()
         self._listener: Listener | None = None
         self._remotes: RemotePool | None = None
@@ -271,13 +273,14 @@ class Sidecar:
         }
 
     def _make_topology(self) -> Topology:
-        settings = self._settings
-        upstream = settings.upstream
+        settings, upstream = self._settings, self._settings.upstream
         control = ControlSettings(
             hosts=tuple((one.host, one.port) for one in upstream.addresses),
             username=upstream.control.username,
             password=upstream.control.password.reveal(),
+            tls=self._tls.control(),
             management=upstream.management,
+            management_tls=self._tls.management(),
             refresh_seconds=settings.inventory.refresh_seconds,
             remove_foreign=settings.inventory.foreign_bindings == "remove",
             declared=DeclaredSettings(
@@ -293,7 +296,8 @@ class Sidecar:
     def _make_remotes(self, tasks: Tasks) -> RemotePool:
         listening = [(one.address.host, one.address.port) for one in self._settings.listen]
         brokers = remote_brokers(self._loaded, self._environ, listening)
-        remotes = RemotePool(brokers, self._counters, self._version, tasks)
+        self._tls.read(brokers)()
+        remotes = RemotePool(brokers, self._counters, self._version, tasks, self._tls.contexts)
         remotes.listening = listening
         return remotes
 
@@ -305,9 +309,17 @@ class Sidecar:
 
         def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
             found = remote_brokers(loaded, self._environ, remotes.listening)
-            return partial(setattr, remotes, "brokers", found)
+            use_contexts = self._tls.read(found)
 
-        reload = Reload(files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of)
+            def use() -> None:
+                remotes.brokers = found
+                use_contexts()
+
+            return use
+
+        reload = Reload(
+            files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files
+        )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload
 
@@ -330,6 +342,8 @@ class Sidecar:
             Upstream(
                 tuple((one.host, one.port) for one in settings.upstream.addresses),
                 settings.upstream.connect_timeout_seconds,
+                self._tls.upstream,
+                self._tls.contexts,
             ),
             vhosts,
             self._counters,
@@ -346,4 +360,5 @@ class Sidecar:
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
             ListenerLimits(admitted(settings.limits.connections), settings.shutdown.deadline_seconds),
+            self._tls.providers(),
         )
