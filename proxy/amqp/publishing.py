@@ -18,7 +18,7 @@ from proxy.amqp.distant import Distant
 from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, HEADER, KINDS, METHOD, OVERHEAD, check_head
 from proxy.amqp.known_publishes import KnownPublishes
 from proxy.amqp.producer_frames import ProducerFrames
-from proxy.amqp.shapes import Shapes, header_may_come, whole_may_come
+from proxy.amqp.shapes import WHOLE_BYTES, Shapes, header_may_come, whole_may_come
 from proxy.amqp.traffic import Tally
 from proxy.errors import ProtocolError, Scope
 
@@ -56,7 +56,7 @@ class Publishing:
         self._publishes: Final = KnownPublishes(REMEMBERED)
         self._heads: dict[bytes, _Remembered] = {}
         #: by the fixed part of a content header frame
-        self._shapes: Final = Shapes(self._frame_max, REMEMBERED)
+        self._shapes: Final = Shapes(self._frame_max, REMEMBERED, conversation.limits.message_bytes or WHOLE_BYTES)
         self._distant: Final = Distant(conversation, self._shapes)
         #: found in `_heads` since it was last empty; publishes for which it is not asked
         self._found = 0
@@ -235,7 +235,9 @@ class Publishing:
             return
         channel = publish.channel
         # A publish to a carrier itself is looked into, always: its CC must not name a token.
-        if channel.held is None and channel.ledger is None and (publish.plan or not publish.withheld):
+        state = self._conversation.state
+        judged = publish.plan or not (publish.exchange in state.exchanges or publish.exchange in state.carriers)
+        if channel.held is None and channel.ledger is None and judged:
             self._publishes.remember(publish)
 
     def _passing(self, data: bytes, at: int, header_at: int, end: int, publish: Publish) -> int:
