@@ -19,6 +19,7 @@ from pathlib import Path
 
 import structlog
 
+from proxy.amqp.allowance import Allowances, Rates
 from proxy.amqp.conversation import Limits as RelayLimits
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import Sources
@@ -55,6 +56,9 @@ _DISTRIBUTION = "open-exchange-proxy"
 _WATCH_SECONDS = 1.0
 #: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
 RULES_BYTES = 16 << 20
+
+#: "no limit": channel numbers have 16 bits
+_MOST_CHANNELS = 65535
 
 OK, FAULTY = 0, 2
 
@@ -338,6 +342,13 @@ class Sidecar:
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings = self._settings
+        limits = settings.limits
+        rates = Rates(
+            limits.publish_rate or 0,
+            limits.publish_bytes or 0,
+            limits.burst_seconds,
+            limits.patience_seconds or 0.0,
+        )
         surroundings = Surroundings(
             Upstream(
                 tuple((one.host, one.port) for one in settings.upstream.addresses),
@@ -348,17 +359,22 @@ class Sidecar:
             vhosts,
             self._counters,
             SessionLimits(
-                handshake_seconds=settings.limits.handshake_timeout_seconds,
-                frame_max=settings.limits.frame_max,
-                relay=RelayLimits(),
+                handshake_seconds=limits.handshake_timeout_seconds,
+                frame_max=limits.frame_max,
+                channels=limits.channels or _MOST_CHANNELS,
+                idle_seconds=limits.idle_timeout_seconds or 0.0,
+                relay=RelayLimits(message_bytes=limits.message_size or 0),
             ),
             self._version,
             self._audit,
             self._remotes,
+            Allowances(rates),
         )
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
-            ListenerLimits(admitted(settings.limits.connections), settings.shutdown.deadline_seconds),
+            ListenerLimits(
+                admitted(limits.connections), limits.connections_per_peer or 0, settings.shutdown.deadline_seconds
+            ),
             self._tls.providers(),
         )

@@ -37,6 +37,7 @@ class Opening:
         tasks: ends with the session.
         opened: called once, when both sides are open.
         log: logger of the session.
+        refusal: why the producer can't come in, if it can't.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Opening:
         tasks: Tasks,
         opened: Callable[[Handshake], None],
         log: structlog.typing.FilteringBoundLogger,
+        refusal: str | None = None,
     ) -> None:
         """Wait for the producer's first byte, until the deadline."""
         self._shared = surroundings
@@ -55,9 +57,10 @@ class Opening:
         self._tasks = tasks
         self._opened = opened
         self._log = log
+        self._refusal = refusal
         limits = surroundings.limits
         self._handshake = Handshake(
-            producer.peer_name, surroundings.version, HandshakeLimits(frame_max=limits.frame_max)
+            producer.peer_name, surroundings.version, HandshakeLimits(limits.frame_max, channel_max=limits.channels)
         )
         self._loop = asyncio.get_running_loop()
         left = producer.begun + limits.handshake_seconds - monotonic()  # TLS has taken some of it
@@ -176,7 +179,13 @@ class Opening:
             self._producer.send(handshake.to_producer)
         if handshake.wants_upstream and not self._connecting:
             self._connecting = True
-            self._tasks.start(self._connect(), "connect upstream")
+            if self._refusal is None:
+                self._tasks.start(self._connect(), "connect upstream")
+            else:
+                self._failure = "refused"
+                handshake.turn_away(self._refusal)
+                self._go_on()
+                return
         if handshake.state is HandshakeState.OPEN:
             control = self._shared.vhosts.control
             if control is None or control.follows(handshake.vhost):
