@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,20 +21,20 @@ from pathlib import Path
 
 import structlog
 
-from proxy.amqp.allowance import Allowances, Rates
-from proxy.amqp.conversation import Limits as RelayLimits
+from proxy.allotment import audit_request, client_rules, listener_limits, rates, session_limits
+from proxy.amqp.allowance import Allowances
 from proxy.amqp.counters import Counters
-from proxy.amqp.plan import ClientRules, Sources
-from proxy.amqp.vhost import Delivery, VhostState
-from proxy.audit.opening import AuditRequest, open_audit
+from proxy.amqp.plan import Sources
+from proxy.amqp.vhost import VhostState
+from proxy.audit.opening import open_audit
 from proxy.audit.writer import AuditWriter
 from proxy.broker.settings import ControlSettings, DeclaredSettings
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
-from proxy.net.listener import Listener, ListenerLimits
+from proxy.net.listener import Listener
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
-from proxy.net.surroundings import SessionLimits, Surroundings
+from proxy.net.surroundings import Surroundings
 from proxy.net.tasks import Tasks
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Vhosts
@@ -45,14 +47,13 @@ from proxy.reload import Reload, name_traffic, owned_exchanges
 from proxy.rules.clock import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.settings import Settings, load_settings
+from proxy.worker import Place
+from proxy.workers import Workers
 
 _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
 #: How often numbers that nobody pushes are brought up to date.
 _WATCH_SECONDS = 1.0
-
-#: "no limit": channel numbers have 16 bits
-_MOST_CHANNELS = 65535
 
 OK, FAULTY = 0, 2
 
@@ -65,12 +66,13 @@ def product_version() -> str:
         return "unknown"
 
 
-def run(config: Path, environ: Mapping[str, str]) -> int:
+def run(config: Path, environ: Mapping[str, str], worker: str | None = None) -> int:
     """Run the sidecar until SIGTERM or SIGINT.
 
     Args:
         config: the configuration file.
         environ: environment, for overrides and passwords.
+        worker: the place of this process among several (see `worker.Place`); None: it was started by itself.
 
     Returns:
         Exit status: 0 drained, 2 wrong configuration or rules, or refused by the broker.
@@ -88,6 +90,12 @@ def run(config: Path, environ: Mapping[str, str]) -> int:
     configure(LogSettings(level=settings.log.level, style=settings.log.format))
     for warning in (*warnings, *loaded.warnings):
         _log.warning("configuration", text=str(warning))
+    if worker is None and settings.workers > 1:
+        return asyncio.run(Workers(config, settings, loaded, environ, product_version()).serve())
+    place = None if worker is None else Place.read(worker)
+    if place is not None:
+        settings = place.settings(settings)
+        structlog.contextvars.bind_contextvars(worker=place.number)
     try:
         import uvloop
     except ImportError:  # not on this platform: the loop of the standard library serves as well, slower
@@ -95,7 +103,7 @@ def run(config: Path, environ: Mapping[str, str]) -> int:
     else:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with runner:
-        return runner.run(Sidecar(settings, loaded, environ).serve())
+        return runner.run(Sidecar(settings, loaded, environ, place).serve())
 
 
 class Sidecar:
@@ -105,10 +113,14 @@ class Sidecar:
         settings: the configuration.
         loaded: the compiled rules.
         environ: environment, for secrets.
+        place: where it is one of several workers.
     """
 
-    def __init__(self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], place: Place | None = None
+    ) -> None:
         """Build what needs no event loop; nothing is opened yet."""
+        self._place = place
         self._settings = settings
         self._environ = environ
         self._loaded = loaded
@@ -128,6 +140,7 @@ class Sidecar:
         self._reload: Reload | None = None
         self._admin: Admin | None = None
         self._stopping = asyncio.Event()
+        self._signals = 0
         self._listening = False
         self._refused: UpstreamError | None = None
 
@@ -136,6 +149,9 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        if self._place is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who started us tells us when to reload
+            loop.add_reader(sys.stdin.fileno(), self._left_alone)
         tasks = Tasks()
         async with AsyncExitStack() as stack:
             try:
@@ -143,14 +159,10 @@ class Sidecar:
             except (ConfigError, ConfigErrors) as error:
                 sys.stderr.write(f"{error}\n")
                 return FAULTY
-            if self._admin is not None and self._settings.admin.address is not None:
-                admin = self._admin
-                stack.push_async_callback(admin.stop)
-                try:
-                    bound = await admin.start(self._settings.admin.address.host, self._settings.admin.address.port)
-                except OSError as error:
-                    return self._cannot_listen(str(self._settings.admin.address), error)
-                _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
+            try:
+                await self._start_admin(stack)
+            except OSError as error:
+                return self._cannot_listen(str(self._settings.admin.address), error)
             stack.push_async_callback(self._topology.close)
             stack.push_async_callback(tasks.ended)
             tasks.start(self._watch(), "watch")
@@ -161,11 +173,24 @@ class Sidecar:
                 return FAULTY
             _log.info("draining")
             if self._listening:
+                end = loop.time() + self._settings.shutdown.deadline_seconds
                 await listener.drain()
                 if self._remotes is not None:
-                    await self._remotes.drain(self._settings.shutdown.deadline_seconds)
+                    # Of producers that have left; nobody waits for them beyond the one deadline.
+                    await self._remotes.drain(end - loop.time())
         _log.info("stopped")
         return OK
+
+    async def _start_admin(self, stack: AsyncExitStack) -> None:
+        admin, address = self._admin, self._settings.admin.address
+        if admin is None:
+            return
+        stack.push_async_callback(admin.stop)
+        if self._place is not None:
+            await admin.start_on(socket.socket(fileno=self._place.admin_descriptor))
+        elif address is not None:
+            bound = await admin.start(address.host, address.port)
+            _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
 
     async def _assemble(self, stack: AsyncExitStack, tasks: Tasks) -> Listener:
         """Open the audit log, where one is wanted, and build the listening side.
@@ -219,7 +244,7 @@ class Sidecar:
             return
         self._listening = True
         _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._counters.rules.version)
-        if self._reload is not None:
+        if self._reload is not None and self._place is None:
             tasks.start(self._reload.watch(), "rules files")
 
     def _cannot_listen(self, address: str, error: OSError) -> int:
@@ -227,12 +252,19 @@ class Sidecar:
         return FAULTY
 
     def _stop(self) -> None:
-        if self._stopping.is_set():
+        self._signals += 1
+        if self._signals > 1:
             _log.warning("told to stop twice: ending at once")
             sys.stderr.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
         self._stopping.set()
+
+    def _left_alone(self) -> None:
+        """Whoever started this worker wants it to end, or has ended: drain."""
+        if not os.read(sys.stdin.fileno(), 1):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            self._stopping.set()
 
     async def _watch(self) -> None:
         while True:
@@ -312,18 +344,17 @@ class Sidecar:
             json_route("POST", "/explain", questions.explain),
         ]
         exposition = Exposition(self._counters, self._version)
+        if self._place is not None:
+
+            async def portion(_body: bytes) -> tuple[int, object]:
+                return 200, (await exposition.portion()).decode()
+
+            routes.append(json_route("GET", "/-/portion", portion))
         allow = self._settings.admin.allow
         return Admin(exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded)
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings = self._settings
-        limits = settings.limits
-        rates = Rates(
-            limits.publish_rate or 0,
-            limits.publish_bytes or 0,
-            limits.burst_seconds,
-            limits.patience_seconds or 0.0,
-        )
         surroundings = Surroundings(
             Upstream(
                 tuple((one.host, one.port) for one in settings.upstream.addresses),
@@ -331,67 +362,14 @@ class Sidecar:
             ),
             vhosts,
             self._counters,
-            SessionLimits(
-                handshake_seconds=limits.handshake_timeout_seconds,
-                frame_max=limits.frame_max,
-                channels=limits.channels or _MOST_CHANNELS,
-                idle_seconds=limits.idle_timeout_seconds or 0.0,
-                relay=RelayLimits(message_bytes=limits.message_size or 0),
-            ),
+            session_limits(settings),
             self._version,
             self._audit,
             self._remotes,
-            Allowances(rates),
+            Allowances(rates(settings)),
         )
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
-            ListenerLimits(limits.connections, limits.connections_per_peer or 0, settings.shutdown.deadline_seconds),
+            listener_limits(settings, shared=self._place is not None),
         )
-
-
-def client_rules(settings: Settings) -> ClientRules:
-    """Give what the configuration says of what clients declare."""
-    declared = settings.declared
-    return ClientRules(
-        Delivery(declared.delivery),
-        strict_unbind=declared.unbind == "strict",
-        own_routes=declared.client_routes == "own",
-        local_time=SystemZone(),
-    )
-
-
-def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditRequest | None:
-    """Give what the configuration asks of the audit log; None where it asks for none.
-
-    Raises:
-        ConfigError: the key of the hashes can't be read.
-    """
-    audit = settings.audit
-    if audit.directory is None:
-        return None
-    key = b""
-    if audit.hash_key_env is not None:
-        if audit.hash_key_env not in environ:
-            raise ConfigError("audit", 0, "audit.hash_key_env", f"there is no variable {audit.hash_key_env}")
-        key = environ[audit.hash_key_env].encode()
-    elif audit.hash_key_file is not None:
-        try:
-            key = (settings.folder / audit.hash_key_file).read_bytes().removesuffix(b"\n")
-        except OSError as error:
-            message = f"{audit.hash_key_file} can't be read: {error.strerror or error}"
-            raise ConfigError("audit", 0, "audit.hash_key_file", message) from error
-    return AuditRequest(
-        settings.folder / audit.directory,
-        audit.mode,
-        audit.scope == "ruled",
-        audit.instance,
-        audit.buffer_mib,
-        audit.segment_mib,
-        audit.segment_seconds,
-        audit.keep_days,
-        audit.keep_mib,
-        audit.headers,
-        audit.hash,
-        key,
-    )

@@ -29,6 +29,9 @@ class Connection:
         #: Cleared: what comes from the side that connected is left in its socket.
         self.reading = threading.Event()
         self.reading.set()
+        #: Cleared: what the other side answers is kept back.
+        self.answering = threading.Event()
+        self.answering.set()
         self._threads = [
             threading.Thread(target=self._forward, args=(near, far, self.sent), daemon=True),
             threading.Thread(target=self._forward, args=(far, near, self.answered), daemon=True),
@@ -55,6 +58,7 @@ class Connection:
     def end(self) -> None:
         """Close both sockets and wait for the threads."""
         self.reading.set()
+        self.answering.set()
         self.cut()
         for thread in self._threads:
             thread.join()
@@ -65,8 +69,7 @@ class Connection:
         with contextlib.suppress(OSError):
             while data := source.recv(_PIECE_BYTES):
                 record += data
-                if source is self.near:
-                    self.reading.wait()
+                (self.reading if source is self.near else self.answering).wait()
                 target.sendall(data)
         self.cut()
 

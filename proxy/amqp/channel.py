@@ -10,8 +10,8 @@ only whole contents: one that has begun upstream is brought to its end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,11 +64,7 @@ class Publish:
     mandatory: bool
     withheld: bool
     #: what followed last time, most likely to follow again: a producer sends the same few in turn
-    successor: Publish = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Expect the same again."""
-        self.successor = self
+    successor: Publish | None = None
 
 
 class Collected(NamedTuple):
@@ -120,6 +116,7 @@ class Channel:
 
     __slots__ = (
         "before",
+        "binds",
         "closes",
         "collected",
         "confirming",
@@ -191,6 +188,8 @@ class Channel:
         self.last_queue = b""
         self.held: list[bytes] | None = None
         self.held_bytes = 0
+        #: identities of the bindings it is held for, where it is held for nothing else: further ones need not wait
+        self.binds: set[Hashable] = set()
         #: the first two held frames are a publish that waits for its destinations
         self.waits = False
         #: they were waited for already: what is unbound now counts as missing

@@ -15,12 +15,11 @@ from functools import partial
 from typing import NamedTuple
 
 from proxy.amqp import methods, script
-from proxy.amqp.channel import Channel, Expected
+from proxy.amqp.bind_requests import BindRequest, is_bind, read_bind_request
+from proxy.amqp.channel import Channel
 from proxy.amqp.client_reach import ClientReach
 from proxy.amqp.conversation import Conversation
-from proxy.amqp.method_arguments import read_exchange_bind, read_queue_bind, read_queue_unbind
 from proxy.amqp.method_frames import (
-    empty_ok,
     exchange_bind,
     exchange_declare,
     exchange_unbind,
@@ -29,30 +28,15 @@ from proxy.amqp.method_frames import (
 )
 from proxy.amqp.methods import method_frame
 from proxy.amqp.own_bindings import bind_step, unbind_step
-from proxy.amqp.stored import kept_arguments, storage_key
+from proxy.amqp.stored import kept_arguments
 from proxy.amqp.tables import decode_table
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.errors import ProtocolError, Scope
 from proxy.routing.bindings import EXCHANGE, QUEUE, Binding
 from proxy.routing.exchange_types import compile_binding
 
-
-class _Asked(NamedTuple):
-    """A bind or unbind, of a queue or an exchange."""
-
-    kind: str
-    destination: bytes
-    source: bytes
-    routing_key: bytes
-    nowait: bool
-    entries: bytes
-    reply: int
-    ids: tuple[int, int]
-
-    @property
-    def receiver(self) -> Destination:
-        """Kind and name of the destination."""
-        return self.kind, self.destination
+#: Binds of one channel that may be under way to the broker; further ones wait until these are answered.
+_BINDS_AT_ONCE = 256
 
 
 class _Made(NamedTuple):
@@ -67,10 +51,28 @@ class _Made(NamedTuple):
     """
 
     channel: Channel
-    asked: _Asked
+    asked: BindRequest
     owned: OwnedExchange
     stored: StoredBinding | None
     tokens: tuple[Destination, ...]
+
+
+class _Planned(NamedTuple):
+    """A bind that was checked, and what it takes.
+
+    Args:
+        made: it.
+        binding: what routing is to know.
+        keep: the step that keeps it on the broker; none where that is not needed, or nothing is kept there.
+        chosen: destinations about which the broker is to be asked first.
+        named: those among them that the client named itself: a refusal of one refuses the bind.
+    """
+
+    made: _Made
+    binding: Binding
+    keep: list[script.Step]
+    chosen: list[Destination]
+    named: list[Destination]
 
 
 class ClientBindings:
@@ -85,6 +87,8 @@ class ClientBindings:
         self._conversation = conversation
         self._state = conversation.state
         self._reach = ClientReach(conversation)
+        #: stands for this connection in `sure`, which may outlive it
+        self._binder = object()
 
     def bind(self, channel: Channel, index: int, frame: bytes) -> bool:
         """Take queue.bind or exchange.bind; answer whether it goes upstream as it came.
@@ -92,11 +96,40 @@ class ClientBindings:
         Raises:
             ProtocolError: 406 and 403 on the channel, 540 on the connection.
         """
-        asked = self._read(channel, index, frame)
+        asked = read_bind_request(channel, index, frame)
         owned = self._owned(asked)
         if owned is None:
             self._refuse_real_source(asked)
-            return _pass(channel, asked)
+            return asked.pass_on(channel)
+        planned = self._planned(channel, asked, owned)
+        if planned.chosen:
+            self._ask_first(planned)
+        else:
+            self._make(planned)
+        return False
+
+    def along(self, channel: Channel, frame: bytes) -> bool:
+        """Take a frame behind binds that are not answered yet, where it is one more: it need not wait for them.
+
+        Answers:
+            False where it has to wait: it is something else, or not as plain.
+        """
+        index = is_bind(frame)
+        if not index or len(channel.binds) >= _BINDS_AT_ONCE:
+            return False
+        try:
+            asked = read_bind_request(channel, index, frame)
+            owned = self._owned(asked)
+            planned = None if owned is None else self._planned(channel, asked, owned)
+        except ProtocolError:
+            return False  # in its turn it will be refused
+        if planned is None or planned.chosen or planned.binding.identity in channel.binds:
+            return False
+        self._make(planned)
+        return True
+
+    def _planned(self, channel: Channel, asked: BindRequest, owned: OwnedExchange) -> _Planned:
+        """Check a bind, and say what it takes."""
         binding = self._binding(asked, owned)
         try:
             compiled = compile_binding(owned.type, binding, self._conversation.plans.rules.local_time)
@@ -106,34 +139,58 @@ class ClientBindings:
         known = owned.clients.get(binding.identity)
         kept = known is not None or not self._state.router.exchanges[owned.name].has(binding)
         user = self._conversation.user
-        stored = known or StoredBinding(binding, asked.entries, _key(asked), (binding.sequence,), (user,))
+        stored = known or StoredBinding(binding, asked.entries, asked.key, (binding.sequence,), (user,))
         carried = owned.delivery is Delivery.CARRIER
         tokens = (asked.receiver,) if carried and not self._evaluated(asked) else ()
         chosen = self._reach.chosen(owned, compiled) if kept and known is None and self._state.own_routes else []
         if not carried or (chosen and not tokens):
             chosen = list(dict.fromkeys((asked.receiver, *chosen)))
         keep = [_keep_step(channel, owned, stored)] if kept and carried else []
-        made = _Made(channel, asked, owned, stored if kept else None, tokens)
-        mark = [bind_step(channel.number, owned.carrier, one) for one in tokens]
-        if not chosen:
-            script.run(self._conversation, channel, keep + mark, partial(self._bound, made))
-            return False
-        # The binding is kept last: what a refusal before it leaves behind is taken away.
         named = [one for one in chosen if one in compiled.destinations]
-        fresh = [one for one in tokens if one not in owned.bound]
-        reached = partial(self._reached, made, keep, named, fresh)
+        made = _Made(channel, asked, owned, stored if kept else None, tokens)
+        return _Planned(made, binding, keep, chosen, named)
+
+    def _make(self, planned: _Planned) -> None:
+        """Keep the binding and mark its destination, in one go."""
+        made, identity = planned.made, planned.binding.identity
+        channel, owned = made.channel, made.owned
+        tokens = made.tokens
+        if planned.keep:  # the broker is asked all the same
+            tokens = tuple(one for one in tokens if not owned.is_sure(one, self._binder))
+        steps = planned.keep + [bind_step(channel.number, owned.carrier, one) for one in tokens]
+
+        def answered() -> None:
+            channel.binds.discard(identity)
+            answer = self._bound(made)
+            if channel.binds:
+                self._conversation.say(channel, answer)
+            else:
+                script.go_on(self._conversation, channel, answer)
+
+        if steps:
+            script.hold(self._conversation, channel)
+            channel.binds.add(identity)
+            script.send(self._conversation, channel, steps, answered)
+        else:
+            script.run(self._conversation, channel, steps, partial(self._bound, made))
+
+    def _ask_first(self, planned: _Planned) -> None:
+        """Ask what the client may bind; the binding is kept last: what a refusal leaves behind is taken away."""
+        made = planned.made
+        channel, asked, owned = made.channel, made.asked, made.owned
+        fresh = [one for one in made.tokens if one not in owned.bound]
+        reached = partial(self._reached, planned, fresh)
+        mark = [bind_step(channel.number, owned.carrier, one) for one in made.tokens]
 
         def marked() -> None:
-            owned.bound.update(tokens)
-            self._reach.ask(owned, chosen, reached)
+            owned.bound.update(made.tokens)
+            self._reach.ask(owned, planned.chosen, reached)
 
         script.ahead(self._conversation, channel, mark or self._look_steps(channel, asked), marked)
-        return False
 
-    def _reached(
-        self, made: _Made, keep: list[script.Step], named: list[Destination], fresh: list[Destination]
-    ) -> None:
+    def _reached(self, planned: _Planned, fresh: list[Destination]) -> None:
         """It is known now what the client may bind: keep the binding, or refuse it."""
+        made, keep, named = planned.made, planned.keep, planned.named
         channel, owned = made.channel, made.owned
         held = script.held(self._conversation, channel)
         refusal = self._reach.refusal(owned, named, made.asked.ids)
@@ -151,12 +208,14 @@ class ClientBindings:
         """Everything stands on the broker: give the answer for the client."""
         state, owned = self._state, made.owned
         if state.exchanges.get(owned.name) is owned:
-            owned.bound.update(made.tokens)
             for one in made.tokens:
+                owned.bound.add(one)
+                if one[0] == QUEUE:
+                    owned.sure[one] = self._binder
                 state.missing.pop(one, None)
             if made.stored is not None and state.add_binding(made.stored):
                 self._conversation.inventory.changed(owned.name)
-        return _answer(made.channel, made.asked)
+        return made.asked.answer(made.channel)
 
     def unbind(self, channel: Channel, index: int, frame: bytes) -> bool:
         """Take queue.unbind or exchange.unbind; answer whether it goes upstream as it came.
@@ -164,16 +223,16 @@ class ClientBindings:
         Raises:
             ProtocolError: 403 and 406 on the channel.
         """
-        asked = self._read(channel, index, frame)
+        asked = read_bind_request(channel, index, frame)
         owned = self._owned(asked)
         if owned is None:
-            return _pass(channel, asked)
+            return asked.pass_on(channel)
         binding = self._binding(asked, owned)
         stored = owned.clients.get(binding.identity)
         if stored is None:
             self._refuse_unknown(asked, owned, binding)
             # Nothing is removed, but the broker is asked: it checks permissions and that source and destination exist.
-            stored = StoredBinding(binding, asked.entries, _key(asked), (0,))
+            stored = StoredBinding(binding, asked.entries, asked.key, (0,))
         needless = self._reach.needless(owned, stored)
         made = _Made(channel, asked, owned, stored, tuple(needless))
         if owned.delivery is Delivery.CARRIER:
@@ -203,7 +262,7 @@ class ClientBindings:
         owned.bound.difference_update(made.tokens)
         known = None if made.stored is None else owned.clients.get(made.stored.binding.identity)
         if known is None or state.exchanges.get(owned.name) is not owned:
-            script.go_on(self._conversation, made.channel, _answer(made.channel, made.asked))
+            script.go_on(self._conversation, made.channel, made.asked.answer(made.channel))
             return
         state.remove_binding(known)
         self._conversation.inventory.changed(owned.name)
@@ -214,40 +273,25 @@ class ClientBindings:
         ends = owned.declared is not None and owned.declared.auto_delete and not owned.clients
         if ends and self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)  # the broker has dropped it with its last binding
-        script.go_on(self._conversation, made.channel, _answer(made.channel, made.asked))
+        script.go_on(self._conversation, made.channel, made.asked.answer(made.channel))
 
-    def _read(self, channel: Channel, index: int, frame: bytes) -> _Asked:
-        payload = frame[7:-1]
-        ids = (index >> 16, index & 0xFFFF)
-        if index in (methods.EXCHANGE_BIND, methods.EXCHANGE_UNBIND):
-            name, source, key, nowait, entries = read_exchange_bind(payload)
-            reply = methods.EXCHANGE_BIND_OK if index == methods.EXCHANGE_BIND else methods.EXCHANGE_UNBIND_OK
-            return _Asked(EXCHANGE, name, source, key, nowait, entries, reply, ids)
-        read = read_queue_bind if index == methods.QUEUE_BIND else read_queue_unbind
-        name, source, key, nowait, entries = read(payload)
-        if not name:  # the queue declared last on the channel, and its name for an empty key (RabbitMQ does so)
-            name = channel.last_queue
-            key = key or channel.last_queue
-        reply = methods.QUEUE_BIND_OK if index == methods.QUEUE_BIND else methods.QUEUE_UNBIND_OK
-        return _Asked(QUEUE, name, source, key, nowait, entries, reply, ids)
-
-    def _owned(self, asked: _Asked) -> OwnedExchange | None:
+    def _owned(self, asked: BindRequest) -> OwnedExchange | None:
         """The source, where binding to it is ours to judge: not what stays the broker's own beside it."""
         owned = self._state.exchanges.get(asked.source)
         return None if owned is None or owned.unmatched_pass else owned
 
-    def _evaluated(self, asked: _Asked) -> bool:
+    def _evaluated(self, asked: BindRequest) -> bool:
         """Whether the destination is an exchange that is evaluated here: it needs no token."""
         return asked.kind == EXCHANGE and asked.destination in self._state.exchanges
 
-    def _binding(self, asked: _Asked, owned: OwnedExchange) -> Binding:
+    def _binding(self, asked: BindRequest, owned: OwnedExchange) -> Binding:
         table = decode_table(asked.entries, 0, len(asked.entries))
         sequence = self._conversation.next_sequence()
         return Binding(owned.name, asked.kind, asked.destination, asked.routing_key, table, "", sequence)
 
     # -- refusals ----------------------------------------------------------------------------------------------
 
-    def _refuse_real_source(self, asked: _Asked) -> None:
+    def _refuse_real_source(self, asked: BindRequest) -> None:
         owned = self._state.exchanges.get(asked.destination) if asked.kind == EXCHANGE else None
         if owned is not None and (owned.declared is not None or owned.carrier == owned.name):
             text = (
@@ -256,7 +300,7 @@ class ClientBindings:
             )
             raise ProtocolError(540, text, Scope.CONNECTION, *asked.ids)
 
-    def _refuse_unkept(self, asked: _Asked, owned: OwnedExchange) -> None:
+    def _refuse_unkept(self, asked: BindRequest, owned: OwnedExchange) -> None:
         """Refuse what the broker can't keep: a binding of a carrier to an exchange that it does not have."""
         receiver = self._state.exchanges.get(asked.destination) if asked.kind == EXCHANGE else None
         if receiver is not None and receiver.delivery is Delivery.QUEUE and owned.delivery is Delivery.CARRIER:
@@ -266,7 +310,7 @@ class ClientBindings:
             )
             raise ProtocolError(540, text, Scope.CONNECTION, *asked.ids)
 
-    def _refuse_unknown(self, asked: _Asked, owned: OwnedExchange, binding: Binding) -> None:
+    def _refuse_unknown(self, asked: BindRequest, owned: OwnedExchange, binding: Binding) -> None:
         exchange = self._state.router.exchanges[owned.name]
         if exchange.has(binding):
             text = f"the binding to '{_text(asked.destination)}' belongs to a rules file of the proxy"
@@ -275,7 +319,7 @@ class ClientBindings:
         if strict and exchange.binds(asked.kind, asked.destination, asked.routing_key):
             raise ProtocolError(406, "binding arguments do not match", Scope.CHANNEL, *asked.ids)
 
-    def _look_steps(self, channel: Channel, asked: _Asked) -> list[script.Step]:
+    def _look_steps(self, channel: Channel, asked: BindRequest) -> list[script.Step]:
         """Ask whether the destination exists, and nothing else."""
         if asked.kind == QUEUE:
             bits = (True, False, False, False, False)
@@ -309,20 +353,6 @@ def _drop_steps(channel: Channel, owned: OwnedExchange, stored: StoredBinding) -
         kept = kept_arguments(sequence, stored.entries, binding.routing_key, client)
         steps.append((make(channel.number, binding.destination, owned.carrier, stored.key, kept), reply))
     return steps
-
-
-def _key(asked: _Asked) -> bytes:
-    return storage_key(asked.kind, asked.destination, asked.routing_key, asked.entries)
-
-
-def _pass(channel: Channel, asked: _Asked) -> bool:
-    if not asked.nowait:
-        channel.replies.append(Expected(asked.reply))
-    return True
-
-
-def _answer(channel: Channel, asked: _Asked) -> bytes:
-    return b"" if asked.nowait else empty_ok(channel.number, asked.reply)
 
 
 def _text(name: bytes) -> str:

@@ -115,4 +115,4 @@ class ClientReach:
         exchange = router.exchanges[owned.name]
         if exchange.uses(destination) > uses or any(destination in one.allowed for one in owned.reaches.values()):
             return True
-        return any(destination in router.destinations(one) for one in exchange.next_names if one in router.exchanges)
+        return any(router.names(one, destination) for one in exchange.next_names if one in router.exchanges)

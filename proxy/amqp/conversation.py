@@ -311,6 +311,14 @@ class Conversation:
             channel.sample = None
             self.sample_after = self.now + SAMPLE_SECONDS
 
+    def keep_held(self, channel: Channel, frames: list[bytes]) -> None:
+        """Keep frames of the producer on a channel that is held."""
+        assert channel.held is not None  # noqa: S101 -- asked before
+        size = sum(map(len, frames))
+        channel.held += frames
+        channel.held_bytes += size
+        self.held_bytes += size
+
     def drop_held(self, channel: Channel) -> list[bytes]:
         """Hold the producer's frames on a channel no more, and give those that were held."""
         frames = channel.held or []

@@ -32,6 +32,12 @@ class KnownPublishes(dict[bytes, Publish]):
             self.clear()
         self[publish.frame] = publish
 
+    def clear(self) -> None:
+        """Forget all; none keeps another alive, nor its plan."""
+        for publish in self.values():
+            publish.successor = None
+        super().clear()
+
     def following(self, publish: Publish, data: bytes, at: int, end: int) -> Publish | None:
         """Find the publish that begins behind another, and expect it there next time.
 

@@ -200,7 +200,7 @@ def _by_file(owned: OwnedExchange, state: VhostState, exchange: bytes) -> bool:
     """Whether a rules file names an exchange, so that the control plane looks after it."""
     if owned.declared is not None:
         return False
-    return exchange == owned.alternate or ("exchange", exchange) in state.router.destinations(owned.name)
+    return exchange == owned.alternate or state.router.names(owned.name, ("exchange", exchange))
 
 
 def _is_text(name: bytes) -> bool:

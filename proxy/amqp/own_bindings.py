@@ -53,7 +53,7 @@ def unbind_step(channel: int, carrier: bytes, destination: Destination) -> tuple
 def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:
     """Give (carrier's exchange, destination) of each token that a queue is to have."""
     destination = ("queue", queue)
-    return [(owned, destination) for owned in state.carried() if destination in state.router.destinations(owned.name)]
+    return [(owned, destination) for owned in state.carried() if state.router.names(owned.name, destination)]
 
 
 def bind_tokens(

@@ -88,9 +88,8 @@ class ProducerFrames:
             )
         channel = conversation.channel(number)
         if channel.held is not None:
-            channel.held.append(frame)
-            channel.held_bytes += len(frame)
-            conversation.held_bytes += len(frame)
+            if not (channel.binds and not channel.held and kind == METHOD and self._bindings.along(channel, frame)):
+                conversation.keep_held(channel, [frame])
             return False
         try:
             return self._channel_frame(channel, kind, frame)
@@ -175,6 +174,7 @@ class ProducerFrames:
         inventory = conversation.inventory
         asked = read_queue_declare(frame[7:-1])
         channel.last_queue = asked.queue or channel.last_queue
+        conversation.state.declared_anew(("queue", asked.queue))
         if not asked.nowait:
             channel.replies.append(Expected(methods.QUEUE_DECLARE_OK, asked.queue, asked.exclusive, asked.passive))
         elif asked.queue and not asked.passive:

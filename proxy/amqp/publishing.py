@@ -9,31 +9,22 @@ Source: architecture, "Bodies stream, headers are read in place"; AMQP 0-9-1 spe
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final
 
-from proxy.amqp.auditing import Template
 from proxy.amqp.channel import Channel, Content, Publish
 from proxy.amqp.conversation import Conversation, Phase
 from proxy.amqp.distant import Distant
 from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, HEADER, KINDS, METHOD, OVERHEAD, check_head
+from proxy.amqp.known_heads import NO_FACTS, Head, KnownHeads
 from proxy.amqp.known_publishes import KnownPublishes
 from proxy.amqp.producer_frames import ProducerFrames
-from proxy.amqp.shapes import WHOLE_BYTES, Shapes, header_may_come, whole_may_come
-from proxy.amqp.traffic import Tally
+from proxy.amqp.shapes import WHOLE_BYTES, Shape, Shapes, header_may_come, whole_may_come
 from proxy.errors import ProtocolError, Scope
 
-#: Publishes remembered by their method frame, and by method and header frame together. A few hundred bytes each:
-#: an active connection may hold about a MiB of them, an idle one holds none.
+#: Publishes remembered by their method frame: an active connection may hold about a MiB, an idle one holds none.
 REMEMBERED = 2048
-#: Bytes of heads remembered, with what leaves in their place: where heads are large, fewer are kept.
-REMEMBERED_BYTES = 1 << 20
-#: Publishes that pass before heads are remembered again, once a whole cache of them was of no use.
-UNASKED = 32 * REMEMBERED
-#: what the audit tells of a header frame: message id and allow-listed headers
-_Facts: TypeAlias = tuple[bytes | None, str]
-_NO_FACTS: Final[_Facts] = (None, "{}")
-#: what leaves in place of method and header frame, where it is counted, its audit line
-_Remembered: TypeAlias = tuple[bytes, Tally, Template | None, _Facts]
+#: Held frames that are taken in one go; what has to wait is found out at the end of it.
+_HELD_AT_ONCE = 64
 
 
 class Publishing:
@@ -54,14 +45,10 @@ class Publishing:
         #: where frames go on behind a fault in the bytes that are being taken
         self._behind_fault = 0
         self._publishes: Final = KnownPublishes(REMEMBERED)
-        self._heads: dict[bytes, _Remembered] = {}
+        self._heads: Final = KnownHeads()
         #: by the fixed part of a content header frame
         self._shapes: Final = Shapes(self._frame_max, REMEMBERED, conversation.limits.message_bytes or WHOLE_BYTES)
         self._distant: Final = Distant(conversation, self._shapes)
-        #: found in `_heads` since it was last empty; publishes for which it is not asked
-        self._found = 0
-        self._heads_bytes = 0
-        self._unasked = 0
         self._shape = -1
         self._epoch = -1
 
@@ -83,10 +70,17 @@ class Publishing:
                 self._take_again(kind, channel.number, frame)
             channel.waited = False
             del held[:2]
-        if held:
-            self.receive(b"".join(held))
+        self._take_held(channel.number, held)
         self._frames.resuming = False
         self._tail += tail
+
+    def _take_held(self, number: int, frames: list[bytes]) -> None:
+        """Take frames that a channel held, until one has to wait: those behind it are not looked at again."""
+        for at in range(0, len(frames), _HELD_AT_ONCE):
+            if (channel := self._conversation.channels.get(number)) is not None and channel.held:
+                return self._conversation.keep_held(channel, frames[at:])
+            self.receive(b"".join(frames[at : at + _HELD_AT_ONCE]))
+        return None
 
     def _take_again(self, kind: int, number: int, frame: bytes) -> None:
         """Take a frame of the publish that was waited for: not by the fast path, which would wait again."""
@@ -222,13 +216,9 @@ class Publishing:
         self._epoch = conversation.state.epoch
         self._publishes.clear()
         self._distant.clear()
-        self._forget_heads()
+        self._heads.forget()
         if conversation.audit is not None:
             conversation.audit.renew()
-
-    def _forget_heads(self) -> None:
-        self._heads.clear()
-        self._heads_bytes = self._found = 0
 
     def _remember(self, publish: Publish) -> None:
         if self._distant.remember(publish):
@@ -280,11 +270,10 @@ class Publishing:
                 audit.publish(audit.passed(publish.exchange), publish, facts, body_size, seq)
             at = stop
             following = publish.successor
-            if not starts(following.frame, stop):
-                found = publishes.following(publish, data, stop, end)
-                if found is None:
+            if following is None or not starts(following.frame, stop):
+                following = publishes.following(publish, data, stop, end)
+                if following is None:
                     break
-                following = found
             publish = following
             header_at = stop + len(publish.frame)
         if count:
@@ -317,77 +306,95 @@ class Publishing:
         audit = conversation.audit
         publishes = self._publishes
         first = at
+        known = last = None
+        repeated = 0
         while True:
-            fixed = data[header_at : header_at + CONTENT_HEAD.size]
-            shape = shapes[fixed]
-            header_bytes, content_bytes, body_head, body_size = shape
-            stop = header_at + content_bytes
-            body_at = header_at + header_bytes
-            if not content_bytes or not starts(channel.head, header_at):
-                return at if at > first else 0
-            if stop > end:
-                # Wait for the rest only as long as nothing else comes in between.
-                return at if at > first else -1 if body_head.startswith(data[body_at : body_at + 7]) else 0
-            if data[body_at - 1] != FRAME_END or data[stop - 1] != FRAME_END or not starts(body_head, body_at):
-                return at if at > first else 0
-            found = self._form(publish, data, at, header_at, body_at)
-            if found is None:
-                return at if at > first else 0
-            head_out, tally, record, facts = found
-            out.append(head_out)
-            if body_size:
+            if known is not None and starts(known.came, at):
+                body_at = at + len(known.came)
+                stop = body_at + known.body_bytes
+                if stop > end or data[stop - 1] != FRAME_END or not starts(known.body_head, body_at):
+                    break
+                head = known
+                repeated += 1
+            else:
+                if last is not None:
+                    following = publish.successor
+                    if following is None or not starts(following.frame, at):
+                        following = publishes.following(publish, data, at, end)
+                        if following is None:
+                            break
+                    publish = following
+                    header_at = at + len(publish.frame)
+                shape = shapes[data[header_at : header_at + CONTENT_HEAD.size]]
+                header_bytes, content_bytes, body_head, _ = shape
+                stop = header_at + content_bytes
+                body_at = header_at + header_bytes
+                if not content_bytes or not starts(channel.head, header_at):
+                    break
+                if stop > end:
+                    if last is None:
+                        # Wait for the rest only as long as nothing else comes in between.
+                        return -1 if body_head.startswith(data[body_at : body_at + 7]) else 0
+                    break
+                if data[body_at - 1] != FRAME_END or data[stop - 1] != FRAME_END or not starts(body_head, body_at):
+                    break
+                found = self._form(publish, data, at, header_at, body_at, shape)
+                if found is None:
+                    break
+                head = found
+                if last is not None and last.came and head.came:
+                    last.successor = head
+            out.append(head.leaves)
+            if head.body_size:
                 out.append(data[body_at:stop])
+            tally = head.tally
             tally.publishes += 1
-            tally.body_bytes += body_size
+            tally.body_bytes += head.body_size
             channel.published += 1
-            if audit is not None and record is not None:
-                audit.publish(record, publish, facts, body_size, channel.before + channel.published)
+            if audit is not None and head.record is not None:
+                seq = channel.before + channel.published
+                audit.publish(head.record, head.publish, head.facts, head.body_size, seq)
             if channel.sample is None and channel.confirming and conversation.now >= conversation.sample_after:
                 channel.sample = (channel.published, conversation.now)
             at = stop
-            following = publish.successor
-            if not starts(following.frame, stop):
-                found_next = publishes.following(publish, data, stop, end)
-                if found_next is None:
-                    return at
-                following = found_next
-            publish = following
-            header_at = stop + len(publish.frame)
+            last, known = head, head.successor
+            publish = head.publish
+        if repeated:
+            self._heads.found += repeated
+            conversation.counters.cache_hits += repeated
+        return at if at > first else 0
 
-    def _form(self, publish: Publish, data: bytes, at: int, header_at: int, body_at: int) -> _Remembered | None:
+    def _form(self, publish: Publish, data: bytes, at: int, header_at: int, body_at: int, shape: Shape) -> Head | None:
         """Find what leaves in place of method and header frame; None where it is not one publish at once."""
-        head = b""
-        if self._unasked:
-            self._unasked -= 1
-        else:
-            head = data[at:body_at]
-            found = self._heads.get(head)
+        came = b""
+        heads = self._heads
+        if heads.asks():
+            came = data[at:body_at]
+            found = heads.get(came)
             if found is not None:
-                self._found += 1
+                heads.found += 1
                 self._conversation.counters.cache_hits += 1
                 return found
         plan = publish.plan
         assert plan is not None  # noqa: S101 -- only publishes with a plan come here
         try:
-            head_out, outgoing = plan.forward(publish.frame, publish.routing_key, data, header_at, body_at)
+            leaves, outgoing = plan.forward(publish.frame, publish.routing_key, data, header_at, body_at)
         except ProtocolError as error:
             if error.scope is Scope.CONNECTION:
                 self._behind_fault = body_at
                 raise
             return None
         if outgoing.untouched:
-            head_out = head or data[at:body_at]
-        elif outgoing.waits or outgoing.elsewhere or len(outgoing.copies) != 1 or len(head_out) > self._safe_bytes:
+            leaves = came or data[at:body_at]
+        elif outgoing.waits or outgoing.elsewhere or len(outgoing.copies) != 1 or len(leaves) > self._safe_bytes:
             return None
         audit = self._conversation.audit
-        facts = _NO_FACTS if audit is None else audit.facts(data, header_at, body_at)
-        found = (head_out, outgoing.tally, outgoing.record, facts)
-        if head and outgoing.decision.keep and plan.repeatable:
-            self._heads_bytes += len(head) + len(head_out)
-            if len(self._heads) >= REMEMBERED or self._heads_bytes > REMEMBERED_BYTES:
-                # Heads that hardly ever repeat (a message id in each) are not worth a look for a while.
-                self._unasked = 0 if self._found >= len(self._heads) else UNASKED
-                self._forget_heads()
-            else:
-                self._heads[head] = found
-        return found
+        facts = NO_FACTS if audit is None else audit.facts(data, header_at, body_at)
+        tally, record = outgoing.tally, outgoing.record
+        header_bytes, content_bytes, body_head, body_size = shape
+        if came and outgoing.decision.keep and plan.repeatable:
+            body_bytes = content_bytes - header_bytes
+            made = Head(came, leaves, tally, record, facts, publish, body_head, body_bytes, body_size)
+            heads.keep(made)
+            return made
+        return heads.once(leaves, tally, record, facts, publish, body_size)

@@ -60,7 +60,18 @@ def ahead(conversation: Conversation, channel: Channel, steps: Sequence[Step], t
         then: called when all were answered; ends in `go_on`, or goes further.
     """
     hold(conversation, channel)
-    steps = steps or [_nothing(channel)]
+    send(conversation, channel, steps or [_nothing(channel)], then)
+
+
+def send(conversation: Conversation, channel: Channel, steps: Sequence[Step], then: Callable[[], None]) -> None:
+    """Send methods in order on a client's channel that is held already.
+
+    Args:
+        conversation: the connection.
+        channel: the client's channel.
+        steps: methods of ours, none of them nowait; at least one.
+        then: called when all were answered.
+    """
 
     def answered(frame: bytes, last: bool) -> bool:
         if last:

@@ -101,6 +101,7 @@ class OwnedExchange:
         clients: bindings that clients made, by identity; those of rules files are known to the router alone.
         receivers: the same bindings by their own destination (not those of their routes), then by identity.
         bound: destinations whose token binding on the carrier stands, as far as is known.
+        sure: which connection bound a token, until somebody declares that queue again or looks.
         reaches: how far routes of clients' bindings reach, by client; where that is limited.
         grants: what clients were found to be allowed to bind, by grant key; on the carrier each is a binding.
     """
@@ -116,6 +117,7 @@ class OwnedExchange:
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
     bound: set[Destination] = field(default_factory=set)
+    sure: dict[Destination, object] = field(default_factory=dict)
     reaches: dict[str, Reach] = field(default_factory=dict)
     grants: dict[bytes, Destination] = field(default_factory=dict)
 
@@ -136,6 +138,10 @@ class OwnedExchange:
             if key == grant_key(client, *destination):
                 reach.allowed.add(destination)
                 reach.refused.pop(destination, None)
+
+    def is_sure(self, destination: Destination, binder: object) -> bool:
+        """Whether who bound it need not bind a destination's token once more."""
+        return self.sure.get(destination) is binder and destination in self.bound
 
     def keep(self, stored: StoredBinding) -> None:
         """Note a client's binding, in place of the one of its identity."""
@@ -205,6 +211,11 @@ class VhostState:
         names = self.queues.names  # sorted
         at = bisect_left(names, name)
         return at < len(names) and names[at] == name
+
+    def declared_anew(self, destination: Destination) -> None:
+        """A destination may be another one of that name from now on, without tokens."""
+        for owned in self.exchanges.values():
+            owned.sure.pop(destination, None)
 
     def changed(self) -> None:
         """Make every relay forget what it derived from this state."""

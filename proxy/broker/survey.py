@@ -143,6 +143,7 @@ class Survey:
         unchanged = last is not None and last.exchange is exchange and exchange.carrier not in self.foreign
         if last is None or not unchanged or (store is not None and not store.listings.settled(exchange)):
             last = _Reading(exchange, b"", set())
+        exchange.sure.clear()  # a queue may be another one of that name, made beside us
         before = set(exchange.bound)
         known = store.listings.before(exchange) if store is not None else None
         answer = await inventory.changed_bindings(self._vhost, exchange.carrier, last.digest)

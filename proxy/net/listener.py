@@ -33,12 +33,14 @@ class ListenerLimits:
         connections_per_peer: from one address; 0: as many as there may be in all.
         settle_seconds: a drain waits this long for unsettled publishes.
         close_seconds: then this long for close-oks.
+        shared: other processes of ours listen there as well (socket(7), SO_REUSEPORT).
     """
 
     connections: int = 10000
     connections_per_peer: int = 0
     settle_seconds: float = 10.0
     close_seconds: float = 5.0
+    shared: bool = False
 
 
 class Listener:
@@ -77,7 +79,8 @@ class Listener:
         loop = asyncio.get_running_loop()
         bound: list[tuple[str, int]] = []
         for host, port in self._addresses:
-            server = await loop.create_server(self._accept, host, port, backlog=1024)
+            shared = self._limits.shared or None
+            server = await loop.create_server(self._accept, host, port, backlog=1024, reuse_port=shared)
             self._servers.append(server)
             bound += [socket.getsockname()[:2] for socket in server.sockets]
         return bound
@@ -132,7 +135,10 @@ class Listener:
         return sum([session.settling() for session in self._sessions])
 
     async def drain(self) -> None:
-        """Stop accepting, let publishes settle, close every producer with 320, close the sockets."""
+        """Stop accepting, let publishes settle, close every producer with 320, close the sockets.
+
+        What another broker has not settled at the deadline is nacked; what this broker has not is for the close to say.
+        """
         self.draining = True
         for server in self._servers:
             server.close()
@@ -141,6 +147,8 @@ class Listener:
         while self._settling():
             if loop.time() >= end:
                 _log.warning("publishes not settled in time", seconds=self._limits.settle_seconds)
+                if self._surroundings.remotes is not None:
+                    self._surroundings.remotes.give_up()
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         for session in tuple(self._sessions):

@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 #: Seconds until a broker is connected and has opened the connection.
 _OPENING_SECONDS = 10.0
 #: Seconds between two attempts, from the first to the longest; each is spread by half.
-_BACK_OFF = (0.2, 15.0)
+_BACK_OFF = (0.2, 5.0)
 #: Seconds between two lines of the log about refused or lost messages of one link.
 _LOG_SECONDS = 5.0
 #: Seconds that a link without a lane is kept.
@@ -282,12 +282,16 @@ class RemoteDriver:
                 if now - self._heard > 2 * link.heartbeat:
                     self._lost(TimeoutError("missed heartbeats"))
 
+    def give_up(self) -> None:
+        """Settle everything under way as lost, since the proxy is shutting down."""
+        for lane in self._lanes:
+            lane.expire(float("inf"), "the proxy is shutting down")
+
     def _stop(self) -> None:
         if self._link is not None:
             self._link.close()
             self._flush()
-        for lane in self._lanes:
-            lane.expire(float("inf"), "the proxy is shutting down")
+        self.give_up()
         if self._socket is not None:
             self._socket.close()
         self._counters.up = False

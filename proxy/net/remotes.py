@@ -18,9 +18,9 @@ from proxy.amqp.remote_lane import Lane
 from proxy.amqp.remote_messages import RemoteMessage, Way
 from proxy.net.remote_driver import IDLE_SECONDS, RemoteDriver
 from proxy.net.remote_endpoints import Endpoint, RemoteBroker, endpoint
-from proxy.net.remote_rules import leads_back
 from proxy.net.tasks import Tasks
 from proxy.routing.address_targets import Remote
+from proxy.rules.loops import leads_back
 
 #: Links at a time: a rule may take its host from the address.
 _MOST_LINKS = 256
@@ -92,6 +92,11 @@ class RemotePool:
         end = monotonic() + seconds
         while self.under_way and monotonic() < end:  # noqa: ASYNC110 -- a count, no event
             await asyncio.sleep(0.05)
+
+    def give_up(self) -> None:
+        """Settle everything under way as lost: producers that still listen get their nacks."""
+        for driver in self._drivers.values():
+            driver.give_up()
 
     def _counters_of(self, label: str) -> RemoteCounters:
         remotes = self._counters.remotes

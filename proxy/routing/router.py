@@ -63,6 +63,15 @@ class Router:
                 named.add((EXCHANGE, each.alternate))
         return frozenset((kind, name) for kind, name in named if kind == QUEUE or name not in self._exchanges)
 
+    def names(self, exchange: bytes, destination: Destination) -> bool:
+        """Say whether a destination is among `destinations`, without making them: there may be thousands."""
+        if destination[0] == EXCHANGE and destination[1] in self._exchanges:
+            return False
+        return any(
+            each.uses(destination) > 0 or (each.name != exchange and destination == (EXCHANGE, each.alternate))
+            for each in self._reach(exchange).exchanges
+        )
+
     def decide(
         self,
         exchange: bytes,

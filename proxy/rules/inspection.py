@@ -18,7 +18,9 @@ from proxy.rules.examination import Named, destinations, examine, untouched
 from proxy.rules.expectations import Failure
 from proxy.rules.faults import ConfigWarning, Faults
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
+from proxy.rules.loops import Listening, check_loops
 from proxy.rules.nodes import Mapping
+from proxy.rules.remotes import password_of
 from proxy.rules.schema import TOP_KEYS, FileDraft
 from proxy.rules.settings import Settings, load_settings
 
@@ -85,7 +87,7 @@ def inspect(paths: Sequence[Path], environ: Environment[str, str]) -> Findings:
 
     Args:
         paths: configuration and rules files.
-        environ: the environment; passwords that it does not hold are no faults here.
+        environ: the environment; passwords that are not there are warnings here.
     """
     findings = Findings(files=set(paths))
     faults = Faults()
@@ -94,7 +96,7 @@ def inspect(paths: Sequence[Path], environ: Environment[str, str]) -> Findings:
     named = [each for path, kind in kinds.items() if kind == "settings" for each in _settings(path, environ, findings)]
     covered = {path.resolve() for path in named}
     alone = [path for path, kind in kinds.items() if kind == "rules" and path.resolve() not in covered]
-    _rules(alone, findings)
+    _rules(alone, environ, (), findings)
     findings.errors.sort(key=lambda error: (error.file, error.line))
     return findings
 
@@ -130,11 +132,11 @@ def _settings(path: Path, environ: Environment[str, str], findings: Findings) ->
     except ConfigErrors as error:
         findings.errors += error.errors
         return []
-    _rules(named, findings)
+    _rules(named, environ, [(one.address.host, one.address.port) for one in settings.listen], findings)
     return named
 
 
-def _rules(paths: Sequence[Path], findings: Findings) -> None:
+def _rules(paths: Sequence[Path], environ: Environment[str, str], listening: Listening, findings: Findings) -> None:
     if not paths:
         return
     findings.files.update(paths)
@@ -151,6 +153,13 @@ def _rules(paths: Sequence[Path], findings: Findings) -> None:
         return
     findings.failures += loaded.failures()
     findings.sets.append(loaded)
+    here = Faults()
+    check_loops(loaded, listening, here)
+    for vhost in loaded.rules.vhosts.values():
+        for broker in vhost.brokers:
+            password_of(broker, environ, here, required=False)
+    findings.errors += here.errors
+    findings.warnings += here.warnings
 
 
 def _count(number: int, what: str) -> str:

@@ -191,7 +191,7 @@ def _compile_vhost(name: str, files: Sequence[FileDraft], faults: Faults) -> tup
         exchanges,
         tuple(draft.rule for draft in addresses),
         brokers,
-        tuple(draft.fields.place_of("translation") for draft in addresses),
+        tuple(draft.places for draft in addresses),
     )
     return rules, router
 

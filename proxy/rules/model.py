@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import tzinfo
 from pathlib import Path
@@ -88,6 +89,7 @@ class BrokerRule:
         unconfirmed: publishes to it that may wait for their confirms before producers wait.
         unconfirmed_bytes: the same in bytes of their bodies.
         place: where it was written.
+        places: where its keys were, of those that can be wrong later: address, tls, password_env, password_file.
     """
 
     name: bytes
@@ -103,6 +105,22 @@ class BrokerRule:
     unconfirmed: int = 50_000
     unconfirmed_bytes: int = 32 << 20
     place: Place = _NOWHERE
+    places: Mapping[str, Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AddressPlaces:
+    """Where one rule of the address table was written.
+
+    Args:
+        path: its dotted path in its file.
+        translation: place of that key.
+        hosts: place of that key, or of the rule where it has none.
+    """
+
+    path: str
+    translation: Place
+    hosts: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +141,7 @@ class VhostRules:
     exchanges: tuple[ExchangeRule, ...] = ()
     addresses: tuple[AddressRule, ...] = ()
     brokers: tuple[BrokerRule, ...] = ()
-    address_places: tuple[Place, ...] = ()
+    address_places: tuple[AddressPlaces, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

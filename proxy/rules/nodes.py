@@ -17,6 +17,9 @@ from proxy.rules.faults import Place
 _MAX_DIGITS = 64
 _BEYOND: int = 10**_MAX_DIGITS
 
+#: What may be the password in user:password@host, wherever a person put an address; too much is safe.
+_PASSWORD = re.compile(r":(?!//[^@]*:).*@", re.DOTALL)
+
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _OCTAL = re.compile(r"0o[0-7]+")
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
@@ -121,7 +124,8 @@ def shown(node: Node | None) -> str:
 
 
 def _scalar_shown(node: Scalar) -> str:
-    text = node.text if len(node.text) <= 60 else node.text[:57] + "..."
+    text = _PASSWORD.sub(":***@", node.text)
+    text = text if len(text) <= 60 else text[:57] + "..."
     if node.tag is not None:
         return f"{node.tag} {text}"
     match node.value:

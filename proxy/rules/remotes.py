@@ -19,13 +19,15 @@ from proxy.routing.address_targets import AddressBook
 from proxy.rules.faults import Faults, Place
 from proxy.rules.fields import Fields
 from proxy.rules.kinds import ADDRESS, SECRET, Address, Kind, Secret, T, UnexpectedError, duration, whole
-from proxy.rules.model import BrokerRule, TlsRule
+from proxy.rules.model import AddressPlaces, BrokerRule, TlsRule
 from proxy.rules.nodes import Mapping, Node, join
 
 _DEADLINE = duration(0.1, 3600)
 _UNCONFIRMED = whole(1, 1_000_000)
 _UNCONFIRMED_MIB = whole(1, 4096)
 _LONGEST_NAME = 255
+#: Keys whose value is right or wrong only where the sidecar runs.
+_JUDGED_LATER = ("address", "tls", "password_env", "password_file")
 
 
 @dataclass(slots=True)
@@ -34,6 +36,12 @@ class AddressDraft:
 
     fields: Fields
     rule: AddressRule
+
+    @property
+    def places(self) -> AddressPlaces:
+        """Where it was written."""
+        fields = self.fields
+        return AddressPlaces(fields.path, fields.place_of("translation"), fields.place_of("hosts"))
 
 
 def read_addresses(fields: Fields) -> list[AddressDraft]:
@@ -121,6 +129,7 @@ def _broker(name: str, place: Place, fields: Fields, source: str) -> BrokerRule 
         unconfirmed,
         mib << 20,
         place,
+        {key: fields.place_of(key) for key in _JUDGED_LATER},
     )
 
 
@@ -197,27 +206,27 @@ def check_brokers(brokers: Sequence[BrokerRule], faults: Faults) -> None:
             faults.error(broker.place, path, f"{other.place.source}:{other.place.line} has a broker of this name")
 
 
-def password_of(broker: BrokerRule, environ: Environment[str, str], faults: Faults) -> Secret:
+def password_of(broker: BrokerRule, environ: Environment[str, str], faults: Faults, required: bool = True) -> Secret:
     """Find a broker's password.
 
     Args:
         broker: the broker.
         environ: the environment.
         faults: takes what is missing.
+        required: whether it must be there; False makes its absence a warning, for a machine that must not know it.
     """
-    path = join("brokers", broker.name.decode())
     if broker.password is not None:
         return broker.password
-    if broker.password_env is not None:
-        if broker.password_env not in environ:
-            message = f'there is no environment variable "{broker.password_env}"'
-            faults.error(broker.place, join(path, "password_env"), message)
-        return Secret(environ.get(broker.password_env, ""))
+    key, message = "password_env", f'there is no environment variable "{broker.password_env}"'
+    if broker.password_env is not None and broker.password_env in environ:
+        return Secret(environ[broker.password_env])
     if broker.password_file is not None:
         try:
-            text = broker.password_file.read_text(encoding="utf-8")
-            return Secret(text.removesuffix("\n").removesuffix("\r"))
+            return Secret(broker.password_file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r"))
         except (OSError, UnicodeDecodeError) as error:
             cause = getattr(error, "strerror", None) or "not UTF-8 text"
-            faults.error(broker.place, join(path, "password_file"), f"{broker.password_file} can't be read: {cause}")
+            key, message = "password_file", f"{broker.password_file} can't be read: {cause}"
+    if broker.password_env is not None or broker.password_file is not None:
+        report = faults.error if required else faults.warn
+        report(broker.places.get(key, broker.place), join(join("brokers", broker.name.decode()), key), message)
     return Secret("")

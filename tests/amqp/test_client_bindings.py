@@ -15,6 +15,7 @@ from proxy.amqp.tokens import grant_key, token
 from proxy.amqp.vhost import Delivery
 from proxy.routing.decision import QueueNames
 from proxy.routing.values import Table, Value
+from tests import client
 from tests.amqp.relaying import OWN, TYPE, Wire, owned, publish, routed, say, state, with_tokens
 from tests.client import Frame, names, split
 from tests.routing.building import arguments, exchange, to_queue
@@ -56,6 +57,108 @@ def test_a_bind_is_made_twice_and_answered_once() -> None:
     assert made.answer(BIND_OK) == b""
     assert made.answer(BIND_OK) == BIND_OK
     assert len(made.state.exchanges[b"xo"].clients) == 1
+
+
+# -- binds behind binds ------------------------------------------------------------------------------------------------
+
+
+def numbered(number: int, queue: bytes = b"b") -> bytes:
+    return queue_bind(1, queue, b"xo", b"", encode_table(((b"x-?hkv= n", Value("I", number)),)))
+
+
+def test_binds_behind_a_bind_do_not_wait_for_its_answer_and_are_answered_in_order() -> None:
+    made = wire()
+    assert names(made.produce(numbered(1), numbered(2, b"c"), numbered(3))) == ["Queue.Bind"] * 6
+    assert [names(made.answer(BIND_OK)) for _ in range(6)] == [[], ["Queue.BindOk"]] * 3
+    assert len(made.state.exchanges[b"xo"].clients) == 3
+    assert made.produce(client.method(1, commands.Queue.Declare(queue="d"))) != b""
+
+
+def test_what_is_no_bind_waits_for_those_before_it_and_binds_behind_it_do_too() -> None:
+    made = wire()
+    message = publish(headers=KIND_B)
+    assert len(split(made.produce(numbered(1), numbered(2), queue_bind(1, b"b", b"xo", b"", ENTRIES)))) == 6
+    assert made.produce(message, numbered(4)) == b""
+    made.answer(BIND_OK * 5)
+    assert made.upstream() == b""
+    made.answer(BIND_OK)
+    left = made.upstream()
+    assert left.startswith(with_tokens(message, "b"))
+    assert names(left) == ["Basic.Publish", "Header", "Body", "Queue.Bind"]
+
+
+def test_a_bind_that_is_not_valid_is_refused_when_those_before_it_are_answered() -> None:
+    made = wire()
+    bad = queue_bind(1, b"b", b"xo", b"not empty", ENTRIES)
+    assert len(split(made.produce(numbered(1), bad, numbered(2)))) == 2
+    assert names(made.answer(BIND_OK, BIND_OK)) == ["Queue.BindOk", "Channel.Close"]
+    assert len(made.state.exchanges[b"xo"].clients) == 1
+
+
+def test_of_binds_under_way_a_refused_one_ends_those_behind_it() -> None:
+    made = wire()
+    made.produce(numbered(1), numbered(2, b"nowhere"), numbered(3))
+    close = say(1, commands.Channel.Close(404, "NOT_FOUND - no queue", 50, 20))
+    assert names(made.answer(BIND_OK, BIND_OK, close)) == ["Queue.BindOk", "Channel.Close"]
+    made.produce(say(1, commands.Channel.CloseOk(), commands.Channel.Open()))
+    made.answer(say(1, commands.Channel.OpenOk()))
+    assert len(made.state.exchanges[b"xo"].clients) == 1
+    assert names(made.produce(numbered(4))) != []
+
+
+def test_the_same_bind_twice_in_a_row_is_kept_once() -> None:
+    made = wire()
+    first = split(made.produce(numbered(1), numbered(1)))
+    assert len(first) == 2
+    made.answer(BIND_OK, BIND_OK)
+    again = split(made.upstream())
+    assert again[0] == first[0]
+    assert made.answer(BIND_OK * len(again)) == BIND_OK
+    [stored] = made.state.exchanges[b"xo"].clients.values()
+    assert len(stored.sequences) == 1
+
+
+def test_no_more_binds_are_under_way_than_the_broker_is_to_be_given_at_once() -> None:
+    made = wire()
+    frames = [numbered(number, b"q%d" % number) for number in range(600)]
+    assert len(split(made.produce(*frames))) == 2 * 256
+    assert made.answer(BIND_OK * 511).count(BIND_OK) == 255
+    assert made.upstream() == b""
+    assert made.answer(BIND_OK) == BIND_OK
+    assert len(split(made.upstream())) == 2 * 256
+    made.answer(BIND_OK * 512)
+    assert len(split(made.upstream())) == 2 * 88
+    made.answer(BIND_OK * 176)
+    assert len(made.state.exchanges[b"xo"].clients) == 600
+
+
+def test_a_token_that_this_connection_has_bound_is_not_bound_again() -> None:
+    made = bound()
+    [stored] = split(made.produce(numbered(1)))
+    assert read_queue_bind(stored.payload).routing_key.startswith(STORAGE)
+    assert made.answer(BIND_OK) == BIND_OK
+
+
+@pytest.mark.parametrize("how", ["declared again", "declared on another connection", "looked at", "gone"])
+def test_it_is_bound_again_where_the_queue_may_be_another(how: str) -> None:
+    made = bound()
+    declare = client.method(1, commands.Queue.Declare(queue="b"))
+    if how == "declared again":
+        made.produce(declare)
+    elif how == "declared on another connection":
+        other = Wire(made.state, rules=ClientRules()).open()
+        other.produce(declare)
+    elif how == "looked at":
+        made.state.exchanges[b"xo"].sure.clear()
+    else:
+        made.state.exchanges[b"xo"].bound.discard(("queue", b"b"))
+    assert token("queue", b"b") in keys([one for one in split(made.produce(numbered(1))) if one.name == "Queue.Bind"])
+
+
+def test_another_connection_does_not_rely_on_it() -> None:
+    made = bound()
+    other = Wire(made.state, rules=ClientRules()).open()
+    assert len(split(other.produce(numbered(1)))) == 2
 
 
 def test_a_publish_behind_a_bind_without_an_answer_sees_the_binding() -> None:

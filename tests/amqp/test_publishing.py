@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.amqp import publishing
+from proxy.amqp import known_heads, publishing
 from proxy.amqp.tables import encode_table
 from proxy.amqp.vhost import Delivery, VhostState
 from proxy.routing.decision import QueueNames
@@ -335,8 +335,8 @@ def numbered(number: int, size: int = 0) -> bytes:
 
 
 def test_heads_that_are_remembered_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "REMEMBERED", 8)
-    monkeypatch.setattr(publishing, "UNASKED", 4)
+    monkeypatch.setattr(known_heads, "REMEMBERED", 8)
+    monkeypatch.setattr(known_heads, "UNASKED", 4)
     wire = opened(routed("a"))
     for number in range(100):
         assert wire.produce(numbered(number)) == with_tokens(numbered(number), "a")
@@ -344,8 +344,8 @@ def test_heads_that_are_remembered_are_bounded_in_number(monkeypatch: pytest.Mon
 
 
 def test_heads_that_are_remembered_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "REMEMBERED_BYTES", 20_000)
-    monkeypatch.setattr(publishing, "UNASKED", 2)
+    monkeypatch.setattr(known_heads, "REMEMBERED_BYTES", 20_000)
+    monkeypatch.setattr(known_heads, "UNASKED", 2)
     wire = opened(routed("a"))
     for number in range(60):
         message = numbered(number, 3000)
@@ -354,8 +354,8 @@ def test_heads_that_are_remembered_are_bounded_in_bytes(monkeypatch: pytest.Monk
 
 
 def test_heads_that_never_repeat_are_not_asked_for_a_while_and_then_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "REMEMBERED", 4)
-    monkeypatch.setattr(publishing, "UNASKED", 3)
+    monkeypatch.setattr(known_heads, "REMEMBERED", 4)
+    monkeypatch.setattr(known_heads, "UNASKED", 3)
     wire = opened(routed("a"))
     sizes = []
     for number in range(12):
@@ -372,6 +372,35 @@ def test_methods_and_shapes_that_are_remembered_are_bounded(monkeypatch: pytest.
         assert wire.produce(message, message) == with_tokens(message, "a") * 2
         assert len(wire.relay._publishing._publishes) <= 5
         assert len(wire.relay._publishing._shapes) <= 5
+
+
+# -- what follows what ------------------------------------------------------------------------------------------------
+
+TURNS = [
+    publish(key, channel=channel, headers=headers, body=body, to=exchange)
+    for channel, key, headers, body, exchange in (
+        (1, "a", REPORT, b"one", "xo"),
+        (1, "b", REPORT, b"two", "xo"),
+        (1, "a", OTHER, b"", "xo"),
+        (1, "a", REPORT, bytes(300), "xo"),
+        (2, "a", REPORT, b"one", "xo"),
+        (1, "a", REPORT, b"one", "plain"),
+        (1, "b", REPORT, b"two", "plain"),
+        (2, "b", REPORT, b"two", "plain"),
+    )
+]
+
+
+@given(st.lists(st.sampled_from(TURNS), max_size=30), st.lists(st.integers(0, 6000), max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_whatever_follows_what_each_publish_leaves_as_it_would_alone(turns: list[bytes], cuts: list[int]) -> None:
+    def by_channel(data: bytes) -> list[bytes]:
+        frames = split(data)
+        return [b"".join(one.raw for one in frames if one.channel == number) for number in (1, 2)]
+
+    alone = [by_channel(opened(routed("a"), 1, 2).produce(one)) for one in turns]
+    expected = [b"".join(one[number] for one in alone) for number in (0, 1)]
+    assert by_channel(in_pieces(opened(routed("a"), 1, 2), b"".join(turns), cuts)) == expected
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------

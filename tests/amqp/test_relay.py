@@ -105,6 +105,16 @@ def test_unsettled_are_publishes_without_a_confirm() -> None:
     assert wire.relay.unsettled == 1
 
 
+def test_outstanding_is_how_far_the_channel_confirmed_last_is_ahead() -> None:
+    wire = Wire().open(1, 2, confirm=True)
+    wire.produce(*(publish(to="other") for _ in range(5)), publish(channel=2, to="other"))
+    assert wire.relay.outstanding == 0
+    wire.answer(ack(1) + ack(3, multiple=True))
+    assert wire.relay.outstanding == 2
+    wire.answer(ack(1, channel=2))
+    assert wire.relay.outstanding == 0
+
+
 # -- any bytes, any frames --------------------------------------------------------------------------------------------
 
 STATES = [

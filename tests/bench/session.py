@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tests.bench import memory, pauses, report
+from tests.bench import lookups, memory, pauses, report
 from tests.bench.arena import Arena
 from tests.bench.cases import CASES, EXTRA_ROWS, ROWS, Round
 from tests.bench.link import LinkError
@@ -28,6 +28,7 @@ SINGLES = (
     (memory.LARGE_PASS_ROWS, memory.measure_large_pass),
     (memory.LARGE_OPEN_ROWS, memory.measure_large_open),
     (memory.LOAD_ROWS, memory.measure_load),
+    (lookups.MISS_ROWS, lookups.measure_miss),
     (pauses.PAUSE_ROWS, pauses.measure_pause),
 )
 """What is measured once, beside the rounds: rows, and what gives the values of each."""

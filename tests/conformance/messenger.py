@@ -1,4 +1,4 @@
-"""Runs vectors of the messenger-addressing format; ``python -m tests.conformance.messenger [FILE...]`` measures them.
+"""Runs vectors of the messenger-addressing format; ``python -m tests.conformance --times`` measures them.
 
 What a vector asks is seen from its members: translations have rules, addresses have parts, receiver vectors have
 ``send_to`` among what they expect. The result we want is ``recommended``, else ``seed_expected``, else ``expected``; in
@@ -154,7 +154,3 @@ def main(arguments: list[str]) -> int:
         print(f"{name}  {took:.3f} ms of {allowed:.0f}")
     print(f"{len(timed) - len(late)} in time, {len(late)} late")
     return 1 if late else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

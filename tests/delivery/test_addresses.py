@@ -7,23 +7,18 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from pamqp import commands
 
 from tests.broker.world import Outside
-from tests.certificates import Authority
+from tests.delivery.distance import QUOTED, SECRET, VHOST, Far, distant
 from tests.delivery.site import Site, standing
 from tests.delivery.test_audit import records
-from tests.private_broker import BrokerMissing, PrivateBroker, free_port
+from tests.private_broker import BrokerMissing, free_port
 from tests.producer import Closed, Producer, Settled, until, value
 from tests.rabbitmq import Broker
-
-SECRET = "s3cret-w0rd/of@mover"
-QUOTED = "s3cret-w0rd%2Fof%40mover"
-VHOST = "far side"
 
 RULES = """
 queues: [a, b, c]
@@ -68,52 +63,15 @@ addresses:
 """
 
 
-@dataclass
-class Far:
-    """The other broker."""
-
-    broker: PrivateBroker
-    tls_port: int
-    authority: Authority
-
-    def reader(self) -> Producer:
-        return Producer(self.broker.port, VHOST).open()
-
-    def take(self, queue: str) -> list[bytes]:
-        with self.reader() as reader:
-            return [message.body for message in reader.take(queue)]
-
-
 @pytest.fixture(scope="module")
 def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl command")
-    authority = Authority(tmp_path_factory.mktemp("authority"))
-    certificate, key = authority.certificate("localhost")
-    tls = free_port()
-    config = [
-        f"listeners.ssl.private = 127.0.0.1:{tls}",
-        f"ssl_options.cacertfile = {authority.ca}",
-        f"ssl_options.certfile = {certificate}",
-        f"ssl_options.keyfile = {key}",
-        "ssl_options.verify = verify_none",
-    ]
     try:
-        with PrivateBroker(config) as broker:
-            prepare_far(broker)
-            yield Far(broker, tls, authority)
+        with distant(tmp_path_factory.mktemp("authority")) as far:
+            yield far
     except BrokerMissing as missing:
         pytest.skip(str(missing))
-
-
-def prepare_far(broker: PrivateBroker) -> None:
-    broker.create_vhost(VHOST)
-    broker.create_user("mover", SECRET)
-    broker.grant("mover", VHOST)
-    outside = Outside(broker, VHOST)
-    outside.make_queues("one", "away", "load")
-    outside.make_exchange("same", "fanout")
-    outside.bind("same", "one", "")
 
 
 def prepare(outside: Outside) -> None:
@@ -467,28 +425,3 @@ def test_new_rules_change_the_table_and_the_brokers(broker: Broker, far: Far, tm
         until(lambda: site.metric("rules_reload_total", result="ok"))
         assert sent(producer, "k", body=b"reloaded").acked
         assert far.take("one")[-1] == b"reloaded"
-
-
-def test_every_acked_message_is_there_when_a_broker_was_down_under_load(site: Site, far: Far) -> None:
-    far.take("load")
-    producer = site.producer()
-    acked: set[int] = set()
-    total = 600
-    for number in range(total):
-        producer.publish("", "far/load", body=b"%d" % number, delivery_mode=2)
-        if number == 200:
-            far.broker.kill()
-        if number == 400:
-            far.broker.start()
-    settled: set[int] = set()
-    while len(settled) < total:
-        found = producer.expect("Basic.Ack", "Basic.Nack")
-        tag = int(str(found.arguments["delivery_tag"]))
-        assert tag not in settled
-        settled.add(tag)
-        if found.name == "Basic.Ack":
-            acked.add(tag - 1)
-    there = [int(body) for body in far.take("load")]
-    assert len(there) == len(set(there))
-    assert acked <= set(there)
-    assert {*range(401, total)} <= acked

@@ -69,6 +69,28 @@ async def test_it_is_read_again_only_when_nobody_has_a_reason_left(ends: Ends) -
     await eventually(lambda: ends.received == b"x")
 
 
+async def test_it_rests_for_a_moment_and_is_read_again(ends: Ends) -> None:
+    ends.link.rest()
+    assert ends.link.paused
+    ends.link.rest()
+    ends.writer.write(b"x")
+    await eventually(lambda: ends.received == b"x")
+    assert not ends.link.paused
+
+
+async def test_a_rest_does_not_end_what_others_pause_it_for(ends: Ends) -> None:
+    ends.link.pause("other", True)
+    ends.link.rest()
+    await eventually(lambda: not ends.link.paused_for("resting"))
+    assert ends.link.paused
+
+
+async def test_a_link_that_ends_while_it_rests_is_no_trouble(ends: Ends) -> None:
+    ends.link.rest()
+    ends.link.abort()
+    await eventually(lambda: not ends.link.connected and not ends.link.paused)
+
+
 async def test_a_slow_peer_is_said_once_and_so_is_its_recovery(ends: Ends) -> None:
     ends.writer.transport.pause_reading()  # type: ignore[attr-defined]
     while not ends.writable:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from proxy.errors import ConfigErrors
-from proxy.net.remote_rules import leads_back, remote_brokers
+from proxy.net.remote_rules import remote_brokers
 from tests.rules.loading import load
 
-LISTENING = [("127.0.0.1", 5673), ("0.0.0.0", 5674), ("proxy.example", 5675)]
+LISTENING = [("127.0.0.1", 5673)]
 
 
 def test_brokers_are_given_by_virtual_host_with_their_passwords() -> None:
@@ -19,36 +21,18 @@ def test_brokers_are_given_by_virtual_host_with_their_passwords() -> None:
     ("text", "message"),
     [
         (
-            "brokers: {a: {address: 'h:1', username: u, password_env: WORD}}",
-            'a.yaml:1: brokers.a.password_env: there is no environment variable "WORD"',
+            "brokers:\n  a:\n    address: 'h:1'\n    username: u\n    password_env: WORD",
+            'a.yaml:5: brokers.a.password_env: there is no environment variable "WORD"',
+        ),
+        (
+            "brokers:\n  a:\n    address: 'h:1'\n    tls: {ca: FILE}",
+            "a.yaml:4: brokers.a.tls: these files can't be used: ",
         ),
         ("brokers: {a: {address: '127.0.0.1:5673'}}", "a.yaml:1: brokers.a.address: leads back to this proxy"),
-        (
-            "addresses: [{pattern: a, translation: 'localhost:5674/q'}]",
-            "a.yaml:1: addresses[0].translation: leads back to this proxy",
-        ),
-        (
-            "addresses: [{pattern: a, translation: /q}, {pattern: b, translation: 'amqp://proxy.example:5675'}]",
-            "a.yaml:1: addresses[1].translation: leads back to this proxy",
-        ),
     ],
 )
-def test_what_can_not_be_served_is_a_fault_with_its_line(text: str, message: str) -> None:
+def test_what_can_not_be_served_is_a_fault_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "no-certificate").write_text("no certificate")
     with pytest.raises(ConfigErrors) as raised:
-        remote_brokers(load(text), {}, LISTENING)
-    assert str(raised.value) == message
-
-
-@pytest.mark.parametrize(
-    ("host", "port", "back"),
-    [
-        ("127.0.0.1", 5673, True),
-        ("localhost", 5673, True),
-        ("::1", 5674, True),
-        ("127.0.0.1", 5672, False),
-        ("other.example", 5673, False),
-        ("proxy.example", 5675, True),
-    ],
-)
-def test_an_address_leads_back_where_its_text_says_so(host: str, port: int, back: bool) -> None:
-    assert leads_back(host, port, LISTENING) is back
+        remote_brokers(load(text.replace("FILE", str(tmp_path / "no-certificate"))), {}, LISTENING)
+    assert str(raised.value).startswith(message)

@@ -264,3 +264,17 @@ async def test_a_drain_waits_for_what_is_under_way_and_no_longer_than_told(settl
             peer.call(commands.Basic.Ack(1, False))
         await made.pool.drain(20.0 if settled else 0.05)
         assert (told.told == [Result.ACKED]) is settled
+
+
+async def test_what_is_given_up_is_lost_and_a_later_ack_changes_nothing() -> None:
+    async with stage() as made:
+        told, waiting = message(), message()
+        made.way().send(told)
+        peer = await made.broker.link()
+        await ready(peer)
+        await published(peer)
+        made.way().send(waiting)
+        made.pool.give_up()
+        peer.call(commands.Basic.Ack(1, False))
+        await made.pool.drain(20.0)
+        assert (told.told, waiting.told) == ([Result.LOST], [Result.LOST])

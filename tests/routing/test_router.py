@@ -52,6 +52,17 @@ def test_alternate_exchange_of_ours_is_evaluated() -> None:
     assert (decision.outcome, decision.queues, decision.alternate) == (Outcome.ROUTED, (b"q",), False)
 
 
+@given(st.sets(st.sampled_from("abcd")), st.sets(st.sampled_from(("one", "two", "far"))), st.booleans())
+def test_what_is_named_is_what_stands_among_the_destinations(queues: set[str], chain: set[str], last: bool) -> None:
+    bindings = [to_queue(name) for name in queues] + [to_exchange(name) for name in chain]
+    one = exchange(*bindings, name="one", alternate="two" if last else "far")
+    router = Router([one, exchange(to_queue("d"), to_exchange("one"), name="two", alternate="behind")])
+    every = [(QUEUE, name) for name in (b"a", b"b", b"c", b"d", b"e")]
+    every += [(EXCHANGE, name) for name in (b"one", b"two", b"far", b"behind", b"a")]
+    for start in (b"one", b"two"):
+        assert {known for known in every if router.names(start, known)} == router.destinations(start)
+
+
 def test_loud_filter_rejects() -> None:
     decision = decide(_filtered({"max-payload-size": 1}, "ae"), facts(size=2))
     assert decision.outcome is Outcome.REJECTED

@@ -105,3 +105,26 @@ def test_a_password_that_this_machine_does_not_have_is_a_warning(tmp_path: Path,
     paths = write(tmp_path, config=f"upstream: {{control: {{{way}}}}}")
     findings = inspect([paths["config"]], {})
     assert (findings.errors, len(findings.warnings)) == ([], 1)
+
+
+@pytest.mark.parametrize(("way", "line"), [("password_env: NONE", 6), ("password_file: none", 6)])
+def test_a_password_of_another_broker_that_this_machine_does_not_have_is_a_warning(
+    tmp_path: Path, way: str, line: int
+) -> None:
+    broker = f"brokers:\n  far:\n    address: far.example:5671\n    tls: {{}}\n    username: u\n    {way}\n"
+    findings = inspect([write(tmp_path, rules=broker)["rules"]], {})
+    assert findings.errors == []
+    assert [(each.place.line, each.key) for each in findings.warnings] == [(line, f"brokers.far.{way.split(':')[0]}")]
+
+
+def test_a_way_back_to_where_the_configuration_listens_is_an_error(tmp_path: Path) -> None:
+    rules = (
+        "brokers:\n  near: {address: '127.0.0.1:7001'}\naddresses:\n  - {pattern: a, translation: 'localhost:7002/q'}\n"
+    )
+    config = "listen: [{address: 127.0.0.1:7001}, {address: 0.0.0.0:7002}]\nrules: [rules.yaml]\n"
+    paths = write(tmp_path, rules=rules, config=config)
+    assert errors(inspect([paths["config"]], {}), tmp_path) == [
+        "rules.yaml:2: brokers.near.address: leads back to this proxy",
+        "rules.yaml:4: addresses[0].translation: leads back to this proxy",
+    ]
+    assert inspect([paths["rules"]], {}).errors == []

@@ -103,6 +103,8 @@ def test_a_path_quotes_keys_that_are_no_words() -> None:
         (Scalar(HERE, "5", plain=False), 'the text "5"'),
         (Scalar(HERE, "0a", plain=False, tag="!bytes"), "!bytes 0a"),
         (Scalar(HERE, "x" * 100, plain=True), f'the text "{"x" * 57}..."'),
+        (Scalar(HERE, "user:word@host:5", plain=True), 'the text "user:***@host:5"'),
+        (Scalar(HERE, f"amqp://user:{'word@' * 20}host", plain=True), 'the text "amqp://user:***@host"'),
         (Sequence(HERE, []), "a list"),
         (Mapping(HERE, []), "a mapping"),
     ],

@@ -1,0 +1,66 @@
+"""The other broker: a private RabbitMQ with TLS, a user of its own and a virtual host for what comes from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.broker.world import Outside
+from tests.certificates import Authority
+from tests.private_broker import PrivateBroker, free_port
+from tests.producer import Producer
+
+#: The password of the user ``mover``, and how it stands in an address.
+SECRET = "s3cret-w0rd/of@mover"
+QUOTED = "s3cret-w0rd%2Fof%40mover"
+VHOST = "far side"
+
+
+@dataclass
+class Far:
+    """The other broker."""
+
+    broker: PrivateBroker
+    tls_port: int
+    authority: Authority
+
+    def reader(self) -> Producer:
+        return Producer(self.broker.port, VHOST).open()
+
+    def take(self, queue: str) -> list[bytes]:
+        with self.reader() as reader:
+            return [message.body for message in reader.take(queue)]
+
+
+@contextmanager
+def distant(folder: Path) -> Iterator[Far]:
+    """The other broker for as long as the context lasts.
+
+    Args:
+        folder: for its certificates.
+    """
+    authority = Authority(folder)
+    certificate, key = authority.certificate("localhost")
+    tls = free_port()
+    config = [
+        f"listeners.ssl.private = 127.0.0.1:{tls}",
+        f"ssl_options.cacertfile = {authority.ca}",
+        f"ssl_options.certfile = {certificate}",
+        f"ssl_options.keyfile = {key}",
+        "ssl_options.verify = verify_none",
+    ]
+    with PrivateBroker(config) as broker:
+        _prepare(broker)
+        yield Far(broker, tls, authority)
+
+
+def _prepare(broker: PrivateBroker) -> None:
+    broker.create_vhost(VHOST)
+    broker.create_user("mover", SECRET)
+    broker.grant("mover", VHOST)
+    outside = Outside(broker, VHOST)
+    outside.make_queues("one", "away", "load")
+    outside.make_exchange("same", "fanout")
+    outside.bind("same", "one", "")

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.rules.faults import Faults
+from proxy.rules.loops import check_loops, leads_back
+from tests.rules.loading import load
+
+LISTENING = [("127.0.0.1", 5673), ("0.0.0.0", 5674), ("proxy.example", 5675), ("::1", 5676)]
+
+
+def loops(*texts: str) -> list[str]:
+    faults = Faults()
+    check_loops(load(*texts), LISTENING, faults)
+    return [str(error) for error in faults.errors]
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "back"),
+    [
+        ("127.0.0.1", 5673, True),
+        ("localhost", 5673, True),
+        ("LocalHost", 5673, True),
+        ("127.0.0.2", 5674, True),
+        ("0.0.0.0", 5673, True),
+        ("::1", 5674, True),
+        ("localhost", 5676, True),
+        ("PROXY.example", 5675, True),
+        ("127.0.0.1", 5672, False),
+        ("127.0.0.1", 5675, False),
+        ("other.example", 5673, False),
+        ("192.0.2.1", 5673, False),
+    ],
+)
+def test_an_address_leads_back_where_its_text_says_so(host: str, port: int, back: bool) -> None:
+    assert leads_back(host, port, LISTENING) is back
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("addresses:\n  - pattern: a\n    translation: 'localhost:5674/q'", "a.yaml:3: addresses[0].translation"),
+        ("addresses:\n  - pattern: a\n    translation: 'amqp://[::1]:5676'", "a.yaml:3: addresses[0].translation"),
+        (
+            "addresses:\n  - {pattern: a, translation: /q}\n  - {pattern: b, translation: 'amqp://proxy.example:5675/$0'}",
+            "a.yaml:3: addresses[1].translation",
+        ),
+        (
+            "addresses:\n  - pattern: 'a/*'\n    translation: 'amqp://$1'\n    hosts: [h.example, 'localhost:5673']",
+            "a.yaml:4: addresses[0].hosts",
+        ),
+        ("brokers:\n  near:\n    address: 127.0.0.1:5673", "a.yaml:3: brokers.near.address"),
+        (
+            "brokers: {near: {address: 'h:1'}, localhost: {address: 'h:1'}}\n"
+            "addresses: [{pattern: a, translation: 'localhost:5673/q'}]",
+            "a.yaml:2: addresses[0].translation",
+        ),
+    ],
+)
+def test_a_way_back_is_a_fault_with_its_line(text: str, key: str) -> None:
+    assert loops(text) == [f"{key}: leads back to this proxy"]
+
+
+def test_a_rule_of_a_second_file_is_named_as_that_file_has_it() -> None:
+    first = "addresses: [{pattern: a, translation: /q}]"
+    second = "addresses:\n  - {pattern: b, translation: 'localhost:5673'}"
+    assert loops(first, second) == ["b.yaml:2: addresses[0].translation: leads back to this proxy"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "addresses: [{pattern: a, translation: /queue/localhost:5673}]",
+        "addresses: [{pattern: a, translation: 'localhost:5672/q'}]",
+        "addresses: [{pattern: 'a/*', translation: 'amqp://$1', hosts: [localhost]}]",
+        "brokers: {localhost: {address: 'h:1'}}\naddresses: [{pattern: a, translation: localhost}]",
+    ],
+)
+def test_what_leads_elsewhere_is_none(text: str) -> None:
+    assert loops(text) == []
