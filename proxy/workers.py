@@ -26,7 +26,7 @@ from proxy.joint_reload import JointReload
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.tasks import Tasks
 from proxy.observe.admin import Admin
-from proxy.observe.exposition import Exposition
+from proxy.observe.exposition import PROCESS, Exposition
 from proxy.observe.merging import JointPage, Portion, read_portion
 from proxy.observe.pages import json_route
 from proxy.rules.kinds import Address
@@ -48,7 +48,7 @@ _PROMPT_SECONDS = 5.0
 _END_SECONDS = 15.0
 _OK, _FAULTY = 0, 2
 _UNAVAILABLE, _UNUSABLE = 503, 422
-#: Of the parent's numbers, what is none of its own: it serves nobody.
+#: Of the parent's numbers, what is none of its own: it serves nobody. Nor do its descriptors matter to producers.
 _NOT_OURS = "oxproxy_workers"
 
 
@@ -259,6 +259,8 @@ class Workers:
         """Give everybody's numbers; of a worker that does not answer, those that never go down, as last shown."""
         own = read_portion(await self._own.portion())
         own.series.pop(_NOT_OURS)
+        mine = own.series.get(PROCESS, {})
+        own.series[PROCESS] = {labels: value for labels, value in mine.items() if not labels[-1].endswith("_fds")}
         portions = [own, self._gone]
         for worker, answer in await self._ask_all("GET", "/-/portion"):
             if answer is not None:
