@@ -95,11 +95,11 @@ class Arena:
     def pid(self, way: Way) -> int:
         return self._way(way)[1]
 
-    def start_sidecar(self, name: str, rules: Path, wrap: tuple[str, ...] = ()) -> tuple[int, int]:
+    def start_sidecar(self, name: str, rules: Path, wrap: tuple[str, ...] = (), workers: int = 1) -> tuple[int, int]:
         """A sidecar with this rules file; returns its port and its process id once it says it is ready."""
         port, admin_port = free_port(), free_port()
         config = arrangement.sidecar_config(
-            self.folder / f"{name.replace(' ', '-')}.yaml", self.broker, port, admin_port, rules
+            self.folder / f"{name.replace(' ', '-')}.yaml", self.broker, port, admin_port, rules, workers
         )
         if not Path(OXPROXY).exists():
             raise ChildError(f"{OXPROXY} is not installed")
@@ -120,6 +120,8 @@ class Arena:
             case Way.SIDECAR:
                 rules = arrangement.small_rules(self.folder, self.broker)
                 return self.start_sidecar(way, rules, self.terms.wrap)
+            case Way.WORKERS:
+                return self.start_sidecar(way, arrangement.small_rules(self.folder, self.broker), workers=2)
             case Way.LOADED:
                 return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
 
@@ -138,7 +140,7 @@ class Arena:
         plan = {"port": self.port(case.way), "shape": asdict(case.shape)}
         return [
             self._children.enter_context(Producer(f"{case.name}-{number}", self.folder, plan))
-            for number in range(self.terms.producers)
+            for number in range(case.producers or self.terms.producers)
         ]
 
     def _watched(self) -> dict[str, int]:
