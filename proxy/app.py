@@ -50,7 +50,7 @@ from proxy.reload import Reload, name_traffic, owned_exchanges
 from proxy.rules.clock import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.settings import Settings, load_settings
-from proxy.shadow import Shadow
+from proxy.shadow import RULES_BYTES, Shadow
 from proxy.worker import Place
 from proxy.workers import Workers
 
@@ -58,8 +58,6 @@ _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
 #: How often numbers that nobody pushes are brought up to date.
 _WATCH_SECONDS = 1.0
-#: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
-RULES_BYTES = 16 << 20
 
 OK, FAULTY = 0, 2
 

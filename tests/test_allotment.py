@@ -70,9 +70,7 @@ def test_without_a_directory_there_is_no_audit_log_but_what_may_be_told_holds(tm
 
 
 def test_the_audit_log_is_asked_for_as_configured(tmp_path: Path) -> None:
-    found = settings(
-        tmp_path, "audit: {directory: log, headers: [type], hash: [rk], hash_key_env: KEY, scope: ruled}\n"
-    )
+    found = loaded(tmp_path, "audit: {directory: log, headers: [type], hash: [rk], hash_key_env: KEY, scope: ruled}\n")
     request = audit_request(found, {"KEY": KEY})
     assert request is not None
     assert (request.directory, request.ruled_only, request.key) == (tmp_path / "log", True, KEY.encode())
