@@ -119,7 +119,9 @@ class Arena:
                 return self._start_haproxy()
             case Way.SIDECAR:
                 rules = arrangement.small_rules(self.folder, self.broker)
-                return self.start_sidecar(way, rules, self.terms.wrap)
+                started = self.start_sidecar(way, rules, self.terms.wrap)
+                arrangement.declare_as_client(self.broker, started[0])
+                return started
             case Way.LOADED:
                 return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
 
