@@ -14,6 +14,7 @@ from enum import StrEnum
 from tests.bench.publishes import Shape
 
 QUEUES = 10
+QUEUES_AT_ONCE = 8
 KEYS_IN_TURN = 1_000
 ADDRESS_RULES = 1_000
 MANY = 10_000
@@ -104,6 +105,9 @@ CASES = {
         Case("pass", Way.SIDECAR, shape("bench.direct")),
         Case("open", Way.SIDECAR, shape("bench.hkv-10")),
         Case("open-distinct", Way.SIDECAR, shape("bench.hkv-10", distinct=True)),
+        Case("declared", Way.SIDECAR, shape("bench.declared")),
+        Case("eight", Way.SIDECAR, shape("bench.eight")),
+        Case("direct-eight", Way.BROKER, shape("bench.direct-eight")),
         Case("hkv-many", Way.LOADED, shape("bench.hkv-many")),
         Case("rk-10", Way.SIDECAR, shape("bench.rk-10")),
         Case("rk-many", Way.LOADED, shape("bench.rk-many")),
@@ -160,6 +164,9 @@ ROWS = (
         "direct-distinct",
         0.75,
     ),
+    ratio("declared", "the same exchange, declared by a client / by the rules file", "declared", "open", 0.97),
+    ratio("eight", "8 queues for each message, carrier delivery / 1 queue", "eight", "open", None),
+    ratio("eight", "the same at the broker alone", "direct-eight", "direct", None),
     ratio("hkv", "10,000 x-?hkv= bindings, one matches / with 10", "hkv-many", "open", 0.90),
     ratio("rk", "10,000 x-?rk= bindings, one matches / with 10", "rk-many", "rk-10", 0.90),
     ratio("rkre", "1,000 x-?rkre bindings, 1,000 keys in turn / with 10", "rkre-many", "rkre-10", 0.60),

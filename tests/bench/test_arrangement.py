@@ -45,6 +45,15 @@ def test_each_message_goes_to_one_queue_and_the_queues_take_turns(case: Case, ro
         assert decision.queues == (arrangement.queue(number).encode(),)
 
 
+def test_where_eight_queues_are_meant_each_message_goes_to_eight(routers: dict[Way, Router]) -> None:
+    case = CASES["eight"]
+
+    for number in range(CHECKED):
+        decision = routers[case.way].decide(b"bench.eight", facts(case, number), 0.0, QueueNames(), lambda _: 0)
+        assert set(decision.queues) == {name.encode() for name in arrangement.eight_queues(number)}
+        assert len(decision.queues) == 8
+
+
 @pytest.mark.parametrize("case", ADDRESSED, ids=lambda case: case.name)
 def test_each_message_of_the_address_table_goes_where_the_direct_ones_go(case: Case, tmp_path: Path) -> None:
     make = arrangement.large_rules if case.way is Way.LOADED else arrangement.small_rules
