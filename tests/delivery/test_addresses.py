@@ -61,6 +61,7 @@ addresses:
   - {{pattern: "stranger/*", translation: stranger/queue/$1}}
   - {{pattern: "nobody/*", translation: nobody/queue/$1}}
   - {{pattern: "dying/*", translation: /queue/dying}}
+  - {{pattern: "amqp://*", translation: /queue/b}}
   - {{pattern: "loop/*", translation: "amqp://guest:guest@$1/loop/$1", hosts: ["*"]}}
 """
 
@@ -173,6 +174,19 @@ def test_a_message_that_was_moved_since_is_left_as_the_broker_has_it(site: Site,
     (message,) = found
     assert message.address == ("graves", "dug")
     assert {"x-original-address", "x-death"} <= set(message.headers)
+
+
+def test_a_password_in_an_address_stays_for_the_receiver_and_is_warned_of_once(site: Site, producer: Producer) -> None:
+    for number in range(3):
+        sent(producer, f"amqp://u:0pen@h/{number}")
+    until(lambda: site.logged("passwords that receivers see"))
+    message = producer.get("b")
+    assert message is not None
+    assert message.key == "amqp://u:0pen@h/0"
+    (line,) = site.logged("passwords that receivers see")
+    assert "rule=18" in line
+    assert "0pen" not in site.sidecar.log.read_text()
+    site.take("b")
 
 
 def test_a_publish_to_an_exchange_goes_to_another_one_under_the_key_that_the_rule_says(
