@@ -19,7 +19,7 @@ from proxy.app import product_version
 from proxy.cli import main
 from tests.broker.world import Outside
 from tests.private_broker import free_port
-from tests.producer import Closed, Gone, Producer, until
+from tests.producer import Closed, Producer, until
 from tests.rabbitmq import Broker
 from tests.sidecar import PROGRAM, merged
 from tests.tap import Tap
@@ -145,8 +145,9 @@ def test_with_too_few_descriptors_it_says_so_and_lets_in_fewer(serve: Serve, con
         running.log.read_text()
     )
     producers = [connect(running) for _ in range(10)]
-    with pytest.raises(Gone):
+    with pytest.raises(Closed) as caught:
         connect(running)
+    assert "limit of 10 connections" in caught.value.text
     assert all(producer.open(confirm=True).send_settled("letters", "k").acked for producer in producers)
 
 
@@ -203,8 +204,9 @@ def test_settings_reach_the_listener(serve: Serve, outside: Outside) -> None:
     with Producer(running.port, outside.vhost) as producer:
         assert producer.tune["frame_max"] == 8192
         assert "oxproxy" in producer.start["server_properties"]  # type: ignore[operator]
-        with pytest.raises(Gone):
+        with pytest.raises(Closed) as caught:
             Producer(running.port, outside.vhost)
+        assert caught.value.code == 530
     events = [json.loads(line)["event"] for line in running.log.read_text().splitlines()]
     assert "too many connections" in events
     page = running.get("/metrics")[1]
