@@ -95,11 +95,13 @@ class Arena:
     def pid(self, way: Way) -> int:
         return self._way(way)[1]
 
-    def start_sidecar(self, name: str, rules: Path, wrap: tuple[str, ...] = ()) -> tuple[int, int]:
+    def start_sidecar(
+        self, name: str, rules: Path, wrap: tuple[str, ...] = (), audit: Path | None = None
+    ) -> tuple[int, int]:
         """A sidecar with this rules file; returns its port and its process id once it says it is ready."""
         port, admin_port = free_port(), free_port()
         config = arrangement.sidecar_config(
-            self.folder / f"{name.replace(' ', '-')}.yaml", self.broker, port, admin_port, rules
+            self.folder / f"{name.replace(' ', '-')}.yaml", self.broker, port, admin_port, rules, audit
         )
         if not Path(OXPROXY).exists():
             raise ChildError(f"{OXPROXY} is not installed")
@@ -120,6 +122,11 @@ class Arena:
             case Way.SIDECAR:
                 rules = arrangement.small_rules(self.folder, self.broker)
                 return self.start_sidecar(way, rules, self.terms.wrap)
+            case Way.AUDITED:
+                rules = arrangement.small_rules(self.folder, self.broker)
+                audit = self.folder / "audit"
+                audit.mkdir()
+                return self.start_sidecar(way, rules, audit=audit)
             case Way.LOADED:
                 return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
 

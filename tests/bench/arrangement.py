@@ -113,8 +113,10 @@ def many_rules(folder: Path) -> Path:
     return rules_file(folder / "many.yaml", (exchange_rules("bench.load", MANY, by_kind),))
 
 
-def sidecar_config(path: Path, broker: Broker, port: int, admin_port: int, rules: Path) -> Path:
-    """A configuration of the sidecar with one rules file."""
+def sidecar_config(
+    path: Path, broker: Broker, port: int, admin_port: int, rules: Path, audit: Path | None = None
+) -> Path:
+    """A configuration of the sidecar with one rules file, and with an audit log where a folder for it is given."""
     lines = [
         "listen:",
         f"  - address: 127.0.0.1:{port}",
@@ -125,6 +127,8 @@ def sidecar_config(path: Path, broker: Broker, port: int, admin_port: int, rules
         f"rules: [{rules}]",
         f"admin: {{address: 127.0.0.1:{admin_port}}}",
     ]
+    if audit is not None:
+        lines.append(f"audit: {{directory: {audit}}}")
     path.write_text("\n".join(lines) + "\n")
     return path
 

@@ -44,7 +44,7 @@ QUESTIONS: tuple[tuple[str, str, str, int], ...] = (
         "bindings",
         """SELECT vhost, exchange, name, rules, count(*), max(t)
            FROM (SELECT vhost, exchange, rules, t, unnest(bindings) AS name FROM publishes) GROUP BY ALL""",
-        "SELECT vhost, exchange, binding, rules, matches, last_match::TIMESTAMP FROM {bindings}",
+        "SELECT vhost, exchange, binding, rules, matches, last_match::TIMESTAMP FROM {bindings} WHERE matches > 0",
         0,
     ),
     (
