@@ -137,6 +137,11 @@ class Arena:
             case Way.WORKERS:
                 rules = arrangement.small_rules(self.folder, self.broker)
                 return self.start_sidecar(way, rules, settings="workers: 2\n")
+            case Way.AUDITED:
+                rules = arrangement.small_rules(self.folder, self.broker)
+                audit = self.folder / "audit"
+                audit.mkdir()
+                return self.start_sidecar(way, rules, settings=f"audit: {{directory: {audit}}}\n")
             case Way.LOADED:
                 return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
 

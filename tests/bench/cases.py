@@ -32,6 +32,8 @@ class Way(StrEnum):
     """The same program with the big rules file, so that a case pays for its own bindings only."""
     WORKERS = "two workers"
     """The sidecar as two processes; CPU time is told of the one that starts them, which does nearly nothing."""
+    AUDITED = "audited sidecar"
+    """The same program and rules, with an audit log in its default mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ CASES = {
         Case("haproxy", Way.HAPROXY, shape("bench.direct")),
         Case("pass", Way.SIDECAR, shape("bench.direct")),
         Case("open", Way.SIDECAR, shape("bench.hkv-10")),
+        Case("open-audited", Way.AUDITED, shape("bench.hkv-10")),
         Case("open-distinct", Way.SIDECAR, shape("bench.hkv-10", distinct=True)),
         Case("declared", Way.SIDECAR, shape("bench.declared")),
         Case("eight", Way.SIDECAR, shape("bench.eight")),
@@ -173,6 +176,7 @@ ROWS = (
     ratio("local", "address table, another exchange here / direct", "local", "direct", 0.80),
     ratio("remote", "address table, everything to one other broker / direct to it", "remote", "direct", 0.70),
     ratio("table", "1,000 address rules, the last one matches / 10", "table-many", "table-10", 0.90),
+    ratio("audit", "open exchange with audit log / without", "open-audited", "open", 0.93),
     latency("latency", "added latency, open exchange, p50", "open", 150),
     latency("latency", "added latency, pass-through, p50", "pass", 150),
     cpu("cpu", "CPU per message, pass-through / HAProxy", "pass", 3),
