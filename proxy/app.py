@@ -29,6 +29,7 @@ from proxy.audit.writer import AuditWriter
 from proxy.broker.settings import ControlSettings, DeclaredSettings
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
+from proxy.net.descriptors import admitted
 from proxy.net.listener import Listener, ListenerLimits
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
@@ -344,5 +345,5 @@ class Sidecar:
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
-            ListenerLimits(settings.limits.connections, settings.shutdown.deadline_seconds),
+            ListenerLimits(admitted(settings.limits.connections), settings.shutdown.deadline_seconds),
         )
