@@ -85,7 +85,7 @@ def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Ite
             name = each["name"]
             wanted = name in only if only else not name.startswith("amq.")
             if name and wanted and each.get("vhost", "/") == vhost and each["type"] in TYPES:
-                if any(one.get("routing_key", "").startswith(_RESERVED) for one in bindings.get(name, ())):
+                if any(str(one.get("routing_key", "")).startswith(_RESERVED) for one in bindings.get(name, ())):
                     continue
                 kind = each["type"]
                 yield _Exchange(name, kind, each.get("arguments") or {}, _distinct(kind, bindings.get(name, ())))
