@@ -19,6 +19,7 @@ from pathlib import Path
 
 import structlog
 
+from proxy.amqp.allowance import Allowances, Rates
 from proxy.amqp.conversation import Limits as RelayLimits
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import Sources
@@ -35,6 +36,7 @@ from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
 from proxy.net.surroundings import SessionLimits, Surroundings
 from proxy.net.tasks import Tasks
+from proxy.net.tls_wanted import WantedTls
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Vhosts
 from proxy.observe.admin import Admin
@@ -54,6 +56,9 @@ _DISTRIBUTION = "open-exchange-proxy"
 _WATCH_SECONDS = 1.0
 #: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
 RULES_BYTES = 16 << 20
+
+#: "no limit": channel numbers have 16 bits
+_MOST_CHANNELS = 65535
 
 OK, FAULTY = 0, 2
 
@@ -122,6 +127,7 @@ class Sidecar:
         counters.rules.version = loaded.rules.version
         counters.rules.last_success_seconds = time.time()
         name_traffic(counters, loaded)
+        self._tls = WantedTls(settings)
         self._topology = self._make_topology()
         self._listener: Listener | None = None
         self._remotes: RemotePool | None = None
@@ -271,13 +277,14 @@ class Sidecar:
         }
 
     def _make_topology(self) -> Topology:
-        settings = self._settings
-        upstream = settings.upstream
+        settings, upstream = self._settings, self._settings.upstream
         control = ControlSettings(
             hosts=tuple((one.host, one.port) for one in upstream.addresses),
             username=upstream.control.username,
             password=upstream.control.password.reveal(),
+            tls=self._tls.control(),
             management=upstream.management,
+            management_tls=self._tls.management(),
             refresh_seconds=settings.inventory.refresh_seconds,
             remove_foreign=settings.inventory.foreign_bindings == "remove",
             declared=DeclaredSettings(
@@ -293,7 +300,8 @@ class Sidecar:
     def _make_remotes(self, tasks: Tasks) -> RemotePool:
         listening = [(one.address.host, one.address.port) for one in self._settings.listen]
         brokers = remote_brokers(self._loaded, self._environ, listening)
-        remotes = RemotePool(brokers, self._counters, self._version, tasks)
+        self._tls.read(brokers)()
+        remotes = RemotePool(brokers, self._counters, self._version, tasks, self._tls.contexts)
         remotes.listening = listening
         return remotes
 
@@ -305,9 +313,17 @@ class Sidecar:
 
         def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
             found = remote_brokers(loaded, self._environ, remotes.listening)
-            return partial(setattr, remotes, "brokers", found)
+            use_contexts = self._tls.read(found)
 
-        reload = Reload(files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of)
+            def use() -> None:
+                remotes.brokers = found
+                use_contexts()
+
+            return use
+
+        reload = Reload(
+            files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files
+        )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload
 
@@ -326,24 +342,39 @@ class Sidecar:
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings = self._settings
+        limits = settings.limits
+        rates = Rates(
+            limits.publish_rate or 0,
+            limits.publish_bytes or 0,
+            limits.burst_seconds,
+            limits.patience_seconds or 0.0,
+        )
         surroundings = Surroundings(
             Upstream(
                 tuple((one.host, one.port) for one in settings.upstream.addresses),
                 settings.upstream.connect_timeout_seconds,
+                self._tls.upstream,
+                self._tls.contexts,
             ),
             vhosts,
             self._counters,
             SessionLimits(
-                handshake_seconds=settings.limits.handshake_timeout_seconds,
-                frame_max=settings.limits.frame_max,
-                relay=RelayLimits(),
+                handshake_seconds=limits.handshake_timeout_seconds,
+                frame_max=limits.frame_max,
+                channels=limits.channels or _MOST_CHANNELS,
+                idle_seconds=limits.idle_timeout_seconds or 0.0,
+                relay=RelayLimits(message_bytes=limits.message_size or 0),
             ),
             self._version,
             self._audit,
             self._remotes,
+            Allowances(rates),
         )
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
-            ListenerLimits(admitted(settings.limits.connections), settings.shutdown.deadline_seconds),
+            ListenerLimits(
+                admitted(limits.connections), limits.connections_per_peer or 0, settings.shutdown.deadline_seconds
+            ),
+            self._tls.providers(),
         )

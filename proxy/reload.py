@@ -107,7 +107,9 @@ class Reload:
         topology: the control plane.
         counters: what the process counts.
         tasks: runs what goes on behind a reload.
-        brokers_of: reads what rules say of other brokers, beside the event loop; what it gives makes that hold.
+        brokers_of: reads what rules say of other brokers, and the files of TLS, beside the event loop; what it gives
+            makes that hold.
+        files_beside: lists files that are followed as the rules files are: those of TLS.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Reload:
         counters: Counters,
         tasks: Tasks,
         brokers_of: Callable[[LoadedRules], Callable[[], None]] | None = None,
+        files_beside: Callable[[], Sequence[Path]] = tuple,
     ) -> None:
         """Take the rules as they are."""
         self._brokers_of = brokers_of
@@ -131,7 +134,9 @@ class Reload:
         self._topology = topology
         self._counters = counters
         self._tasks = tasks
-        self._watch = Watch(files, loaded.rules.version)
+        self._files_beside = files_beside
+        self._watches = (Watch(files, loaded.rules.version), Watch(files_beside, ""))
+        self._watches[1].take()
         self._one_at_a_time = asyncio.Lock()
 
     def request(self) -> None:
@@ -141,15 +146,15 @@ class Reload:
     async def watch(self) -> None:
         """Reload whenever the files change; returns only by cancellation."""
         for path in await asyncio.to_thread(self._lone_mounts):
-            _log.warning("rules file is mounted alone (subPath): it will never change, mount its folder", file=path)
+            _log.warning("file is mounted alone (subPath): it will never change, mount its folder", file=path)
         again_at = None
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if again_at is not None and loop.time() >= again_at:
                 again_at = None
-                self._watch.again()
-            if not await asyncio.to_thread(self._watch.look):
+                self._watches[0].again()
+            if not await asyncio.to_thread(self._look):
                 continue
             answer = await self.reload("file")
             if answer.errors and not answer.faulty:
@@ -196,7 +201,9 @@ class Reload:
             return failed(errors, faulty=True)
         for warning in loaded.warnings:
             _log.warning("configuration", text=str(warning))
-        if loaded.rules.version != before.rules.version:
+        if loaded.rules.version == before.rules.version:
+            use_brokers()
+        else:
             try:
                 await self._change_over(before, loaded, use_brokers)
             except UpstreamError as error:
@@ -204,8 +211,13 @@ class Reload:
         missing = [each for name in loaded.rules.vhosts for each in _unreached(self._state_of(name))]
         return Answer(loaded.rules.version, (), time.time(), reason, missing=tuple(missing[:_SHOWN]))
 
+    def _look(self) -> bool:
+        looks = [watch.look() for watch in self._watches]  # each has to look, whatever the others see
+        return any(looks)
+
     def _load(self) -> _Loaded:
-        self._watch.take()
+        for watch in self._watches:
+            watch.take()
         loaded = load_rules(self._files())
         use_brokers = _nothing if self._brokers_of is None else self._brokers_of(loaded)
         return loaded, [str(failure) for failure in loaded.failures()], use_brokers
@@ -238,7 +250,8 @@ class Reload:
 
     def _lone_mounts(self) -> list[str]:
         try:
-            return [str(path) for path in lone_mounts(self._files(), _MOUNTINFO.read_text(encoding="utf-8"))]
+            files = [*self._files(), *self._files_beside()]
+            return [str(path) for path in lone_mounts(files, _MOUNTINFO.read_text(encoding="utf-8"))]
         except (OSError, ConfigErrors):  # no Linux; no file: the next load says so
             return []
 

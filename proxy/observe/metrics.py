@@ -94,7 +94,7 @@ METRICS: tuple[MetricSpec, ...] = (
         Kind.COUNTER,
         "side result",
         readings.connections_total,
-        "Attempts to open a connection: ok, refused, unavailable, timeout or protocol_error.",
+        "Attempts to open a connection: ok, refused, unavailable, timeout, protocol_error or tls_error.",
     ),
     _metric("channels", Kind.GAUGE, "", readings.relays("channels"), "Open channels of producers."),
     _metric(
@@ -177,6 +177,27 @@ METRICS: tuple[MetricSpec, ...] = (
         "",
         readings.relays("paused_producers"),
         "Producers whose socket is not being read, because something behind it is slow.",
+    ),
+    _metric(
+        "throttled_producers",
+        Kind.GAUGE,
+        "",
+        readings.one(lambda counters: counters.limits.throttled),
+        "Producers that wait since their user publishes more than limits.publish_rate or limits.publish_bytes.",
+    ),
+    _metric(
+        "connections_turned_away_total",
+        Kind.COUNTER,
+        "reason",
+        readings.turned_away,
+        "Producers that a limit kept out: connections or connections_per_peer.",
+    ),
+    _metric(
+        "limit_hits_total",
+        Kind.COUNTER,
+        "limit",
+        readings.limit_hits,
+        "Limits that open connections ran into: publish_rate, publish_bytes, patience, message_size or idle.",
     ),
     _metric(
         "topology_missing_destinations",
