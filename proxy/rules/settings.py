@@ -283,6 +283,9 @@ class Settings:
         tuple[str, ...],
         Key(TEXTS, "rules files: a name or pattern such as `rules/*.yaml`, or a list of them"),
     ] = ()
+    workers: Annotated[
+        int, Key(whole(1, 64), "processes that share the addresses of `listen`; more than one needs Linux")
+    ] = 1
     inventory: Inventory = field(default_factory=Inventory)
     declared: Declared = field(default_factory=Declared)
     audit: Audit = field(default_factory=Audit)
