@@ -360,7 +360,7 @@ class Sidecar:
         questions = Questions(reload, lambda: vhosts.states)
         routes = [
             json_route("POST", "/-/reload", questions.reload),
-            json_route("POST", "/explain", questions.explain),
+            json_route("POST", "/explain", questions.explain, texting=questions.explain_text),
             json_route("POST", "/-/shadow", shadow.begin, RULES_BYTES),
             json_route("GET", "/-/shadow", shadow.report),
             json_route("DELETE", "/-/shadow", shadow.end),

@@ -23,7 +23,10 @@ from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
 DOCS = ROOT / "docs"
-PAGES = [DOCS / "operations.md", DOCS / "security.md", *sorted((DOCS / "runbooks").glob("*.md"))]
+PAGES = [
+    *(DOCS / f"{name}.md" for name in ("operations", "security", "lifecycle", "migration")),
+    *sorted((DOCS / "runbooks").glob("*.md")),
+]
 RULES = ROOT / "config" / "rules" / "documents.yaml"
 PRODUCERS = 10
 
