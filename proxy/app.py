@@ -31,6 +31,7 @@ from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
 from proxy.net.listener import Listener, ListenerLimits
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
+from proxy.net.reuse import Reuse
 from proxy.net.surroundings import SessionLimits, Surroundings
 from proxy.net.tasks import Tasks
 from proxy.net.tls_wanted import WantedTls
@@ -282,8 +283,7 @@ class Sidecar:
                 snapshot=None if settings.declared.snapshot is None else settings.folder / settings.declared.snapshot,
             ),
         )
-        queues = {name: vhost.queues for name, vhost in self._loaded.rules.vhosts.items()}
-        return Topology(control, self._states, queues)
+        return Topology(control, self._states, {name: one.queues for name, one in self._loaded.rules.vhosts.items()})
 
     def _make_remotes(self, tasks: Tasks) -> RemotePool:
         listening = [(one.address.host, one.address.port) for one in self._settings.listen]
@@ -321,16 +321,15 @@ class Sidecar:
             json_route("POST", "/-/reload", questions.reload),
             json_route("POST", "/explain", questions.explain),
         ]
-        exposition = Exposition(self._counters, self._version)
-        allow = self._settings.admin.allow
-        return Admin(exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded)
+        page, allow = Exposition(self._counters, self._version), self._settings.admin.allow
+        return Admin(page, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded)
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
-        settings = self._settings
+        settings, upstream = self._settings, self._settings.upstream
         surroundings = Surroundings(
             Upstream(
-                tuple((one.host, one.port) for one in settings.upstream.addresses),
-                settings.upstream.connect_timeout_seconds,
+                tuple((one.host, one.port) for one in upstream.addresses),
+                upstream.connect_timeout_seconds,
                 self._tls.upstream,
                 self._tls.contexts,
             ),
@@ -344,6 +343,7 @@ class Sidecar:
             self._version,
             self._audit,
             self._remotes,
+            Reuse(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
         )
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),

@@ -154,6 +154,8 @@ class Conversation:
         #: nothing more is expected from upstream
         self.upstream_done = False
         self.blocked = False
+        #: whether the upstream connection may be left to another producer, and whether it is, behind a goodbye
+        self.may_be_kept = self.kept = False
         #: channels on which the broker's content frames or replies are not simply copied
         self.odd: set[int] = set()
         #: channel number -> body bytes of a content on its way to the producer, -1: its header is still to come
@@ -255,9 +257,16 @@ class Conversation:
     def producer_leaves(self, frame: bytes) -> None:
         """The producer's Connection.Close goes upstream; what the broker still has for it is relayed.
 
+        It is answered here where the upstream connection is as new, and kept.
+
         Args:
             frame: the method's frame.
         """
+        if self.may_be_kept and not (self.channels or self.unfinished or self.blocked or self.own.used):
+            self.kept = self.upstream_closing = self.upstream_done = True
+            self.to_producer.append(method_frames.connection_close_ok())
+            self.finish()
+            return
         self.phase = Phase.PRODUCER_CLOSES
         self.upstream_closing = True
         self.last_frame = None

@@ -16,6 +16,7 @@ from time import monotonic
 import structlog
 
 from proxy.amqp.handshake import Handshake, HandshakeLimits, HandshakeState, Side
+from proxy.amqp.stand_in import Lease, StandIn
 from proxy.errors import Failure, UpstreamError
 from proxy.net.link import Link
 from proxy.net.surroundings import Surroundings
@@ -62,6 +63,7 @@ class Opening:
         self._loop = asyncio.get_running_loop()
         left = producer.begun + limits.handshake_seconds - monotonic()  # TLS has taken some of it
         self._deadline = self._loop.call_later(max(left, 0.0), self._timeout)
+        self._stand_in = None if surroundings.reuse is None else surroundings.reuse.stand_in()
         self._connecting = False
         self._adopting = False
         #: how it failed, where the handshake itself can't tell
@@ -74,8 +76,15 @@ class Opening:
 
     def from_upstream(self, data: bytes) -> None:
         """Take bytes of the broker."""
-        self._handshake.receive_from_upstream(data)
+        news = data if self._stand_in is None else self._stand_in.receive_from_upstream(data)
+        self._handshake.receive_from_upstream(news)
         self._go_on()
+
+    @property
+    def lease(self) -> Lease | None:
+        """What was said when the upstream connection was opened, if it may be kept for another producer."""
+        stand_in = self._stand_in
+        return stand_in.lease if stand_in is not None and stand_in.lease.open_ok else None
 
     def connected(self) -> None:
         """The broker's side has its socket."""
@@ -167,14 +176,28 @@ class Opening:
         for link in (self._producer, self._upstream):
             link.pause("adopting", paused)
 
+    def _consult(self, stand_in: StandIn) -> None:
+        """Let the stand-in answer what it can in the broker's place."""
+        handshake, reuse = self._handshake, self._shared.reuse
+        while handshake.to_upstream:
+            answer = stand_in.take(handshake.to_upstream)
+            if stand_in.taken is not None and reuse is not None and not self._connecting:
+                self._connecting = True
+                reuse.hand_over(stand_in.taken, self._upstream)
+            handshake.receive_from_upstream(answer)
+
     def _go_on(self) -> None:
         """Send what the handshake has for either side, and do what it asks for."""
         handshake = self._handshake
-        if handshake.to_upstream and self._upstream.connected:
-            self._upstream.send(handshake.to_upstream)
+        wanted, to_upstream = handshake.wants_upstream, handshake.to_upstream
+        if self._stand_in is not None:
+            self._consult(self._stand_in)
+            wanted, to_upstream = self._stand_in.wants_upstream, self._stand_in.to_upstream
+        if to_upstream and self._upstream.connected:
+            self._upstream.send(to_upstream)
         if handshake.to_producer:
             self._producer.send(handshake.to_producer)
-        if handshake.wants_upstream and not self._connecting:
+        if wanted and not self._connecting:
             self._connecting = True
             self._tasks.start(self._connect(), "connect upstream")
         if handshake.state is HandshakeState.OPEN:

@@ -8,6 +8,7 @@ from typing import Protocol
 from proxy.amqp.conversation import Limits
 from proxy.amqp.counters import Counters
 from proxy.net.remotes import RemotePool
+from proxy.net.reuse import Reuse
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Vhosts
 
@@ -59,6 +60,7 @@ class Surroundings:
         version: our version, told to both sides.
         audit: the audit log, where confirms have to wait for it or producers for its disk.
         remotes: links to other brokers.
+        reuse: upstream connections that wait for another producer, where they do.
     """
 
     upstream: Upstream
@@ -68,3 +70,4 @@ class Surroundings:
     version: str
     audit: Gate | None = None
     remotes: RemotePool | None = None
+    reuse: Reuse | None = None

@@ -77,6 +77,14 @@ class Upstream:
     connect_timeout_seconds: Annotated[
         float, Key(_WAIT, "longest wait for a TCP connection to one address", "connect_timeout")
     ] = 5.0
+    reuse_seconds: Annotated[
+        float | None,
+        Key(
+            optional(duration(1, 3600)),
+            "how long a connection that a producer has left waits for another one of the same login; `null`: closed",
+            "reuse",
+        ),
+    ] = None
     tls: UpstreamTls | None = None
     control: Control = field(default_factory=Control)
     management: Annotated[

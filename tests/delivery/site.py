@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.broker.world import Outside
 from tests.producer import Message, Producer, until
 from tests.rabbitmq import Broker
-from tests.sidecar import Sidecar
+from tests.sidecar import Sidecar, merged
 from tests.tap import Connection, Tap
 
 
@@ -123,7 +123,7 @@ def standing(
         tap = stack.enter_context(Tap(broker.host, broker.port))
         file = folder / "rules.yaml"
         file.write_text(f"vhost: {vhost}\n{rules}")
-        more = {"upstream": {"address": tap.address}, **(settings or {})}
+        more = merged({"upstream": {"address": tap.address}}, settings or {})
         sidecar = stack.enter_context(Sidecar(broker, [file], more, folder))
         site = Site(broker, vhost, sidecar, tap)
         stack.callback(site.leave)
