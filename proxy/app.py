@@ -19,15 +19,18 @@ from pathlib import Path
 
 import structlog
 
+from proxy.amqp.allowance import Allowances, Rates
 from proxy.amqp.conversation import Limits as RelayLimits
 from proxy.amqp.counters import Counters
-from proxy.amqp.plan import ClientRules, Sources
-from proxy.amqp.vhost import Delivery, VhostState
-from proxy.audit.opening import AuditRequest, open_audit
+from proxy.amqp.plan import Sources
+from proxy.amqp.vhost import VhostState
+from proxy.arrangements import audit_privacy, audit_request, client_rules
+from proxy.audit.opening import open_audit
 from proxy.audit.writer import AuditWriter
 from proxy.broker.settings import ControlSettings, DeclaredSettings
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
+from proxy.net.descriptors import admitted
 from proxy.net.listener import Listener, ListenerLimits
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
@@ -46,11 +49,17 @@ from proxy.reload import Reload, name_traffic, owned_exchanges
 from proxy.rules.clock import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.settings import Settings, load_settings
+from proxy.shadow import Shadow
 
 _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
 #: How often numbers that nobody pushes are brought up to date.
 _WATCH_SECONDS = 1.0
+#: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
+RULES_BYTES = 16 << 20
+
+#: "no limit": channel numbers have 16 bits
+_MOST_CHANNELS = 65535
 
 OK, FAULTY = 0, 2
 
@@ -125,6 +134,7 @@ class Sidecar:
         self._remotes: RemotePool | None = None
         self._audit: AuditWriter | None = None
         self._reload: Reload | None = None
+        self._shadow: Shadow | None = None
         self._admin: Admin | None = None
         self._stopping = asyncio.Event()
         self._listening = False
@@ -187,7 +197,8 @@ class Sidecar:
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
-        self._admin = self._make_admin(vhosts, self._reload)
+        self._shadow = Shadow(self._reload, vhosts, audit_privacy(self._settings, self._environ), tasks)
+        self._admin = self._make_admin(vhosts, self._reload, self._shadow)
         listener = self._make_listener(vhosts)
         if self._audit is not None:
             self._audit.on_durable = listener.audit_durable
@@ -258,6 +269,7 @@ class Sidecar:
             "version": self._version,
             "rules": self._counters.rules.version,
             "last_reload": None if self._reload is None or self._reload.last is None else self._reload.last.as_json(),
+            "shadow": None if self._shadow is None else self._shadow.version,
             "ready": not self.not_ready(),
             "not_ready": self.not_ready(),
             "degraded": self._topology.degraded,
@@ -315,17 +327,27 @@ class Sidecar:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload
 
-    def _make_admin(self, vhosts: Vhosts, reload: Reload) -> Admin:
+    def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow) -> Admin:
         questions = Questions(reload, lambda: vhosts.states)
         routes = [
             json_route("POST", "/-/reload", questions.reload),
             json_route("POST", "/explain", questions.explain),
+            json_route("POST", "/-/shadow", shadow.begin, RULES_BYTES),
+            json_route("GET", "/-/shadow", shadow.report),
+            json_route("DELETE", "/-/shadow", shadow.end),
         ]
         page, allow = Exposition(self._counters, self._version), self._settings.admin.allow
         return Admin(page, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded)
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings, upstream = self._settings, self._settings.upstream
+        limits = settings.limits
+        rates = Rates(
+            limits.publish_rate or 0,
+            limits.publish_bytes or 0,
+            limits.burst_seconds,
+            limits.patience_seconds or 0.0,
+        )
         surroundings = Surroundings(
             Upstream(
                 tuple((one.host, one.port) for one in upstream.addresses),
@@ -336,65 +358,23 @@ class Sidecar:
             vhosts,
             self._counters,
             SessionLimits(
-                handshake_seconds=settings.limits.handshake_timeout_seconds,
-                frame_max=settings.limits.frame_max,
-                relay=RelayLimits(),
+                handshake_seconds=limits.handshake_timeout_seconds,
+                frame_max=limits.frame_max,
+                channels=limits.channels or _MOST_CHANNELS,
+                idle_seconds=limits.idle_timeout_seconds or 0.0,
+                relay=RelayLimits(message_bytes=limits.message_size or 0),
             ),
             self._version,
             self._audit,
             self._remotes,
+            Allowances(rates),
             Reuse(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
         )
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
-            ListenerLimits(settings.limits.connections, settings.shutdown.deadline_seconds),
+            ListenerLimits(
+                admitted(limits.connections), limits.connections_per_peer or 0, settings.shutdown.deadline_seconds
+            ),
             self._tls.providers(),
         )
-
-
-def client_rules(settings: Settings) -> ClientRules:
-    """Give what the configuration says of what clients declare."""
-    declared = settings.declared
-    return ClientRules(
-        Delivery(declared.delivery),
-        strict_unbind=declared.unbind == "strict",
-        own_routes=declared.client_routes == "own",
-        local_time=SystemZone(),
-    )
-
-
-def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditRequest | None:
-    """Give what the configuration asks of the audit log; None where it asks for none.
-
-    Raises:
-        ConfigError: the key of the hashes can't be read.
-    """
-    audit = settings.audit
-    if audit.directory is None:
-        return None
-    key = b""
-    if audit.hash_key_env is not None:
-        if audit.hash_key_env not in environ:
-            raise ConfigError("audit", 0, "audit.hash_key_env", f"there is no variable {audit.hash_key_env}")
-        key = environ[audit.hash_key_env].encode()
-    elif audit.hash_key_file is not None:
-        try:
-            key = (settings.folder / audit.hash_key_file).read_bytes().removesuffix(b"\n")
-        except OSError as error:
-            message = f"{audit.hash_key_file} can't be read: {error.strerror or error}"
-            raise ConfigError("audit", 0, "audit.hash_key_file", message) from error
-    return AuditRequest(
-        settings.folder / audit.directory,
-        audit.mode,
-        audit.scope == "ruled",
-        audit.instance,
-        audit.buffer_mib,
-        audit.segment_mib,
-        audit.segment_seconds,
-        audit.keep_days,
-        audit.keep_mib,
-        audit.headers,
-        audit.hash,
-        key,
-    )

@@ -17,20 +17,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import structlog
 
 from proxy.amqp.counters import Counters
-from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
+from proxy.amqp.vhost import OwnedExchange, VhostState
 from proxy.broker.changeover import Retirement
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigErrors, Failure, UpstreamError
 from proxy.net.tasks import Tasks
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules, load_rules
-from proxy.rules.model import ExchangeRule, VhostRules
+from proxy.rules.model import VhostRules
 from proxy.rules.reload import Watch, lone_mounts
+from proxy.rules.wire import owned_exchange
 
 _log = structlog.get_logger(__name__)
 
@@ -86,6 +87,7 @@ class _Candidate:
     retirement: Retirement | None = field(default=None)
 
 
+_Compiled = TypeVar("_Compiled")
 #: rules, why they do not hold, and what makes other brokers hold that they name
 _Loaded: TypeAlias = tuple[LoadedRules, list[str], Callable[[], None]]
 
@@ -170,6 +172,12 @@ class Reload:
             rules.last_success_seconds = answer.at
             _log.info("reloaded", reason=reason, rules=answer.version)
         return answer
+
+    async def beside(self, compiling: Callable[[], _Compiled]) -> _Compiled:
+        """Run something that compiles rules beside the event loop, never together with a reload."""
+        async with self._one_at_a_time:
+            with _unnoticed():
+                return await asyncio.to_thread(compiling)
 
     async def _attempt(self, reason: str) -> Answer:
         before = self.loaded
@@ -285,19 +293,7 @@ def _candidate(state: VhostState, loaded: LoadedRules) -> _Candidate:
 
 def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
     """Give what relays and control plane know of the exchanges of the rules."""
-    return {rule.name: _owned_exchange(rule) for rule in rules.exchanges}
-
-
-def _owned_exchange(rule: ExchangeRule) -> OwnedExchange:
-    return OwnedExchange(
-        rule.name,
-        rule.type,
-        Delivery(rule.delivery),
-        rule.carrier,
-        rule.unmatched_pass,
-        rule.alternate,
-        rule.arguments,
-    )
+    return {rule.name: owned_exchange(rule) for rule in rules.exchanges}
 
 
 def name_traffic(counters: Counters, loaded: LoadedRules) -> None:

@@ -122,6 +122,11 @@ def headers(plain: Mapping[str, object]) -> Table:
     return tuple((name.encode(), value(one)) for name, one in plain.items())
 
 
+def stored_by_4(table: Table) -> Table:
+    """A header table as RabbitMQ stores it from 4.0 on: sorted by name, of each name the first entry."""
+    return tuple(sorted(dict(reversed(table)).items()))
+
+
 class Producer:
     """One AMQP connection, open as soon as this object is made.
 

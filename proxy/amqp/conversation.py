@@ -90,12 +90,14 @@ class Limits(NamedTuple):
         replay_bytes: largest body that leaves in several copies; a larger one is refused with 311.
         collected_bytes: of such bodies under way on all channels together; a further one is refused with 311.
         tokens: within one client's reach from one exchange at most.
+        message_bytes: largest body; 0: as large as the broker takes.
     """
 
     held_bytes: int = 1 << 20
     replay_bytes: int = 4 << 20
     collected_bytes: int = 16 << 20
     tokens: int = 10_000
+    message_bytes: int = 0
 
 
 class Inventory(NamedTuple):
@@ -149,10 +151,8 @@ class Conversation:
         self.requests: list[Request] = []
         spare = tuning.channel_max_upstream > tuning.channel_max_producer
         self.own = OwnChannel(tuning.channel_max_upstream if spare else None, self.to_upstream)
-        #: our Connection.Close, or the producer's, went upstream
-        self.upstream_closing = False
-        #: nothing more is expected from upstream
-        self.upstream_done = False
+        #: our Connection.Close, or the producer's, went upstream; and nothing more is expected from there
+        self.upstream_closing = self.upstream_done = False
         self.blocked = False
         #: whether the upstream connection may be left to another producer, and whether it is, behind a goodbye
         self.may_be_kept = self.kept = False
@@ -173,10 +173,9 @@ class Conversation:
         self.fault: ProtocolError | None = None
         #: the producer's Connection.Close, which waits for publishes that wait for their destinations
         self.last_frame: bytes | None = None
-        self.held_bytes = 0
-        self.held_back_bytes = 0
-        #: announced bodies of publishes that leave in several copies
-        self.collected_bytes = 0
+        self.held_bytes = self.held_back_bytes = 0
+        #: publishes of channels that have ended; announced bodies of those that leave in several copies
+        self.published_before = self.collected_bytes = 0
         #: grows whenever a channel leaves the plain state, so that remembered publishes are looked at again
         self.shape = 0
         #: seconds on the driver's monotonic clock, set with every input
@@ -233,6 +232,7 @@ class Conversation:
 
     def _end(self, channel: Channel) -> None:
         self.shape += 1
+        self.published_before += channel.before + channel.published
         self.leave(channel)
         self.drop_held(channel)
         self.drop_held_back(channel)

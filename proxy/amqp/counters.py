@@ -62,6 +62,7 @@ class RelayCounters:
         cache_bypassed: publishes whose decision may not be kept.
         regex_limit_hits: patterns that ran into the match limit.
         failed_translations: destinations that the address table sent nowhere.
+        oversized: publishes refused since their bodies were too large.
         upstream_blocked: gauge, links that the broker has blocked.
         paused_producers: gauge, producers whose socket is not being read.
         channels: gauge, open channels of producers.
@@ -79,6 +80,7 @@ class RelayCounters:
     cache_bypassed: int = 0
     regex_limit_hits: int = 0
     failed_translations: int = 0
+    oversized: int = 0
     upstream_blocked: int = 0
     paused_producers: int = 0
     channels: int = 0
@@ -104,6 +106,27 @@ class ConnectionCounters:
     def attempt(self, result: str) -> None:
         """Count how an attempt to open a connection ended (a name of RESULTS)."""
         self.results[result] += 1
+
+
+#: Why a connection was turned away before its handshake.
+TURNED_AWAY = ("connections", "connections_per_peer")
+#: Limits that producers run into: how often one was slowed down, or something of it was ended.
+LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle")
+
+
+@dataclass(slots=True, eq=False)
+class LimitCounters:
+    """What limits do.
+
+    Args:
+        turned_away: by a name of TURNED_AWAY, connections that were refused.
+        hits: by a name of LIMITS, how often it was reached.
+        throttled: gauge, producers that wait since their user has published too much.
+    """
+
+    turned_away: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TURNED_AWAY, 0))
+    hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0))
+    throttled: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -146,6 +169,7 @@ class Counters:
         "downstream",
         "foreign_bindings",
         "kept_connections",
+        "limits",
         "missing_destinations",
         "relays",
         "remotes",
@@ -163,6 +187,7 @@ class Counters:
         self.upstream = ConnectionCounters()
         self.decision_seconds = Histogram(DECISION_BOUNDS)
         self.confirm_seconds = Histogram(CONFIRM_BOUNDS)
+        self.limits = LimitCounters()
         self.rules = RulesCounters()
         self.audit = AuditCounters()
         self.remotes: dict[str, RemoteCounters] = {}

@@ -135,6 +135,11 @@ class Link(asyncio.Protocol):
         return "unknown"
 
     @property
+    def peer_host(self) -> str:
+        """Address of the other side, without its port."""
+        return self.peer_name.rpartition(":")[0] or "unknown"
+
+    @property
     def waiting_bytes(self) -> int:
         """Bytes that wait for the socket."""
         return self.transport.get_write_buffer_size() if self.connected and self.transport is not None else 0

@@ -7,6 +7,7 @@ every producer, then close what is left.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ from proxy.net.tls import Provider
 _log = structlog.get_logger(__name__)
 #: How often a drain looks whether everything is settled.
 _LOOK_SECONDS = 0.05
+#: Producers beyond a limit that are told so at a time, within the handshake's deadline; more are closed without a word,
+#: so that a flood of them does not use up file descriptors.
+TOLD_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +31,14 @@ class ListenerLimits:
     """Limits of the listener.
 
     Args:
-        connections: producers at a time; one more is closed at once.
+        connections: producers at a time; one more is told 530.
+        connections_per_peer: from one address; 0: as many as there may be in all.
         settle_seconds: a drain waits this long for unsettled publishes.
         close_seconds: then this long for close-oks.
     """
 
     connections: int = 10000
+    connections_per_peer: int = 0
     settle_seconds: float = 10.0
     close_seconds: float = 5.0
 
@@ -62,6 +68,9 @@ class Listener:
         self._limits = limits
         self._servers: list[asyncio.Server] = []
         self._sessions: set[Session] = set()
+        #: those that are not being turned away, with the address they come from
+        self._admitted: dict[Session, str] = {}
+        self._hosts: Counter[str] = Counter()
         self._empty = asyncio.Event()
         self.draining = False
 
@@ -103,15 +112,37 @@ class Listener:
             session.audit_full(full)
 
     def _accept(self) -> asyncio.Protocol:
-        full = len(self._sessions) >= self._limits.connections
-        if full:
-            _log.warning("too many connections", limit=self._limits.connections)
-        session = Session(self._surroundings, self._ended, admitted=not (full or self.draining))
+        session = Session(self._surroundings, self._ended, self._admit)
         self._sessions.add(session)
         return session.producer
 
+    def _admit(self, session: Session) -> str | None:
+        """Say whether a producer may come in: None where it may, else why not; nothing where it is not told."""
+        if self.draining:
+            return ""
+        host, limits = session.producer.peer_host, self._limits
+        if len(self._admitted) >= limits.connections:
+            reason, limit, text = "connections", limits.connections, "connections"
+        elif 0 < limits.connections_per_peer <= self._hosts[host]:
+            reason, limit = "connections_per_peer", limits.connections_per_peer
+            text = f"connections from {host}"
+        else:
+            self._admitted[session] = host
+            self._hosts[host] += 1
+            return None
+        self._surroundings.counters.limits.turned_away[reason] += 1
+        _log.warning("too many connections", limit=limit, reason=reason, peer=session.producer.peer_name, repeat=reason)
+        if len(self._sessions) - len(self._admitted) > TOLD_AT_ONCE:
+            return ""
+        return f"connection refused: limit of {limit} {text} is reached"
+
     def _ended(self, session: Session) -> None:
         self._sessions.discard(session)
+        host = self._admitted.pop(session, None)
+        if host is not None:
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
         if not self._sessions:
             self._empty.set()
 

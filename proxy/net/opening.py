@@ -38,6 +38,7 @@ class Opening:
         tasks: ends with the session.
         opened: called once, when both sides are open.
         log: logger of the session.
+        refusal: why the producer can't come in, if it can't.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Opening:
         tasks: Tasks,
         opened: Callable[[Handshake], None],
         log: structlog.typing.FilteringBoundLogger,
+        refusal: str | None = None,
     ) -> None:
         """Wait for the producer's first byte, until the deadline."""
         self._shared = surroundings
@@ -56,14 +58,16 @@ class Opening:
         self._tasks = tasks
         self._opened = opened
         self._log = log
+        self._refusal = refusal
         limits = surroundings.limits
         self._handshake = Handshake(
-            producer.peer_name, surroundings.version, HandshakeLimits(frame_max=limits.frame_max)
+            producer.peer_name, surroundings.version, HandshakeLimits(limits.frame_max, channel_max=limits.channels)
         )
         self._loop = asyncio.get_running_loop()
         left = producer.begun + limits.handshake_seconds - monotonic()  # TLS has taken some of it
         self._deadline = self._loop.call_later(max(left, 0.0), self._timeout)
-        self._stand_in = None if surroundings.reuse is None else surroundings.reuse.stand_in()
+        reuse = surroundings.reuse if refusal is None else None
+        self._stand_in = reuse.stand_in() if reuse is not None else None
         self._connecting = False
         self._adopting = False
         #: how it failed, where the handshake itself can't tell
@@ -186,20 +190,31 @@ class Opening:
                 reuse.hand_over(stand_in.taken, self._upstream)
             handshake.receive_from_upstream(answer)
 
+    def _send(self) -> bool:
+        """Send what the handshake has for either side; say whether it needs the broker."""
+        handshake, stand_in = self._handshake, self._stand_in
+        source: Handshake | StandIn = handshake
+        if stand_in is not None:
+            self._consult(stand_in)
+            source = stand_in
+        if source.to_upstream and self._upstream.connected:
+            self._upstream.send(source.to_upstream)
+        if handshake.to_producer:
+            self._producer.send(handshake.to_producer)
+        return source.wants_upstream
+
     def _go_on(self) -> None:
         """Send what the handshake has for either side, and do what it asks for."""
         handshake = self._handshake
-        wanted, to_upstream = handshake.wants_upstream, handshake.to_upstream
-        if self._stand_in is not None:
-            self._consult(self._stand_in)
-            wanted, to_upstream = self._stand_in.wants_upstream, self._stand_in.to_upstream
-        if to_upstream and self._upstream.connected:
-            self._upstream.send(to_upstream)
-        if handshake.to_producer:
-            self._producer.send(handshake.to_producer)
-        if wanted and not self._connecting:
+        if self._send() and not self._connecting:
             self._connecting = True
-            self._tasks.start(self._connect(), "connect upstream")
+            if self._refusal is None:
+                self._tasks.start(self._connect(), "connect upstream")
+            else:
+                self._failure = "refused"
+                handshake.turn_away(self._refusal)
+                self._go_on()
+                return
         if handshake.state is HandshakeState.OPEN:
             control = self._shared.vhosts.control
             if control is None or control.follows(handshake.vhost):

@@ -193,6 +193,27 @@ METRICS: tuple[MetricSpec, ...] = (
         "Producers whose socket is not being read, because something behind it is slow.",
     ),
     _metric(
+        "throttled_producers",
+        Kind.GAUGE,
+        "",
+        readings.one(lambda counters: counters.limits.throttled),
+        "Producers that wait since their user publishes more than limits.publish_rate or limits.publish_bytes.",
+    ),
+    _metric(
+        "connections_turned_away_total",
+        Kind.COUNTER,
+        "reason",
+        readings.turned_away,
+        "Producers that a limit kept out: connections or connections_per_peer.",
+    ),
+    _metric(
+        "limit_hits_total",
+        Kind.COUNTER,
+        "limit",
+        readings.limit_hits,
+        "Limits that open connections ran into: publish_rate, publish_bytes, patience, message_size or idle.",
+    ),
+    _metric(
         "topology_missing_destinations",
         Kind.GAUGE,
         "",

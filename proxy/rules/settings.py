@@ -203,7 +203,48 @@ class Metrics:
 class Limits:
     """What producers may ask for."""
 
-    connections: Annotated[int, Key(whole(1, 1_000_000), "producer connections at one time")] = 10_000
+    connections: Annotated[int, Key(whole(1, 1_000_000), "producer connections at one time; one more is told 530")] = (
+        10_000
+    )
+    connections_per_peer: Annotated[
+        int | None,
+        Key(optional(whole(1, 1_000_000)), "of these, from one address; `null`: no limit of its own"),
+    ] = None
+    channels: Annotated[
+        int | None,
+        Key(optional(whole(1, 65535)), "most channels of a connection; `null`: as many as the broker gives"),
+    ] = None
+    message_size: Annotated[
+        int | None,
+        Key(optional(whole(1, 2**40)), "largest body of a message, in bytes; `null`: as large as the broker takes"),
+    ] = None
+    publish_rate: Annotated[
+        int | None,
+        Key(optional(whole(1, 2**40)), "messages a second of one user, over all its connections; `null`: no limit"),
+    ] = None
+    publish_bytes: Annotated[
+        int | None,
+        Key(optional(whole(1, 2**40)), "bytes a second of one user, frames and headers included; `null`: no limit"),
+    ] = None
+    burst_seconds: Annotated[float, Key(duration(0.01, 3600), "how much of either rate may come at once", "burst")] = (
+        1.0
+    )
+    patience_seconds: Annotated[
+        float | None,
+        Key(
+            optional(_WAIT),
+            "longest time a user above its rate is only slowed down, then 406 or 320; `null`: without end",
+            "patience",
+        ),
+    ] = 60.0
+    idle_timeout_seconds: Annotated[
+        float | None,
+        Key(
+            optional(duration(0.1, 604_800)),
+            "longest time without any frame but heartbeats, then 320; `null`: without end",
+            "idle_timeout",
+        ),
+    ] = None
     frame_max: Annotated[
         int,
         Key(whole(4096, 2**31 - 1), "largest frame offered to producers, in bytes; the broker may say less"),
@@ -240,8 +281,7 @@ class Shutdown:
 class Settings:
     """The whole configuration.
 
-    `folder` is the configuration file's folder: `rules`, `password_file`, `declared.snapshot` and files of TLS are
-    relative to it.
+    `folder` is that of the file: `rules`, `password_file`, `declared.snapshot` and files of TLS are relative to it.
     """
 
     listen: tuple[Listener, ...] = field(default_factory=lambda: (Listener(),))

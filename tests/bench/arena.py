@@ -95,12 +95,24 @@ class Arena:
     def pid(self, way: Way) -> int:
         return self._way(way)[1]
 
-    def start_sidecar(self, name: str, rules: Path, wrap: tuple[str, ...] = ()) -> tuple[int, int]:
-        """A sidecar with this rules file; returns its port and its process id once it says it is ready."""
-        port, admin_port = free_port(), free_port()
+    def start_sidecar(
+        self, name: str, rules: Path, wrap: tuple[str, ...] = (), settings: str = "", admin_port: int = 0
+    ) -> tuple[int, int]:
+        """A sidecar with this rules file; returns its port and its process id once it says it is ready.
+
+        Args:
+            name: of its files.
+            rules: its rules file.
+            wrap: a command to run it by.
+            settings: lines of its configuration beside what each has.
+            admin_port: where its pages are, 0 for any port.
+        """
+        port, admin_port = free_port(), admin_port or free_port()
         config = arrangement.sidecar_config(
             self.folder / f"{name.replace(' ', '-')}.yaml", self.broker, port, admin_port, rules
         )
+        with config.open("a") as file:
+            file.write(settings)
         if not Path(OXPROXY).exists():
             raise ChildError(f"{OXPROXY} is not installed")
         command = [*wrap, OXPROXY, "serve", "--config", str(config)]
