@@ -317,3 +317,18 @@ def test_the_end_of_the_sidecar_closes_what_is_kept(broker: Broker, tmp_path: Pa
         os.kill(site.sidecar.process_id, signal.SIGTERM)
         until(lambda: site.logged("event=stopped"))
         assert wire.frames[-1].name == "Connection.Close"
+
+
+def test_a_producer_beyond_the_limit_gets_no_kept_connection(broker: Broker, tmp_path: Path) -> None:
+    settings = {"upstream": {"reuse": "60s"}, "limits": {"connections": 2}}
+    with standing(broker, tmp_path, RULES, settings) as site:
+        first, second = (Producer(site.sidecar.port, site.vhost).open() for _ in range(2))
+        leave(second)
+        until(lambda: site.metric("connections", side="downstream") == 1)
+        assert kept(site) == 1
+        other = Producer(site.sidecar.port, site.vhost, heartbeat=5)
+        with pytest.raises(Closed) as caught:
+            Producer(site.sidecar.port, site.vhost)
+        assert (caught.value.code, kept(site), reused(site)) == (530, 1, 0)
+        for one in (first, other):
+            one.vanish()

@@ -520,7 +520,7 @@ def test_a_close_is_answered_and_both_sides_end(world: World, sealed: Sealed) ->
 
 
 def test_what_was_published_before_the_socket_ends_arrives(world: World, sealed: Sealed) -> None:
-    producer = sealed.producer()
+    producer = Producer(sealed.port, VHOST, tls=world.authority.client()).open()
     for _ in range(200):
         producer.publish("post", body=b"x" * 1000)
     wrapped = producer.socket
