@@ -7,34 +7,37 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import structlog
 
-from proxy.amqp.allowance import Allowances, Rates
-from proxy.amqp.conversation import Limits as RelayLimits
+from proxy.allotment import audit_privacy, audit_request, client_rules, listener_limits, rates, session_limits
+from proxy.amqp.allowance import Allowances
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import Sources
 from proxy.amqp.vhost import VhostState
-from proxy.arrangements import audit_privacy, audit_request, client_rules
 from proxy.audit.opening import open_audit
 from proxy.audit.writer import AuditWriter
 from proxy.broker.settings import ControlSettings, DeclaredSettings
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
 from proxy.net.descriptors import admitted
-from proxy.net.listener import Listener, ListenerLimits
+from proxy.net.listener import Listener
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
-from proxy.net.surroundings import SessionLimits, Surroundings
+from proxy.net.reuse import Reuse
+from proxy.net.surroundings import Surroundings
 from proxy.net.tasks import Tasks
 from proxy.net.tls_wanted import WantedTls
 from proxy.net.upstream import Upstream
@@ -48,17 +51,14 @@ from proxy.reload import Reload, name_traffic, owned_exchanges
 from proxy.rules.clock import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.settings import Settings, load_settings
-from proxy.shadow import Shadow
+from proxy.shadow import RULES_BYTES, Shadow
+from proxy.worker import Place
+from proxy.workers import Workers
 
 _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
 #: How often numbers that nobody pushes are brought up to date.
 _WATCH_SECONDS = 1.0
-#: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
-RULES_BYTES = 16 << 20
-
-#: "no limit": channel numbers have 16 bits
-_MOST_CHANNELS = 65535
 
 OK, FAULTY = 0, 2
 
@@ -71,12 +71,13 @@ def product_version() -> str:
         return "unknown"
 
 
-def run(config: Path, environ: Mapping[str, str]) -> int:
+def run(config: Path, environ: Mapping[str, str], worker: str | None = None) -> int:
     """Run the sidecar until SIGTERM or SIGINT.
 
     Args:
         config: the configuration file.
         environ: environment, for overrides and passwords.
+        worker: the place of this process among several (see `worker.Place`); None: it was started by itself.
 
     Returns:
         Exit status: 0 drained, 2 wrong configuration or rules, or refused by the broker.
@@ -94,6 +95,12 @@ def run(config: Path, environ: Mapping[str, str]) -> int:
     configure(LogSettings(level=settings.log.level, style=settings.log.format))
     for warning in (*warnings, *loaded.warnings):
         _log.warning("configuration", text=str(warning))
+    if worker is None and settings.workers > 1:
+        return asyncio.run(Workers(config, settings, loaded, environ, product_version()).serve())
+    place = None if worker is None else Place.read(worker)
+    if place is not None:
+        settings = place.settings(settings)
+        structlog.contextvars.bind_contextvars(worker=place.number)
     try:
         import uvloop
     except ImportError:  # not on this platform: the loop of the standard library serves as well, slower
@@ -101,7 +108,7 @@ def run(config: Path, environ: Mapping[str, str]) -> int:
     else:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with runner:
-        return runner.run(Sidecar(settings, loaded, environ).serve())
+        return runner.run(Sidecar(settings, loaded, environ, place).serve())
 
 
 class Sidecar:
@@ -111,10 +118,14 @@ class Sidecar:
         settings: the configuration.
         loaded: the compiled rules.
         environ: environment, for secrets.
+        place: where it is one of several workers.
     """
 
-    def __init__(self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], place: Place | None = None
+    ) -> None:
         """Build what needs no event loop; nothing is opened yet."""
+        self._place = place
         self._settings = settings
         self._environ = environ
         self._loaded = loaded
@@ -136,6 +147,7 @@ class Sidecar:
         self._shadow: Shadow | None = None
         self._admin: Admin | None = None
         self._stopping = asyncio.Event()
+        self._signals = 0
         self._listening = False
         self._refused: UpstreamError | None = None
 
@@ -144,6 +156,9 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        if self._place is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who started us tells us when to reload
+            loop.add_reader(sys.stdin.fileno(), self._left_alone)
         tasks = Tasks()
         async with AsyncExitStack() as stack:
             try:
@@ -151,14 +166,10 @@ class Sidecar:
             except (ConfigError, ConfigErrors) as error:
                 sys.stderr.write(f"{error}\n")
                 return FAULTY
-            if self._admin is not None and self._settings.admin.address is not None:
-                admin = self._admin
-                stack.push_async_callback(admin.stop)
-                try:
-                    bound = await admin.start(self._settings.admin.address.host, self._settings.admin.address.port)
-                except OSError as error:
-                    return self._cannot_listen(str(self._settings.admin.address), error)
-                _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
+            try:
+                await self._start_admin(stack)
+            except OSError as error:
+                return self._cannot_listen(str(self._settings.admin.address), error)
             stack.push_async_callback(self._topology.close)
             stack.push_async_callback(tasks.ended)
             tasks.start(self._watch(), "watch")
@@ -177,6 +188,17 @@ class Sidecar:
         _log.info("stopped")
         return OK
 
+    async def _start_admin(self, stack: AsyncExitStack) -> None:
+        admin, address = self._admin, self._settings.admin.address
+        if admin is None:
+            return
+        stack.push_async_callback(admin.stop)
+        if self._place is not None:
+            await admin.start_on(socket.socket(fileno=self._place.admin_descriptor))
+        elif address is not None:
+            bound = await admin.start(address.host, address.port)
+            _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
+
     async def _assemble(self, stack: AsyncExitStack, tasks: Tasks) -> Listener:
         """Open the audit log, where one is wanted, and build the listening side.
 
@@ -194,6 +216,7 @@ class Sidecar:
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
         rules_of_clients = client_rules(self._settings)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
+        tasks.start(vhosts.warn(), "warnings")
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
         self._shadow = Shadow(self._reload, vhosts, audit_privacy(self._settings, self._environ), tasks)
@@ -230,7 +253,7 @@ class Sidecar:
             return
         self._listening = True
         _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._counters.rules.version)
-        if self._reload is not None:
+        if self._reload is not None and self._place is None:
             tasks.start(self._reload.watch(), "rules files")
 
     def _cannot_listen(self, address: str, error: OSError) -> int:
@@ -238,12 +261,19 @@ class Sidecar:
         return FAULTY
 
     def _stop(self) -> None:
-        if self._stopping.is_set():
+        self._signals += 1
+        if self._signals > 1:
             _log.warning("told to stop twice: ending at once")
             sys.stderr.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
         self._stopping.set()
+
+    def _left_alone(self) -> None:
+        """Whoever started this worker wants it to end, or has ended: drain."""
+        if not os.read(sys.stdin.fileno(), 1):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            self._stopping.set()
 
     async def _watch(self) -> None:
         while True:
@@ -294,8 +324,7 @@ class Sidecar:
                 snapshot=None if settings.declared.snapshot is None else settings.folder / settings.declared.snapshot,
             ),
         )
-        queues = {name: vhost.queues for name, vhost in self._loaded.rules.vhosts.items()}
-        return Topology(control, self._states, queues)
+        return Topology(control, self._states, {name: one.queues for name, one in self._loaded.rules.vhosts.items()})
 
     def _make_remotes(self, tasks: Tasks) -> RemotePool:
         listening = [(one.address.host, one.address.port) for one in self._settings.listen]
@@ -331,50 +360,38 @@ class Sidecar:
         questions = Questions(reload, lambda: vhosts.states)
         routes = [
             json_route("POST", "/-/reload", questions.reload),
-            json_route("POST", "/explain", questions.explain),
+            json_route("POST", "/explain", questions.explain, texting=questions.explain_text),
             json_route("POST", "/-/shadow", shadow.begin, RULES_BYTES),
             json_route("GET", "/-/shadow", shadow.report),
             json_route("DELETE", "/-/shadow", shadow.end),
         ]
-        exposition = Exposition(self._counters, self._version)
-        allow = self._settings.admin.allow
+        exposition, allow = Exposition(self._counters, self._version), self._settings.admin.allow
+        if self._place is not None:
+            routes.append(json_route("GET", "/-/portion", exposition.answer_portion))
         return Admin(exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded)
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
-        settings = self._settings
-        limits = settings.limits
-        rates = Rates(
-            limits.publish_rate or 0,
-            limits.publish_bytes or 0,
-            limits.burst_seconds,
-            limits.patience_seconds or 0.0,
-        )
+        settings, upstream = self._settings, self._settings.upstream
         surroundings = Surroundings(
             Upstream(
-                tuple((one.host, one.port) for one in settings.upstream.addresses),
-                settings.upstream.connect_timeout_seconds,
+                tuple((one.host, one.port) for one in upstream.addresses),
+                upstream.connect_timeout_seconds,
                 self._tls.upstream,
                 self._tls.contexts,
             ),
             vhosts,
             self._counters,
-            SessionLimits(
-                handshake_seconds=limits.handshake_timeout_seconds,
-                frame_max=limits.frame_max,
-                channels=limits.channels or _MOST_CHANNELS,
-                idle_seconds=limits.idle_timeout_seconds or 0.0,
-                relay=RelayLimits(message_bytes=limits.message_size or 0),
-            ),
+            session_limits(settings),
             self._version,
             self._audit,
             self._remotes,
-            Allowances(rates),
+            Allowances(rates(settings)),
+            Reuse(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
         )
+        limits = listener_limits(settings, shared=self._place is not None)
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
-            ListenerLimits(
-                admitted(limits.connections), limits.connections_per_peer or 0, settings.shutdown.deadline_seconds
-            ),
+            replace(limits, connections=admitted(limits.connections)),
             self._tls.providers(),
         )

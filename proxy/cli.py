@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="run the sidecar until SIGTERM")
     serve.add_argument("--config", metavar="FILE", type=Path, required=True, help="the configuration file")
+    serve.add_argument("--worker", metavar="PLACE", help=argparse.SUPPRESS)  # what a process of several is told
     serve.set_defaults(run=_serve)
 
     check = commands.add_parser("check", help="check configuration and rules files and run the tests they carry")
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     bring.add_argument("definitions", metavar="FILE", type=Path, help="definitions as JSON")
     bring.add_argument("--vhost", metavar="NAME", default="/", help="virtual host to take from; default: /")
     bring.add_argument(
-        "--exchange", metavar="NAME", action="append", default=[], help="only these; default: x-open ones"
+        "--exchange", metavar="NAME", action="append", default=[], help="only these; default: all but amq.*"
     )
     bring.set_defaults(run=_import)
 
@@ -139,7 +140,7 @@ def _serve(options: argparse.Namespace) -> int:
     # Here, since the other commands do without sockets, brokers and metrics.
     from proxy.app import run
 
-    return run(options.config, os.environ)
+    return run(options.config, os.environ, options.worker)
 
 
 def _check(options: argparse.Namespace) -> int:

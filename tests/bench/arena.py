@@ -134,6 +134,14 @@ class Arena:
                 started = self.start_sidecar(way, rules, self.terms.wrap)
                 arrangement.declare_as_client(self.broker, started[0])
                 return started
+            case Way.WORKERS:
+                rules = arrangement.small_rules(self.folder, self.broker)
+                return self.start_sidecar(way, rules, settings="workers: 2\n")
+            case Way.AUDITED:
+                rules = arrangement.small_rules(self.folder, self.broker)
+                audit = self.folder / "audit"
+                audit.mkdir()
+                return self.start_sidecar(way, rules, settings=f"audit: {{directory: {audit}}}\n")
             case Way.LOADED:
                 return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
 
@@ -152,7 +160,7 @@ class Arena:
         plan = {"port": self.port(case.way), "shape": asdict(case.shape)}
         return [
             self._children.enter_context(Producer(f"{case.name}-{number}", self.folder, plan))
-            for number in range(self.terms.producers)
+            for number in range(case.producers or self.terms.producers)
         ]
 
     def _watched(self) -> dict[str, int]:

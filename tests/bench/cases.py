@@ -18,6 +18,7 @@ QUEUES_AT_ONCE = 8
 KEYS_IN_TURN = 1_000
 ADDRESS_RULES = 1_000
 MANY = 10_000
+PRODUCERS_OF_WORKERS = 4
 MICROSECONDS = 1e6
 
 
@@ -29,6 +30,10 @@ class Way(StrEnum):
     SIDECAR = "sidecar"
     LOADED = "loaded sidecar"
     """The same program with the big rules file, so that a case pays for its own bindings only."""
+    WORKERS = "two workers"
+    """The sidecar as two processes; CPU time is told of the one that starts them, which does nearly nothing."""
+    AUDITED = "audited sidecar"
+    """The same program and rules, with an audit log in its default mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class Case:
     name: str
     way: Way
     shape: Shape
+    producers: int = 0
+    """Processes; 0: as many as the command line says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,7 @@ CASES = {
         Case("haproxy", Way.HAPROXY, shape("bench.direct")),
         Case("pass", Way.SIDECAR, shape("bench.direct")),
         Case("open", Way.SIDECAR, shape("bench.hkv-10")),
+        Case("open-audited", Way.AUDITED, shape("bench.hkv-10")),
         Case("open-distinct", Way.SIDECAR, shape("bench.hkv-10", distinct=True)),
         Case("declared", Way.SIDECAR, shape("bench.declared")),
         Case("eight", Way.SIDECAR, shape("bench.eight")),
@@ -112,6 +120,8 @@ CASES = {
         Case("remote", Way.SIDECAR, shape("bench.remote")),
         Case("table-10", Way.SIDECAR, shape("bench.table")),
         Case("table-many", Way.LOADED, shape("bench.table")),
+        Case("workers-1", Way.SIDECAR, shape("bench.hkv-10"), PRODUCERS_OF_WORKERS),
+        Case("workers-2", Way.WORKERS, shape("bench.hkv-10"), PRODUCERS_OF_WORKERS),
         Case("hkv-turn", Way.LOADED, shape("bench.hkv-many", kinds=MANY)),
         Case("rk-turn", Way.LOADED, shape("bench.rk-many", keys=MANY)),
     )
@@ -166,6 +176,7 @@ ROWS = (
     ratio("local", "address table, another exchange here / direct", "local", "direct", 0.80),
     ratio("remote", "address table, everything to one other broker / direct to it", "remote", "direct", 0.70),
     ratio("table", "1,000 address rules, the last one matches / 10", "table-many", "table-10", 0.90),
+    ratio("audit", "open exchange with audit log / without", "open-audited", "open", 0.93),
     latency("latency", "added latency, open exchange, p50", "open", 150),
     latency("latency", "added latency, pass-through, p50", "pass", 150),
     cpu("cpu", "CPU per message, pass-through / HAProxy", "pass", 3),
@@ -174,6 +185,7 @@ ROWS = (
 """Rows that are measured in rounds; those of `memory` stand apart."""
 
 EXTRA_ROWS = (
+    ratio("workers", "open exchange, 4 producers, 2 workers / 1 worker", "workers-2", "workers-1", None),
     ratio("turn", "10,000 x-?hkv= bindings, 10,000 values in turn / direct", "hkv-turn", "direct", None),
     ratio("turn", "10,000 x-?rk= bindings, 10,000 keys in turn / direct", "rk-turn", "direct", None),
     ratio("haproxy", "HAProxy in TCP mode / direct", "haproxy", "direct", None),
