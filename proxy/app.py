@@ -7,32 +7,38 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import structlog
 
-from proxy.amqp.conversation import Limits as RelayLimits
+from proxy.allotment import audit_privacy, audit_request, client_rules, listener_limits, rates, session_limits
+from proxy.amqp.allowance import Allowances
 from proxy.amqp.counters import Counters
-from proxy.amqp.plan import ClientRules, Sources
-from proxy.amqp.vhost import Delivery, VhostState
-from proxy.audit.opening import AuditRequest, open_audit
+from proxy.amqp.plan import Sources
+from proxy.amqp.vhost import VhostState
+from proxy.audit.opening import open_audit
 from proxy.audit.writer import AuditWriter
 from proxy.broker.settings import ControlSettings, DeclaredSettings
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
-from proxy.net.listener import Listener, ListenerLimits
+from proxy.net.descriptors import admitted
+from proxy.net.listener import Listener
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
-from proxy.net.surroundings import SessionLimits, Surroundings
+from proxy.net.surroundings import Surroundings
 from proxy.net.tasks import Tasks
+from proxy.net.tls_wanted import WantedTls
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Vhosts
 from proxy.observe.admin import Admin
@@ -44,6 +50,9 @@ from proxy.reload import Reload, name_traffic, owned_exchanges
 from proxy.rules.clock import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.settings import Settings, load_settings
+from proxy.shadow import RULES_BYTES, Shadow
+from proxy.worker import Place
+from proxy.workers import Workers
 
 _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
@@ -61,12 +70,13 @@ def product_version() -> str:
         return "unknown"
 
 
-def run(config: Path, environ: Mapping[str, str]) -> int:
+def run(config: Path, environ: Mapping[str, str], worker: str | None = None) -> int:
     """Run the sidecar until SIGTERM or SIGINT.
 
     Args:
         config: the configuration file.
         environ: environment, for overrides and passwords.
+        worker: the place of this process among several (see `worker.Place`); None: it was started by itself.
 
     Returns:
         Exit status: 0 drained, 2 wrong configuration or rules, or refused by the broker.
@@ -84,6 +94,12 @@ def run(config: Path, environ: Mapping[str, str]) -> int:
     configure(LogSettings(level=settings.log.level, style=settings.log.format))
     for warning in (*warnings, *loaded.warnings):
         _log.warning("configuration", text=str(warning))
+    if worker is None and settings.workers > 1:
+        return asyncio.run(Workers(config, settings, loaded, environ, product_version()).serve())
+    place = None if worker is None else Place.read(worker)
+    if place is not None:
+        settings = place.settings(settings)
+        structlog.contextvars.bind_contextvars(worker=place.number)
     try:
         import uvloop
     except ImportError:  # not on this platform: the loop of the standard library serves as well, slower
@@ -91,7 +107,7 @@ def run(config: Path, environ: Mapping[str, str]) -> int:
     else:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with runner:
-        return runner.run(Sidecar(settings, loaded, environ).serve())
+        return runner.run(Sidecar(settings, loaded, environ, place).serve())
 
 
 class Sidecar:
@@ -101,10 +117,14 @@ class Sidecar:
         settings: the configuration.
         loaded: the compiled rules.
         environ: environment, for secrets.
+        place: where it is one of several workers.
     """
 
-    def __init__(self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], place: Place | None = None
+    ) -> None:
         """Build what needs no event loop; nothing is opened yet."""
+        self._place = place
         self._settings = settings
         self._environ = environ
         self._loaded = loaded
@@ -117,13 +137,16 @@ class Sidecar:
         counters.rules.version = loaded.rules.version
         counters.rules.last_success_seconds = time.time()
         name_traffic(counters, loaded)
+        self._tls = WantedTls(settings)
         self._topology = self._make_topology()
         self._listener: Listener | None = None
         self._remotes: RemotePool | None = None
         self._audit: AuditWriter | None = None
         self._reload: Reload | None = None
+        self._shadow: Shadow | None = None
         self._admin: Admin | None = None
         self._stopping = asyncio.Event()
+        self._signals = 0
         self._listening = False
         self._refused: UpstreamError | None = None
 
@@ -132,6 +155,9 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        if self._place is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who started us tells us when to reload
+            loop.add_reader(sys.stdin.fileno(), self._left_alone)
         tasks = Tasks()
         async with AsyncExitStack() as stack:
             try:
@@ -139,14 +165,10 @@ class Sidecar:
             except (ConfigError, ConfigErrors) as error:
                 sys.stderr.write(f"{error}\n")
                 return FAULTY
-            if self._admin is not None and self._settings.admin.address is not None:
-                admin = self._admin
-                stack.push_async_callback(admin.stop)
-                try:
-                    bound = await admin.start(self._settings.admin.address.host, self._settings.admin.address.port)
-                except OSError as error:
-                    return self._cannot_listen(str(self._settings.admin.address), error)
-                _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
+            try:
+                await self._start_admin(stack)
+            except OSError as error:
+                return self._cannot_listen(str(self._settings.admin.address), error)
             stack.push_async_callback(self._topology.close)
             stack.push_async_callback(tasks.ended)
             tasks.start(self._watch(), "watch")
@@ -164,6 +186,17 @@ class Sidecar:
                     await self._remotes.drain(end - loop.time())
         _log.info("stopped")
         return OK
+
+    async def _start_admin(self, stack: AsyncExitStack) -> None:
+        admin, address = self._admin, self._settings.admin.address
+        if admin is None:
+            return
+        stack.push_async_callback(admin.stop)
+        if self._place is not None:
+            await admin.start_on(socket.socket(fileno=self._place.admin_descriptor))
+        elif address is not None:
+            bound = await admin.start(address.host, address.port)
+            _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
 
     async def _assemble(self, stack: AsyncExitStack, tasks: Tasks) -> Listener:
         """Open the audit log, where one is wanted, and build the listening side.
@@ -184,7 +217,8 @@ class Sidecar:
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
-        self._admin = self._make_admin(vhosts, self._reload)
+        self._shadow = Shadow(self._reload, vhosts, audit_privacy(self._settings, self._environ), tasks)
+        self._admin = self._make_admin(vhosts, self._reload, self._shadow)
         listener = self._make_listener(vhosts)
         if self._audit is not None:
             self._audit.on_durable = listener.audit_durable
@@ -217,7 +251,7 @@ class Sidecar:
             return
         self._listening = True
         _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._counters.rules.version)
-        if self._reload is not None:
+        if self._reload is not None and self._place is None:
             tasks.start(self._reload.watch(), "rules files")
 
     def _cannot_listen(self, address: str, error: OSError) -> int:
@@ -225,12 +259,19 @@ class Sidecar:
         return FAULTY
 
     def _stop(self) -> None:
-        if self._stopping.is_set():
+        self._signals += 1
+        if self._signals > 1:
             _log.warning("told to stop twice: ending at once")
             sys.stderr.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
         self._stopping.set()
+
+    def _left_alone(self) -> None:
+        """Whoever started this worker wants it to end, or has ended: drain."""
+        if not os.read(sys.stdin.fileno(), 1):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            self._stopping.set()
 
     async def _watch(self) -> None:
         while True:
@@ -255,6 +296,7 @@ class Sidecar:
             "version": self._version,
             "rules": self._counters.rules.version,
             "last_reload": None if self._reload is None or self._reload.last is None else self._reload.last.as_json(),
+            "shadow": None if self._shadow is None else self._shadow.version,
             "ready": not self.not_ready(),
             "not_ready": self.not_ready(),
             "degraded": self._topology.degraded,
@@ -263,13 +305,14 @@ class Sidecar:
         }
 
     def _make_topology(self) -> Topology:
-        settings = self._settings
-        upstream = settings.upstream
+        settings, upstream = self._settings, self._settings.upstream
         control = ControlSettings(
             hosts=tuple((one.host, one.port) for one in upstream.addresses),
             username=upstream.control.username,
             password=upstream.control.password.reveal(),
+            tls=self._tls.control(),
             management=upstream.management,
+            management_tls=self._tls.management(),
             refresh_seconds=settings.inventory.refresh_seconds,
             remove_foreign=settings.inventory.foreign_bindings == "remove",
             declared=DeclaredSettings(
@@ -285,7 +328,8 @@ class Sidecar:
     def _make_remotes(self, tasks: Tasks) -> RemotePool:
         listening = [(one.address.host, one.address.port) for one in self._settings.listen]
         brokers = remote_brokers(self._loaded, self._environ, listening)
-        remotes = RemotePool(brokers, self._counters, self._version, tasks)
+        self._tls.read(brokers)()
+        remotes = RemotePool(brokers, self._counters, self._version, tasks, self._tls.contexts)
         remotes.listening = listening
         return remotes
 
@@ -297,19 +341,36 @@ class Sidecar:
 
         def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
             found = remote_brokers(loaded, self._environ, remotes.listening)
-            return partial(setattr, remotes, "brokers", found)
+            use_contexts = self._tls.read(found)
 
-        reload = Reload(files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of)
+            def use() -> None:
+                remotes.brokers = found
+                use_contexts()
+
+            return use
+
+        reload = Reload(
+            files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files
+        )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload
 
-    def _make_admin(self, vhosts: Vhosts, reload: Reload) -> Admin:
+    def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow) -> Admin:
         questions = Questions(reload, lambda: vhosts.states)
         routes = [
             json_route("POST", "/-/reload", questions.reload),
             json_route("POST", "/explain", questions.explain),
+            json_route("POST", "/-/shadow", shadow.begin, RULES_BYTES),
+            json_route("GET", "/-/shadow", shadow.report),
+            json_route("DELETE", "/-/shadow", shadow.end),
         ]
         exposition = Exposition(self._counters, self._version)
+        if self._place is not None:
+
+            async def portion(_body: bytes) -> tuple[int, object]:
+                return 200, (await exposition.portion()).decode()
+
+            routes.append(json_route("GET", "/-/portion", portion))
         allow = self._settings.admin.allow
         return Admin(exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded)
 
@@ -319,67 +380,21 @@ class Sidecar:
             Upstream(
                 tuple((one.host, one.port) for one in settings.upstream.addresses),
                 settings.upstream.connect_timeout_seconds,
+                self._tls.upstream,
+                self._tls.contexts,
             ),
             vhosts,
             self._counters,
-            SessionLimits(
-                handshake_seconds=settings.limits.handshake_timeout_seconds,
-                frame_max=settings.limits.frame_max,
-                relay=RelayLimits(),
-            ),
+            session_limits(settings),
             self._version,
             self._audit,
             self._remotes,
+            Allowances(rates(settings)),
         )
+        limits = listener_limits(settings, shared=self._place is not None)
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
-            ListenerLimits(settings.limits.connections, settings.shutdown.deadline_seconds),
+            replace(limits, connections=admitted(limits.connections)),
+            self._tls.providers(),
         )
-
-
-def client_rules(settings: Settings) -> ClientRules:
-    """Give what the configuration says of what clients declare."""
-    declared = settings.declared
-    return ClientRules(
-        Delivery(declared.delivery),
-        strict_unbind=declared.unbind == "strict",
-        own_routes=declared.client_routes == "own",
-        local_time=SystemZone(),
-    )
-
-
-def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditRequest | None:
-    """Give what the configuration asks of the audit log; None where it asks for none.
-
-    Raises:
-        ConfigError: the key of the hashes can't be read.
-    """
-    audit = settings.audit
-    if audit.directory is None:
-        return None
-    key = b""
-    if audit.hash_key_env is not None:
-        if audit.hash_key_env not in environ:
-            raise ConfigError("audit", 0, "audit.hash_key_env", f"there is no variable {audit.hash_key_env}")
-        key = environ[audit.hash_key_env].encode()
-    elif audit.hash_key_file is not None:
-        try:
-            key = (settings.folder / audit.hash_key_file).read_bytes().removesuffix(b"\n")
-        except OSError as error:
-            message = f"{audit.hash_key_file} can't be read: {error.strerror or error}"
-            raise ConfigError("audit", 0, "audit.hash_key_file", message) from error
-    return AuditRequest(
-        settings.folder / audit.directory,
-        audit.mode,
-        audit.scope == "ruled",
-        audit.instance,
-        audit.buffer_mib,
-        audit.segment_mib,
-        audit.segment_seconds,
-        audit.keep_days,
-        audit.keep_mib,
-        audit.headers,
-        audit.hash,
-        key,
-    )

@@ -73,6 +73,7 @@ _CONNECTIONS = Row(
             [
                 Query(chosen("oxproxy_upstream_blocked"), "{{instance}} blocked"),
                 Query(chosen("oxproxy_paused_producers"), "{{instance}} paused"),
+                Query(chosen("oxproxy_throttled_producers"), "{{instance}} above their rate"),
             ],
             width=6,
         ),
@@ -82,6 +83,25 @@ _CONNECTIONS = Row(
             [Query(total(rate("oxproxy_protocol_errors_total"), "reply_code"), "{{reply_code}}")],
             "cps",
             width=6,
+        ),
+        Lines(
+            "Limits",
+            "Which limits do producers run into, and which keep them out?",
+            [
+                Query(total(rate("oxproxy_limit_hits_total"), "limit"), "{{limit}}"),
+                Query(total(rate("oxproxy_connections_turned_away_total"), "reason"), "kept out: {{reason}}"),
+            ],
+            "cps",
+            width=12,
+        ),
+        Lines(
+            "Workers",
+            "How many processes serve producers, and do they end by themselves?",
+            [
+                Query(chosen("oxproxy_workers"), "{{instance}}"),
+                Query(rate("oxproxy_worker_restarts_total"), "{{instance}} started again, a second"),
+            ],
+            width=12,
         ),
     ],
 )

@@ -207,6 +207,12 @@ class Channel:
         self.swallowed = 0
 
     @property
+    def interruptible(self) -> bool:
+        """Whether it can be closed now, with nothing half said to the broker."""
+        begun = self.content is Content.BODY or (self.publish is not None and not self.publish.withheld)
+        return self.life is Life.OPEN and not begun and self.held is None and not self.closes
+
+    @property
     def odd(self) -> bool:
         """Whether the broker's frames on it are not simply copied."""
         return bool(

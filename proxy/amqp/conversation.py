@@ -90,12 +90,14 @@ class Limits(NamedTuple):
         replay_bytes: largest body that leaves in several copies; a larger one is refused with 311.
         collected_bytes: of such bodies under way on all channels together; a further one is refused with 311.
         tokens: within one client's reach from one exchange at most.
+        message_bytes: largest body; 0: as large as the broker takes.
     """
 
     held_bytes: int = 1 << 20
     replay_bytes: int = 4 << 20
     collected_bytes: int = 16 << 20
     tokens: int = 10_000
+    message_bytes: int = 0
 
 
 class Inventory(NamedTuple):
@@ -173,6 +175,8 @@ class Conversation:
         self.last_frame: bytes | None = None
         self.held_bytes = 0
         self.held_back_bytes = 0
+        #: publishes of channels that have ended
+        self.published_before = 0
         #: announced bodies of publishes that leave in several copies
         self.collected_bytes = 0
         #: grows whenever a channel leaves the plain state, so that remembered publishes are looked at again
@@ -231,6 +235,7 @@ class Conversation:
 
     def _end(self, channel: Channel) -> None:
         self.shape += 1
+        self.published_before += channel.before + channel.published
         self.leave(channel)
         self.drop_held(channel)
         self.drop_held_back(channel)

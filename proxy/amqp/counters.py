@@ -14,7 +14,7 @@ from itertools import accumulate
 from proxy.amqp.traffic import BINDING_LIMIT, Traffic
 
 #: How the opening of a connection ended.
-RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error")
+RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
 #: Upper bounds in seconds. A cached decision takes a microsecond, ten thousand regular expressions a second.
 DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0)
 #: Upper bounds in seconds. A confirm takes 0.2 ms on loopback, seconds from a busy quorum queue.
@@ -62,6 +62,7 @@ class RelayCounters:
         cache_bypassed: publishes whose decision may not be kept.
         regex_limit_hits: patterns that ran into the match limit.
         failed_translations: destinations that the address table sent nowhere.
+        oversized: publishes refused since their bodies were too large.
         upstream_blocked: gauge, links that the broker has blocked.
         paused_producers: gauge, producers whose socket is not being read.
         channels: gauge, open channels of producers.
@@ -79,6 +80,7 @@ class RelayCounters:
     cache_bypassed: int = 0
     regex_limit_hits: int = 0
     failed_translations: int = 0
+    oversized: int = 0
     upstream_blocked: int = 0
     paused_producers: int = 0
     channels: int = 0
@@ -104,6 +106,27 @@ class ConnectionCounters:
     def attempt(self, result: str) -> None:
         """Count how an attempt to open a connection ended (a name of RESULTS)."""
         self.results[result] += 1
+
+
+#: Why a connection was turned away before its handshake.
+TURNED_AWAY = ("connections", "connections_per_peer")
+#: Limits that producers run into: how often one was slowed down, or something of it was ended.
+LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle")
+
+
+@dataclass(slots=True, eq=False)
+class LimitCounters:
+    """What limits do.
+
+    Args:
+        turned_away: by a name of TURNED_AWAY, connections that were refused.
+        hits: by a name of LIMITS, how often it was reached.
+        throttled: gauge, producers that wait since their user has published too much.
+    """
+
+    turned_away: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TURNED_AWAY, 0))
+    hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0))
+    throttled: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -145,12 +168,14 @@ class Counters:
         "decision_seconds",
         "downstream",
         "foreign_bindings",
+        "limits",
         "missing_destinations",
         "relays",
         "remotes",
         "rules",
         "traffic",
         "upstream",
+        "worker_restarts",
     )
 
     def __init__(self, binding_limit: int = BINDING_LIMIT) -> None:
@@ -161,11 +186,13 @@ class Counters:
         self.upstream = ConnectionCounters()
         self.decision_seconds = Histogram(DECISION_BOUNDS)
         self.confirm_seconds = Histogram(CONFIRM_BOUNDS)
+        self.limits = LimitCounters()
         self.rules = RulesCounters()
         self.audit = AuditCounters()
         self.remotes: dict[str, RemoteCounters] = {}
         self.missing_destinations = 0
         self.foreign_bindings = 0
+        self.worker_restarts = 0
 
     def relay(self, vhost: str) -> RelayCounters:
         """Give the counters that all relays of a virtual host share."""

@@ -65,6 +65,7 @@ _CONNECTION_FORCED = 320
 _COMMAND_INVALID = 503
 _CHANNEL_ERROR = 504
 _UNEXPECTED_FRAME = 505
+_NOT_ALLOWED = 530
 
 
 class Handshake:
@@ -171,6 +172,12 @@ class Handshake:
         self._upstream_failed(str(failure) if failure is not None else "connection lost")
         self._run()
 
+    def turn_away(self, text: str) -> None:
+        """Tell the producer that there is no place for it (530, as RabbitMQ at its limits); its header has come."""
+        said = reply_text(_NOT_ALLOWED, text.encode())
+        self._end(connection_close(_NOT_ALLOWED, said), Ending(Side.PRODUCER, _NOT_ALLOWED, said.decode()))
+        self._run()
+
     def _run(self) -> None:
         """Go on until neither side has a frame whose turn it is."""
         while self._step_producer() or self._step_upstream():
@@ -228,8 +235,7 @@ class Handshake:
                 error.class_id, error.method_id = divmod(method, 1 << 16)
             raise
 
-    # -- what the producer says
-    # ----------------------------------------------------------------------------------
+    # -- what the producer says ---
 
     def _protocol_header(self) -> bool:
         start = self._producer.peek(len(PROTOCOL_HEADER))
@@ -290,8 +296,7 @@ class Handshake:
     def _producer_confirms_close(self, frame: RawFrame) -> HandshakeState:
         return self._close()
 
-    # -- what the broker says
-    # ------------------------------------------------------------------------------------
+    # -- what the broker says ---
 
     def _start(self, frame: RawFrame) -> HandshakeState:
         server: Server = read_start(frame.payload, self._version)
@@ -306,7 +311,7 @@ class Handshake:
 
     def _tune(self, frame: RawFrame) -> HandshakeState:
         self._proposed = Limits._make(arguments(frame.payload))
-        self._offered = offer(self._proposed, self._limits.frame_max)
+        self._offered = offer(self._proposed, self._limits.frame_max, self._limits.channel_max)
         self.to_producer.append(method_frame(0, CONNECTION_TUNE, *self._offered))
         return HandshakeState.AWAITING_TUNE_OK
 
@@ -321,8 +326,7 @@ class Handshake:
         self._end(frame.raw, Ending(Side.UPSTREAM, close.reply_code, close.reply_text.decode(errors="replace")))
         return self.state
 
-    # -- ends
-    # ----------------------------------------------------------------------------------------------------
+    # -- ends ---
 
     def _is_told_of_refusals(self) -> bool:
         return b"authentication_failure_close" in self.capabilities

@@ -72,10 +72,12 @@ class HandshakeLimits:
     Args:
         frame_max: largest frame that is offered to producers, in bytes; at least 4096.
         waiting_bytes: see `WAITING_BYTES`.
+        channel_max: most channels that are offered.
     """
 
     frame_max: int = 131072
     waiting_bytes: int = WAITING_BYTES
+    channel_max: int = 65535
 
 
 @dataclass(frozen=True, slots=True)

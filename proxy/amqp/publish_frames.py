@@ -51,7 +51,8 @@ class PublishFrames:
         ours = exchange in self._conversation.state.exchanges or exchange in self._conversation.state.carriers
         if ours:
             refuse_reserved(routing_key, b"")
-        withheld = ours or plan is not None
+        # Until its size is known: a content that has begun upstream can't be taken back.
+        withheld = ours or plan is not None or self._conversation.limits.message_bytes > 0
         publish = Publish(frame, plan, exchange, routing_key, channel, mandatory, withheld)
         channel.publish = self.published = publish
         channel.content = Content.HEADER
@@ -98,6 +99,7 @@ class PublishFrames:
             text = f"expected content header for class 60, got one for class {class_id}"
             raise ProtocolError(505, text, Scope.CONNECTION, *PUBLISH)
         conversation = self._conversation
+        self._check_size(body_size)
         # Between method and header the rules may have changed: what was withheld is judged by those of now.
         plan = find_plan(conversation.plans, publish.exchange, publish.routing_key) if publish.withheld else None
         if plan is None:
@@ -127,6 +129,14 @@ class PublishFrames:
         self._count(channel)
         self._begin_body(channel, body_size)
         return False
+
+    def _check_size(self, body_size: int) -> None:
+        conversation = self._conversation
+        most = conversation.limits.message_bytes
+        if 0 < most < body_size:
+            conversation.counters.oversized += 1
+            text = f"message size {body_size} is larger than configured max size {most}"  # RabbitMQ's text
+            raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
 
     def _pass(self, channel: Channel, publish: Publish, header: bytes, body_size: int) -> bool:
         """Let a publish go to an exchange that is not evaluated here."""

@@ -18,7 +18,7 @@ from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, HEADER,
 from proxy.amqp.known_heads import NO_FACTS, Head, KnownHeads
 from proxy.amqp.known_publishes import KnownPublishes
 from proxy.amqp.producer_frames import ProducerFrames
-from proxy.amqp.shapes import Shape, Shapes, header_may_come, whole_may_come
+from proxy.amqp.shapes import WHOLE_BYTES, Shape, Shapes, header_may_come, whole_may_come
 from proxy.errors import ProtocolError, Scope
 
 #: Publishes remembered by their method frame: an active connection may hold about a MiB, an idle one holds none.
@@ -47,7 +47,7 @@ class Publishing:
         self._publishes: Final = KnownPublishes(REMEMBERED)
         self._heads: Final = KnownHeads()
         #: by the fixed part of a content header frame
-        self._shapes: Final = Shapes(self._frame_max, REMEMBERED)
+        self._shapes: Final = Shapes(self._frame_max, REMEMBERED, conversation.limits.message_bytes or WHOLE_BYTES)
         self._distant: Final = Distant(conversation, self._shapes)
         self._shape = -1
         self._epoch = -1
@@ -225,7 +225,9 @@ class Publishing:
             return
         channel = publish.channel
         # A publish to a carrier itself is looked into, always: its CC must not name a token.
-        if channel.held is None and channel.ledger is None and (publish.plan or not publish.withheld):
+        state = self._conversation.state
+        judged = publish.plan or not (publish.exchange in state.exchanges or publish.exchange in state.carriers)
+        if channel.held is None and channel.ledger is None and judged:
             self._publishes.remember(publish)
 
     def _passing(self, data: bytes, at: int, header_at: int, end: int, publish: Publish) -> int:

@@ -22,7 +22,7 @@ from proxy.amqp.plan import Plans
 from proxy.amqp.publishing import Publishing
 from proxy.amqp.remote_messages import Remotes
 from proxy.amqp.tuning import Tuning
-from proxy.errors import ProtocolError
+from proxy.errors import ProtocolError, Scope
 
 
 class Relay:
@@ -121,6 +121,13 @@ class Relay:
         return self._conversation.outstanding
 
     @property
+    def published(self) -> int:
+        """Publishes since the connection was opened."""
+        conversation = self._conversation
+        open_now = sum([channel.before + channel.published for channel in conversation.channels.values()])
+        return conversation.published_before + open_now
+
+    @property
     def unsettled(self) -> int:
         """Publishes in confirm mode that are neither acked nor nacked yet; channels that wait count as well."""
         return sum(
@@ -202,6 +209,21 @@ class Relay:
     def close(self, reply_code: int, text: str) -> None:
         """Close both connections on our own account (drain, limits)."""
         self._conversation.close(reply_code, text.encode())
+
+    def over_limit(self, text: str) -> None:
+        """Close what publishes too much: 406 on its channel, or 320 where it can't be said which one or when.
+
+        A channel can be closed between two publishes only, and is to blame only where no other publishes.
+
+        Args:
+            text: which limit, for the producer.
+        """
+        conversation = self._conversation
+        publishing = [one for one in conversation.channels.values() if one.before + one.published or one.remaining]
+        if len(publishing) != 1 or not publishing[0].interruptible:
+            conversation.fail(ProtocolError(320, text))
+        elif conversation.phase is Phase.OPEN:
+            conversation.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))
 
     def upstream_lost(self, reason: str) -> None:
         """The upstream link is gone: the producer is told 320, unless a close is under way already.

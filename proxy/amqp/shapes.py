@@ -26,13 +26,15 @@ class Shapes(dict[bytes, Shape]):
     Args:
         frame_max: largest frame in bytes.
         most: shapes remembered.
+        largest_body: a larger one is not for the fast path, in bytes.
     """
 
-    __slots__ = ("_frame_max", "_most")
+    __slots__ = ("_frame_max", "_largest_body", "_most")
 
-    def __init__(self, frame_max: int, most: int) -> None:
+    def __init__(self, frame_max: int, most: int, largest_body: int = WHOLE_BYTES) -> None:
         """Start with none."""
         super().__init__()
+        self._largest_body = largest_body
         self._most = most
         self._frame_max = frame_max
 
@@ -48,6 +50,7 @@ class Shapes(dict[bytes, Shape]):
             or size + body_size > WHOLE_BYTES
             or size + OVERHEAD > self._frame_max
             or body_size + OVERHEAD > self._frame_max
+            or body_size > self._largest_body
         ):
             return _ODD
         if len(self) >= self._most:

@@ -63,16 +63,17 @@ class Tuning:
     heartbeat_upstream: int
 
 
-def offer(broker: Limits, frame_max_bytes: int) -> Limits:
+def offer(broker: Limits, frame_max_bytes: int, most_channels: int = _TOP_CHANNEL) -> Limits:
     """Say what the producer is offered.
 
     Args:
         broker: the broker's Tune.
         frame_max_bytes: largest frame that we handle.
+        most_channels: most channels of one connection.
     """
     channels = broker.channel_max or _TOP_CHANNEL
     # 0 would mean "no limit": with a single channel the producer gets it and we have none.
-    channel_max = max(channels - 1, 1)
+    channel_max = min(max(channels - 1, 1), most_channels)
     frame_max = min(broker.frame_max_bytes or frame_max_bytes, frame_max_bytes)
     return Limits(channel_max, frame_max, broker.heartbeat_seconds)
 

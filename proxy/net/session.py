@@ -18,15 +18,16 @@ from time import monotonic
 import structlog
 
 from proxy.amqp.conversation import Asked, BindDestinations, EnsureQueue, Phase, Request
-from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.handshake import Handshake
 from proxy.amqp.relay import Relay
 from proxy.errors import UpstreamError
+from proxy.net.heartbeats import Heartbeats
 from proxy.net.link import AHEAD_MESSAGES, Link
 from proxy.net.opening import Opening
 from proxy.net.remotes import Port
 from proxy.net.surroundings import Gate, Surroundings
 from proxy.net.tasks import Tasks
+from proxy.net.throttle import Throttle
 from proxy.net.vhosts import Control
 
 _log = structlog.get_logger(__name__)
@@ -38,13 +39,19 @@ class Session:
     Args:
         surroundings: what all sessions share.
         ended: called once when both sockets are gone.
-        admitted: False closes the producer's socket as soon as it is there.
+        admit: says whether the producer may come in: None where it may, else why not, and nothing where its socket
+            is closed without a word.
     """
 
-    def __init__(self, surroundings: Surroundings, ended: Callable[[Session], None], *, admitted: bool = True) -> None:
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        ended: Callable[[Session], None],
+        admit: Callable[[Session], str | None],
+    ) -> None:
         """Start with a producer that has not said anything."""
         self._shared = surroundings
-        self._admitted = admitted
+        self._admit = admit
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
@@ -52,10 +59,10 @@ class Session:
         self._upstream = Link(self._from_upstream, self._upstream_lost, self._upstream_writable, self._connected)
         self._opening: Opening | None = None
         self.relay: Relay | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._heard_producer = self._heard_upstream = 0.0
-        self._sent_producer = self._sent_upstream = 0.0
+        idle_seconds = surroundings.limits.idle_seconds
+        self._beats = Heartbeats(self.producer, self._upstream, idle_seconds, self._flush, self._idle)
+        self._throttle: Throttle | None = None
         #: what the producer gets when the audit lines before it are on disk, in strict mode
         self._gate = surroundings.audit if surroundings.audit is not None and surroundings.audit.strict else None
         self._undurable: deque[tuple[int, bytes]] = deque()
@@ -71,12 +78,15 @@ class Session:
     # -- life --------------------------------------------------------------------------------------------------
 
     def _accepted(self) -> None:
-        if not self._admitted:
+        refusal = self._admit(self)
+        if refusal == "":
             self._shared.counters.downstream.attempt("refused")
             self.producer.abort()
             return
         self._log = _log.bind(peer=self.producer.peer_name)
-        self._opening = Opening(self._shared, self.producer, self._upstream, self._tasks, self._opened, self._log)
+        self._opening = Opening(
+            self._shared, self.producer, self._upstream, self._tasks, self._opened, self._log, refusal
+        )
 
     def _connected(self) -> None:
         if self._over or self._opening is None:
@@ -109,10 +119,11 @@ class Session:
         self._log = self._log.bind(vhost=handshake.vhost, user=handshake.user, name=handshake.client_name)
         self._log.info("producer connected")
         now = monotonic()
-        self._heard_producer = self._heard_upstream = self._sent_producer = self._sent_upstream = now
-        beats = [one for one in (tuning.heartbeat_producer, tuning.heartbeat_upstream) if one]
-        if beats:
-            self._beat(min(beats) / 4, tuning.heartbeat_producer, tuning.heartbeat_upstream)
+        self._beats.start(relay, tuning, now, self._log)
+        if self._shared.allowances:
+            pause, flush = partial(self._pause_producer, "throttled"), lambda: self._flush(relay, monotonic())
+            allowance = self._shared.allowances.enter(handshake.user, now)
+            self._throttle = Throttle(allowance, relay, counters.limits, pause, flush)
         if handshake.leftover_upstream:
             relay.receive_from_upstream(handshake.leftover_upstream, now)
         if handshake.leftover_producer:
@@ -120,34 +131,6 @@ class Session:
         self._flush(relay, now)
         if not self._upstream.connected:  # lost while the virtual host was looked at
             self._upstream_lost(None)
-
-    def _beat(self, every: float, producer: int, upstream: int) -> None:
-        """Send heartbeats where a side has not heard from us, and notice a side that is silent."""
-        relay = self.relay
-        if relay is None or self._over:
-            return
-        now = monotonic()
-        # A socket that we don't read can't tell us anything: its silence is ours.
-        if self.producer.paused:
-            self._heard_producer = now
-        if self._upstream.paused:
-            self._heard_upstream = now
-        if producer:
-            if now - self._sent_producer >= producer / 2 - every:
-                self._sent_producer = now
-                self.producer.send([HEARTBEAT_FRAME])
-            if now - self._heard_producer > 2 * producer:
-                self._log.warning("missed heartbeats from the producer", seconds=2 * producer)
-                self.producer.abort()
-                return
-        if upstream:
-            if now - self._sent_upstream >= upstream / 2 - every:
-                relay.heartbeat_upstream()
-            if now - self._heard_upstream > 2 * upstream:
-                self._log.warning("missed heartbeats from the broker", seconds=2 * upstream)
-                self._upstream.abort()
-        self._flush(relay, now)
-        self._timer = self._loop.call_later(every, self._beat, every, producer, upstream)
 
     def settling(self) -> bool:
         """Say whether publishes are not settled yet; if so no more are read. `close` ends that."""
@@ -187,18 +170,26 @@ class Session:
     def _from_producer(self, data: bytes) -> None:
         relay = self.relay
         now = monotonic()
-        self._heard_producer = now
+        beats = self._beats
+        beats.heard_producer = now
         if relay is not None:
+            if beats.watches_idle:
+                beats.saw(data, now)
             relay.receive_from_producer(data, now)
             self._flush(relay, now)
+            if self._throttle is not None:
+                self._throttle.read(len(data), now)
         elif self._opening is not None:
             self._opening.from_producer(data)
 
     def _from_upstream(self, data: bytes) -> None:
         relay = self.relay
         now = monotonic()
-        self._heard_upstream = now
+        beats = self._beats
+        beats.heard_upstream = now
         if relay is not None:
+            if beats.watches_idle:
+                beats.saw(data, now)
             relay.receive_from_upstream(data, now)
             self._flush(relay, now)
             if relay.outstanding >= AHEAD_MESSAGES:
@@ -209,10 +200,10 @@ class Session:
     def _flush(self, relay: Relay, now: float) -> None:
         """Send what the relay has for either side, start what it asks for, end what it has ended."""
         if relay.to_upstream:
-            self._sent_upstream = now
+            self._beats.sent_upstream = now
             self._upstream.send(relay.to_upstream)
         if relay.to_producer:
-            self._sent_producer = now
+            self._beats.sent_producer = now
             if self._gate is None:
                 self.producer.send(relay.to_producer)
             else:
@@ -310,7 +301,16 @@ class Session:
 
     # -- ends --------------------------------------------------------------------------------------------------
 
+    def _idle(self) -> None:
+        """Nothing but heartbeats for longer than an idle peer is kept."""
+        self._shared.counters.limits.hits["idle"] += 1
+        seconds = self._shared.limits.idle_seconds
+        self._log.info("producer is idle", seconds=seconds)
+        self.close(320, f"no frame but heartbeats for {seconds:g} s (idle_timeout)")
+
     def _ending(self, relay: Relay) -> None:
+        if self._throttle is not None:
+            self._throttle.end()  # its last words must be read
         if relay.phase is Phase.PRODUCER_CLOSES:
             return  # the broker works off what came before; how long that may take is the producer's to say
         if relay.phase is Phase.CLOSED:
@@ -362,7 +362,7 @@ class Session:
             self.relay.upstream_lost("upstream connection lost")
             self._flush(self.relay, monotonic())
         elif self._opening is not None and self.producer.connected:
-            self._opening.upstream_lost()
+            self._opening.upstream_lost(error)
         if not self.producer.connected:
             self._finish()
 
@@ -372,8 +372,10 @@ class Session:
             return
         self._over = True
         self._cancel_deadline()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._beats.stop()
+        if self._throttle is not None:
+            self._throttle.end()
+            self._shared.allowances.leave(self._throttle.allowance)
         self._tasks.cancel()
         counters = self._shared.counters
         relay = self.relay

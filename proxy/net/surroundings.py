@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from proxy.amqp.allowance import Allowances, Rates
 from proxy.amqp.conversation import Limits
 from proxy.amqp.counters import Counters
 from proxy.net.remotes import RemotePool
@@ -21,6 +22,8 @@ class SessionLimits:
         close_seconds: from a Connection.Close to the end of the socket.
         bind_seconds: a publish or a declare waits this long for the control plane.
         frame_max: largest frame offered to producers, in bytes.
+        channels: most channels of one connection.
+        idle_seconds: longest time without a frame but heartbeats; 0: without end.
         relay: limits of the relay.
     """
 
@@ -28,6 +31,8 @@ class SessionLimits:
     close_seconds: float = 5.0
     bind_seconds: float = 5.0
     frame_max: int = 131072
+    channels: int = 65535
+    idle_seconds: float = 0.0
     relay: Limits = field(default_factory=Limits)
 
 
@@ -59,6 +64,7 @@ class Surroundings:
         version: our version, told to both sides.
         audit: the audit log, where confirms have to wait for it or producers for its disk.
         remotes: links to other brokers.
+        allowances: what each user may publish.
     """
 
     upstream: Upstream
@@ -68,3 +74,4 @@ class Surroundings:
     version: str
     audit: Gate | None = None
     remotes: RemotePool | None = None
+    allowances: Allowances = field(default_factory=lambda: Allowances(Rates()))

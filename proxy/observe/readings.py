@@ -147,6 +147,18 @@ def connections_total(reading: Reading) -> Rows:
     return [((side, result), count) for side, counted in sides for result, count in counted.results.items()]
 
 
+def turned_away(reading: Reading) -> Rows:
+    """Producers that were kept out by reason."""
+    return [((reason,), count) for reason, count in reading.counters.limits.turned_away.items()]
+
+
+def limit_hits(reading: Reading) -> Rows:
+    """How often limits were reached, by limit."""
+    hits = dict(reading.counters.limits.hits)
+    hits["message_size"] += sum(relay.oversized for relay in reading.counters.relays.values())
+    return [((limit,), count) for limit, count in hits.items()]
+
+
 def remote_up(reading: Reading) -> Rows:
     """Whether the link stands, by broker."""
     return [((name,), remote.up) for name, remote in reading.counters.remotes.items()]

@@ -33,6 +33,7 @@ from proxy.rules.kinds import (
     word,
 )
 from proxy.rules.nodes import Mapping
+from proxy.rules.tls_settings import ListenTls, TlsChecks, UpstreamTls
 
 _HERE = Address("127.0.0.1", 5673)
 _BROKER = Address("127.0.0.1", 5672)
@@ -46,6 +47,7 @@ class Listener:
     """One address where producers connect."""
 
     address: Annotated[Address, Key(ADDRESS, "`host:port` where producers connect")] = _HERE
+    tls: ListenTls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Upstream:
     connect_timeout_seconds: Annotated[
         float, Key(_WAIT, "longest wait for a TCP connection to one address", "connect_timeout")
     ] = 5.0
+    tls: UpstreamTls | None = None
     control: Control = field(default_factory=Control)
     management: Annotated[
         str | None,
@@ -192,7 +195,48 @@ class Metrics:
 class Limits:
     """What producers may ask for."""
 
-    connections: Annotated[int, Key(whole(1, 1_000_000), "producer connections at one time")] = 10_000
+    connections: Annotated[int, Key(whole(1, 1_000_000), "producer connections at one time; one more is told 530")] = (
+        10_000
+    )
+    connections_per_peer: Annotated[
+        int | None,
+        Key(optional(whole(1, 1_000_000)), "of these, from one address; `null`: no limit of its own"),
+    ] = None
+    channels: Annotated[
+        int | None,
+        Key(optional(whole(1, 65535)), "most channels of a connection; `null`: as many as the broker gives"),
+    ] = None
+    message_size: Annotated[
+        int | None,
+        Key(optional(whole(1, 2**40)), "largest body of a message, in bytes; `null`: as large as the broker takes"),
+    ] = None
+    publish_rate: Annotated[
+        int | None,
+        Key(optional(whole(1, 2**40)), "messages a second of one user, over all its connections; `null`: no limit"),
+    ] = None
+    publish_bytes: Annotated[
+        int | None,
+        Key(optional(whole(1, 2**40)), "bytes a second of one user, frames and headers included; `null`: no limit"),
+    ] = None
+    burst_seconds: Annotated[float, Key(duration(0.01, 3600), "how much of either rate may come at once", "burst")] = (
+        1.0
+    )
+    patience_seconds: Annotated[
+        float | None,
+        Key(
+            optional(_WAIT),
+            "longest time a user above its rate is only slowed down, then 406 or 320; `null`: without end",
+            "patience",
+        ),
+    ] = 60.0
+    idle_timeout_seconds: Annotated[
+        float | None,
+        Key(
+            optional(duration(0.1, 604_800)),
+            "longest time without any frame but heartbeats, then 320; `null`: without end",
+            "idle_timeout",
+        ),
+    ] = None
     frame_max: Annotated[
         int,
         Key(whole(4096, 2**31 - 1), "largest frame offered to producers, in bytes; the broker may say less"),
@@ -229,7 +273,8 @@ class Shutdown:
 class Settings:
     """The whole configuration.
 
-    `folder` is the configuration file's folder: `rules`, `password_file` and `declared.snapshot` are relative to it.
+    `folder` is the configuration file's folder: `rules`, `password_file`, `declared.snapshot` and files of TLS are
+    relative to it.
     """
 
     listen: tuple[Listener, ...] = field(default_factory=lambda: (Listener(),))
@@ -238,6 +283,9 @@ class Settings:
         tuple[str, ...],
         Key(TEXTS, "rules files: a name or pattern such as `rules/*.yaml`, or a list of them"),
     ] = ()
+    workers: Annotated[
+        int, Key(whole(1, 64), "processes that share the addresses of `listen`; more than one needs Linux")
+    ] = 1
     inventory: Inventory = field(default_factory=Inventory)
     declared: Declared = field(default_factory=Declared)
     audit: Audit = field(default_factory=Audit)
@@ -257,8 +305,8 @@ def load_settings(
     Args:
         path: the file.
         environ: the environment; variables that begin with ``OXPROXY_`` override keys.
-        secrets_required: whether a password that is kept elsewhere must be there; False makes its absence a
-            warning, for checks on a machine that must not know it.
+        secrets_required: whether a password that is kept elsewhere, and the files of TLS, must be there; False makes
+            their absence a warning, for checks on a machine that must not know them.
 
     Returns:
         The settings, and what the operator should know about them.
@@ -289,6 +337,10 @@ def parse_settings(
     passwords = _Passwords(path.parent, environ, places, faults, secrets_required)
     control = replace(settings.upstream.control, password=passwords.control(settings.upstream))
     settings = replace(settings, upstream=replace(settings.upstream, control=control), folder=path.parent)
+    tls = TlsChecks(path.parent, places, faults, secrets_required)
+    for index, listener in enumerate(settings.listen):
+        tls.listener(listener.tls, f"listen[{index}].tls")
+    tls.upstream(settings.upstream.tls, "upstream.tls", settings.upstream.addresses)
     faults.check()
     return settings
 

@@ -34,3 +34,9 @@ def test_so_many_are_remembered_and_no_more() -> None:
     for size in range(10):
         assert shapes[head(size)][3] == size
         assert len(shapes) <= 3
+
+
+def test_a_body_above_the_limit_is_left_to_the_path_that_can_refuse_it() -> None:
+    shapes = Shapes(4096, 8, largest_body=100)
+    assert shapes[head(100)][3] == 100
+    assert shapes[head(101)] == (0, 0, b"", 0)

@@ -113,10 +113,8 @@ def many_rules(folder: Path) -> Path:
     return rules_file(folder / "many.yaml", (exchange_rules("bench.load", MANY, by_kind),))
 
 
-def sidecar_config(
-    path: Path, broker: Broker, port: int, admin_port: int, rules: Path, audit: Path | None = None
-) -> Path:
-    """A configuration of the sidecar with one rules file, and with an audit log where a folder for it is given."""
+def sidecar_config(path: Path, broker: Broker, port: int, admin_port: int, rules: Path) -> Path:
+    """A configuration of the sidecar with one rules file."""
     lines = [
         "listen:",
         f"  - address: 127.0.0.1:{port}",
@@ -127,8 +125,6 @@ def sidecar_config(
         f"rules: [{rules}]",
         f"admin: {{address: 127.0.0.1:{admin_port}}}",
     ]
-    if audit is not None:
-        lines.append(f"audit: {{directory: {audit}}}")
     path.write_text("\n".join(lines) + "\n")
     return path
 

@@ -25,9 +25,9 @@ CHECKED = 20
 def routers(tmp_path_factory: pytest.TempPathFactory) -> dict[Way, Router]:
     """The rules of each sidecar, compiled; once, as the big file takes its time."""
     folder = tmp_path_factory.mktemp("rules")
-    small = load_rules([arrangement.small_rules(folder, BROKER)]).routers["/"]
-    large = load_rules([arrangement.large_rules(folder, BROKER)]).routers["/"]
-    return {Way.SIDECAR: small, Way.AUDITED: small, Way.LOADED: large}
+    files = {Way.SIDECAR: arrangement.small_rules(folder, BROKER), Way.LOADED: arrangement.large_rules(folder, BROKER)}
+    found = {way: load_rules([path]).routers["/"] for way, path in files.items()}
+    return found | dict.fromkeys((Way.AUDITED, Way.WORKERS), found[Way.SIDECAR])
 
 
 def facts(case: Case, number: int) -> Facts:

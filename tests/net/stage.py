@@ -9,12 +9,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pamqp import commands
 from pamqp.base import Frame as Method
 
+from proxy.amqp.allowance import Allowances
 from proxy.amqp.conversation import Limits
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import Sources
@@ -317,6 +318,7 @@ async def staged(
     upstream: Upstream | None = None,
     state: VhostState | None = None,
     control: Control | None = None,
+    allowances: Allowances | None = None,
 ) -> AsyncIterator[Stage]:
     broker = broker or FakeBroker()
     if not broker.port:
@@ -324,6 +326,8 @@ async def staged(
     shared = surroundings(
         upstream or Upstream([("127.0.0.1", broker.port)]), limits or SessionLimits(relay=Limits()), state, control
     )
+    if allowances is not None:
+        shared = replace(shared, allowances=allowances)
     listener = Listener([("127.0.0.1", 0)], shared, listener_limits or ListenerLimits(close_seconds=0.2))
     [(_, port)] = await listener.start()
     stage = Stage(broker, listener, shared, port)

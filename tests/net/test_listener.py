@@ -6,6 +6,7 @@ import pytest
 from pamqp import commands
 from structlog.testing import capture_logs
 
+from proxy.net import listener
 from proxy.net.listener import Listener, ListenerLimits
 from tests import client
 from tests.net.stage import FakeBroker, NoControl, Peer, Stage, eventually, open_exchange, staged
@@ -46,21 +47,58 @@ async def test_an_address_that_is_taken_is_an_error() -> None:
             await Listener([("127.0.0.1", stage.port)], stage.shared, QUICK).start()
 
 
-async def test_one_connection_too_many_is_closed_at_once_and_the_next_is_welcome_when_one_has_left() -> None:
+async def turned_away(stage: Stage) -> tuple[int, str]:
+    """What a producer reads that comes when it may not."""
+    surplus = await stage.connect()
+    surplus.send(client.PROTOCOL_HEADER)
+    await surplus.expect("Connection.Start")
+    surplus.call(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
+    reason = await surplus.close_reason()
+    surplus.call(commands.Connection.CloseOk(), 0)
+    assert await surplus.is_gone()
+    return reason
+
+
+async def test_one_connection_too_many_is_told_so_and_the_next_is_welcome_when_one_has_left() -> None:
     with capture_logs() as logged:
         async with staged(listener_limits=ListenerLimits(connections=2, close_seconds=0.1)) as stage:
             first, _ = await stage.producer()
             await stage.producer()
             for _ in range(3):
-                surplus = await stage.connect()
-                surplus.send(client.PROTOCOL_HEADER)
-                assert await surplus.is_gone()
-            assert stage.counters.downstream.results["refused"] == 3
+                found = await turned_away(stage)
+                assert found == (530, "NOT_ALLOWED - connection refused: limit of 2 connections is reached")
+            await eventually(lambda: stage.counters.downstream.results["refused"] == 3)
+            assert stage.counters.limits.turned_away == {"connections": 3, "connections_per_peer": 0}
             assert stage.counters.downstream.open == 2
             await first.vanish()
             await eventually(lambda: stage.counters.downstream.open == 1)
             await stage.producer()
     assert [entry["limit"] for entry in logged if entry["event"] == "too many connections"] == [2, 2, 2]
+
+
+async def test_one_connection_too_many_from_one_address_is_told_so() -> None:
+    async with staged(listener_limits=ListenerLimits(connections_per_peer=1, close_seconds=0.1)) as stage:
+        first, _ = await stage.producer()
+        found = await turned_away(stage)
+        assert found == (530, "NOT_ALLOWED - connection refused: limit of 1 connections from 127.0.0.1 is reached")
+        assert stage.counters.limits.turned_away["connections_per_peer"] == 1
+        await first.vanish()
+        await eventually(lambda: stage.counters.downstream.open == 0)
+        await stage.producer()
+        await eventually(lambda: stage.listener._hosts == {"127.0.0.1": 1})
+
+
+async def test_of_a_flood_beyond_the_limit_most_are_closed_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "TOLD_AT_ONCE", 2)
+    async with staged(listener_limits=ListenerLimits(connections=1, close_seconds=0.1)) as stage:
+        await stage.producer()
+        waiting = [await stage.connect() for _ in range(2)]
+        await eventually(lambda: stage.counters.limits.turned_away["connections"] == 2)
+        flood = await stage.connect()
+        assert await flood.is_gone()
+        for peer in waiting:
+            peer.send(client.PROTOCOL_HEADER)
+            await peer.expect("Connection.Start")
 
 
 # -- draining ----------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_all_faults_are_reported_at_once_with_file_and_line(tmp_path: Path) -> N
         "oxproxy.yaml:3: limits.connections: seen the number 0, expected a whole number from 1 to 1000000",
         'oxproxy.yaml:4: log.level: seen the text "loud", expected one of debug, info, warning, error',
         "oxproxy.yaml:5: nothing: unknown key, expected one of admin, audit, declared, inventory, limits, listen, log, "
-        "metrics, rules, shutdown, upstream",
+        "metrics, rules, shutdown, upstream, workers",
         'OXPROXY_ADMIN__ADDRESS: admin.address: seen the text "nowhere", expected host:port such as '
         "127.0.0.1:5672 or [::1]:5672",
     ]
@@ -182,8 +182,8 @@ def test_a_password_in_the_environment_wins_over_the_ways_of_the_file(tmp_path: 
 def test_a_password_as_text_is_a_warning_unless_every_broker_is_on_loopback(tmp_path: Path) -> None:
     control = "  control: {password: a}\n"
     assert warnings(tmp_path, "upstream:\n  address: [127.0.0.1:1, localhost:2, '[::1]:3']\n" + control) == []
-    assert warnings(tmp_path, "upstream:\n  address: [127.0.0.1:1, rabbit:2]\n" + control) == [
-        "oxproxy.yaml:3: upstream.control.password: warning: a password as text, for a broker elsewhere: "
+    assert warnings(tmp_path, "upstream:\n  tls: {}\n  address: [127.0.0.1:1, rabbit:2]\n" + control) == [
+        "oxproxy.yaml:4: upstream.control.password: warning: a password as text, for a broker elsewhere: "
         "use password_env or password_file"
     ]
 

@@ -1,0 +1,116 @@
+"""Which part of the configuration does each room get? Settings in, the small values that a room asks for out.
+
+Rooms do not see the settings. Nothing is opened here but the file of a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.amqp.allowance import Rates
+from proxy.amqp.conversation import Limits as RelayLimits
+from proxy.amqp.plan import ClientRules
+from proxy.amqp.vhost import Delivery
+from proxy.audit.opening import AuditRequest
+from proxy.audit.record import Privacy
+from proxy.errors import ConfigError
+from proxy.net.listener import ListenerLimits
+from proxy.net.surroundings import SessionLimits
+from proxy.rules.clock import SystemZone
+from proxy.rules.settings import Settings
+
+#: "no limit": channel numbers have 16 bits
+_MOST_CHANNELS = 65535
+
+
+def session_limits(settings: Settings) -> SessionLimits:
+    """Give what holds for one producer."""
+    limits = settings.limits
+    return SessionLimits(
+        handshake_seconds=limits.handshake_timeout_seconds,
+        frame_max=limits.frame_max,
+        channels=limits.channels or _MOST_CHANNELS,
+        idle_seconds=limits.idle_timeout_seconds or 0.0,
+        relay=RelayLimits(message_bytes=limits.message_size or 0),
+    )
+
+
+def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
+    """Give what holds for all producers of a process together; `shared`: it is one of several workers."""
+    limits = settings.limits
+    deadline_seconds = settings.shutdown.deadline_seconds
+    per_peer = limits.connections_per_peer or 0
+    return ListenerLimits(limits.connections, per_peer, deadline_seconds, shared=shared)
+
+
+def rates(settings: Settings) -> Rates:
+    """Give what each user may publish."""
+    limits = settings.limits
+    return Rates(
+        limits.publish_rate or 0,
+        limits.publish_bytes or 0,
+        limits.burst_seconds,
+        limits.patience_seconds or 0.0,
+    )
+
+
+def client_rules(settings: Settings) -> ClientRules:
+    """Give what the configuration says of what clients declare."""
+    declared = settings.declared
+    return ClientRules(
+        Delivery(declared.delivery),
+        strict_unbind=declared.unbind == "strict",
+        own_routes=declared.client_routes == "own",
+        local_time=SystemZone(),
+    )
+
+
+def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditRequest | None:
+    """Give what the configuration asks of the audit log; None where it asks for none.
+
+    Raises:
+        ConfigError: the key of the hashes can't be read.
+    """
+    audit = settings.audit
+    if audit.directory is None:
+        return None
+    return AuditRequest(
+        settings.folder / audit.directory,
+        audit.mode,
+        audit.scope == "ruled",
+        audit.instance,
+        audit.buffer_mib,
+        audit.segment_mib,
+        audit.segment_seconds,
+        audit.keep_days,
+        audit.keep_mib,
+        audit.headers,
+        audit.hash,
+        _hash_key(settings, environ),
+    )
+
+
+def audit_privacy(settings: Settings, environ: Mapping[str, str]) -> Privacy:
+    """Give what the configuration lets be told of a message, in audit lines and elsewhere.
+
+    Raises:
+        ConfigError: the key of the hashes can't be read or used.
+    """
+    audit = settings.audit
+    shown = frozenset(name.encode() for name in audit.headers)
+    return Privacy(shown, frozenset(audit.hash), _hash_key(settings, environ))
+
+
+def _hash_key(settings: Settings, environ: Mapping[str, str]) -> bytes:
+    audit = settings.audit
+    if audit.hash_key_env is not None:
+        if audit.hash_key_env not in environ:
+            raise ConfigError("audit", 0, "audit.hash_key_env", f"there is no variable {audit.hash_key_env}")
+        return environ[audit.hash_key_env].encode()
+    if audit.hash_key_file is not None:
+        try:
+            return (settings.folder / audit.hash_key_file).read_bytes().removesuffix(b"\n")
+        except OSError as error:
+            message = f"{audit.hash_key_file} can't be read: {error.strerror or error}"
+            raise ConfigError("audit", 0, "audit.hash_key_file", message) from error
+    return b""

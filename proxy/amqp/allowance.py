@@ -1,0 +1,153 @@
+"""How much may a user publish, and for how long does it owe? Token buckets: numbers and time in, seconds out.
+
+A bucket holds what may be taken at once and fills up steadily. It may be overdrawn, since what has been read was
+published already: the debt says how long its user is not to be read. Knows no sockets and no clock.
+
+Source: the token bucket of RFC 2697, section 3, with debt in place of a mark.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Users remembered without a connection, so that a new connection does not begin without the debt of the last one.
+#: Reaching it forgets those who owe nothing.
+REMEMBERED = 1024
+
+
+class Bucket:
+    """What one user may take of one thing.
+
+    Args:
+        rate: units a second.
+        burst_seconds: how many seconds' worth may be taken at once.
+    """
+
+    __slots__ = ("_at", "_level", "_most", "_rate")
+
+    def __init__(self, rate: float, burst_seconds: float) -> None:
+        """Start full."""
+        self._rate = rate
+        self._most = self._level = rate * burst_seconds
+        self._at = float("-inf")
+
+    def take(self, amount: int, now: float) -> float:
+        """Take units, whether they are there or not.
+
+        Args:
+            amount: units; 0 only looks.
+            now: monotonic seconds.
+
+        Returns:
+            Seconds until nothing is owed; 0 where nothing is.
+        """
+        if now > self._at:
+            self._level = min(self._most, self._level + (now - self._at) * self._rate)
+            self._at = now
+        self._level -= amount
+        return -self._level / self._rate if self._level < 0 else 0.0
+
+    def full(self, now: float) -> bool:
+        """Whether nothing was taken for as long as it takes to fill up."""
+        self.take(0, now)
+        return self._level >= self._most
+
+
+class Rates(NamedTuple):
+    """What each user may publish; 0 is no limit.
+
+    Args:
+        publishes: messages a second.
+        read_bytes: bytes a second, as they come from the socket: frames, headers and bodies.
+        burst_seconds: seconds' worth of either that may come at once.
+        patience_seconds: longest time that a user is slowed down before its connection is told; 0: without end.
+    """
+
+    publishes: int = 0
+    read_bytes: int = 0
+    burst_seconds: float = 1.0
+    patience_seconds: float = 0.0
+
+
+class Allowance:
+    """What one user may publish, over all of its connections.
+
+    Args:
+        rates: the limits.
+    """
+
+    __slots__ = ("_publishes", "_read_bytes", "connections", "rates", "since")
+
+    def __init__(self, rates: Rates) -> None:
+        """Start with nothing taken."""
+        self.rates = rates
+        self.connections = 0
+        #: when it began to owe, if it has not been below its limits since
+        self.since: float | None = None
+        self._publishes = Bucket(rates.publishes, rates.burst_seconds) if rates.publishes else None
+        self._read_bytes = Bucket(rates.read_bytes, rates.burst_seconds) if rates.read_bytes else None
+
+    def take(self, publishes: int, read_bytes: int, now: float) -> tuple[float, str]:
+        """Charge what has been read.
+
+        Args:
+            publishes: messages.
+            read_bytes: bytes.
+            now: monotonic seconds.
+
+        Returns:
+            Seconds until nothing is owed, and which limit says so: ``publish_rate``, ``publish_bytes``, or empty.
+        """
+        if self.since is not None and self.full(now):
+            self.since = None
+        messages_wait = self._publishes.take(publishes, now) if self._publishes is not None else 0.0
+        bytes_wait = self._read_bytes.take(read_bytes, now) if self._read_bytes is not None else 0.0
+        wait = max(messages_wait, bytes_wait)
+        if not wait:
+            return 0.0, ""
+        if self.since is None:
+            self.since = now
+        return wait, "publish_rate" if messages_wait >= bytes_wait else "publish_bytes"
+
+    def patience(self, now: float) -> float:
+        """Seconds that are left of the patience with a user that owes; infinite where there is no end to it."""
+        if not self.rates.patience_seconds or self.since is None:
+            return float("inf")
+        return self.since + self.rates.patience_seconds - now
+
+    def full(self, now: float) -> bool:
+        """Whether it was below its limits for as long as its buckets take to fill up."""
+        return all(bucket.full(now) for bucket in (self._publishes, self._read_bytes) if bucket is not None)
+
+
+class Allowances:
+    """All users' allowances.
+
+    Args:
+        rates: the limits, the same for each of them.
+    """
+
+    __slots__ = ("_of", "_rates")
+
+    def __init__(self, rates: Rates) -> None:
+        """Start with nobody."""
+        self._rates = rates
+        self._of: dict[str, Allowance] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is any limit."""
+        return bool(self._rates.publishes or self._rates.read_bytes)
+
+    def enter(self, user: str, now: float) -> Allowance:
+        """Give what a user may publish, at the start of one of its connections; `leave` ends that."""
+        if len(self._of) >= REMEMBERED:
+            self._of = {name: one for name, one in self._of.items() if one.connections or not one.full(now)}
+        found = self._of.get(user)
+        if found is None:
+            found = self._of[user] = Allowance(self._rates)
+        found.connections += 1
+        return found
+
+    def leave(self, allowance: Allowance) -> None:
+        """One of the user's connections has ended."""
+        allowance.connections -= 1

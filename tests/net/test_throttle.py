@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import asyncio
+
+from pamqp import commands
+
+from proxy.amqp.allowance import Allowances, Rates
+from proxy.net.surroundings import SessionLimits
+from tests import client
+from tests.net.stage import Peer, eventually, staged
+
+SMALL = client.publish(1, b"any", b"k", (), b"x")
+
+
+async def taken(link: Peer, publishes: int) -> None:
+    """Read so many publishes on the broker's side."""
+    await link.read(publishes * len(SMALL))
+
+
+async def test_a_producer_above_its_rate_is_not_read_until_its_debt_is_paid_and_loses_nothing() -> None:
+    rates = Rates(publishes=100, burst_seconds=0.1)
+    async with staged(allowances=Allowances(rates)) as stage:
+        producer, link = await stage.producer()
+        for _ in range(3):
+            producer.send(SMALL * 20)
+            await taken(link, 20)
+        await eventually(lambda: stage.counters.limits.throttled == 1)
+        assert stage.counters.relay("/").paused_producers == 1
+        assert stage.counters.limits.hits["publish_rate"] >= 2
+        await eventually(lambda: stage.counters.limits.throttled == 0)
+        assert stage.counters.relay("/").paused_producers == 0
+        await producer.vanish()
+
+
+async def test_other_users_are_not_slowed_down_and_other_connections_of_the_same_user_are() -> None:
+    async with staged(allowances=Allowances(Rates(publishes=10, burst_seconds=0.1))) as stage:
+        greedy, link = await stage.producer()
+        brother, _ = await stage.producer()
+        greedy.send(SMALL * 100)
+        await taken(link, 100)
+        brother.send(SMALL)
+        await eventually(lambda: stage.counters.limits.throttled == 2)
+        for peer in (greedy, brother):
+            await peer.vanish()
+        await eventually(lambda: stage.counters.limits.throttled == 0)
+
+
+async def test_after_the_patience_the_one_channel_that_publishes_is_closed_with_406_and_what_was_published_stands() -> (
+    None
+):
+    rates = Rates(publishes=10, burst_seconds=0.1, patience_seconds=0.2)
+    async with staged(allowances=Allowances(rates)) as stage:
+        producer, link = await stage.producer()
+        producer.send(SMALL * 100)
+        await taken(link, 100)
+        close = (await producer.expect("Channel.Close")).arguments
+        assert close["reply_code"] == 406
+        assert close["reply_text"] == (
+            "PRECONDITION_FAILED - user is above 10 publishes a second (publish_rate) for longer than 0.2 s"
+        )
+        await link.expect("Channel.Close")
+        assert stage.counters.limits.hits["patience"] == 1
+        producer.call(commands.Channel.CloseOk())
+        producer.call(commands.Channel.Open(), 2)
+        assert (await link.expect("Channel.Open")).channel == 2
+        await producer.vanish()
+
+
+async def test_where_two_channels_publish_the_connection_is_closed_with_320() -> None:
+    rates = Rates(read_bytes=1000, burst_seconds=0.1, patience_seconds=0.2)
+    async with staged(allowances=Allowances(rates)) as stage:
+        producer, link = await stage.producer()
+        producer.send(SMALL * 100, client.publish(2, b"any", b"k", (), b"x"))
+        await taken(link, 101)
+        assert await producer.close_reason() == (
+            320,
+            "CONNECTION_FORCED - user is above 1000 bytes a second (publish_bytes) for longer than 0.2 s",
+        )
+        producer.call(commands.Connection.CloseOk(), 0)
+        await link.expect("Connection.Close")
+        link.call(commands.Connection.CloseOk(), 0)
+        assert await producer.is_gone()
+
+
+async def test_amid_a_body_the_connection_is_closed_and_not_the_channel() -> None:
+    rates = Rates(read_bytes=1000, burst_seconds=0.1, patience_seconds=0.2)
+    async with staged(allowances=Allowances(rates)) as stage:
+        producer, link = await stage.producer()
+        begun = client.publish(1, b"any", b"k", (), bytes(200_000))[:150_000]
+        producer.send(begun)
+        await link.expect("Basic.Publish")
+        assert (await producer.close_reason())[0] == 320
+        await producer.vanish()
+
+
+async def test_the_end_of_a_throttled_connection_does_not_wait_for_its_debt() -> None:
+    rates = Rates(publishes=1, burst_seconds=0.1)
+    async with staged(SessionLimits(close_seconds=30), allowances=Allowances(rates)) as stage:
+        producer, link = await stage.producer()
+        producer.send(SMALL * 1000)
+        await taken(link, 1000)
+        await eventually(lambda: stage.counters.limits.throttled == 1)
+        [session] = stage.listener._sessions
+        session.close(320, "bye")
+        assert (await producer.close_reason())[0] == 320
+        producer.call(commands.Connection.CloseOk(), 0)
+        await link.expect("Connection.Close")
+        link.call(commands.Connection.CloseOk(), 0)
+        async with asyncio.timeout(10):
+            assert await producer.is_gone()
+        await eventually(lambda: stage.counters.limits.throttled == 0)
+        assert stage.counters.relay("/").paused_producers == 0
+
+
+async def test_publishes_of_channels_that_are_closed_again_are_charged_as_well() -> None:
+    async with staged(allowances=Allowances(Rates(publishes=10, burst_seconds=1))) as stage:
+        producer, link = await stage.producer()
+        closed = SMALL * 50 + client.method(1, commands.Channel.Close(200, "", 0, 0))
+        producer.send(closed)
+        await taken(link, 50)
+        await link.expect("Channel.Close")
+        link.call(commands.Channel.CloseOk())
+        await producer.expect("Channel.CloseOk")
+        producer.call(commands.Channel.Open())
+        await eventually(lambda: stage.counters.limits.throttled == 1)
+        await producer.vanish()
+
+
+async def test_without_limits_there_is_no_throttle() -> None:
+    async with staged() as stage:
+        await stage.producer()
+        [session] = stage.listener._sessions
+        assert session._throttle is None
