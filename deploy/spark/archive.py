@@ -1,7 +1,7 @@
 """Writes what the report needs beside Spark itself, as one archive: ``python -m deploy.spark.archive FILE``.
 
 spark-submit hands it out with ``--py-files``. It holds this package and PyYAML, which reads rules files, both as Python
-alone, so that it fits every machine. Only the driver opens it: nothing of the report runs as Python on executors.
+alone, so that it fits every machine. Only the driver uses it: nothing of this package runs on executors.
 """
 
 from __future__ import annotations

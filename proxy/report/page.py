@@ -31,7 +31,7 @@ def render(figures: Figures) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>oxproxy report {escape(figures.range)}</title><style>{STYLE}</style></head><body>"
-        f"<header><h1>Message routing, {escape(figures.range)}</h1>"
+        f"<header><h1>Message routing{escape(f', {figures.range}' if figures.days else '')}</h1>"
         f"<p>From the audit log of oxproxy; made {wording.moment(figures.made)} UTC from "
         f"{wording.several(figures.segments, 'segment')}. All times are UTC.</p></header>"
         f"<main>{body}</main></body></html>\n"
@@ -40,9 +40,10 @@ def render(figures: Figures) -> str:
 
 def _nothing(figures: Figures) -> str:
     aside = f"<p>{escape(_aside(figures))}</p>" if figures.rejected else ""
+    days = f" for {figures.range}" if figures.days else ""
     return (
         '<section class="empty"><h2>Nothing was published</h2>'
-        f"<p>The audit log has no publish for {escape(figures.range)}. That may be all right. If not:</p><ul>"
+        f"<p>The audit log has no publish{escape(days)}. That may be all right. If not:</p><ul>"
         "<li>A segment shows five minutes after its first line, or when the sidecar ends: what happened just now is "
         "not in it yet.</li>"
         "<li>The input folder is the one that <code>audit.directory</code> names, with folders "

@@ -1,8 +1,8 @@
 """How does Spark start, and with which settings?
 
 On one machine without a word from the operator: all cores, loopback only, no web page. On a cluster the master, and
-all else, is what spark-submit or ``--master`` say. Nothing of the job runs as Python on executors: they need neither
-this package nor an interpreter.
+all else, is what spark-submit or ``--master`` say. Nothing of this package runs on executors; their Python only hands
+small lists of the driver on.
 """
 
 from __future__ import annotations

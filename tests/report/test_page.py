@@ -121,6 +121,12 @@ def test_an_empty_log_gives_a_friendly_page() -> None:
     assert [tag for tag, _ in page.seen if tag == "svg"] == []
 
 
+def test_a_log_without_a_day_is_said_to_be_without_a_publish() -> None:
+    text = outline(render(Figures((), at(1)))).text
+    assert "The audit log has no publish. That may be all right." in text
+    assert "Message routingFrom" in text
+
+
 def test_an_empty_log_tells_what_was_kept_aside() -> None:
     assert "3 foreign: in _rejected" in outline(render(Figures((), at(1), rejected={"foreign": 3}))).text
 
