@@ -51,7 +51,7 @@ from proxy.reload import Reload, name_traffic, owned_exchanges
 from proxy.rules.clock import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.settings import Settings, load_settings
-from proxy.shadow import RULES_BYTES, Shadow
+from proxy.shadow import Shadow
 from proxy.worker import Place
 from proxy.workers import Workers
 
@@ -361,9 +361,7 @@ class Sidecar:
         routes = [
             json_route("POST", "/-/reload", questions.reload),
             json_route("POST", "/explain", questions.explain, texting=questions.explain_text),
-            json_route("POST", "/-/shadow", shadow.begin, RULES_BYTES),
-            json_route("GET", "/-/shadow", shadow.report),
-            json_route("DELETE", "/-/shadow", shadow.end),
+            *shadow.routes,
         ]
         exposition, allow = Exposition(self._counters, self._version), self._settings.admin.allow
         if self._place is not None:

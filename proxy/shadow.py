@@ -25,6 +25,8 @@ from proxy.broker.inheritance import inheriting
 from proxy.errors import ConfigErrors, ProtocolError
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
+from proxy.observe.admin import GuardedRoute
+from proxy.observe.pages import Answering, json_route
 from proxy.reload import Reload, owned_exchanges
 from proxy.rules.differences import Differences, Seen, Side
 from proxy.rules.loader import LoadedRules, compile_rules
@@ -103,6 +105,11 @@ class Shadow:
         self._wall = wall
         self._timer = timer
         self._run: _Run | None = None
+
+    @property
+    def routes(self) -> list[GuardedRoute]:
+        """The pages."""
+        return shadow_routes(self.begin, self.report, self.end)
 
     @property
     def version(self) -> str | None:
@@ -244,6 +251,15 @@ class Shadow:
     def _report(self, run: _Run) -> dict[str, object]:
         seconds = round(self._wall() - run.began, 3)
         return {"seconds": seconds, "skipped": run.skipped, "waiting": len(run.waiting), **run.found.as_json()}
+
+
+def shadow_routes(begin: Answering, report: Answering, end: Answering) -> list[GuardedRoute]:
+    """Give the pages by which a shadow is begun, asked for and ended."""
+    return [
+        json_route("POST", "/-/shadow", begin, RULES_BYTES),
+        json_route("GET", "/-/shadow", report),
+        json_route("DELETE", "/-/shadow", end),
+    ]
 
 
 def contents(body: bytes) -> list[tuple[str, bytes]]:

@@ -23,6 +23,7 @@ import structlog
 
 from proxy.amqp.counters import Counters
 from proxy.joint_reload import JointReload
+from proxy.joint_shadow import JointShadow
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.tasks import Tasks
 from proxy.observe.admin import Admin
@@ -145,6 +146,7 @@ class Workers:
         if address is None:
             return
         routes = [json_route("POST", "/-/reload", self._reload_page), json_route("POST", "/explain", self._explain)]
+        routes += JointShadow(self._tell_shadow).routes
         page = JointPage(self._portions)
         admin = Admin(page, self._not_ready, self._show, self._settings.admin.allow, routes, self._degraded)
         stack.push_async_callback(admin.stop)
@@ -277,6 +279,10 @@ class Workers:
             if answer is not None:
                 return answer[0], answer[1].decode()
         return _UNAVAILABLE, {"errors": ["no worker answers"]}
+
+    async def _tell_shadow(self, method: str, body: bytes) -> list[tuple[int, bytes]]:
+        asked = [worker.ask(method, "/-/shadow", body) for worker in self._workers if worker.running]
+        return [answer for answer in await asyncio.gather(*asked) if answer is not None]
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 

@@ -230,6 +230,28 @@ def test_explain_answers_by_the_rules_in_force(pair: Pair) -> None:
         assert "all letters" in answer.read().decode()
 
 
+def test_a_shadow_compares_what_all_workers_carry(pair: Pair) -> None:
+    def ask(method: str, body: bytes | None = None) -> tuple[int, dict[str, object]]:
+        request = urllib.request.Request(f"http://127.0.0.1:{pair.running.admin}/-/shadow", body, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    assert ask("POST", b"exchanges: 1")[0] == 422
+    assert ask("GET")[0] == 404
+    candidate = f"vhost: {pair.vhost}\nexchanges: [{{name: letters, bindings: [{{queue: elsewhere, name: all}}]}}]\n"
+    assert ask("POST", candidate.encode())[0] == 200
+    producers = pair.producers(8)
+    for producer in producers:
+        assert producer.send_settled("letters").acked
+    status, found = ask("DELETE")
+    assert (status, found["compared"], found["different"]) == (200, len(producers), len(producers))
+    assert ask("GET")[0] == 404
+
+
 def test_sigterm_drains_every_worker(pair: Pair) -> None:
     producers = pair.producers(6)
     ids = pair.processes()

@@ -287,8 +287,7 @@ class Settings:
     listen: tuple[Listener, ...] = field(default_factory=lambda: (Listener(),))
     upstream: Upstream = field(default_factory=Upstream)
     rules: Annotated[
-        tuple[str, ...],
-        Key(TEXTS, "rules files: a name or pattern such as `rules/*.yaml`, or a list of them"),
+        tuple[str, ...], Key(TEXTS, "rules files: a name or pattern such as `rules/*.yaml`, or a list of them")
     ] = ()
     workers: Annotated[
         int, Key(whole(1, 64), "processes that share the addresses of `listen`; more than one needs Linux")
@@ -325,8 +324,7 @@ def load_settings(
     try:
         data = path.read_bytes()
     except OSError as error:
-        message = f"can't be read: {error.strerror or error}"
-        raise ConfigErrors([ConfigError(str(path), 0, "", message)]) from error
+        raise ConfigErrors([ConfigError(str(path), 0, "", f"can't be read: {error.strerror or error}")]) from error
     settings = parse_settings(data, path, environ, faults, secrets_required)
     return settings, faults.warnings
 
@@ -399,5 +397,4 @@ class _Passwords:
         return Secret("")
 
     def _missing(self, place: Place, key: str, message: str) -> None:
-        report = self.faults.error if self.required else self.faults.warn
-        report(place, key, message)
+        (self.faults.error if self.required else self.faults.warn)(place, key, message)
