@@ -18,7 +18,7 @@ run: setup ## sidecar in front of the broker that RABBITMQ_URL names; CONFIG=con
 test: setup ## every test, against a private RabbitMQ
 	@$(bin)/python -m pytest -q
 
-test-matrix: ## the slow ones: other versions, a built image; installs what only they need
+test-matrix: ## the slow ones: RabbitMQ 4.0, all vectors, a built image; installs what only they need
 	@deploy/local/setup matrix
 	@$(bin)/python -m pytest -q -m matrix
 

@@ -21,21 +21,23 @@ from pathlib import Path
 
 import structlog
 
-from proxy.allotment import audit_request, client_rules, listener_limits, rates, session_limits
 from proxy.amqp.allowance import Allowances
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import Sources
 from proxy.amqp.vhost import VhostState
+from proxy.arrangements import audit_privacy, audit_request, client_rules, listener_limits, rates, session_limits
 from proxy.audit.opening import open_audit
 from proxy.audit.writer import AuditWriter
 from proxy.broker.settings import ControlSettings, DeclaredSettings
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
+from proxy.net.descriptors import admitted
 from proxy.net.listener import Listener
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
 from proxy.net.surroundings import Surroundings
 from proxy.net.tasks import Tasks
+from proxy.net.tls_wanted import WantedTls
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Vhosts
 from proxy.observe.admin import Admin
@@ -47,6 +49,7 @@ from proxy.reload import Reload, name_traffic, owned_exchanges
 from proxy.rules.clock import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.settings import Settings, load_settings
+from proxy.shadow import RULES_BYTES, Shadow
 from proxy.worker import Place
 from proxy.workers import Workers
 
@@ -133,11 +136,13 @@ class Sidecar:
         counters.rules.version = loaded.rules.version
         counters.rules.last_success_seconds = time.time()
         name_traffic(counters, loaded)
+        self._tls = WantedTls(settings)
         self._topology = self._make_topology()
         self._listener: Listener | None = None
         self._remotes: RemotePool | None = None
         self._audit: AuditWriter | None = None
         self._reload: Reload | None = None
+        self._shadow: Shadow | None = None
         self._admin: Admin | None = None
         self._stopping = asyncio.Event()
         self._signals = 0
@@ -211,7 +216,8 @@ class Sidecar:
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
-        self._admin = self._make_admin(vhosts, self._reload)
+        self._shadow = Shadow(self._reload, vhosts, audit_privacy(self._settings, self._environ), tasks)
+        self._admin = self._make_admin(vhosts, self._reload, self._shadow)
         listener = self._make_listener(vhosts)
         if self._audit is not None:
             self._audit.on_durable = listener.audit_durable
@@ -289,6 +295,7 @@ class Sidecar:
             "version": self._version,
             "rules": self._counters.rules.version,
             "last_reload": None if self._reload is None or self._reload.last is None else self._reload.last.as_json(),
+            "shadow": None if self._shadow is None else self._shadow.version,
             "ready": not self.not_ready(),
             "not_ready": self.not_ready(),
             "degraded": self._topology.degraded,
@@ -297,13 +304,14 @@ class Sidecar:
         }
 
     def _make_topology(self) -> Topology:
-        settings = self._settings
-        upstream = settings.upstream
+        settings, upstream = self._settings, self._settings.upstream
         control = ControlSettings(
             hosts=tuple((one.host, one.port) for one in upstream.addresses),
             username=upstream.control.username,
             password=upstream.control.password.reveal(),
+            tls=self._tls.control(),
             management=upstream.management,
+            management_tls=self._tls.management(),
             refresh_seconds=settings.inventory.refresh_seconds,
             remove_foreign=settings.inventory.foreign_bindings == "remove",
             declared=DeclaredSettings(
@@ -319,7 +327,8 @@ class Sidecar:
     def _make_remotes(self, tasks: Tasks) -> RemotePool:
         listening = [(one.address.host, one.address.port) for one in self._settings.listen]
         brokers = remote_brokers(self._loaded, self._environ, listening)
-        remotes = RemotePool(brokers, self._counters, self._version, tasks)
+        self._tls.read(brokers)()
+        remotes = RemotePool(brokers, self._counters, self._version, tasks, self._tls.contexts)
         remotes.listening = listening
         return remotes
 
@@ -331,17 +340,29 @@ class Sidecar:
 
         def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
             found = remote_brokers(loaded, self._environ, remotes.listening)
-            return partial(setattr, remotes, "brokers", found)
+            use_contexts = self._tls.read(found)
 
-        reload = Reload(files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
+            def use() -> None:
+                remotes.brokers = found
+                use_contexts()
+
+            return use
+
+        reload = Reload(
+            files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files
+        )
+        if self._place is None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload
 
-    def _make_admin(self, vhosts: Vhosts, reload: Reload) -> Admin:
+    def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow) -> Admin:
         questions = Questions(reload, lambda: vhosts.states)
         routes = [
             json_route("POST", "/-/reload", questions.reload),
             json_route("POST", "/explain", questions.explain),
+            json_route("POST", "/-/shadow", shadow.begin, RULES_BYTES),
+            json_route("GET", "/-/shadow", shadow.report),
+            json_route("DELETE", "/-/shadow", shadow.end),
         ]
         exposition = Exposition(self._counters, self._version)
         if self._place is not None:
@@ -359,6 +380,8 @@ class Sidecar:
             Upstream(
                 tuple((one.host, one.port) for one in settings.upstream.addresses),
                 settings.upstream.connect_timeout_seconds,
+                self._tls.upstream,
+                self._tls.contexts,
             ),
             vhosts,
             self._counters,
@@ -371,5 +394,6 @@ class Sidecar:
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
-            listener_limits(settings, shared=self._place is not None),
+            listener_limits(settings, admitted(settings.limits.connections), shared=self._place is not None),
+            self._tls.providers(),
         )

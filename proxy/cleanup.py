@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from proxy.broker.removal import Removal
 from proxy.broker.settings import ControlSettings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
+from proxy.net.tls_wanted import WantedTls
 from proxy.rules.settings import Settings
 
 
@@ -30,11 +31,15 @@ def clean_up(settings: Settings, vhosts: Sequence[str], removing: bool, say: Cal
     if upstream.management is None:
         message = "seen nothing, expected the management API: it alone lists what was made"
         raise ConfigErrors([ConfigError("configuration", 0, "upstream.management", message)])
+    tls = WantedTls(settings)
+    tls.read({})()
     control = ControlSettings(
         hosts=tuple((one.host, one.port) for one in upstream.addresses),
         username=upstream.control.username,
         password=upstream.control.password.reveal(),
+        tls=tls.control(),
         management=upstream.management,
+        management_tls=tls.management(),
     )
     try:
         return asyncio.run(_clean_up(Removal(control, upstream.management), vhosts, removing, say))

@@ -100,6 +100,15 @@ def _parser() -> argparse.ArgumentParser:
     why.add_argument("--expect", metavar="QUEUE", action="append", default=[], help="status 1 unless it gets there")
     why.set_defaults(run=_explain)
 
+    beside = commands.add_parser("shadow", help="where other rules would send live traffic otherwise; changes nothing")
+    beside.add_argument("rules", metavar="RULES", type=Path, nargs="+", help="rules files, as one set")
+    beside.add_argument(
+        "--admin", metavar="URL", default="http://127.0.0.1:15693", help="of the running sidecar; default: %(default)s"
+    )
+    beside.add_argument("--seconds", metavar="N", type=float, help="default: until Ctrl-C")
+    beside.add_argument("--json", action="store_true", help="print the report as JSON")
+    beside.set_defaults(run=_shadow)
+
     report = commands.add_parser("report", help="tables and a page on audit logs, made with Spark")
     report.add_argument(
         "--input", metavar="DIR", required=True, help="folder of the audit log, or URI such as s3a://..."
@@ -184,6 +193,17 @@ def _explain(options: argparse.Namespace) -> int:
     else:
         _show(explanation)
     return _expected(explanation, options.expect)
+
+
+def _shadow(options: argparse.Namespace) -> int:
+    from proxy.shadow_request import Admin, run, show
+
+    found = run(options.rules, Admin(options.admin), options.seconds)
+    if options.json:
+        _say(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        show(found)
+    return NO if found["different"] else DONE
 
 
 def _report(options: argparse.Namespace) -> int:

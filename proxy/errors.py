@@ -101,6 +101,7 @@ class Failure(Enum):
     UNAVAILABLE = "unavailable"
     REFUSED = "refused"
     TIMEOUT = "timeout"
+    TLS = "tls_error"
 
 
 class UpstreamError(ProxyError):

@@ -54,9 +54,10 @@ class Questions:
             known = replace(question, queues=question.queues | queues.get(question.vhost or "", frozenset()))
             if question.vhost is None:
                 known = replace(question, queues=question.queues.union(*queues.values()))
+            states = {state.name: state for state in self._states()}
             # Beside the event loop: the walk visits every binding.
             return _OK, await asyncio.to_thread(
-                lambda: json.dumps(as_json(explain(live, known, self._clock())), indent=2, ensure_ascii=False)
+                lambda: json.dumps(as_json(explain(live, known, self._clock(), states)), indent=2, ensure_ascii=False)
             )
         except ConfigErrors as errors:
             return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}

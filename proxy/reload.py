@@ -17,20 +17,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import structlog
 
 from proxy.amqp.counters import Counters
-from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
+from proxy.amqp.vhost import OwnedExchange, VhostState
 from proxy.broker.changeover import Retirement
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigErrors, Failure, UpstreamError
 from proxy.net.tasks import Tasks
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules, load_rules
-from proxy.rules.model import ExchangeRule, VhostRules
+from proxy.rules.model import VhostRules
 from proxy.rules.reload import Watch, lone_mounts
+from proxy.rules.wire import owned_exchange
 
 _log = structlog.get_logger(__name__)
 
@@ -86,6 +87,7 @@ class _Candidate:
     retirement: Retirement | None = field(default=None)
 
 
+_Compiled = TypeVar("_Compiled")
 #: rules, why they do not hold, and what makes other brokers hold that they name
 _Loaded: TypeAlias = tuple[LoadedRules, list[str], Callable[[], None]]
 
@@ -100,7 +102,9 @@ class Reload:
         topology: the control plane.
         counters: what the process counts.
         tasks: runs what goes on behind a reload.
-        brokers_of: reads what rules say of other brokers, beside the event loop; what it gives makes that hold.
+        brokers_of: reads what rules say of other brokers, and the files of TLS, beside the event loop; what it gives
+            makes that hold.
+        files_beside: lists files that are followed as the rules files are: those of TLS.
     """
 
     def __init__(
@@ -112,6 +116,7 @@ class Reload:
         counters: Counters,
         tasks: Tasks,
         brokers_of: Callable[[LoadedRules], Callable[[], None]] | None = None,
+        files_beside: Callable[[], Sequence[Path]] = tuple,
     ) -> None:
         """Take the rules as they are."""
         self._brokers_of = brokers_of
@@ -124,7 +129,9 @@ class Reload:
         self._topology = topology
         self._counters = counters
         self._tasks = tasks
-        self._watch = Watch(files, loaded.rules.version)
+        self._files_beside = files_beside
+        self._watches = (Watch(files, loaded.rules.version), Watch(files_beside, ""))
+        self._watches[1].take()
         self._one_at_a_time = asyncio.Lock()
 
     def request(self) -> None:
@@ -134,15 +141,15 @@ class Reload:
     async def watch(self) -> None:
         """Reload whenever the files change; returns only by cancellation."""
         for path in await asyncio.to_thread(self._lone_mounts):
-            _log.warning("rules file is mounted alone (subPath): it will never change, mount its folder", file=path)
+            _log.warning("file is mounted alone (subPath): it will never change, mount its folder", file=path)
         again_at = None
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if again_at is not None and loop.time() >= again_at:
                 again_at = None
-                self._watch.again()
-            if not await asyncio.to_thread(self._watch.look):
+                self._watches[0].again()
+            if not await asyncio.to_thread(self._look):
                 continue
             answer = await self.reload("file")
             if answer.errors and not answer.faulty:
@@ -166,6 +173,12 @@ class Reload:
             _log.info("reloaded", reason=reason, rules=answer.version)
         return answer
 
+    async def beside(self, compiling: Callable[[], _Compiled]) -> _Compiled:
+        """Run something that compiles rules beside the event loop, never together with a reload."""
+        async with self._one_at_a_time:
+            with _unnoticed():
+                return await asyncio.to_thread(compiling)
+
     async def _attempt(self, reason: str) -> Answer:
         before = self.loaded
 
@@ -183,15 +196,22 @@ class Reload:
             return failed(errors, faulty=True)
         for warning in loaded.warnings:
             _log.warning("configuration", text=str(warning))
-        if loaded.rules.version != before.rules.version:
+        if loaded.rules.version == before.rules.version:
+            use_brokers()
+        else:
             try:
                 await self._change_over(before, loaded, use_brokers)
             except UpstreamError as error:
                 return failed([str(error)], faulty=error.failure is Failure.REFUSED)
         return Answer(loaded.rules.version, (), time.time(), reason)
 
+    def _look(self) -> bool:
+        looks = [watch.look() for watch in self._watches]  # each has to look, whatever the others see
+        return any(looks)
+
     def _load(self) -> _Loaded:
-        self._watch.take()
+        for watch in self._watches:
+            watch.take()
         loaded = load_rules(self._files())
         use_brokers = _nothing if self._brokers_of is None else self._brokers_of(loaded)
         return loaded, [str(failure) for failure in loaded.failures()], use_brokers
@@ -224,7 +244,8 @@ class Reload:
 
     def _lone_mounts(self) -> list[str]:
         try:
-            return [str(path) for path in lone_mounts(self._files(), _MOUNTINFO.read_text(encoding="utf-8"))]
+            files = [*self._files(), *self._files_beside()]
+            return [str(path) for path in lone_mounts(files, _MOUNTINFO.read_text(encoding="utf-8"))]
         except (OSError, ConfigErrors):  # no Linux; no file: the next load says so
             return []
 
@@ -272,19 +293,7 @@ def _candidate(state: VhostState, loaded: LoadedRules) -> _Candidate:
 
 def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
     """Give what relays and control plane know of the exchanges of the rules."""
-    return {rule.name: _owned_exchange(rule) for rule in rules.exchanges}
-
-
-def _owned_exchange(rule: ExchangeRule) -> OwnedExchange:
-    return OwnedExchange(
-        rule.name,
-        rule.type,
-        Delivery(rule.delivery),
-        rule.carrier,
-        rule.unmatched_pass,
-        rule.alternate,
-        rule.arguments,
-    )
+    return {rule.name: owned_exchange(rule) for rule in rules.exchanges}
 
 
 def name_traffic(counters: Counters, loaded: LoadedRules) -> None:

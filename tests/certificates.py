@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 from pathlib import Path
+
+#: ``openssl ca`` alone can choose when a certificate begins and ends.
+_CA = """
+[ca]
+default_ca = here
+[here]
+database = {folder}/index.txt
+new_certs_dir = {folder}
+rand_serial = yes
+default_md = sha256
+policy = any
+unique_subject = no
+[any]
+commonName = supplied
+"""
 
 
 class Authority:
@@ -15,8 +31,11 @@ class Authority:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         self.ca = folder / "ca.pem"
         self._key = folder / "ca.key"
+        (folder / "index.txt").touch()
+        (folder / "ca.conf").write_text(_CA.format(folder=folder))
         subject = ["-subj", "/CN=private authority", "-addext", "basicConstraints=critical,CA:TRUE"]
         self._openssl(
             "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(self._key), *subject
@@ -26,14 +45,23 @@ class Authority:
         target = str(out or self.ca)
         subprocess.run(["openssl", *arguments, "-out", target], check=True, capture_output=True)
 
-    def certificate(self, name: str) -> tuple[Path, Path]:
+    def certificate(self, name: str, *, expired: bool = False) -> tuple[Path, Path]:
         """Make a certificate for a host; give it and its key."""
-        key, request, made = (self.folder / f"{name}.{end}" for end in ("key", "csr", "pem"))
+        stem = f"{name}-expired" if expired else name
+        key, request, made = (self.folder / f"{stem}.{end}" for end in ("key", "csr", "pem"))
         more = ["-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-subj", f"/CN={name}"]
         self._openssl("req", *more, out=request)
-        names = self.folder / f"{name}.ext"
+        names = self.folder / f"{stem}.ext"
         names.write_text(f"subjectAltName=DNS:{name}\n")
-        signed = ["-CA", str(self.ca), "-CAkey", str(self._key), "-CAcreateserial", "-days", "2"]
-        self._openssl("x509", "-req", "-in", str(request), *signed, "-extfile", str(names), out=made)
+        time = ["-startdate", "20200101000000Z", "-enddate", "20200102000000Z"] if expired else ["-days", "2"]
+        signed = ["-config", str(self.folder / "ca.conf"), "-cert", str(self.ca), "-keyfile", str(self._key), *time]
+        self._openssl("ca", "-batch", "-notext", "-in", str(request), *signed, "-extfile", str(names), out=made)
         key.chmod(0o644)
         return made, key
+
+    def client(self, certificate: tuple[Path, Path] | None = None) -> ssl.SSLContext:
+        """What a client needs that trusts this authority, and has a certificate if need be."""
+        context = ssl.create_default_context(cafile=str(self.ca))
+        if certificate is not None:
+            context.load_cert_chain(*certificate)
+        return context

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.other_rabbitmq import ROOT_VARIABLE, inside
 from tests.rabbitmq import Broker, broker_of_environment
 from tests.watched import Watched
 
@@ -49,6 +50,7 @@ listeners.tcp.private = 127.0.0.1:{amqp}
 management.tcp.ip = 127.0.0.1
 management.tcp.port = {http}
 disk_free_limit.absolute = 50MB
+max_message_size = 134217728
 log.file.level = info
 """
 
@@ -78,14 +80,22 @@ def free_port(*taken: int) -> int:
         return port
 
 
-def program(name: str) -> str | None:
-    """Return the path of one of RabbitMQ's scripts, None where it is not installed.
+def program(name: str, root: Path = Path("/")) -> list[str]:
+    """Return the command that runs one of RabbitMQ's programs; empty where it is not installed.
+
+    Args:
+        name: of the program.
+        root: of the file system in which it is installed, and runs.
 
     The scripts that Debian and Ubuntu put on PATH change to the user rabbitmq and its home; the ones that
     they wrap run as whoever calls them.
     """
-    unwrapped = Path("/usr/lib/rabbitmq/bin", name)
-    return str(unwrapped) if unwrapped.exists() else shutil.which(name)
+    for folder in ("usr/lib/rabbitmq/bin", "usr/bin"):
+        path = root / folder / name
+        if path.exists():
+            return [str(path)] if root == Path("/") else inside(root, f"/{folder}/{name}")
+    found = shutil.which(name) if root == Path("/") else None
+    return [found] if found else []
 
 
 class PrivateBroker(Broker):
@@ -95,10 +105,13 @@ class PrivateBroker(Broker):
         config: lines added to rabbitmq.conf, e.g. ``vm_memory_high_watermark.absolute = 100MB``; take ports
             for further listeners from ``free_port``.
         plugins: enabled besides rabbitmq_management.
+        root: of the file system whose RabbitMQ is run (see ``other_rabbitmq``); None is what RABBITMQ_ROOT says, and
+            where it says nothing, this machine's own.
     """
 
-    def __init__(self, config: Sequence[str] = (), plugins: Sequence[str] = ()) -> None:
+    def __init__(self, config: Sequence[str] = (), plugins: Sequence[str] = (), root: Path | None = None) -> None:
         super().__init__("127.0.0.1", 0, "")
+        self._root = (root or Path(os.environ.get(ROOT_VARIABLE) or "/")).resolve()
         self.config = tuple(config)
         self.plugins = ("rabbitmq_management", *plugins)
         self.node = ""
@@ -129,7 +142,7 @@ class PrivateBroker(Broker):
             BrokerFailed: it did not answer in time, or ended.
         """
         for name in ("rabbitmq-server", "epmd"):
-            if not program(name):
+            if not self._program(name):
                 raise BrokerMissing(f"{name} is not installed (run `make setup`) and RABBITMQ_URL is not set")
         if self.node:
             self._launch()
@@ -158,13 +171,16 @@ class PrivateBroker(Broker):
 
     def rabbitmqctl(self, *arguments: str) -> str:
         """Run one rabbitmqctl command on this node and return what it printed."""
-        command = [str(program("rabbitmqctl")), "-n", self.node, *arguments]
+        command = [*self._program("rabbitmqctl"), "-n", self.node, *arguments]
         done = subprocess.run(
             command, env=self._environment(), capture_output=True, text=True, timeout=CTL_SECONDS, check=False
         )
         if done.returncode:
             raise BrokerFailed(f"rabbitmqctl {' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout
+
+    def _program(self, name: str) -> list[str]:
+        return program(name, self._root)
 
     def _choose_places(self) -> None:
         self.port, http, self._epmd_port, self._dist_port = (free_port() for _ in range(4))
@@ -202,8 +218,8 @@ class PrivateBroker(Broker):
 
     def _launch(self) -> None:
         # epmd by ourselves: the one that Erlang starts on its own would be a daemon that outlives us.
-        epmd = [str(program("epmd")), "-address", "127.0.0.1", "-port", str(self._epmd_port)]
-        commands = [epmd, [str(program("rabbitmq-server"))]]
+        epmd = [*self._program("epmd"), "-address", "127.0.0.1", "-port", str(self._epmd_port)]
+        commands = [epmd, self._program("rabbitmq-server")]
         output = self.folder / "log" / "start.log"
         self._processes = Watched(self.folder, commands, self._environment(), output)
         try:

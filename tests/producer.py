@@ -7,6 +7,7 @@ it came. Independent of proxy.net and of every AMQP library but pamqp.
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Mapping
@@ -121,6 +122,11 @@ def headers(plain: Mapping[str, object]) -> Table:
     return tuple((name.encode(), value(one)) for name, one in plain.items())
 
 
+def stored_by_4(table: Table) -> Table:
+    """A header table as RabbitMQ stores it from 4.0 on: sorted by name, of each name the first entry."""
+    return tuple(sorted(dict(reversed(table)).items()))
+
+
 class Producer:
     """One AMQP connection, open as soon as this object is made.
 
@@ -132,6 +138,7 @@ class Producer:
         frame_max: asked for in TuneOk, 0 takes what is offered.
         heartbeat: seconds, asked for in TuneOk.
         log_in: False leaves the socket as it is, without a byte sent.
+        tls: context for TLS to ``localhost``; None for plain TCP.
     """
 
     def __init__(
@@ -144,9 +151,12 @@ class Producer:
         frame_max: int = 0,
         heartbeat: int = 0,
         log_in: bool = True,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self.start: Mapping[str, object] = {}
         self.tune: Mapping[str, object] = {}
         self.frame_max = frame_max or 131072

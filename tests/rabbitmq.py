@@ -77,6 +77,11 @@ class Broker:
     def _authorization(self) -> str:
         return "Basic " + base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
 
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Of RabbitMQ, e.g. ``(3, 10, 8)``."""
+        return tuple(int(part) for part in self.api("GET", "overview")["rabbitmq_version"].split(".")[:3])
+
     def create_vhost(self, name: str) -> None:
         """Create a virtual host in which our own user may do everything."""
         self.api("PUT", f"vhosts/{quoted(name)}", {})

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ class Running:
     Args:
         folder: its configuration, rules and log.
         settings: the whole configuration but `listen` and `admin`.
+        wrap: a command that executes the one behind it in its own place.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: dict[str, Any], wrap: Sequence[str] = ()) -> None:
         self.port, self.admin = free_port(), free_port()
         self.log = folder / "oxproxy.log"
         self.configuration = folder / "oxproxy.yaml"
@@ -52,7 +54,7 @@ class Running:
         }
         self.configuration.write_text(yaml.safe_dump(merged(ports, settings)))
         with self.log.open("wb") as log:
-            command = [str(PROGRAM), "serve", "--config", str(self.configuration)]
+            command = [*wrap, str(PROGRAM), "serve", "--config", str(self.configuration)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def get(self, path: str) -> tuple[int, str]:
@@ -101,14 +103,14 @@ def serve(outside: Outside, tmp_path: Path) -> Iterator[Serve]:
     started = []
     broker = outside.broker
 
-    def start(rules: str | None = RULES, **settings: Any) -> Running:
+    def start(rules: str | None = RULES, wrap: Sequence[str] = (), **settings: Any) -> Running:
         control = {"username": broker.username, "password": broker.password}
         upstream = {"address": broker.address, "control": control, "management": broker.management}
         configured: dict[str, Any] = {"upstream": upstream}
         if rules is not None:
             (tmp_path / "rules.yaml").write_text(f"vhost: {outside.vhost}\n{rules}")
             configured["rules"] = ["rules.yaml"]
-        started.append(Running(tmp_path, merged(configured, settings)))
+        started.append(Running(tmp_path, merged(configured, settings), wrap))
         return started[-1]
 
     yield start
@@ -134,6 +136,28 @@ def tap(broker: Broker) -> Iterator[Tap]:
 
 
 # -- starting ----------------------------------------------------------------------------------------------------------
+
+
+def test_with_too_few_descriptors_it_says_so_and_lets_in_fewer(serve: Serve, connect: Connect) -> None:
+    running = serve(wrap=["prlimit", "--nofile=120:120"])
+    running.await_ready()
+    warned = "descriptors=120 needed=20100 permitted=10000 admitted=10"
+    assert f'too few file descriptors for limits.connections: fewer producers are let in" {warned}' in (
+        running.log.read_text()
+    )
+    producers = [connect(running) for _ in range(10)]
+    with pytest.raises(Closed) as caught:
+        connect(running)
+    assert caught.value.code == 530
+    assert all(producer.open(confirm=True).send_settled("letters", "k").acked for producer in producers)
+
+
+def test_it_raises_its_own_limit_of_descriptors_where_it_may(serve: Serve) -> None:
+    running = serve(wrap=["prlimit", "--nofile=120:600"], limits={"connections": 200})
+    running.await_ready()
+    assert "file descriptors" not in running.log.read_text()
+    limits = Path(f"/proc/{running.process.pid}/limits").read_text()
+    assert re.search(r"^Max open files +500 +600 ", limits, re.MULTILINE)
 
 
 def test_producers_get_in_only_when_inventory_and_carriers_stand(serve: Serve, outside: Outside) -> None:

@@ -86,7 +86,7 @@ def test_explain_prints_the_walk_and_the_decision(
     assert run("explain", "--rules", rules, "--message", "-", "--at", "2026-11-21T23:00:00Z") == 0
     out = capsys.readouterr().out
     assert "at 2026-11-21T23:00:00Z" in out
-    assert out.endswith("outcome   routed\nqueues    night, q\n")
+    assert "\noutcome   routed\nqueues    night, q\nwire      publish to exchange" in out
 
 
 def test_explain_prints_json(rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,11 @@ import yaml
 from proxy.rules.compiler import OPERATORS
 from proxy.rules.declaration import entries
 from proxy.rules.expectations import decide, mentioned_queues
+from proxy.rules.faults import Faults
 from proxy.rules.inspection import inspect
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules
 from proxy.rules.schema import TOP_KEYS
-from proxy.rules.settings import Settings, load_settings
+from proxy.rules.settings import Settings, load_settings, parse_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES_FILES = sorted((ROOT / "config").glob("*/*.yaml"))
@@ -111,7 +112,11 @@ def test_the_configuration_file_has_every_key_and_runs_on_one_machine_as_it_is()
     path = ROOT / "config" / "oxproxy.yaml"
     settings, warnings = load_settings(path, {})
     assert warnings == []
-    written = yaml.safe_load(path.read_text())
+    text = re.sub(r"# (tls: \{.*?\})", r"\1", path.read_text())  # these need files
+    faults = Faults()
+    parse_settings(text.encode(), path, {}, faults, secrets_required=False)
+    assert all("there is no such file" in str(warning) for warning in faults.warnings)
+    written = yaml.safe_load(text)
     for entry in entries(settings):
         if entry.path.endswith(("password_env", "password_file")):
             continue

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.demo import CONFIRMED, REFUSED, RETURNED, RULES, Message, reasons, sample, told, worth_a_look
+from deploy.local.demo import CONFIRMED, OUTPUT, REFUSED, RETURNED, RULES, Message, reasons, sample, told, worth_a_look
 from deploy.local.run import overrides
 from tests.rabbitmq import Broker
 
@@ -34,6 +34,9 @@ def test_demo_goes_as_the_rules_file_expects_and_leaves_nothing_on_a_given_broke
     done = run("deploy.local.demo", broker.url(), broker.management)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All as the rules file expects" in done.stdout
+    report = done.stdout.rpartition("returns_total")[2]
+    assert f"{len(sample(RULES))} publishes in 1 segment" in report
+    assert (OUTPUT / "report/report.html").exists()
     assert broker.api("GET", "vhosts?columns=name") == before
 
 

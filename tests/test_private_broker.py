@@ -77,7 +77,7 @@ def test_a_broker_that_cannot_start_says_why_and_leaves_nothing() -> None:
 
 
 def test_a_broker_that_is_not_installed_is_named_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_broker, "program", lambda name: None)
+    monkeypatch.setattr(private_broker, "program", lambda name, root: [])
     with pytest.raises(BrokerMissing, match="make setup"):
         PrivateBroker().start()
 

@@ -3,7 +3,8 @@
 ``make demo`` runs it. It starts a private RabbitMQ (or takes the one that RABBITMQ_URL names, in a virtual host
 of its own) and ``oxproxy serve`` with the sample rules. The traffic is the messages of the tests that the rules
 file carries: what ``oxproxy check`` proves on paper is published here by pika with confirms, and what each
-consumer got is compared with what the file expects. Configuration, log and metrics stay in build/demo.
+consumer got is compared with what the file expects. At the end Spark makes the report on the audit log of all that.
+Configuration, logs, metrics and report stay in build/demo.
 Exit status: 0 as expected, 1 not as expected, 2 nothing to run with.
 """
 
@@ -34,6 +35,9 @@ from tests.sidecar import PROGRAM, Sidecar, SidecarFailed
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "config" / "rules" / "documents.yaml"
 OUTPUT = ROOT / "build" / "demo"
+AUDIT, REPORT = OUTPUT / "audit", OUTPUT / "report"
+#: A report of a few lines needs little memory, and is made sooner where no code is made for it.
+SMALL = ("--conf", "spark.driver.memory=1g", "--conf", "spark.sql.codegen.wholeStage=false")
 
 #: Metrics worth a look after a handful of messages.
 SHOWN_METRICS = ("publishes_total", "binding_matches_total", "destination_publishes_total", "returns_total")
@@ -230,7 +234,8 @@ def demonstrate(broker: Broker, vhost: str) -> bool:
     version = broker.api("GET", "overview")["rabbitmq_version"]
     kind = "private" if isinstance(broker, PrivateBroker) else f"given by {URL_VARIABLE}"
     print(f"broker   RabbitMQ {version} on {broker.address}, {kind}, without any plugin for routing", flush=True)
-    sidecar = Sidecar(broker, [rules], folder=OUTPUT)
+    AUDIT.mkdir()
+    sidecar = Sidecar(broker, [rules], {"audit": {"directory": str(AUDIT), "instance": "demo"}}, folder=OUTPUT)
     with sidecar:
         print(f"sidecar  oxproxy on {sidecar.address} in front of it, rules from {shown(rules)}", flush=True)
         exchange_traffic(Broker("127.0.0.1", sidecar.port, "", broker.username, broker.password), vhost, messages)
@@ -249,7 +254,24 @@ def demonstrate(broker: Broker, vhost: str) -> bool:
     print(f"\n   .venv/bin/oxproxy explain --rules {shown(rules)} --message {shown(OUTPUT)}/message-4.json")
     if not ended_well:
         print("WRONG: the sidecar did not end with 0 after SIGTERM")
-    return ended_well and all(message.right for message in messages)
+    reported = report(rules, len(messages))
+    return ended_well and reported and all(message.right for message in messages)
+
+
+def report(rules: Path, publishes: int) -> bool:
+    """Make the report on the audit log, print what it says, and return whether it has every publish."""
+    print(
+        f"\nEach publish has left a line in {shown(AUDIT)}. Spark makes a report of them, in some seconds:\n",
+        flush=True,
+    )
+    command = [str(PROGRAM), "report", "--input", str(AUDIT), "--output", str(REPORT), "--rules", str(rules)]
+    done = subprocess.run([*command, *SMALL], capture_output=True, text=True, check=False)
+    print(textwrap.indent(done.stdout.replace(f"file:{ROOT}/", "").rstrip(), "   "))
+    if done.returncode or not done.stdout.startswith(f"{publishes} publishes "):
+        print(f"WRONG: expected a report of {publishes} publishes\n{done.stderr}")
+        return False
+    print(f"\nOpen {shown(REPORT / 'report.html')} in a browser; the tables beside it are Parquet.")
+    return True
 
 
 def exchange_traffic(address: Broker, vhost: str, messages: list[Message]) -> None:

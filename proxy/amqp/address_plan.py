@@ -17,6 +17,7 @@ from proxy.amqp.original import Address
 from proxy.amqp.outgoing import TRANSLATION_FAILED, Copy, Elsewhere, Outgoing, Source, labels, outgoing
 from proxy.amqp.plan import ExchangePlan, Plans
 from proxy.amqp.vhost import Delivery, OwnedExchange
+from proxy.amqp.watching import watched
 from proxy.routing.address_targets import FailedTranslation, Publication, Target
 from proxy.routing.decision import Decision, Facts, Interest, Outcome
 
@@ -36,6 +37,11 @@ def find_plan(plans: Plans, exchange: bytes, routing_key: bytes) -> ExchangePlan
         exchange: of the publish.
         routing_key: of the publish.
     """
+    plan = _find_plan(plans, exchange, routing_key)
+    return plan if plans.watcher is None else watched(plans, plans.watcher, plan, exchange)
+
+
+def _find_plan(plans: Plans, exchange: bytes, routing_key: bytes) -> ExchangePlan | None:
     plan = plans.get(exchange)
     book = plans.state.addresses
     if plan is not None or book is None:
@@ -194,13 +200,24 @@ class EvaluatedPlan(AddressPlan):
         return super().forward(method, self._key, data, start, stop)
 
     def _outgoing(self, facts: Facts) -> Outgoing:
-        plans, key = self._plans, self._key
+        plans = self._plans
         decision = self._decide(facts)
         out = outgoing(decision, self.owned, plans.state, plans.traffic, plans.journal, source=self._source)
-        if out.untouched:
-            return replace(out, untouched=False, copies=(Copy(self.owned.name, key, (), moved=True, plain=True),))
-        copies = [
-            copy._replace(moved=True, routing_key=key if copy.routing_key is None else copy.routing_key)
-            for copy in out.copies
-        ]
-        return replace(out, copies=tuple(copies))
+        return led_on(out, Address(self.owned.name, self._key))
+
+
+def led_on(out: Outgoing, address: Address) -> Outgoing:
+    """Give what leaves of a publish that the address table has sent to an exchange which is evaluated here.
+
+    Args:
+        out: what leaves of it by that exchange's decision.
+        address: that exchange, and the key that the publish has there.
+    """
+    key = address.routing_key
+    if out.untouched:
+        return replace(out, untouched=False, copies=(Copy(*address, (), moved=True, plain=True),))
+    copies = [
+        copy._replace(moved=True, routing_key=key if copy.routing_key is None else copy.routing_key)
+        for copy in out.copies
+    ]
+    return replace(out, copies=tuple(copies))

@@ -242,8 +242,8 @@ class ClientBindings:
             script.ahead(self._conversation, channel, steps, partial(self._unbound, made))
         else:
             permitted = partial(self._permitted, made)
-            look = self._look_steps(channel, asked)
-            script.ahead(self._conversation, channel, look, lambda: self._reach.ask(owned, [asked.receiver], permitted))
+            # Whether it exists makes no difference, as on the broker.
+            script.ahead(self._conversation, channel, [], lambda: self._reach.ask(owned, [asked.receiver], permitted))
         return False
 
     def _permitted(self, made: _Made) -> None:
@@ -270,8 +270,7 @@ class ClientBindings:
 
     def _gone(self, made: _Made) -> None:
         owned = made.owned
-        ends = owned.declared is not None and owned.declared.auto_delete and not owned.clients
-        if ends and self._state.exchanges.get(owned.name) is owned:
+        if owned.ends and self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)  # the broker has dropped it with its last binding
         script.go_on(self._conversation, made.channel, made.asked.answer(made.channel))
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 from proxy.amqp.traffic import BINDING_LIMIT, Traffic
 
 #: How the opening of a connection ended.
-RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error")
+RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
 #: Upper bounds in seconds. A cached decision takes a microsecond, ten thousand regular expressions a second.
 DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0)
 #: Upper bounds in seconds. A confirm takes 0.2 ms on loopback, seconds from a busy quorum queue.

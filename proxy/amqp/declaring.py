@@ -78,7 +78,7 @@ class Declaring:
         """
         asked = read_exchange_delete(frame[7:-1])
         owned = self._state.exchanges.get(asked.exchange)
-        if owned is None or (owned.declared is None and not self._is_carrier(owned)):
+        if owned is None or owned.unmatched_pass:  # the broker's own, beside which ours stands
             self._pass(channel, asked.nowait, methods.EXCHANGE_DELETE_OK)
             return True
         if owned.declared is None:
@@ -111,9 +111,6 @@ class Declaring:
     def _gone(self, owned: OwnedExchange) -> None:
         """An exchange is deleted: with it went its bindings, and those to it."""
         self._state.remove_exchange(owned.name)
-        for other in self._state.exchanges.values():
-            for stored in list(other.receivers.get(("exchange", owned.name), {}).values()):
-                self._state.remove_binding(stored)
         self._conversation.inventory.changed(owned.name)
 
     @staticmethod

@@ -26,6 +26,15 @@ OXPROXY = b"oxproxy"
 #: Our entry in the client properties: where the producer comes from.
 OXPROXY_PEER = b"oxproxy_peer"
 
+#: The mechanism that logs in by the certificate of the connection. The broker would see ours and let every producer in
+#: as whoever that stands for, so it is neither offered nor relayed.
+EXTERNAL = b"EXTERNAL"
+_NOT_EXTERNAL = (
+    "SASL EXTERNAL can't pass a proxy: the broker would see its certificate, not yours; "
+    "log in with PLAIN or AMQPLAIN, over TLS"
+)
+_ACCESS_REFUSED = 403
+
 #: Characters of a user or connection name that logs get to see; the rest is cut.
 NAME_CHARACTERS = 255
 
@@ -89,7 +98,7 @@ def read_start(payload: bytes, version: str) -> Server:
     product, release = said.get(b"product", ""), said.get(b"version", "")
     extended = _extended(entries, ((OXPROXY, Value("S", version.encode())),))
     return Server(
-        method_frame(0, CONNECTION_START, major, minor, extended, mechanisms, locales),
+        method_frame(0, CONNECTION_START, major, minor, extended, _relayed(cast(bytes, mechanisms)), locales),
         f"{product} {release}".strip(),
         FRAME_MIN_BYTES_4_1 if product == "RabbitMQ" and _release(release) >= (4, 1) else FRAME_MIN_BYTES,
     )
@@ -104,8 +113,7 @@ def own_start(version: str) -> bytes:
         (b"version", Value("S", version.encode())),
         (OXPROXY, Value("S", version.encode())),
     )
-    mechanisms = b"PLAIN AMQPLAIN EXTERNAL"
-    return method_frame(0, CONNECTION_START, 0, 9, encode_table(properties), mechanisms, b"en_US")
+    return method_frame(0, CONNECTION_START, 0, 9, encode_table(properties), b"PLAIN AMQPLAIN", b"en_US")
 
 
 def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int) -> Client:
@@ -121,9 +129,11 @@ def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int)
         frame_min_bytes: largest frame that the broker takes before Tune.
 
     Raises:
-        ProtocolError: 502, malformed.
+        ProtocolError: 502, malformed; 403, a mechanism that can't be relayed.
     """
     properties, mechanism, response, locale = (cast(bytes, argument) for argument in arguments(payload))
+    if mechanism == EXTERNAL:
+        raise ProtocolError(_ACCESS_REFUSED, _NOT_EXTERNAL)
     ours: Table = ((OXPROXY, Value("S", version.encode())), (OXPROXY_PEER, Value("S", peer.encode())))
     frame = method_frame(0, CONNECTION_START_OK, _extended(properties, ours), mechanism, response, locale)
     if len(frame) > frame_min_bytes:
@@ -134,6 +144,10 @@ def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int)
         _texts(properties, frozenset((b"connection_name",))).get(b"connection_name", ""),
         _capabilities(properties),
     )
+
+
+def _relayed(mechanisms: bytes) -> bytes:
+    return b" ".join(one for one in mechanisms.split(b" ") if one != EXTERNAL)
 
 
 def _extended(entries: bytes, ours: Table) -> bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sized
 from datetime import UTC, tzinfo
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from proxy.amqp.auditing import Journal
 from proxy.amqp.counters import Counters
@@ -25,6 +25,9 @@ from proxy.amqp.tables import decode_table, decode_value, pick
 from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
 from proxy.errors import ProtocolError
 from proxy.routing.decision import Decision, Facts, Interest
+
+if TYPE_CHECKING:
+    from proxy.amqp.watching import Watcher
 
 
 class Sources(NamedTuple):
@@ -99,6 +102,7 @@ class Plans:
         "state",
         "timing",
         "traffic",
+        "watcher",
     )
 
     def __init__(
@@ -123,6 +127,13 @@ class Plans:
         self._plans: dict[bytes, ExchangePlan] = {}
         #: what the address table makes of publishes to exchanges that are not evaluated here, None: nothing
         self.by_address: dict[tuple[bytes, bytes], ExchangePlan | None] = {}
+        #: who is told of publishes; `watch` changes it
+        self.watcher: Watcher | None = None
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Let somebody watch the publishes from now on, or nobody."""
+        self.watcher = watcher
+        self.state.changed()
 
     def get(self, exchange: bytes) -> ExchangePlan | None:
         """Give the plan of an exchange, None where the exchange is not evaluated here."""

@@ -163,6 +163,11 @@ class OwnedExchange:
         return True
 
     @property
+    def ends(self) -> bool:
+        """Whether it goes now, since it is auto-delete and its last binding has gone."""
+        return self.declared is not None and self.declared.auto_delete and not self.clients
+
+    @property
     def moves(self) -> bool:
         """Whether publishes may leave under another exchange or key."""
         return self.delivery is Delivery.QUEUE or self.carrier != self.name or self.alternate is not None
@@ -242,9 +247,12 @@ class VhostState:
         self.changed()
 
     def remove_exchange(self, name: bytes) -> None:
-        """An exchange is gone, with all its bindings."""
+        """An exchange is gone, with all its bindings and those of clients to it."""
         self.exchanges.pop(name, None)
         self.router.remove(name)
+        for other in list(self.exchanges.values()):
+            for stored in list(other.receivers.get(("exchange", name), {}).values()):
+                self.remove_binding(stored)
         self._derive()
         self.changed()
 
@@ -275,11 +283,15 @@ class VhostState:
         return known is None
 
     def remove_binding(self, stored: StoredBinding) -> None:
-        """A client's binding is gone."""
+        """A client's binding is gone; with the last goes an auto-delete exchange that is not on the broker."""
         binding = stored.binding
-        if self.exchanges[binding.exchange].drop(binding):
-            self.router.exchanges[binding.exchange].unbind(binding)
-            self.changed()
+        owned = self.exchanges.get(binding.exchange)
+        if owned is None or not owned.drop(binding):
+            return
+        self.router.exchanges[binding.exchange].unbind(binding)
+        self.changed()
+        if owned.delivery is Delivery.QUEUE and owned.ends:
+            self.remove_exchange(owned.name)
 
     def owner_of(self, reach: Reach) -> OwnedExchange | None:
         """Give the exchange that a reach belongs to; None where it is gone."""

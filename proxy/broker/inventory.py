@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from hashlib import blake2b
@@ -151,14 +152,13 @@ class Inventory:
         if self._session is None:
             self._session = self._open()
         try:
-            async with self._session.request(method, self._base + path, allow_redirects=False) as answer:
+            async with self._session.request(method, self._base + path, **self._how()) as answer:
                 body = await self._body(answer, path)
         except TimeoutError as error:
             seconds = self._settings.deadline_seconds
             raise self._error(Failure.TIMEOUT, path, f"no answer within {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            # The class is enough: texts of the client may show the address as it was configured.
-            raise self._error(Failure.UNAVAILABLE, path, type(error).__name__) from error
+            raise self._error(Failure.UNAVAILABLE, path, self._cause(error)) from error
         if answer.status >= 300:
             raise self._answered(answer.status, path, body)
         return body
@@ -166,12 +166,25 @@ class Inventory:
     def _open(self) -> aiohttp.ClientSession:
         settings = self._settings
         credentials = b64encode(f"{settings.username}:{settings.password}".encode()).decode()
-        tls = settings.management_ssl if settings.management_ssl is not None else True
         return aiohttp.ClientSession(
             headers={"Authorization": f"Basic {credentials}"},
-            connector=aiohttp.TCPConnector(limit=_CONCURRENT, ssl=tls),
+            connector=aiohttp.TCPConnector(limit=_CONCURRENT),
             timeout=aiohttp.ClientTimeout(total=settings.deadline_seconds),
         )
+
+    def _how(self) -> dict[str, Any]:  # Any: arguments of several types
+        """Say how to ask: without following other addresses, and with the certificates of now."""
+        tls = self._settings.management_tls
+        how: dict[str, Any] = {"allow_redirects": False}
+        return how if tls is None else how | {"ssl": tls.context(), "server_hostname": tls.server_name}
+
+    def _cause(self, error: Exception) -> str:
+        tls = self._settings.management_tls
+        under = error.__cause__
+        if tls is not None and isinstance(under, ssl.SSLError):
+            return tls.words(under)
+        # The class is enough: texts of the client may show the address as it was configured.
+        return type(error).__name__
 
     async def _body(self, answer: aiohttp.ClientResponse, path: str) -> bytes:
         limit = self._settings.listing_bytes

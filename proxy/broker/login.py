@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from typing import Any
 from urllib.parse import quote
 
@@ -58,6 +59,8 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
         text = f"{place} refused vhost {vhost!r}: it does not exist, or user {settings.username!r} may not use it"
         raise UpstreamError(Failure.REFUSED, text) from error
     except (AMQPError, OSError) as error:
+        if settings.tls is not None and isinstance(error.__cause__, ssl.SSLError):
+            raise UpstreamError(Failure.UNAVAILABLE, f"{place}: {settings.tls.words(error.__cause__)}") from error
         raise UpstreamError(Failure.UNAVAILABLE, f"{place}: {cause_of(error)}") from error
     return connection
 
@@ -69,16 +72,16 @@ def cause_of(error: BaseException) -> str:
 
 
 def _prepared(settings: ControlSettings, vhost: str, host: str, port: int) -> LoggedIn:
-    scheme = "amqp" if settings.ssl_context is None else "amqps"
+    scheme = "amqp" if settings.tls is None else "amqps"
     user, password = quote(settings.username, safe=""), quote(settings.password, safe="")
     name = f"[{host}]" if ":" in host else host
     # Any: handed on to asyncio.open_connection, whose other arguments have other types.
     tls: dict[str, Any] = (
-        {"server_hostname": settings.server_name} if settings.ssl_context and settings.server_name else {}
+        {"server_hostname": settings.tls.server_name} if settings.tls and settings.tls.server_name else {}
     )
     connection = LoggedIn(
         f"{scheme}://{user}:{password}@{name}:{port}/?heartbeat={settings.heartbeat_seconds}",
-        context=settings.ssl_context,
+        context=settings.tls.context() if settings.tls is not None else None,
         client_properties={"connection_name": settings.connection_name, "product": "oxproxy"},
         **tls,
     )

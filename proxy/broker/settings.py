@@ -6,6 +6,7 @@ It must not know where the values come from.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from pathlib import Path
@@ -30,6 +31,21 @@ class DeclaredSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """How a connection is made over TLS.
+
+    Args:
+        context: gives the context for the connection that is made now.
+        server_name: name to expect in the certificate, None for the host's.
+        words: says what an error of TLS means.
+    """
+
+    context: Callable[[], ssl.SSLContext]
+    server_name: str | None = None
+    words: Callable[[BaseException], str] = str
+
+
+@dataclass(frozen=True, slots=True)
 class ControlSettings:
     """Where the broker is, as whom we declare, and every limit of the control plane.
 
@@ -37,10 +53,9 @@ class ControlSettings:
         hosts: (host, port) of the AMQP listeners, tried in turn.
         username: the control user.
         password: its password; never shown.
-        ssl_context: TLS to the AMQP listeners, None for plain TCP.
-        server_name: name to expect in the certificate, None for the host's.
+        tls: TLS to the AMQP listeners, None for plain TCP.
         management: base URL of the management API, None where there is none.
-        management_ssl: TLS to an ``https`` management API, None for the system's trust.
+        management_tls: TLS to an ``https`` management API, None for the system's trust.
         connection_name: shown on the broker's management pages.
         refresh_seconds: time between two looks at the broker.
         deadline_seconds: longest wait for one answer, and for a destination to be bound.
@@ -64,10 +79,9 @@ class ControlSettings:
     hosts: tuple[tuple[str, int], ...]
     username: str
     password: str = field(repr=False)
-    ssl_context: ssl.SSLContext | None = None
-    server_name: str | None = None
+    tls: TlsSettings | None = None
     management: str | None = None
-    management_ssl: ssl.SSLContext | None = None
+    management_tls: TlsSettings | None = None
     connection_name: str = "oxproxy control"
     refresh_seconds: float = 5.0
     deadline_seconds: float = 10.0

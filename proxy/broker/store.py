@@ -97,7 +97,6 @@ class Store:
         """Forget an exchange that a client declared; its bindings went with it."""
         self._forget(name)
         self.state.remove_exchange(name)
-        self.destination_gone(("exchange", name), list(self.state.exchanges.values()))
         self.changes += 1
         log.info("declared exchange is gone", vhost=self.state.name, exchange=_text(name))
 

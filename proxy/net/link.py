@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import cast
 
 #: Bytes waiting for a socket before the other side is no longer read, and before it is again. A few reads' worth:
@@ -31,7 +32,7 @@ class Link(asyncio.Protocol):
         made: called when the socket is connected.
     """
 
-    __slots__ = ("_lost", "_made", "_paused_for", "_received", "_writable", "connected", "transport")
+    __slots__ = ("_lost", "_made", "_paused_for", "_received", "_writable", "begun", "connected", "transport")
 
     def __init__(
         self,
@@ -48,6 +49,8 @@ class Link(asyncio.Protocol):
         self._paused_for: set[str] = set()
         self.transport: asyncio.Transport | None = None
         self.connected = False
+        #: when the socket came or was asked for, before TLS; monotonic seconds
+        self.begun = monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the socket."""

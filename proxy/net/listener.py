@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from proxy.net.secure_door import SecureDoor
 from proxy.net.session import Session
 from proxy.net.surroundings import Surroundings
+from proxy.net.tls import Provider
 
 _log = structlog.get_logger(__name__)
 #: How often a drain looks whether everything is settled.
@@ -50,12 +52,19 @@ class Listener:
         addresses: (host, port) to listen on; port 0 picks a free one.
         surroundings: what sessions share.
         limits: see ListenerLimits.
+        tls: of those addresses that are not plain TCP, what gives the context for a new connection.
     """
 
     def __init__(
-        self, addresses: Sequence[tuple[str, int]], surroundings: Surroundings, limits: ListenerLimits
+        self,
+        addresses: Sequence[tuple[str, int]],
+        surroundings: Surroundings,
+        limits: ListenerLimits,
+        tls: Mapping[tuple[str, int], Provider] | None = None,
     ) -> None:
         """Start closed."""
+        self._tls = tls or {}
+        self._secure: list[SecureDoor] = []
         self._addresses = addresses
         self._surroundings = surroundings
         self._limits = limits
@@ -80,10 +89,20 @@ class Listener:
         bound: list[tuple[str, int]] = []
         for host, port in self._addresses:
             shared = self._limits.shared or None
+            if (host, port) in self._tls:
+                bound += await self._open_secure(host, port)
+                continue
             server = await loop.create_server(self._accept, host, port, backlog=1024, reuse_port=shared)
             self._servers.append(server)
             bound += [socket.getsockname()[:2] for socket in server.sockets]
         return bound
+
+    async def _open_secure(self, host: str, port: int) -> list[tuple[str, int]]:
+        shared = self._surroundings
+        seconds = (shared.limits.handshake_seconds, shared.limits.close_seconds)
+        door = SecureDoor(self._accept, self._tls[host, port], shared.counters.downstream, *seconds)
+        self._secure.append(door)
+        return await door.open(host, port, shared=self._limits.shared)
 
     def audit_durable(self, sequence: int) -> None:
         """Audit lines up to a sequence are on disk."""
@@ -134,14 +153,19 @@ class Listener:
         """How many sessions have publishes that are not settled; these read no more."""
         return sum([session.settling() for session in self._sessions])
 
+    async def _stop_accepting(self) -> None:
+        self.draining = True
+        for door in self._secure:
+            await door.close()
+        for server in self._servers:
+            server.close()
+
     async def drain(self) -> None:
         """Stop accepting, let publishes settle, close every producer with 320, close the sockets.
 
         What another broker has not settled at the deadline is nacked; what this broker has not is for the close to say.
         """
-        self.draining = True
-        for server in self._servers:
-            server.close()
+        await self._stop_accepting()
         loop = asyncio.get_running_loop()
         end = loop.time() + self._limits.settle_seconds
         while self._settling():

@@ -9,7 +9,9 @@ Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 2.2.4.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
+from time import monotonic
 
 import structlog
 
@@ -18,6 +20,7 @@ from proxy.errors import Failure, UpstreamError
 from proxy.net.link import Link
 from proxy.net.surroundings import Surroundings
 from proxy.net.tasks import Tasks
+from proxy.net.tls import words
 from proxy.net.vhosts import Control
 
 #: Reply codes from here on name faults of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
@@ -60,7 +63,8 @@ class Opening:
             producer.peer_name, surroundings.version, HandshakeLimits(limits.frame_max, channel_max=limits.channels)
         )
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.call_later(limits.handshake_seconds, self._timeout)
+        left = producer.begun + limits.handshake_seconds - monotonic()  # TLS has taken some of it
+        self._deadline = self._loop.call_later(max(left, 0.0), self._timeout)
         self._connecting = False
         self._adopting = False
         #: how it failed, where the handshake itself can't tell
@@ -84,9 +88,15 @@ class Opening:
         """The producer's socket is gone."""
         self._handshake.producer_lost()
 
-    def upstream_lost(self) -> None:
-        """The broker's socket is gone."""
-        self._handshake.upstream_lost(None)
+    def upstream_lost(self, error: Exception | None) -> None:
+        """The broker's socket is gone; TLS 1.3 refuses a certificate so, behind the handshake."""
+        failure = None
+        if isinstance(error, ssl.SSLError) and self._handshake.ending is None:
+            failure = UpstreamError(Failure.TLS, words(error))
+            self._failure = failure.failure.value
+            self._shared.counters.upstream.attempt(self._failure)
+            self._log.warning("upstream not reachable", error=str(failure))
+        self._handshake.upstream_lost(failure)
         self._go_on()
 
     def end(self) -> None:
@@ -137,7 +147,7 @@ class Opening:
         try:
             await self._shared.upstream.connect(lambda: self._upstream)
         except UpstreamError as error:
-            self._failure = "timeout" if error.failure is Failure.TIMEOUT else "unavailable"
+            self._failure = error.failure.value
             self._shared.counters.upstream.attempt(self._failure)
             self._log.warning("upstream not reachable", error=str(error))
             self._handshake.upstream_lost(error)

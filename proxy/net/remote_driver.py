@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 from collections.abc import Callable
 from time import monotonic
 
@@ -21,8 +20,10 @@ from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.remote_lane import Lane
 from proxy.amqp.remote_link import RemoteLink
 from proxy.amqp.remote_messages import RemoteMessage, Result
+from proxy.errors import ConfigError
 from proxy.net.link import AHEAD_MESSAGES, Link
 from proxy.net.remote_endpoints import Endpoint
+from proxy.net.tls import Contexts, words
 
 _log = structlog.get_logger(__name__)
 #: Seconds until a broker is connected and has opened the connection.
@@ -42,6 +43,7 @@ class RemoteDriver:
         endpoint: where it leads.
         counters: what is counted about it.
         version: of this program.
+        contexts: the contexts of TLS in use.
         ourselves: whether a socket's two ends say that it leads back to this process.
         changed: called when `full` has changed.
     """
@@ -51,6 +53,7 @@ class RemoteDriver:
         endpoint: Endpoint,
         counters: RemoteCounters,
         version: str,
+        contexts: Contexts,
         ourselves: Callable[[object, object], bool],
         changed: Callable[[], None],
     ) -> None:
@@ -58,6 +61,7 @@ class RemoteDriver:
         self.endpoint = endpoint
         self._counters = counters
         self._version = version
+        self._contexts = contexts
         self._ourselves = ourselves
         self._changed = changed
         self._loop = asyncio.get_running_loop()
@@ -231,7 +235,7 @@ class RemoteDriver:
 
     async def _attempt(self) -> None:
         """Connect, and return when the link is over."""
-        endpoint = self.endpoint
+        endpoint, tls = self.endpoint, self.endpoint.tls
         self._over = asyncio.Event()
         self._stands = asyncio.Event()
         self._link = None
@@ -239,16 +243,16 @@ class RemoteDriver:
         socket = self._socket
         try:
             async with asyncio.timeout(_OPENING_SECONDS):
-                context = endpoint.tls.context() if endpoint.tls is not None else None
-                name = (endpoint.tls.server_name or endpoint.host) if endpoint.tls is not None else None
+                context = self._contexts.of(tls) if tls is not None else None
+                name = (tls.server_name or endpoint.host) if tls is not None else None
                 await self._loop.create_connection(
                     lambda: socket, endpoint.host, endpoint.port, ssl=context, server_hostname=name
                 )
                 await self._stands.wait()
         except TimeoutError:
             self._end("no answer in time")
-        except (OSError, ssl.CertificateError) as error:
-            self._end(words(error))
+        except (OSError, ConfigError) as error:
+            self._end(words(error) if tls is None else tls.words(error))
         if not self._over.is_set():
             await self._over.wait()
         if socket.connected:
@@ -295,12 +299,3 @@ class RemoteDriver:
         if self._socket is not None:
             self._socket.close()
         self._counters.up = False
-
-
-def words(error: Exception) -> str:
-    """Say what an error of a socket means, without its address."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate refused: {error.verify_message}"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__

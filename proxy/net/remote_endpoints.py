@@ -8,45 +8,15 @@ Source: the messenger-addressing specification, 3.2 "Where a translated address 
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from proxy.amqp.remote_login import Credentials
+from proxy.net.tls import ClientTls
 from proxy.routing.address_targets import Remote
 
 #: As every AMQP client has it where nobody says more.
 _GUEST = b"guest"
-
-
-@dataclass(frozen=True, slots=True)
-class TlsSettings:
-    """How a broker proves itself; chain and name are always checked.
-
-    Args:
-        ca: file of the authorities to trust, None for the system's.
-        server_name: name that the certificate must have, None for the host's.
-        certificate: our own certificate, None for none.
-        key: its private key.
-    """
-
-    ca: Path | None = None
-    server_name: str | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-
-    def context(self) -> ssl.SSLContext:
-        """Read the files.
-
-        Raises:
-            OSError: a file can't be read or is none (ssl.SSLError).
-        """
-        context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if self.certificate is not None and self.key is not None:
-            context.load_cert_chain(self.certificate, self.key)
-        return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +50,7 @@ class RemoteBroker:
 
     host: str
     port: int
-    tls: TlsSettings | None = None
+    tls: ClientTls | None = None
     user: bytes | None = None
     password: bytes = field(default=b"", repr=False)
     vhost: str | None = None
@@ -103,7 +73,7 @@ class Endpoint:
     label: str
     host: str
     port: int
-    tls: TlsSettings | None
+    tls: ClientTls | None
     credentials: Credentials
     limits: RemoteLimits = field(compare=False)
 
@@ -120,7 +90,7 @@ def endpoint(remote: Remote, brokers: Mapping[bytes, RemoteBroker], vhost: str) 
         The endpoint, or why there is none; no credentials in it.
     """
     if not remote.broker:
-        tls = TlsSettings() if remote.tls else None
+        tls = ClientTls() if remote.tls else None
         credentials = Credentials(remote.user or _GUEST, _password(remote, None), vhost.encode())
         host = remote.host.decode("ascii", "replace")
         return Endpoint(remote.label, host, remote.port or 5672, tls, credentials, RemoteLimits())
@@ -129,7 +99,7 @@ def endpoint(remote: Remote, brokers: Mapping[bytes, RemoteBroker], vhost: str) 
         return "a broker that is not configured any more"
     if remote.tls is False and broker.tls is not None:
         return "plain TCP to a broker that is configured with TLS"
-    tls = broker.tls or TlsSettings() if remote.tls else broker.tls
+    tls = broker.tls or ClientTls() if remote.tls else broker.tls
     user = remote.user if remote.user is not None else broker.user or _GUEST
     credentials = Credentials(user, _password(remote, broker), (broker.vhost or vhost).encode())
     return Endpoint(remote.label, broker.host, broker.port, tls, credentials, broker.limits)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.net.remote_endpoints import RemoteBroker, RemoteLimits, TlsSettings
+from proxy.errors import ConfigError
+from proxy.net.remote_endpoints import RemoteBroker, RemoteLimits
+from proxy.net.tls import ClientTls
 from proxy.rules.faults import Faults
 from proxy.rules.loader import LoadedRules
 from proxy.rules.loops import Listening, check_loops
@@ -42,13 +44,12 @@ def remote_brokers(
 def _broker(rule: BrokerRule, environ: Mapping[str, str], faults: Faults) -> RemoteBroker:
     tls = None
     if rule.tls is not None:
-        tls = TlsSettings(rule.tls.ca, rule.tls.server_name, rule.tls.certificate, rule.tls.key)
+        tls = ClientTls(rule.tls.ca, rule.tls.server_name, rule.tls.certificate, rule.tls.key)
         try:
             tls.context()
-        except OSError as error:
+        except ConfigError as error:
             path = join(join("brokers", rule.name.decode()), "tls")
-            message = f"these files can't be used: {error.strerror or error}"
-            faults.error(rule.places.get("tls", rule.place), path, message)
+            faults.error(rule.places.get("tls", rule.place), path, str(error))
     return RemoteBroker(
         rule.host,
         rule.port,

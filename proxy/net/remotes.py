@@ -19,6 +19,7 @@ from proxy.amqp.remote_messages import RemoteMessage, Way
 from proxy.net.remote_driver import IDLE_SECONDS, RemoteDriver
 from proxy.net.remote_endpoints import Endpoint, RemoteBroker, endpoint
 from proxy.net.tasks import Tasks
+from proxy.net.tls import Contexts
 from proxy.routing.address_targets import Remote
 from proxy.rules.loops import leads_back
 
@@ -37,12 +38,19 @@ class RemotePool:
         counters: what the process counts.
         version: of this program.
         tasks: runs the links.
+        contexts: the contexts of TLS in use.
     """
 
     def __init__(
-        self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]], counters: Counters, version: str, tasks: Tasks
+        self,
+        brokers: Mapping[str, Mapping[bytes, RemoteBroker]],
+        counters: Counters,
+        version: str,
+        tasks: Tasks,
+        contexts: Contexts | None = None,
     ) -> None:
         """Start without a link."""
+        self._contexts = contexts or Contexts()
         self.brokers = brokers
         self._counters = counters
         self._version = version
@@ -77,7 +85,7 @@ class RemotePool:
             if len(self._drivers) >= _MOST_LINKS:
                 return "too many brokers at a time"
             counters = self._counters_of(found.label)
-            driver = RemoteDriver(found, counters, self._version, self._is_ourselves, self._changed)
+            driver = RemoteDriver(found, counters, self._version, self._contexts, self._is_ourselves, self._changed)
             self._drivers[found] = driver
             self._running[found] = self._tasks.start(driver.run(), f"link to {found.label}")
         return driver

@@ -362,7 +362,7 @@ class Session:
             self.relay.upstream_lost("upstream connection lost")
             self._flush(self.relay, monotonic())
         elif self._opening is not None and self.producer.connected:
-            self._opening.upstream_lost()
+            self._opening.upstream_lost(error)
         if not self.producer.connected:
             self._finish()
 

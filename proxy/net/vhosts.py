@@ -11,6 +11,7 @@ from proxy.amqp.conversation import NO_INVENTORY, Inventory
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import ClientRules, Plans, Sources
 from proxy.amqp.vhost import Destination, VhostState
+from proxy.amqp.watching import Watcher
 from proxy.net.speakers import Speakers
 from proxy.routing.router import Router
 
@@ -61,7 +62,7 @@ class Vhosts:
         journal: the audit log, if there is one.
     """
 
-    __slots__ = ("_control", "_counters", "_journal", "_plans", "_rules", "_sources", "speakers")
+    __slots__ = ("_control", "_counters", "_journal", "_plans", "_rules", "_sources", "_watcher", "speakers")
 
     def __init__(
         self,
@@ -78,6 +79,7 @@ class Vhosts:
         self._control = control
         self._counters = counters
         self._sources = sources
+        self._watcher: Watcher | None = None
         self._plans = {state.name: self._make(state) for state in states}
         #: connections on which clients can be asked what they may bind
         self.speakers = Speakers()
@@ -96,8 +98,16 @@ class Vhosts:
         """Every virtual host that rules name or a producer has logged in to."""
         return [plans.state for plans in self._plans.values()]
 
+    def watch(self, watcher: Watcher | None) -> None:
+        """Let somebody watch the publishes of all virtual hosts from now on, or nobody."""
+        self._watcher = watcher
+        for plans in self._plans.values():
+            plans.watch(watcher)
+
     def _make(self, state: VhostState) -> Plans:
-        return Plans(state, self._counters, self._sources, self._rules, self._journal)
+        plans = Plans(state, self._counters, self._sources, self._rules, self._journal)
+        plans.watcher = self._watcher
+        return plans
 
     def inventory(self, vhost: str) -> Inventory:
         """Give what a relay of the virtual host tells and asks the control plane without waiting."""

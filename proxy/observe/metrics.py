@@ -132,7 +132,7 @@ METRICS: tuple[MetricSpec, ...] = (
         Kind.COUNTER,
         "side result",
         readings.connections_total,
-        "Attempts to open a connection: ok, refused, unavailable, timeout or protocol_error.",
+        "Attempts to open a connection: ok, refused, unavailable, timeout, protocol_error or tls_error.",
     ),
     _metric("channels", Kind.GAUGE, "", readings.relays("channels"), "Open channels of producers."),
     _metric(

@@ -8,23 +8,24 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from proxy.observe.admin import GuardedRoute
+from proxy.observe.admin import MAX_BODY_BYTES, GuardedRoute
 
 #: Gets a request's body, gives status and what to answer: plain data, or text that is JSON already.
 Answering: TypeAlias = Callable[[bytes], Awaitable[tuple[int, object]]]
 
 
-def json_route(method: str, path: str, answering: Answering) -> GuardedRoute:
+def json_route(method: str, path: str, answering: Answering, body_bytes: int = MAX_BODY_BYTES) -> GuardedRoute:
     """Make a page.
 
     Args:
         method: HTTP method.
         path: path with a leading slash.
         answering: is asked.
+        body_bytes: of the longest request's body; more is 413.
     """
 
     async def handle(request: web.Request) -> web.Response:
-        status, found = await answering(await request.read())
+        status, found = await answering(await request.clone(client_max_size=body_bytes).read())
         text = found if isinstance(found, str) else json.dumps(found, indent=2, ensure_ascii=False)
         return web.Response(status=status, text=text + "\n", content_type="application/json")
 

@@ -202,11 +202,13 @@ def _axis_title(span: Span) -> str:
 
 
 def _times(span: Span) -> Iterator[tuple[datetime, str]]:
-    pace = next((pace for pace in _PACES if span.seconds / pace <= _MOST_MARKS), _PACES[-1])
+    longest = _PACES[-1] * math.ceil(span.seconds / _PACES[-1] / _MOST_MARKS)
+    pace = next((pace for pace in _PACES if span.seconds / pace <= _MOST_MARKS), longest)
     form = "%H:%M" if pace < _DAY_SECONDS and span.seconds <= 2 * _DAY_SECONDS else "%m-%d %H h"
     if pace >= _DAY_SECONDS:
         form = "%Y-%m-%d"
-    first = -(-int(span.begin.timestamp()) // pace) * pace
+    midnight = int(span.begin.timestamp()) // _DAY_SECONDS * _DAY_SECONDS
+    first = midnight - (midnight - int(span.begin.timestamp())) // pace * pace
     for second in range(first, int(span.end.timestamp()) + 1, pace):
         time = datetime.fromtimestamp(second, UTC)
         yield time, time.strftime(form)

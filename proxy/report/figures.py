@@ -153,6 +153,14 @@ class Figures:
         return found
 
     @property
+    def range(self) -> str:
+        """The days in words."""
+        if not self.days:
+            return "no day"
+        first, last = self.days[0], self.days[-1]
+        return str(first) if first == last else f"{first} to {last}"
+
+    @property
     def publishes(self) -> int:
         """All publishes."""
         return sum(self.outcomes.values())

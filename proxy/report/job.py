@@ -33,6 +33,7 @@ from proxy.report.storage import Storage, StorageError
 from proxy.report.tables import Tables
 from proxy.report.trace import repeated, repeated_ids, trace
 from proxy.report.unroutable import returned, returns, unroutable
+from proxy.report.wording import several
 
 #: The page of the newest run, and the folder of all pages, one for each range of days.
 PAGE, PAGES = "report.html", "pages"
@@ -59,8 +60,8 @@ class Summary:
 
     def _lines(self) -> Iterable[str]:
         figures = self.figures
-        days = "no day" if not figures.days else f"{figures.days[0]} to {figures.days[-1]}"
-        yield f"{figures.publishes} publishes in {figures.segments} segments, {days}"
+        published = several(figures.publishes, "publish", "publishes")
+        yield f"{published} in {several(figures.segments, 'segment')}, {figures.range}"
         if figures.rejected:
             reasons = ", ".join(f"{count} {why}" for why, count in figures.rejected.items())
             yield f"kept aside in {self.output}/{names.REJECTED}: {reasons}"

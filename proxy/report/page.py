@@ -30,26 +30,19 @@ def render(figures: Figures) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>oxproxy report {escape(_range(figures))}</title><style>{STYLE}</style></head><body>"
-        f"<header><h1>Message routing, {escape(_range(figures))}</h1>"
+        f"<title>oxproxy report {escape(figures.range)}</title><style>{STYLE}</style></head><body>"
+        f"<header><h1>Message routing, {escape(figures.range)}</h1>"
         f"<p>From the audit log of oxproxy; made {wording.moment(figures.made)} UTC from "
-        f"{wording.whole(figures.segments)} segments. All times are UTC.</p></header>"
+        f"{wording.several(figures.segments, 'segment')}. All times are UTC.</p></header>"
         f"<main>{body}</main></body></html>\n"
     )
-
-
-def _range(figures: Figures) -> str:
-    if not figures.days:
-        return "no day"
-    first, last = figures.days[0], figures.days[-1]
-    return str(first) if first == last else f"{first} to {last}"
 
 
 def _nothing(figures: Figures) -> str:
     aside = f"<p>{escape(_aside(figures))}</p>" if figures.rejected else ""
     return (
         '<section class="empty"><h2>Nothing was published</h2>'
-        f"<p>The audit log has no publish for {escape(_range(figures))}. That may be all right. If not:</p><ul>"
+        f"<p>The audit log has no publish for {escape(figures.range)}. That may be all right. If not:</p><ul>"
         "<li>A segment shows five minutes after its first line, or when the sidecar ends: what happened just now is "
         "not in it yet.</li>"
         "<li>The input folder is the one that <code>audit.directory</code> names, with folders "

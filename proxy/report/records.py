@@ -74,8 +74,8 @@ def records(lines: DataFrame) -> DataFrame:
     # One line is one value only if it still is one among brackets: "{..}{..}" and "{..}garbage" are not.
     wrapped = F.concat(F.lit('{"r":['), F.col("value"), F.lit("]}"))
     read = lines.select("value", "file", F.from_json(wrapped, _SCHEMA, _JSON).alias("read"))
-    fields = [F.col("read.r")[0][name].alias(f"raw_{name}") for name in ("ts", "kind")]
-    others = [F.col("read.r")[0][name].alias(name) for name in FIELDS if name not in ("ts", "kind")]
+    fields = [F.get("read.r", 0)[name].alias(f"raw_{name}") for name in ("ts", "kind")]
+    others = [F.get("read.r", 0)[name].alias(name) for name in FIELDS if name not in ("ts", "kind")]
     is_one = F.col("read.bad").isNull() & (F.size("read.r") == 1)
     flat = read.select("value", "file", F.coalesce(is_one, F.lit(False)).alias("is_one"), *fields, *others)
     timed = flat.withColumn("ts", F.when(F.col("raw_ts").rlike(_TIME), F.col("raw_ts").try_cast("timestamp")))
@@ -102,8 +102,12 @@ def _field(name: str) -> Column:
     return F.col(name)
 
 
+def _trimmed() -> Column:
+    return F.trim("value", F.lit(" \t\r"))
+
+
 def _is_blank() -> Column:
-    return F.trim("value") == ""
+    return _trimmed() == ""
 
 
 def _why() -> Column:
@@ -116,10 +120,10 @@ def _why() -> Column:
         complete |= (F.col("raw_kind") == kind) & is_whole
     sane = complete & F.col("ts").isNotNull() & F.col("proxy").isNotNull()
     sane &= F.coalesce(F.col("size") >= 0, F.lit(True)) & F.coalesce(F.col("seq") >= 1, F.lit(True))
-    begun = F.ltrim("value").startswith("{")
+    is_cut = _trimmed().startswith("{") & ~_trimmed().endswith("}")
     return (
         F.when(_is_blank(), None)
-        .when(~F.col("is_one"), F.when(begun, TORN).otherwise(FOREIGN))
+        .when(~F.col("is_one"), F.when(is_cut, TORN).otherwise(FOREIGN))
         .when(F.col("v") > VERSION, NEWER)
         .when(~F.coalesce(sane & (F.col("v") == VERSION), F.lit(False)), FOREIGN)
     )

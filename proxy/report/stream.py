@@ -15,11 +15,12 @@ The watermark says how far the log has come, less what segments may come late. A
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -100,12 +101,9 @@ def start(spark: SparkSession, request: Request, once: bool, segments: int = BAT
     reader = reader.option("maxFilesPerTrigger", segments).option("maxFileAge", _FORGET)
     files = reader.load(literal(storage.whole(request.input)))
     hours = files.select("path", F.coalesce(_hour(), "modificationTime").alias("hour")).withWatermark("hour", LATE)
-    counting = _Counting(storage, output)
     writer = hours.writeStream.queryName("oxproxy report").option("checkpointLocation", f"{output}/{CHECKPOINT}")
     writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{LOOK_SECONDS} seconds")
-    query = writer.foreachBatch(counting).start()
-    counting.watermark = lambda: _watermark(query)
-    return query
+    return writer.foreachBatch(_Counting(storage, output)).start()
 
 
 def _hour() -> Column:
@@ -115,14 +113,9 @@ def _hour() -> Column:
 
 
 class _Counting:
-    """Counts one batch after the other.
-
-    Attributes:
-        watermark: says how far the log has come, None where that is not known yet.
-    """
+    """Counts one batch after the other."""
 
     def __init__(self, storage: Storage, output: str) -> None:
-        self.watermark: Callable[[], datetime | None] = lambda: None
         self._storage = storage
         self._output = output
         self._compaction = Compaction(storage, output)
@@ -176,16 +169,16 @@ class _Counting:
 
     def _make_compact(self, spark: SparkSession, number: int) -> None:
         """Make the days compact that the watermark has passed, once a day."""
-        reached = self.watermark()
-        if reached is not None and reached.date() != self._compact_until:
-            self._compaction.make(spark, reached.date(), number)
-            self._compact_until = reached.date()
+        reached = self._watermark(number)
+        if reached != self._compact_until:
+            self._compaction.make(spark, reached, number)
+            self._compact_until = reached
 
-
-def _watermark(query: StreamingQuery) -> datetime | None:
-    progress = query.lastProgress
-    text = None if progress is None else progress.eventTime.get("watermark")
-    return None if text is None else datetime.fromisoformat(text)
+    def _watermark(self, number: int) -> date:
+        """The day that the log had reached when a batch was planned, as the checkpoint says."""
+        # Version, what all sources have in common, then an offset for each source.
+        plan = self._storage.read(f"{self._output}/{CHECKPOINT}/offsets/{number}").splitlines()
+        return datetime.fromtimestamp(json.loads(plan[1])["batchWatermarkMs"] / 1000, UTC).date()
 
 
 @contextmanager

@@ -14,6 +14,11 @@ def whole(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def several(number: int, one: str, many: str = "") -> str:
+    """Write a count with what is counted: 1 segment, 2,000 segments."""
+    return f"{whole(number)} {one if number == 1 else many or f'{one}s'}"
+
+
 def short(number: float, unit: str = "") -> str:
     """Write a number in up to three digits: 1.25 M, with a unit 1.25 MB."""
     size, prefix = scale(number)

@@ -1,7 +1,8 @@
 """What one key of the configuration is, and how a section of such keys is read and listed.
 
 The dataclasses of `settings` are made of these: ``Annotated[int, Key(whole(1, 10), "what it does")]`` is a
-key, a field of a dataclass type is a section, a tuple of them a list of sections. It knows no key by name.
+key, a field of a dataclass type is a section (with ``| None`` one that may be absent), a tuple of them a list of
+sections. It knows no key by name.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from proxy.rules.faults import Faults, Place
 from proxy.rules.fields import Fields
 from proxy.rules.kinds import Kind, UnexpectedError, unfold
-from proxy.rules.nodes import Node, Sequence, join, shown
+from proxy.rules.nodes import Node, Scalar, Sequence, join, shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -47,6 +49,8 @@ class Member:
     key: Key | None = None
     section: type[DataclassInstance] | None = None
     several: bool = False
+    #: None where it is not written
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def _member(name: str, hint: object) -> Member | None:
             return Member(name, mark.name or name, key=mark)
     item = get_args(hint)[0] if get_args(hint) else hint
     if isinstance(item, type) and dataclasses.is_dataclass(item):
-        return Member(name, name, section=item, several=item is not hint)
+        return Member(name, name, None, item, get_origin(hint) is tuple, get_origin(hint) is UnionType)
     return None
 
 
@@ -84,6 +88,8 @@ def entries(section: DataclassInstance, path: str = "") -> Iterator[Entry]:
             yield Entry(here, member.key.kind.write(value), member.key.doc)
         elif member.several:
             yield from entries(value[0], here + "[]")
+        elif value is None and member.section is not None:
+            yield from entries(member.section(), here)
         else:
             yield from entries(value, here)
 
@@ -116,6 +122,8 @@ def _read(member: Member, node: Node, path: str, faults: Faults, places: dict[st
         return member.key.kind.read(node)
     if member.section is None:
         raise TypeError(f"{member.attribute} is neither a key nor a section")
+    if member.optional and isinstance(node, Scalar) and not node.absent and node.value is None:
+        return None
     unfolded = unfold(node, faults)
     if unfolded is None:
         raise UnexpectedError("seen something else, expected a list or a mapping as in YAML")

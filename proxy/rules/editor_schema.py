@@ -42,7 +42,9 @@ def _section(kind: type[DataclassInstance]) -> _Schema:
             properties[member.name] = {**member.key.kind.schema, "description": member.key.doc}
         elif member.section is not None:
             inner = _section(member.section)
-            properties[member.name] = {"type": "array", "items": inner, "minItems": 1} if member.several else inner
+            if member.several:
+                inner = {"type": "array", "items": inner, "minItems": 1}
+            properties[member.name] = {"anyOf": [inner, {"type": "null"}]} if member.optional else inner
     return _closed(properties)
 
 

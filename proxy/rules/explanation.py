@@ -7,15 +7,17 @@ exists is not known, and regex routes see the queues that the rules and the ques
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 
+from proxy.amqp.vhost import VhostState
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.address_targets import AddressBook, Publication
-from proxy.routing.bindings import Binding, Destination
+from proxy.routing.bindings import Binding
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
-from proxy.routing.values import Value
+from proxy.rules import wire
 from proxy.rules.document import read_document
 from proxy.rules.expectations import Result, decide, mentioned_queues, result_of, translated
 from proxy.rules.faults import Faults, Place
@@ -24,9 +26,12 @@ from proxy.rules.loader import LoadedRules
 from proxy.rules.message import Message, read_message
 from proxy.rules.model import VhostRules
 from proxy.rules.tracing import Lookup, as_data, as_lines, look_up, look_ups
+from proxy.rules.wording import named, plain, quoted, text
 
 #: Outcome of a message to an exchange that no rules file names.
 UNTOUCHED = "untouched"
+#: What is known where no sidecar is asked.
+NOTHING_LIVE: Mapping[str, VhostState] = MappingProxyType({})
 #: Any escape of a JSON text, a pair of surrogates as one.
 _ESCAPE = re.compile(rb"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|.)", re.IGNORECASE | re.DOTALL)
 
@@ -61,6 +66,7 @@ class Explanation:
         matched: exchange and id of the bindings that were true.
         walk: what was visited.
         lookups: what the address table said, where it said something.
+        wire: what would leave.
     """
 
     vhost: str
@@ -71,6 +77,7 @@ class Explanation:
     matched: tuple[tuple[bytes, str], ...]
     walk: tuple[ExchangeStep, ...]
     lookups: tuple[Lookup, ...] = ()
+    wire: wire.Wire = field(default_factory=wire.Wire)
 
 
 def read_question(data: bytes, source: str) -> Question:
@@ -102,13 +109,16 @@ def _joined(escape: re.Match[bytes]) -> bytes:
     return b"\\U%08x" % (0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(low, 16) & 0x3FF))
 
 
-def explain(loaded: LoadedRules, question: Question, at: float) -> Explanation:
+def explain(
+    loaded: LoadedRules, question: Question, at: float, live: Mapping[str, VhostState] = NOTHING_LIVE
+) -> Explanation:
     """Ask the rules about one message.
 
     Args:
         loaded: the rules.
         question: the message.
         at: the time of the publish, in seconds since the epoch.
+        live: what a running sidecar knows of its virtual hosts.
 
     Raises:
         ConfigErrors: several virtual hosts have such an exchange and the question names none.
@@ -121,14 +131,14 @@ def explain(loaded: LoadedRules, question: Question, at: float) -> Explanation:
     ]
     if len(homes) > 1:
         names = ", ".join(sorted(vhost.vhost for vhost in homes))
-        message = f"seen nothing, expected one of {names}: each has an exchange {_text(name)}"
+        message = f"seen nothing, expected one of {names}: each has an exchange {text(name)}"
         raise ConfigErrors([ConfigError(question.source, 0, "vhost", message)])
     if not homes:
-        return _outside(loaded, question, at)
-    return _evaluated(loaded, homes[0], question.message, question, at, ())
+        return _outside(loaded, question, at, live)
+    return _evaluated(loaded, homes[0], question.message, question, at, (), live)
 
 
-def _outside(loaded: LoadedRules, question: Question, at: float) -> Explanation:
+def _outside(loaded: LoadedRules, question: Question, at: float, live: Mapping[str, VhostState]) -> Explanation:
     """Explain a message to an exchange that no rules file names: the address table may know it."""
     message, version = question.message, loaded.rules.version
     name = question.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
@@ -137,15 +147,21 @@ def _outside(loaded: LoadedRules, question: Question, at: float) -> Explanation:
         found = translated(message, vhost, book)
         lookups = tuple(look_ups(book, [Publication(message.exchange, message.facts.routing_key)]))
         if isinstance(found, Result):
-            return Explanation(name, version, at, message, found, (), (), lookups)
+            return Explanation(name, version, at, message, found, (), (), lookups, wire.translated(message, book))
         if found is not None:
-            return _evaluated(loaded, vhost, found, question, at, lookups)
-    nowhere = Result((), (_text(message.exchange),), (), UNTOUCHED, None)
-    return Explanation(name, version, at, message, nowhere, (), ())
+            return _evaluated(loaded, vhost, found, question, at, lookups, live)
+    nowhere = Result((), (text(message.exchange),), (), UNTOUCHED, None)
+    return Explanation(name, version, at, message, nowhere, (), (), (), wire.translated(message))
 
 
 def _evaluated(
-    loaded: LoadedRules, vhost: VhostRules, message: Message, question: Question, at: float, lookups: tuple[Lookup, ...]
+    loaded: LoadedRules,
+    vhost: VhostRules,
+    message: Message,
+    question: Question,
+    at: float,
+    lookups: tuple[Lookup, ...],
+    live: Mapping[str, VhostState],
 ) -> Explanation:
     router = loaded.routers[vhost.vhost]
     trace = Trace()
@@ -153,6 +169,8 @@ def _evaluated(
     # What was looked up before is not looked up again.
     book = None if lookups else _book(loaded, vhost.vhost)
     key = message.facts.routing_key
+    ground = wire.Ground(vhost, router, _book(loaded, vhost.vhost), live.get(vhost.vhost))
+    leaves = wire.evaluated(ground, message, decision, question.message if lookups else None)
     result = result_of(decision, vhost, book, key)
     if book is not None:
         wanted = [Publication(b"", queue) for queue in decision.queues]
@@ -160,7 +178,7 @@ def _evaluated(
         lookups = tuple(look_ups(book, wanted))
     walk = tuple(trace.exchanges)
     version = loaded.rules.version
-    return Explanation(vhost.vhost, version, at, question.message, result, decision.matched, walk, lookups)
+    return Explanation(vhost.vhost, version, at, question.message, result, decision.matched, walk, lookups, leaves)
 
 
 def _book(loaded: LoadedRules, vhost: str) -> AddressBook | None:
@@ -187,7 +205,7 @@ def as_json(explanation: Explanation) -> dict[str, object]:
     result = explanation.result
     return {
         "vhost": explanation.vhost,
-        "exchange": _text(explanation.message.exchange),
+        "exchange": text(explanation.message.exchange),
         "rules": explanation.version,
         "at": _time(explanation.at),
         "outcome": result.outcome,
@@ -195,22 +213,22 @@ def as_json(explanation: Explanation) -> dict[str, object]:
         "exchanges": list(result.exchanges),
         "remotes": list(result.remotes),
         "error": result.error,
-        "matched": [{"exchange": _text(exchange), "binding": ident} for exchange, ident in explanation.matched],
+        "matched": [{"exchange": text(exchange), "binding": ident} for exchange, ident in explanation.matched],
         "addresses": [as_data(lookup) for lookup in explanation.lookups],
         "failed": list(result.failed),
         "walk": [_exchange_json(step) for step in explanation.walk],
+        "wire": wire.as_data(explanation.wire),
+        "missing": {named(one): reason for one, reason in explanation.wire.missing},
     }
 
 
 def _exchange_json(step: ExchangeStep) -> dict[str, object]:
     return {
-        "exchange": _text(step.name),
+        "exchange": text(step.name),
         "type": step.type,
-        "filters": [
-            {"filter": _text(each.name), "breach": each.breach, "silent": each.silent} for each in step.filters
-        ],
+        "filters": [{"filter": text(each.name), "breach": each.breach, "silent": each.silent} for each in step.filters],
         "bindings": [_binding_json(each) for each in step.visits],
-        "alternate": None if step.alternate is None else _text(step.alternate),
+        "alternate": None if step.alternate is None else text(step.alternate),
     }
 
 
@@ -223,18 +241,18 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
         "result": step.true,
         "operators": [
             {
-                "operator": _text(each.key),
+                "operator": text(each.key),
                 "expected": plain(each.expected),
                 "verdict": each.verdict.name.lower(),
                 "seen": plain(each.seen),
             }
             for each in step.operators
         ],
-        "added": [_named(each) for each in step.added],
-        "removed": [_named(each) for each in step.removed],
+        "added": [named(each) for each in step.added],
+        "removed": [named(each) for each in step.removed],
         "goto": step.jump,
         "stop": step.stopped,
-        "error": _text(step.error) if step.error else None,
+        "error": text(step.error) if step.error else None,
     }
 
 
@@ -242,15 +260,15 @@ def as_text(explanation: Explanation) -> str:
     """Give the answer as lines for a terminal."""
     message, facts = explanation.message, explanation.message.facts
     lines = [
-        f"message   to exchange {_text(message.exchange)} in vhost {explanation.vhost}, "
-        f"key {_quoted(facts.routing_key)}, headers {len(facts.headers)}, body {facts.body_size_bytes} bytes",
+        f"message   to exchange {text(message.exchange)} in vhost {explanation.vhost}, "
+        f"key {quoted(facts.routing_key)}, headers {len(facts.headers)}, body {facts.body_size_bytes} bytes",
         f"rules     {explanation.version}, at {_time(explanation.at)}",
     ]
     for step in explanation.walk:
         lines += _exchange_lines(step)
     for lookup in explanation.lookups:
         lines += ["", *as_lines(lookup)]
-    return "\n".join([*lines, "", *_result_lines(explanation.result)])
+    return "\n".join([*lines, "", *_result_lines(explanation.result), *wire.as_lines(explanation.wire)])
 
 
 def _result_lines(result: Result) -> Iterator[str]:
@@ -268,15 +286,15 @@ def _result_lines(result: Result) -> Iterator[str]:
 
 def _exchange_lines(step: ExchangeStep) -> Iterator[str]:
     yield ""
-    yield f"exchange {_text(step.name)} ({step.type})"
+    yield f"exchange {text(step.name)} ({step.type})"
     for each in step.filters:
-        yield f"  filter {_text(each.name)}: {_filter_words(each)}"
+        yield f"  filter {text(each.name)}: {_filter_words(each)}"
     for visit in step.visits:
         yield from _binding_lines(visit)
     if not step.visits and not any(each.breach for each in step.filters):
         yield "  no binding"
     if step.alternate is not None:
-        yield f"  no destination: goes on to the alternate exchange {_text(step.alternate)}"
+        yield f"  no destination: goes on to the alternate exchange {text(step.alternate)}"
 
 
 def _filter_words(step: FilterStep) -> str:
@@ -291,61 +309,24 @@ def _binding_lines(step: BindingStep) -> Iterator[str]:
     for each in step.operators:
         yield f"      {_operator_words(each)}"
     if step.added:
-        yield "      adds " + ", ".join(map(_named, step.added))
+        yield "      adds " + ", ".join(map(named, step.added))
     if step.removed:
-        yield "      removes " + ", ".join(map(_named, step.removed))
+        yield "      removes " + ", ".join(map(named, step.removed))
     if step.jump is not None:
         yield f"      goes on at order {step.jump}"
     if step.stopped:
         yield "      stops here"
     if step.error:
-        yield f"      {_text(step.error)}"
+        yield f"      {text(step.error)}"
 
 
 def _operator_words(step: OperatorStep) -> str:
-    seen = "" if step.seen is None else f", saw {_quoted(step.seen)}"
-    return f"{step.verdict.name.lower():9} {_text(step.key)}: {_quoted(step.expected)}{seen}"
-
-
-def plain(seen: object) -> object:
-    """Give a value as JSON can carry it; bytes that are no text as ``{"hex": ...}``."""
-    if isinstance(seen, Value):
-        return _plain_value(seen)
-    if isinstance(seen, bytes):
-        try:
-            return seen.decode()
-        except UnicodeDecodeError:
-            return {"hex": seen.hex()}
-    return seen
-
-
-def _plain_value(value: Value) -> object:
-    content = value.value
-    if value.letter == "x" and isinstance(content, bytes):
-        return {"hex": content.hex()}
-    if value.letter == "A" and isinstance(content, tuple):
-        return [plain(element) for element in content]
-    if value.letter == "F" and isinstance(content, tuple):
-        return {_text(name): plain(element) for name, element in content}
-    return plain(content)
-
-
-def _quoted(seen: object) -> str:
-    found = plain(seen)
-    return f'"{found}"' if isinstance(found, str) else str(found)
+    seen = "" if step.seen is None else f", saw {quoted(step.seen)}"
+    return f"{step.verdict.name.lower():9} {text(step.key)}: {quoted(step.expected)}{seen}"
 
 
 def _destination(binding: Binding) -> str:
-    return _named((binding.destination_type, binding.destination))
-
-
-def _named(destination: Destination) -> str:
-    kind, name = destination
-    return f"{kind} {_text(name)}"
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")
+    return named((binding.destination_type, binding.destination))
 
 
 def _time(at: float) -> str:

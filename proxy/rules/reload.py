@@ -1,4 +1,4 @@
-"""Do the rules files say something else by now? What a sidecar that reloads them by itself looks at.
+"""Do the rules files, or those of TLS, say something else by now? What a sidecar that reloads them looks at.
 
 Files are looked at by name, target and time (so a ConfigMap whose symbolic link is turned is seen) and judged by their
 content: a touched file is no new one. It reads and waits for nothing; whoever looks again and again has a clock.

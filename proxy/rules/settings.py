@@ -33,6 +33,7 @@ from proxy.rules.kinds import (
     word,
 )
 from proxy.rules.nodes import Mapping
+from proxy.rules.tls_settings import ListenTls, TlsChecks, UpstreamTls
 
 _HERE = Address("127.0.0.1", 5673)
 _BROKER = Address("127.0.0.1", 5672)
@@ -46,6 +47,7 @@ class Listener:
     """One address where producers connect."""
 
     address: Annotated[Address, Key(ADDRESS, "`host:port` where producers connect")] = _HERE
+    tls: ListenTls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Upstream:
     connect_timeout_seconds: Annotated[
         float, Key(_WAIT, "longest wait for a TCP connection to one address", "connect_timeout")
     ] = 5.0
+    tls: UpstreamTls | None = None
     control: Control = field(default_factory=Control)
     management: Annotated[
         str | None,
@@ -270,7 +273,8 @@ class Shutdown:
 class Settings:
     """The whole configuration.
 
-    `folder` is the configuration file's folder: `rules`, `password_file` and `declared.snapshot` are relative to it.
+    `folder` is the configuration file's folder: `rules`, `password_file`, `declared.snapshot` and files of TLS are
+    relative to it.
     """
 
     listen: tuple[Listener, ...] = field(default_factory=lambda: (Listener(),))
@@ -301,8 +305,8 @@ def load_settings(
     Args:
         path: the file.
         environ: the environment; variables that begin with ``OXPROXY_`` override keys.
-        secrets_required: whether a password that is kept elsewhere must be there; False makes its absence a
-            warning, for checks on a machine that must not know it.
+        secrets_required: whether a password that is kept elsewhere, and the files of TLS, must be there; False makes
+            their absence a warning, for checks on a machine that must not know them.
 
     Returns:
         The settings, and what the operator should know about them.
@@ -333,6 +337,10 @@ def parse_settings(
     passwords = _Passwords(path.parent, environ, places, faults, secrets_required)
     control = replace(settings.upstream.control, password=passwords.control(settings.upstream))
     settings = replace(settings, upstream=replace(settings.upstream, control=control), folder=path.parent)
+    tls = TlsChecks(path.parent, places, faults, secrets_required)
+    for index, listener in enumerate(settings.listen):
+        tls.listener(listener.tls, f"listen[{index}].tls")
+    tls.upstream(settings.upstream.tls, "upstream.tls", settings.upstream.addresses)
     faults.check()
     return settings
 

@@ -13,8 +13,10 @@ from rich.tree import Tree
 from proxy.routing.bindings import Destination
 from proxy.routing.operators import Verdict
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep
-from proxy.rules.explanation import Explanation, as_text, plain
+from proxy.rules import wire
+from proxy.rules.explanation import Explanation, as_text
 from proxy.rules.tracing import as_lines
+from proxy.rules.wording import plain
 
 _VERDICTS = {Verdict.MATCH: ("✓", "green"), Verdict.MISMATCH: ("✗", "red"), Verdict.ABSENT: ("∅", "yellow")}
 _QUIET = "dim"
@@ -33,6 +35,8 @@ def show(explanation: Explanation, console: Console | None = None) -> None:
         for line in as_lines(lookup):
             console.print(_safe(line))
     console.print(_result(explanation))
+    for line in wire.as_lines(explanation.wire):
+        console.print(_safe(line), style="yellow" if line.startswith("missing") else _QUIET)
 
 
 def _head(explanation: Explanation) -> RenderableType:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.counters import DECISION_BOUNDS, ConnectionCounters, Counters, Histogram, RelayCounters
+from proxy.amqp.counters import DECISION_BOUNDS, RESULTS, ConnectionCounters, Counters, Histogram, RelayCounters
 
 
 def test_a_duration_equal_to_a_bound_counts_below_it() -> None:
@@ -42,4 +42,4 @@ def test_protocol_errors_count_by_reply_code() -> None:
 def test_attempts_count_by_result_from_zero() -> None:
     counters = ConnectionCounters()
     counters.attempt("refused")
-    assert counters.results == {"ok": 0, "refused": 1, "unavailable": 0, "timeout": 0, "protocol_error": 0}
+    assert counters.results == {**dict.fromkeys(RESULTS, 0), "refused": 1}

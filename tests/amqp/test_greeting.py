@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pamqp import commands
 
 from proxy.amqp.greeting import NAME_CHARACTERS, own_start, read_start, read_start_ok
 from proxy.amqp.tables import encode_table
@@ -11,7 +12,7 @@ from proxy.errors import ProtocolError, Scope
 from proxy.routing.values import Table, Value
 from tests.amqp.handshakes import CLIENT_PROPERTIES, OURS, PEER, SERVER_PROPERTIES, VERSION, start, start_ok
 from tests.amqp.test_tables import refusal, tables
-from tests.client import split
+from tests.client import method, split
 
 
 def payload(frame: bytes) -> bytes:
@@ -92,7 +93,7 @@ def test_product_and_version_are_told_to_logs() -> None:
         (b"AMQPLAIN", encode_table(text(b"PASSWORD", b"s3cret")), ""),
         (b"AMQPLAIN", encode_table(((b"LOGIN", Value("I", 7)),)), ""),
         (b"AMQPLAIN", b"s3cret", ""),
-        (b"EXTERNAL", b"\0guest\0s3cret", ""),
+        (b"OAUTHBEARER", b"\0guest\0s3cret", ""),
     ],
 )
 def test_user_is_read_where_the_mechanism_says_it_and_the_password_never(
@@ -102,6 +103,18 @@ def test_user_is_read_where_the_mechanism_says_it_and_the_password_never(
     assert client.user == user
     assert "s3cret" not in repr(client)
     assert "s3cret" not in f"{client}"
+
+
+def test_sasl_external_is_not_offered() -> None:
+    offered = method(0, commands.Connection.Start(0, 9, {}, "PLAIN EXTERNAL AMQPLAIN", "en_US"))
+    (start,) = split(read_start(payload(offered), VERSION).frame)
+    assert start.arguments["mechanisms"] == "PLAIN AMQPLAIN"
+
+
+def test_sasl_external_is_refused_with_the_reason() -> None:
+    with pytest.raises(ProtocolError, match="the broker would see its certificate, not yours") as caught:
+        read_start_ok(payload(start_ok(CLIENT_PROPERTIES, b"EXTERNAL", b"")), VERSION, PEER, 4096)
+    assert caught.value.reply_code == 403
 
 
 def test_connection_name_and_capabilities_are_read() -> None:
@@ -119,7 +132,7 @@ def test_own_start_says_what_a_client_needs_to_answer() -> None:
     (own,) = split(own_start(VERSION))
     assert own.name == "Connection.Start"
     assert (own.arguments["version_major"], own.arguments["version_minor"]) == (0, 9)
-    assert own.arguments["mechanisms"] == "PLAIN AMQPLAIN EXTERNAL"
+    assert own.arguments["mechanisms"] == "PLAIN AMQPLAIN"
     assert own.arguments["locales"] == "en_US"
 
 

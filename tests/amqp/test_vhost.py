@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from proxy.amqp.tables import encode_table
-from proxy.amqp.vhost import Delivery, OwnedExchange, StoredBinding, VhostState
+from proxy.amqp.vhost import Declared, Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.routing.bindings import Binding
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from tests.amqp.relaying import owned, routed, state
-from tests.routing.building import decide, exchange, to_queue
+from tests.routing.building import decide, exchange, to_exchange, to_queue
 
 
 def stored(binding: Binding, *sequences: int) -> StoredBinding:
@@ -122,3 +122,32 @@ def test_bindings_of_one_destination_are_found_together() -> None:
     assert list(receivers["queue", b"q"]) == [second.binding.identity]
     of.remove_binding(second)
     assert receivers == {}
+
+
+def declared_by_client(name: str, *, auto_delete: bool, delivery: Delivery) -> tuple[Exchange, OwnedExchange]:
+    made = exchange(name=name)
+    return made, owned(made, delivery, declared=Declared(True, auto_delete, False, b"", 1))
+
+
+@pytest.mark.parametrize("delivery", Delivery)
+@pytest.mark.parametrize("auto_delete", [True, False])
+def test_with_its_last_binding_goes_what_is_auto_delete_and_not_on_the_broker(
+    delivery: Delivery, auto_delete: bool
+) -> None:
+    of = state(declared_by_client("xo", auto_delete=auto_delete, delivery=delivery))
+    first, second = stored(to_queue("p"), 1), stored(to_queue("q"), 2)
+    of.add_binding(first)
+    of.add_binding(second)
+    of.remove_binding(first)
+    assert b"xo" in of.exchanges
+    of.remove_binding(second)
+    assert (b"xo" not in of.exchanges) == (auto_delete and delivery is Delivery.QUEUE)
+
+
+def test_an_exchange_takes_the_bindings_to_it_along_and_whatever_goes_with_those() -> None:
+    names = ("first", "xo", "last")
+    of = state(*(declared_by_client(name, auto_delete=True, delivery=Delivery.QUEUE) for name in names))
+    of.add_binding(stored(replace(to_exchange("xo"), exchange=b"first"), 1))
+    of.add_binding(stored(to_exchange("last"), 2))
+    of.remove_exchange(b"last")
+    assert of.exchanges == {}

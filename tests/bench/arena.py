@@ -95,12 +95,24 @@ class Arena:
     def pid(self, way: Way) -> int:
         return self._way(way)[1]
 
-    def start_sidecar(self, name: str, rules: Path, wrap: tuple[str, ...] = (), workers: int = 1) -> tuple[int, int]:
-        """A sidecar with this rules file; returns its port and its process id once it says it is ready."""
-        port, admin_port = free_port(), free_port()
+    def start_sidecar(
+        self, name: str, rules: Path, wrap: tuple[str, ...] = (), settings: str = "", admin_port: int = 0
+    ) -> tuple[int, int]:
+        """A sidecar with this rules file; returns its port and its process id once it says it is ready.
+
+        Args:
+            name: of its files.
+            rules: its rules file.
+            wrap: a command to run it by.
+            settings: lines of its configuration beside what each has.
+            admin_port: where its pages are, 0 for any port.
+        """
+        port, admin_port = free_port(), admin_port or free_port()
         config = arrangement.sidecar_config(
-            self.folder / f"{name.replace(' ', '-')}.yaml", self.broker, port, admin_port, rules, workers
+            self.folder / f"{name.replace(' ', '-')}.yaml", self.broker, port, admin_port, rules
         )
+        with config.open("a") as file:
+            file.write(settings)
         if not Path(OXPROXY).exists():
             raise ChildError(f"{OXPROXY} is not installed")
         command = [*wrap, OXPROXY, "serve", "--config", str(config)]
@@ -121,7 +133,9 @@ class Arena:
                 rules = arrangement.small_rules(self.folder, self.broker)
                 return self.start_sidecar(way, rules, self.terms.wrap)
             case Way.WORKERS:
-                return self.start_sidecar(way, arrangement.small_rules(self.folder, self.broker), workers=2)
+                return self.start_sidecar(
+                    way, arrangement.small_rules(self.folder, self.broker), settings="workers: 2\n"
+                )
             case Way.LOADED:
                 return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
 

@@ -113,7 +113,7 @@ def many_rules(folder: Path) -> Path:
     return rules_file(folder / "many.yaml", (exchange_rules("bench.load", MANY, by_kind),))
 
 
-def sidecar_config(path: Path, broker: Broker, port: int, admin_port: int, rules: Path, workers: int = 1) -> Path:
+def sidecar_config(path: Path, broker: Broker, port: int, admin_port: int, rules: Path) -> Path:
     """A configuration of the sidecar with one rules file."""
     lines = [
         "listen:",
@@ -123,7 +123,6 @@ def sidecar_config(path: Path, broker: Broker, port: int, admin_port: int, rules
         f"  control: {{username: {broker.username}, password: {broker.password}}}",
         f"  management: {broker.management}",
         f"rules: [{rules}]",
-        f"workers: {workers}",
         f"admin: {{address: 127.0.0.1:{admin_port}}}",
     ]
     path.write_text("\n".join(lines) + "\n")

@@ -1,30 +1,51 @@
-"""How long do publishes wait while rules are replaced? One publish at a time, with its confirm, through reloads.
+"""How long do publishes wait while rules are replaced, or metrics read? One publish at a time, with its confirm.
 
 The longest confirm is told, with whatever else the machine did meanwhile in it: broker and producer share its cores.
+Beside it stands the longest one in as long a time right after, so that what the machine adds can be seen.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.bench import arrangement
 from tests.bench.arena import Arena
-from tests.bench.cases import Row
+from tests.bench.cases import MANY, Row
 from tests.bench.link import Link
 from tests.bench.memory import expect_settled
 from tests.bench.processes import ChildError
 from tests.bench.publishes import content_header, frame, publish_method
+from tests.private_broker import free_port
 
 NAME = "sidecar that reloads"
 RELOADS = 5
 DEADLINE_SECONDS = 30.0
+#: Reads the page, and prints how many bindings are on it.
+SCRAPE_CODE = """
+import sys, urllib.request
+with urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/metrics", timeout=30) as page:
+    print(page.read().count(b"\\noxproxy_binding_matches_total{"))
+"""
 BODY = b"0123456789" * 10
 
 PAUSE = Row("reload", "longest confirm while 10,000 bindings reload", "ms", 20, at_least=False)
-PAUSE_ROWS = (PAUSE,)
+STILL = Row("reload", "the same in as long a time without a reload", "ms", None, at_least=False)
+PAUSE_ROWS = (PAUSE, STILL)
+
+SCRAPED_NAME = "sidecar that is scraped"
+SCRAPES = 20
+#: As many series as there can be of 10,000 bindings.
+SCRAPED_SETTINGS = f"metrics: {{bindings: {MANY}}}\n"
+
+SCRAPE = Row("metrics", "longest confirm while /metrics is read, 10,000 bindings", "ms", 10, at_least=False)
+UNREAD = Row("metrics", "the same in as long a time without", "ms", None, at_least=False)
+SCRAPE_ROWS = (SCRAPE, UNREAD)
 
 
 def measure_pause(arena: Arena) -> list[list[float]]:
@@ -34,7 +55,21 @@ def measure_pause(arena: Arena) -> list[list[float]]:
     log = arena.folder / f"{NAME.replace(' ', '-')}.log"
     with Link("127.0.0.1", port, confirms=True) as link:
         confirm_seconds(link)
-        return [[longest_ms(link, rules, pid, log) for _ in range(RELOADS)]]
+        return compared(link, lambda: longest_ms(link, rules, pid, log), RELOADS)
+
+
+def compared(link: Link, measure: Callable[[], float], times: int) -> list[list[float]]:
+    """What `measure` gives, and beside each the longest confirm in milliseconds in as long a time after it."""
+    found: list[list[float]] = [[], []]
+    for _ in range(times):
+        begin = time.monotonic()
+        found[0].append(measure())
+        now = time.monotonic()
+        end, longest = now + (now - begin), 0.0
+        while time.monotonic() < end:
+            longest = max(longest, confirm_seconds(link))
+        found[1].append(longest * 1e3)
+    return found
 
 
 def longest_ms(link: Link, rules: Path, pid: int, log: Path) -> float:
@@ -51,6 +86,29 @@ def longest_ms(link: Link, rules: Path, pid: int, log: Path) -> float:
         longest = max(longest, *(confirm_seconds(link) for _ in range(10)))
     # What is left to do behind a reload counts too.
     longest = max(longest, *(confirm_seconds(link) for _ in range(100)))
+    return longest * 1e3
+
+
+def measure_scrape(arena: Arena) -> list[list[float]]:
+    """The values of `SCRAPE_ROWS`: of each scrape the longest time from publish to confirm."""
+    admin_port = free_port()
+    rules = arrangement.many_rules(arena.folder).rename(arena.folder / "scraped.yaml")
+    port, _ = arena.start_sidecar(SCRAPED_NAME, rules, settings=SCRAPED_SETTINGS, admin_port=admin_port)
+    with Link("127.0.0.1", port, confirms=True) as link:
+        confirm_seconds(link)
+        return compared(link, lambda: scraped_ms(link, admin_port), SCRAPES)
+
+
+def scraped_ms(link: Link, admin_port: int) -> float:
+    """Have the metrics read once, publish until they are."""
+    longest = 0.0
+    # In a process of its own: in this one it would take turns with the producer.
+    with subprocess.Popen([sys.executable, "-c", SCRAPE_CODE, str(admin_port)], stdout=subprocess.PIPE) as scrape:
+        while scrape.poll() is None:
+            longest = max(longest, *(confirm_seconds(link) for _ in range(10)))
+        series = int(scrape.stdout.read()) if scrape.stdout is not None else 0
+    if series < MANY:
+        raise ChildError(f"seen {series} series of bindings, expected {MANY}")
     return longest * 1e3
 
 

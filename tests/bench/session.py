@@ -30,6 +30,7 @@ SINGLES = (
     (memory.LOAD_ROWS, memory.measure_load),
     (lookups.MISS_ROWS, lookups.measure_miss),
     (pauses.PAUSE_ROWS, pauses.measure_pause),
+    (pauses.SCRAPE_ROWS, pauses.measure_scrape),
 )
 """What is measured once, beside the rounds: rows, and what gives the values of each."""
 STANDARD = unique(row.name for row in (*ROWS, *(rows[0] for rows, _ in SINGLES)))

@@ -8,6 +8,7 @@ import pytest
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarations import declare_queue
 from proxy.broker.login import log_in
+from proxy.broker.settings import TlsSettings
 from proxy.errors import Failure, UpstreamError
 from tests.broker.world import Outside, settings
 from tests.private_broker import free_port
@@ -63,7 +64,7 @@ async def test_somebody_who_speaks_otherwise_is_unavailable() -> None:
 
 async def test_a_listener_without_tls_is_unavailable_over_tls(broker: Broker) -> None:
     context = ssl.create_default_context()
-    error = await failure(broker, "/", ssl_context=context, server_name="broker.example")
+    error = await failure(broker, "/", tls=TlsSettings(lambda: context, "broker.example"))
     assert error.failure is Failure.UNAVAILABLE
 
 

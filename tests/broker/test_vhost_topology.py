@@ -74,10 +74,10 @@ async def test_what_the_rules_ask_for_is_declared(make: Make, outside: Outside, 
 
 @pytest.mark.parametrize("inventory", [True, False])
 async def test_a_queue_that_exists_is_taken_as_it_is(make: Make, outside: Outside, vhost: str, inventory: bool) -> None:
-    outside.make_queue("a", x_max_length=5)
+    outside.make_queue("a", x_max_length=5, x_queue_type="classic")
     known = state(vhost, {"documents": queues("a")})
     await make(known, Queue(b"a"), inventory=inventory)
-    assert outside.queue("a")["arguments"] == {"x-max-length": 5}
+    assert outside.queue("a")["arguments"] == {"x-max-length": 5, "x-queue-type": "classic"}
     assert outside.bound("documents") == queues("a")
 
 

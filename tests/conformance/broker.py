@@ -14,9 +14,20 @@ from proxy.routing.erlang_text import TYPE_NAMES, characters
 _USER = "guest"
 
 
-def refusal(facts: Facts) -> str | None:
-    """The text behind ``PRECONDITION_FAILED - `` where the broker does not take the message."""
-    return _user_id(facts) or _expiration(facts) or _invalid_message(facts)
+def refusal(facts: Facts, modes_are_checked: bool = True) -> str | None:
+    """The text behind ``PRECONDITION_FAILED - `` where the broker does not take the message.
+
+    Args:
+        facts: the message.
+        modes_are_checked: whether the broker knows the delivery modes 1 and 2 only; later ones don't care.
+    """
+    mode = _delivery_mode(facts) if modes_are_checked else None
+    return _user_id(facts) or _expiration(facts) or mode or _copies(facts)
+
+
+def delivery_mode_is_known(mode: object) -> bool:
+    """Whether a message may have this delivery mode; None for a message without one."""
+    return mode in (None, 1, 2)
 
 
 def _text(facts: Facts, name: str) -> str | None:
@@ -47,10 +58,12 @@ def _expiration(facts: Facts) -> str | None:
     return f"invalid expiration '{expiration}': {reason}"
 
 
-def _invalid_message(facts: Facts) -> str | None:
+def _delivery_mode(facts: Facts) -> str | None:
     mode = facts.properties.get("delivery_mode")
-    if mode not in (None, 1, 2):
-        return f"invalid message: {{delivery_mode_unknown,{mode!r}}}"
+    return None if delivery_mode_is_known(mode) else f"invalid message: {{delivery_mode_unknown,{mode!r}}}"
+
+
+def _copies(facts: Facts) -> str | None:
     first = dict(reversed(facts.headers))
     for name in (b"CC", b"BCC"):
         value = first.get(name)

@@ -18,7 +18,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.conformance import deviations, open_exchange
+from tests.conformance import open_exchange
+from tests.conformance.deviations import Difference, Run, accounting_for
 from tests.conformance.files import OWN_VECTORS, vectors
 from tests.conformance.plugin import PluginExchange
 from tests.conformance.stage import Place, Stage
@@ -68,17 +69,27 @@ def expectation(vector: Json) -> Json:
     return open_exchange.normal(open_exchange.recommended(vector))
 
 
-def verdicts(broker: Broker, chosen: Iterable[Json], delivery: str = "") -> Iterator[Verdict]:
+def run_on(broker: Broker, delivery: str) -> Run:
+    """Say what vectors are played on."""
+    return Run(delivery, broker.version)
+
+
+def every_vector() -> list[Json]:
+    """All vectors of the open exchange, in a fixed order."""
+    return [vector for path in FILES for vector in vectors(path)]
+
+
+def verdicts(broker: Broker, chosen: Iterable[Json], run: Run) -> Iterator[Verdict]:
     """Play vectors, several virtual hosts at a time; verdicts come as they are reached.
 
     Args:
         broker: a RabbitMQ on which virtual hosts may be made.
         chosen: the vectors.
-        delivery: of the open exchanges; "" is the sidecar's default.
+        run: on that broker, from `run_on`.
     """
     parts = list(_parts(chosen))
     hosts = [f"conformance-{secrets.token_hex(6)}" for _ in parts]
-    settings = {"declared": {"unbind": "broker"}, "log": {"level": "warning"}}
+    settings = {"declared": {"unbind": "broker", "delivery": run.delivery}, "log": {"level": "warning"}}
     with ExitStack() as stack:
         for host in hosts:
             broker.create_vhost(host)
@@ -86,8 +97,7 @@ def verdicts(broker: Broker, chosen: Iterable[Json], delivery: str = "") -> Iter
         sidecar = stack.enter_context(Sidecar(broker, [], settings))
         pool = stack.enter_context(ThreadPoolExecutor(_HOSTS_AT_ONCE))
         played = [
-            pool.submit(_play, broker, sidecar.port, host, part, delivery)
-            for host, part in zip(hosts, parts, strict=True)
+            pool.submit(_play, broker, sidecar.port, host, part, run) for host, part in zip(hosts, parts, strict=True)
         ]
         for each in as_completed(played):
             yield from each.result()
@@ -101,35 +111,43 @@ def _parts(chosen: Iterable[Json]) -> Iterator[list[Json]]:
             yield of_place[at : at + _PER_HOST]
 
 
-def _play(broker: Broker, port: int, host: str, part: Sequence[Json], delivery: str) -> list[Verdict]:
-    stage = Stage(broker, port, host, Place.of(part[0]), delivery)
+def _play(broker: Broker, port: int, host: str, part: Sequence[Json], run: Run) -> list[Verdict]:
+    stage = Stage(broker, port, host, Place.of(part[0]))
     try:
-        return [_verdict(vector, stage.play(vector), delivery) for vector in part]
+        return [_verdict(vector, stage, run) for vector in part]
     finally:
         stage.leave()
 
 
-def _verdict(vector: Json, got: Json, delivery: str) -> Verdict:
+def _verdict(vector: Json, stage: Stage, run: Run) -> Verdict:
     expected = expectation(vector)
+    got = _alike(stage.play(vector), expected)
+    if got == expected:
+        return Verdict(vector, expected, got, "")
+    beside = _alike(stage.play_beside(vector), expected) if "exchange_type" in vector else None
+    return Verdict(vector, expected, got, accounting_for(Difference(vector, expected, got, beside), run))
+
+
+def _alike(got: Json, expected: Json) -> Json:
+    """Leave out of a result what the vector says nothing of."""
     error = got.get("bind_error")
     if error is not None and "binding" not in expected.get("bind_error", ()):
         del error["binding"]
     if "exchanges" not in expected and not got.get("exchanges"):
         got.pop("exchanges", None)
-    deviation = "" if got == expected else deviations.accounting_for(vector, expected, got, delivery)
-    return Verdict(vector, expected, got, deviation)
+    return got
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.end_to_end")
     parser.add_argument("files", metavar="FILE", nargs="*", type=Path, default=FILES)
     parser.add_argument("--every", metavar="N", type=int, default=1, help="only one vector in N")
-    parser.add_argument("--delivery", choices=("carrier", "queue"), default="", help="of the open exchanges")
+    parser.add_argument("--delivery", choices=("carrier", "queue"), default="carrier", help="of the open exchanges")
     given = parser.parse_args(arguments)
     chosen = [vector for path in given.files for vector in vectors(path)][:: given.every]
     passed = accounted = failed = 0
     with some_broker() as broker:
-        for verdict in verdicts(broker, chosen, given.delivery):
+        for verdict in verdicts(broker, chosen, run_on(broker, given.delivery)):
             passed += verdict.passed
             accounted += bool(verdict.deviation)
             if verdict.passed or verdict.deviation:

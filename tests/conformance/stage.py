@@ -9,6 +9,7 @@ counts has come through the sink.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Self
 
 from pamqp import base, commands
@@ -16,7 +17,7 @@ from pamqp import base, commands
 from proxy.amqp.method_arguments import read_close
 from proxy.amqp.method_frames import exchange_bind, exchange_declare, exchange_unbind, queue_bind, queue_unbind
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.routing.values import Table, Value
+from proxy.routing.values import Table
 from tests import client
 from tests.client import Frame
 from tests.conformance.typed import Json, table_of
@@ -24,7 +25,6 @@ from tests.producer import Message, Producer
 from tests.rabbitmq import Broker
 
 TESTED = "xo"
-_DELIVERY = b"x-delivery"
 _MAKERS: dict[tuple[str, str], tuple[Callable[..., bytes], str]] = {
     ("queue", "bindings"): (queue_bind, "Queue.BindOk"),
     ("queue", "unbind"): (queue_unbind, "Queue.UnbindOk"),
@@ -67,13 +67,12 @@ class Stage:
         port: of the sidecar.
         vhost: virtual host that exists and is empty.
         place: what to make there.
-        delivery: of the open exchanges; "" leaves it to the sidecar.
     """
 
-    def __init__(self, broker: Broker, port: int, vhost: str, place: Place, delivery: str = "") -> None:
+    def __init__(self, broker: Broker, port: int, vhost: str, place: Place) -> None:
         self._place = place
-        self._delivery = delivery
-        self._looker = Producer(broker.port, vhost, broker.username, broker.password).open()
+        self._at_broker = partial(Producer, broker.port, vhost, broker.username, broker.password)
+        self._looker = self._at_broker().open()
         for sink in place.sinks:
             self._looker.ask(commands.Exchange.Declare(exchange=sink, exchange_type="fanout", durable=True))
             self._looker.declare(_record(sink), exclusive=True)
@@ -89,7 +88,7 @@ class Stage:
 
     def play(self, vector: Json) -> Json:
         """Declare, bind and publish what a vector says, and give what became of its message, in a vector's form."""
-        score = Score(vector, self._delivery)
+        score = Score(vector)
         gets = [client.method(1, commands.Basic.Get(queue=queue, no_ack=True)) for queue in self._place.queues]
         self._producer.send(*score.frames, score.publish, *gets)
         answered = 0
@@ -113,6 +112,15 @@ class Stage:
             if "queues" not in got and not got["exchanges"]:
                 del got["exchanges"]
         return got
+
+    def play_beside(self, vector: Json) -> Json:
+        """Do the same at the broker itself, past the sidecar; for exchanges that only the broker knows."""
+        through, self._producer = self._producer, self._at_broker().open()
+        try:
+            return self.play(vector)
+        finally:
+            self._producer.vanish()
+            self._producer = through
 
     def _sunk(self, sink: str) -> bool:
         # A regex route may have chosen the record itself; only by way of the default exchange can that reach it.
@@ -150,14 +158,12 @@ class Score:
 
     Args:
         vector: the vector.
-        delivery: of the open exchanges; "" leaves it to the sidecar.
     """
 
-    def __init__(self, vector: Json, delivery: str) -> None:
+    def __init__(self, vector: Json) -> None:
         self.frames: list[bytes] = []
         #: names of the methods that answer the frames, where nothing is refused
         self.answers: list[str] = []
-        self._delivery = delivery
         tested = {
             "name": TESTED,
             "type": vector.get("exchange_type", "x-open"),
@@ -170,7 +176,9 @@ class Score:
             command: base.Frame = commands.Exchange.Delete(exchange=exchange["name"])
             self._add(client.method(1, command), "Exchange.DeleteOk")
         for exchange in exchanges:
-            self._add(self._declare(exchange), "Exchange.DeclareOk")
+            arguments = encode_table(table_of(exchange["arguments"]))
+            declare = exchange_declare(1, exchange["name"].encode(), exchange["type"].encode(), arguments)
+            self._add(declare, "Exchange.DeclareOk")
         self._declared = len(self.answers)
         for exchange in reversed(exchanges):
             for what in ("bindings", "unbind"):
@@ -189,12 +197,6 @@ class Score:
     def _add(self, frame: bytes, answer: str) -> None:
         self.frames.append(frame)
         self.answers.append(answer)
-
-    def _declare(self, exchange: Json) -> bytes:
-        arguments = table_of(exchange["arguments"])
-        if self._delivery and exchange["type"] == "x-open":
-            arguments += ((_DELIVERY, Value("S", self._delivery.encode())),)
-        return exchange_declare(1, exchange["name"].encode(), exchange["type"].encode(), encode_table(arguments))
 
     def _bind(self, source: str, what: str, binding: Json) -> None:
         make, answer = _MAKERS[binding["destination_type"], what]

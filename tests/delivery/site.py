@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from proxy.routing.values import Table
 from tests.broker.world import Outside
-from tests.producer import Message, Producer, until
+from tests.producer import Message, Producer, stored_by_4, until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 from tests.tap import Connection, Tap
@@ -40,6 +41,10 @@ class Site(Outside):
         made = Producer(self.sidecar.port, self.vhost, username, frame_max=frame_max).open(confirm=confirm)
         self._open.append(made)
         return made
+
+    def stored(self, table: Table) -> Table:
+        """A header table as this broker gives it back to whoever sent it."""
+        return table if self.broker.version < (4,) else stored_by_4(table)
 
     def upstream(self) -> Connection:
         """The wire behind the producer made last."""

@@ -94,6 +94,7 @@ def test_every_command_that_the_pages_name_is_one() -> None:
 
 def test_every_setting_that_the_pages_name_is_one() -> None:
     known = set(re.findall(r"^\| `([a-z_.\[\]]+)` \|", (DOCS / "configuration.md").read_text(), re.MULTILINE))
+    known |= {key.rpartition(".")[0] for key in known}  # a section as a whole
     sections = {key.split(".")[0] for key in known if "." in key and "[" not in key}
     pattern = re.compile(rf"`((?:{'|'.join(sections)})\.[a-z_.]+)(?:: [^`]*)?`")
     wrong = [(page.name, key) for page in PAGES for key in pattern.findall(page.read_text()) if key not in known]
@@ -104,5 +105,5 @@ def test_the_configuration_in_operations_is_right() -> None:
     (text,) = re.findall(r"```yaml\n(listen:.*?)```", (DOCS / "operations.md").read_text(), re.DOTALL)
     faults = Faults()
     settings = parse_settings(text.encode(), Path("/etc/oxproxy/oxproxy.yaml"), {}, faults, secrets_required=False)
-    assert settings.upstream.management == "http://rabbit.example:15672"
+    assert settings.upstream.management == "https://rabbit.example:15671"
     assert yaml.safe_load(text)["audit"]["directory"] == "/var/lib/oxproxy/audit"

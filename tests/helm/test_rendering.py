@@ -208,15 +208,7 @@ def test_a_pod_is_killed_only_after_the_drain_could_end(values: JSON) -> None:
             assert configuration(values)["shutdown"]["deadline"] == f"{drain}s"
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        pytest.param(values, id=name, marks=pytest.mark.xfail(reason="the settings have no TLS yet", strict=False))
-        if "tls" in values
-        else pytest.param(values, id=name)
-        for name, values in MATRIX.items()
-    ],
-)
+@every_case
 def test_the_configuration_is_one_that_the_sidecar_reads(values: JSON) -> None:
     if values.get("existingConfig"):
         assert not [one for one in of_kind("ConfigMap", values) if one["metadata"]["name"].endswith("-config")]

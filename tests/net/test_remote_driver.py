@@ -1,18 +1,17 @@
 from __future__ import annotations
 
-import ssl
-
 from proxy.amqp.counters import RemoteCounters
 from proxy.amqp.remote_login import Credentials
 from proxy.amqp.remote_messages import Result
-from proxy.net.remote_driver import RemoteDriver, words
+from proxy.net.remote_driver import RemoteDriver
 from proxy.net.remote_endpoints import Endpoint, RemoteLimits
+from proxy.net.tls import Contexts
 from tests.amqp.far import Told
 
 
 async def driver() -> RemoteDriver:
     endpoint = Endpoint("far", "127.0.0.1", 1, None, Credentials(b"u", b"s3cret", b"/"), RemoteLimits())
-    return RemoteDriver(endpoint, RemoteCounters(), "1.0", lambda here, there: False, lambda: None)
+    return RemoteDriver(endpoint, RemoteCounters(), "1.0", Contexts(), lambda here, there: False, lambda: None)
 
 
 async def test_bytes_make_a_link_full_as_messages_do() -> None:
@@ -43,11 +42,3 @@ async def test_a_link_is_unused_without_a_lane() -> None:
     assert not unused()
     made.leave(lane)
     assert unused()
-
-
-def test_errors_are_told_in_words() -> None:
-    wrong = ssl.SSLCertVerificationError(1, "certificate verify failed")
-    wrong.verify_message = "Hostname mismatch"
-    assert words(wrong) == "certificate refused: Hostname mismatch"
-    assert words(ConnectionRefusedError(111, "Connection refused")) == "Connection refused"
-    assert words(TimeoutError()) == "TimeoutError"

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import ssl
-from pathlib import Path
-
 import pytest
 
-from proxy.net.remote_endpoints import Endpoint, RemoteBroker, TlsSettings, endpoint
+from proxy.net.remote_endpoints import Endpoint, RemoteBroker, endpoint
+from proxy.net.tls import ClientTls
 from proxy.routing.address_targets import Remote
 
-TLS = TlsSettings(server_name="archive.example")
+TLS = ClientTls(server_name="archive.example")
 BROKERS = {
     b"plain": RemoteBroker("10.0.0.1", 5672, None, b"mover", b"s3cret"),
     b"safe": RemoteBroker("10.0.0.2", 5671, TLS, b"mover", b"s3cret", "far side"),
@@ -59,14 +57,14 @@ def test_credentials_of_the_address_go_before_those_of_the_broker(
 
 
 def test_an_address_can_ask_for_tls_and_never_for_less_than_is_configured() -> None:
-    assert found(named(b"plain", tls=True)).tls == TlsSettings()
+    assert found(named(b"plain", tls=True)).tls == ClientTls()
     assert found(named(b"safe", tls=True)).tls == TLS
     assert named(b"safe", tls=False) == "plain TCP to a broker that is configured with TLS"
 
 
 def test_a_host_of_an_address_needs_no_configuration() -> None:
     made = found(endpoint(Remote(b"", b"h.example", 5671, True, b"u", b"p"), {}, "home"))
-    assert (made.label, made.host, made.port, made.tls) == ("h.example:5671", "h.example", 5671, TlsSettings())
+    assert (made.label, made.host, made.port, made.tls) == ("h.example:5671", "h.example", 5671, ClientTls())
 
 
 def test_a_broker_that_is_gone_from_the_configuration_is_none() -> None:
@@ -75,16 +73,3 @@ def test_a_broker_that_is_gone_from_the_configuration_is_none() -> None:
 
 def test_no_password_is_shown() -> None:
     assert "s3cret" not in repr(BROKERS) + repr(named(b"plain"))
-
-
-def test_chain_and_name_are_always_checked() -> None:
-    context = TlsSettings().context()
-    assert context.verify_mode is ssl.CERT_REQUIRED
-    assert context.check_hostname
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-
-
-def test_a_file_that_is_no_certificate_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("none")
-    with pytest.raises(OSError, match=r"PEM|no certificate|NO_CERTIFICATE"):
-        TlsSettings(tmp_path / "ca.pem").context()

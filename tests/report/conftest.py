@@ -15,11 +15,13 @@ from proxy.report.request import Request
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Small frames need no second compiler, few partitions, and nothing on the disk of whoever runs the tests.
+#: Small frames need no code made for them, few partitions, and nothing on the disk of whoever runs the tests.
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.driver.memory": "2g",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 
 
@@ -54,7 +56,7 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     own = {
         "spark.local.dir": str(folder),
         "spark.sql.warehouse.dir": str(folder),
-        options: f"{LOCAL[options]} -XX:TieredStopAtLevel=1",
+        options: f"{LOCAL[options]} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     settings = tuple((SETTINGS | own).items())
     with session(Request("", "", master="local[2]", settings=settings)) as running:

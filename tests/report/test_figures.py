@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 from proxy.report.figures import Figures, Step
 
@@ -15,3 +15,9 @@ def test_totals_are_those_of_all_steps() -> None:
 
 def test_no_step_is_no_publish() -> None:
     assert (Figures((), NOW).publishes, Figures((), NOW).bytes) == (0, 0)
+
+
+def test_the_range_of_one_day_is_that_day() -> None:
+    first, last = date(2026, 11, 20), date(2026, 11, 22)
+    days: list[tuple[date, ...]] = [(), (first,), (first, last)]
+    assert [Figures(each, NOW).range for each in days] == ["no day", "2026-11-20", "2026-11-20 to 2026-11-22"]

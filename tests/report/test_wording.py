@@ -73,3 +73,9 @@ def test_an_hour_says_when_it_ends() -> None:
 
 def test_the_default_exchange_has_a_name_for_people() -> None:
     assert (wording.exchange(""), wording.exchange("e")) == ("(default)", "e")
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 segments"), (1, "1 segment"), (2000, "2,000 segments")])
+def test_what_is_counted_is_one_or_several(number: int, text: str) -> None:
+    assert wording.several(number, "segment") == text
+    assert wording.several(number, "publish", "publishes").endswith("es") == (number != 1)

@@ -182,8 +182,8 @@ def test_a_password_in_the_environment_wins_over_the_ways_of_the_file(tmp_path: 
 def test_a_password_as_text_is_a_warning_unless_every_broker_is_on_loopback(tmp_path: Path) -> None:
     control = "  control: {password: a}\n"
     assert warnings(tmp_path, "upstream:\n  address: [127.0.0.1:1, localhost:2, '[::1]:3']\n" + control) == []
-    assert warnings(tmp_path, "upstream:\n  address: [127.0.0.1:1, rabbit:2]\n" + control) == [
-        "oxproxy.yaml:3: upstream.control.password: warning: a password as text, for a broker elsewhere: "
+    assert warnings(tmp_path, "upstream:\n  tls: {}\n  address: [127.0.0.1:1, rabbit:2]\n" + control) == [
+        "oxproxy.yaml:4: upstream.control.password: warning: a password as text, for a broker elsewhere: "
         "use password_env or password_file"
     ]
 

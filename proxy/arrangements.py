@@ -1,6 +1,6 @@
-"""Which part of the configuration does each room get? Settings in, the small values that a room asks for out.
+"""What does the configuration ask of each room? Settings put in the words that rooms take.
 
-Rooms do not see the settings. Nothing is opened here but the file of a key.
+The rooms do not know the configuration file, and this module does not know what they do.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from proxy.amqp.conversation import Limits as RelayLimits
 from proxy.amqp.plan import ClientRules
 from proxy.amqp.vhost import Delivery
 from proxy.audit.opening import AuditRequest
+from proxy.audit.record import Privacy
 from proxy.errors import ConfigError
 from proxy.net.listener import ListenerLimits
 from proxy.net.surroundings import SessionLimits
@@ -34,11 +35,17 @@ def session_limits(settings: Settings) -> SessionLimits:
     )
 
 
-def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
-    """Give what holds for all producers of a process together; `shared`: it is one of several workers."""
+def listener_limits(settings: Settings, connections: int, shared: bool = False) -> ListenerLimits:
+    """Give what holds for all producers of a process together.
+
+    Args:
+        settings: the configuration.
+        connections: as many as can be let in at a time.
+        shared: it is one of several workers.
+    """
     limits = settings.limits
     deadline_seconds = settings.shutdown.deadline_seconds
-    return ListenerLimits(limits.connections, limits.connections_per_peer or 0, deadline_seconds, shared=shared)
+    return ListenerLimits(connections, limits.connections_per_peer or 0, deadline_seconds, shared=shared)
 
 
 def rates(settings: Settings) -> Rates:
@@ -72,17 +79,6 @@ def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditReques
     audit = settings.audit
     if audit.directory is None:
         return None
-    key = b""
-    if audit.hash_key_env is not None:
-        if audit.hash_key_env not in environ:
-            raise ConfigError("audit", 0, "audit.hash_key_env", f"there is no variable {audit.hash_key_env}")
-        key = environ[audit.hash_key_env].encode()
-    elif audit.hash_key_file is not None:
-        try:
-            key = (settings.folder / audit.hash_key_file).read_bytes().removesuffix(b"\n")
-        except OSError as error:
-            message = f"{audit.hash_key_file} can't be read: {error.strerror or error}"
-            raise ConfigError("audit", 0, "audit.hash_key_file", message) from error
     return AuditRequest(
         settings.folder / audit.directory,
         audit.mode,
@@ -95,5 +91,31 @@ def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditReques
         audit.keep_mib,
         audit.headers,
         audit.hash,
-        key,
+        _hash_key(settings, environ),
     )
+
+
+def audit_privacy(settings: Settings, environ: Mapping[str, str]) -> Privacy:
+    """Give what the configuration lets be told of a message, in audit lines and elsewhere.
+
+    Raises:
+        ConfigError: the key of the hashes can't be read or used.
+    """
+    audit = settings.audit
+    shown = frozenset(name.encode() for name in audit.headers)
+    return Privacy(shown, frozenset(audit.hash), _hash_key(settings, environ))
+
+
+def _hash_key(settings: Settings, environ: Mapping[str, str]) -> bytes:
+    audit = settings.audit
+    if audit.hash_key_env is not None:
+        if audit.hash_key_env not in environ:
+            raise ConfigError("audit", 0, "audit.hash_key_env", f"there is no variable {audit.hash_key_env}")
+        return environ[audit.hash_key_env].encode()
+    if audit.hash_key_file is not None:
+        try:
+            return (settings.folder / audit.hash_key_file).read_bytes().removesuffix(b"\n")
+        except OSError as error:
+            message = f"{audit.hash_key_file} can't be read: {error.strerror or error}"
+            raise ConfigError("audit", 0, "audit.hash_key_file", message) from error
+    return b""

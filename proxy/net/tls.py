@@ -1,0 +1,199 @@
+"""What does TLS need on either side, and which files is it made of? The one place that makes contexts.
+
+Contexts are made of files when the sidecar starts, and again when it is told to read its files; connections that stand
+keep theirs. Knows no sockets. Never shows a key, nor what is in a file.
+
+Source: RFC 5246, RFC 8446; RabbitMQ "TLS Support"; Python's `ssl`.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from proxy.errors import ConfigError, ConfigErrors
+
+#: Gives the context for the connection that is made now.
+Provider: TypeAlias = Callable[[], ssl.SSLContext]
+
+_OLDEST = ssl.TLSVersion.TLSv1_2
+#: OpenSSL's codes for a chain that leads to nobody who is trusted.
+_UNTRUSTED = frozenset((18, 19, 20, 21))
+#: What OpenSSL's words mean here, where they don't say it.
+_MEANING = {
+    "WRONG_VERSION_NUMBER": " (the other side does not speak TLS)",
+    "HTTP_REQUEST": " (the other side speaks HTTP without TLS)",
+    "UNSUPPORTED_PROTOCOL": " (older than TLS 1.2)",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": " (the other side wants one of ours: upstream.tls.certificate)",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": " (expected one of an authority in client_ca)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """How we prove ourselves to producers, and they to us.
+
+    Args:
+        certificate: our certificate and what leads from it to its authority (PEM).
+        key: its private key (PEM), without a passphrase.
+        client_ca: authorities of producers' certificates, None to ask for none.
+        clients_required: whether a producer without a certificate is refused.
+    """
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+    clients_required: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        """Read the files.
+
+        Raises:
+            ConfigError: one of them can't be used; says which and why.
+        """
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = _OLDEST
+        _prove(context, self.certificate, self.key)
+        if self.client_ca is not None:
+            _trust(context, self.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED if self.clients_required else ssl.CERT_OPTIONAL
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """How a broker proves itself to us, and we to it.
+
+    Args:
+        ca: file of the authorities to trust, None for the system's.
+        server_name: name that the certificate must have, None for the host's.
+        certificate: our own certificate, None for none.
+        key: its private key.
+        verify: whether chain and name are checked.
+    """
+
+    ca: Path | None = None
+    server_name: str | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    verify: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        """Read the files.
+
+        Raises:
+            ConfigError: one of them can't be used; says which and why.
+        """
+        context = ssl.create_default_context() if self.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = _OLDEST
+        if self.ca is not None:
+            _trust(context, self.ca)
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificate is not None and self.key is not None:
+            _prove(context, self.certificate, self.key)
+        return context
+
+    def words(self, error: BaseException) -> str:
+        """Say what an error of a connection with these settings means, without the peer's address."""
+        if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTRUSTED:
+            trusted = "the system's authorities" if self.ca is None else f"the authorities in {self.ca}"
+            return f"{words(error)} (expected one of {trusted})"
+        return words(error)
+
+
+class Contexts:
+    """The contexts in use, one for each way of TLS, replaced all at once."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._made: dict[ServerTls | ClientTls, ssl.SSLContext] = {}
+
+    def of(self, tls: ServerTls | ClientTls) -> ssl.SSLContext:
+        """Give the context in use, made now where there is none.
+
+        Raises:
+            ConfigError: none is in use, and its files can't be used.
+        """
+        found = self._made.get(tls)
+        if found is None:
+            found = self._made[tls] = tls.context()
+        return found
+
+    def read(self, wanted: Iterable[ServerTls | ClientTls]) -> Callable[[], None]:
+        """Read all files again, which takes some milliseconds; may be called beside the event loop.
+
+        Args:
+            wanted: what the configuration and the rules ask for.
+
+        Returns:
+            Makes the new contexts those in use.
+
+        Raises:
+            ConfigErrors: files that can't be used; nothing has changed then.
+        """
+        made: dict[ServerTls | ClientTls, ssl.SSLContext] = {}
+        errors = []
+        for tls in dict.fromkeys(wanted):
+            try:
+                made[tls] = tls.context()
+            except ConfigError as error:
+                errors.append(error)
+        if errors:
+            raise ConfigErrors(errors)
+
+        def use() -> None:
+            self._made = made
+
+        return use
+
+
+def words(error: BaseException) -> str:
+    """Say what an error of a socket or of TLS means, without its address."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate refused: {error.verify_message.rstrip('.')}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        said = error.reason.lower().replace("_", " ")
+        return f"TLS: {said}{_MEANING.get(error.reason, '')}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+def _prove(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    _content(certificate, b"CERTIFICATE", "a certificate")
+    if b"ENCRYPTED" in _content(key, b"PRIVATE KEY", "a private key"):
+        raise _wrong(key, "seen a key with a passphrase, expected one without")
+    try:
+        context.load_cert_chain(certificate, key)
+    except (ssl.SSLError, OSError) as error:
+        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+            raise _wrong(key, f"expected the private key of the certificate in {certificate}") from None
+        raise _wrong(certificate, f"can't be used with the key in {key}: {words(error)}") from None
+
+
+def _trust(context: ssl.SSLContext, authorities: Path) -> None:
+    _content(authorities, b"CERTIFICATE", "certificates of authorities")
+    try:
+        context.load_verify_locations(authorities)
+    except (ssl.SSLError, OSError) as error:
+        raise _wrong(authorities, f"expected certificates of authorities in PEM: {words(error)}") from None
+
+
+def _content(path: Path, mark: bytes, expected: str) -> bytes:
+    """Read a file of PEM, so that what is wrong with it has its name: OpenSSL does not say which file it means."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _wrong(path, f"can't be read: {error.strerror or error}") from error
+    if b"-----BEGIN " not in content or mark + b"-----" not in content:
+        raise _wrong(path, f"seen no {mark.decode()} in PEM, expected {expected}")
+    return content
+
+
+def _wrong(path: Path, message: str) -> ConfigError:
+    return ConfigError(str(path), 0, "", message)

@@ -1,0 +1,237 @@
+"""Where would other rules send messages otherwise? Two sets of rules asked about the same publishes, and what is kept.
+
+Compared are outcome, destinations and error text as `explain` names them, not whether a destination exists. A random
+pick can't be compared and is counted apart; clock rules can, since both sides see the time of the publish. What is kept
+is bounded: counts by exchange and binding, and one example for each kind of difference. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from proxy.routing.address_targets import AddressBook
+from proxy.routing.decision import Decision, QueueNames
+from proxy.rules.expectations import Result, result_of, shown, translated
+from proxy.rules.explanation import UNTOUCHED
+from proxy.rules.loader import LoadedRules
+from proxy.rules.message import Message
+
+#: Exchanges with counts of their own, and kinds of difference with an example; the rest is counted together.
+EXCHANGES, KINDS = 500, 20
+#: Exchange name of everything that has no counts of its own.
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One publish that both sides are asked about.
+
+    Args:
+        vhost: virtual host.
+        message: what was published.
+        at: seconds since the epoch.
+        queues: the queues of the virtual host, for regex routes.
+        decision: what the live rules answered, where they evaluated an exchange.
+    """
+
+    vhost: str
+    message: Message
+    at: float
+    queues: QueueNames
+    decision: Decision
+
+
+class Side:
+    """One of the two sets of rules.
+
+    Args:
+        loaded: the rules.
+    """
+
+    def __init__(self, loaded: LoadedRules) -> None:
+        """Look addresses up apart from the tables that publishes are asking."""
+        self.loaded = loaded
+        self._books = {name: book.apart() for name, book in loaded.books.items()}
+        self._named = {name: {each.name for each in vhost.exchanges} for name, vhost in loaded.rules.vhosts.items()}
+
+    def touches(self, vhost: str, exchange: bytes) -> bool:
+        """Whether publishes to an exchange can be anything to these rules."""
+        return vhost in self._books or exchange in self._named.get(vhost, ())
+
+    def judge(self, seen: Seen, decision: Decision | None = None) -> tuple[Result, Decision | None]:
+        """Say where a message goes.
+
+        Args:
+            seen: the message.
+            decision: of the exchange that it comes to, where it is known.
+
+        Returns:
+            Where it goes, and the decision behind it, None where no exchange was evaluated.
+        """
+        message, name = seen.message, seen.vhost
+        rules = self.loaded.rules.vhosts.get(name)
+        untouched = Result((), (shown(message.exchange),), (), UNTOUCHED, None)
+        if rules is None:
+            return untouched, None
+        book: AddressBook | None = self._books.get(name)
+        if message.exchange not in self._named[name]:
+            found = None if book is None else translated(message, rules, book)
+            if not isinstance(found, Message):
+                return found or untouched, None
+            message, book = found, None
+        if decision is None:
+            router = self.loaded.routers[name]
+            decision = router.decide(message.exchange, message.facts, seen.at, seen.queues, _first)
+        return result_of(decision, rules, book, message.facts.routing_key), decision
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Publishes that go from one place to another."""
+
+    live: Result
+    candidate: Result
+    example: dict[str, object]
+    count: int = 0
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What was seen of one exchange."""
+
+    compared: int = 0
+    equal: int = 0
+    random: int = 0
+    further: int = 0
+    kinds: dict[tuple[Result, Result], _Kind] = field(default_factory=dict)
+
+
+class Differences:
+    """What was found so far.
+
+    Args:
+        live: the rules in force.
+        candidate: the other rules.
+    """
+
+    def __init__(self, live: Side, candidate: Side) -> None:
+        """Start with nothing compared."""
+        self.live = live
+        self.candidate = candidate
+        self._exchanges: dict[tuple[str, str], _Counts] = {}
+        self._matches: Counter[tuple[bytes, str]] = Counter()
+
+    def compare(self, seen: Seen, example: Callable[[], dict[str, object]]) -> None:
+        """Ask both sides about one publish.
+
+        Args:
+            seen: what was published, and what the live rules made of it.
+            example: says what may be shown of it.
+        """
+        live, lived = self.live.judge(seen, seen.decision)
+        candidate, judged = self.candidate.judge(seen)
+        counts = self._counts(seen)
+        if judged is not None:
+            self._matches.update(judged.matched)
+        if any(each is not None and not each.keep and not each.asked for each in (lived, judged)):
+            counts.random += 1
+            return
+        counts.compared += 1
+        live, candidate = _comparable(live), _comparable(candidate)
+        if live == candidate:
+            counts.equal += 1
+            return
+        kind = counts.kinds.get((live, candidate))
+        if kind is not None:
+            kind.count += 1
+        elif len(counts.kinds) < KINDS:
+            counts.kinds[live, candidate] = _Kind(live, candidate, example(), 1)
+        else:
+            counts.further += 1
+
+    def _counts(self, seen: Seen) -> _Counts:
+        key = (seen.vhost, shown(seen.message.exchange))
+        if key not in self._exchanges and len(self._exchanges) >= EXCHANGES:
+            key = (seen.vhost, OTHER)
+        return self._exchanges.setdefault(key, _Counts())
+
+    def as_json(self) -> dict[str, object]:
+        """Give what was found as plain data."""
+        exchanges = [_exchange_json(*key, counts) for key, counts in sorted(self._exchanges.items())]
+        totals = {
+            name: sum(int(str(each[name])) for each in exchanges)
+            for name in ("compared", "equal", "different", "random")
+        }
+        return {
+            "live": self.live.loaded.rules.version,
+            "candidate": self.candidate.loaded.rules.version,
+            **totals,
+            "exchanges": exchanges,
+            "bindings": self._bindings(),
+        }
+
+    def _bindings(self) -> list[dict[str, object]]:
+        """How often each binding of the candidate's files was true, in their order."""
+        return [
+            {
+                "vhost": vhost.vhost,
+                "exchange": shown(exchange.name),
+                "binding": binding.id,
+                "matches": self._matches[exchange.name, binding.id],
+            }
+            for vhost in self.candidate.loaded.rules.vhosts.values()
+            for exchange in vhost.exchanges
+            for binding in exchange.bindings
+        ]
+
+
+def _first(_: int) -> int:
+    """What a random pick takes here: it is not compared."""
+    return 0
+
+
+def _comparable(result: Result) -> Result:
+    """Leave out what is no part of where a message goes: which rule of a table said so."""
+    return Result(
+        tuple(sorted(result.queues)),
+        tuple(sorted(result.exchanges)),
+        tuple(sorted(result.remotes)),
+        result.outcome,
+        result.error,
+        result.failed,
+    )
+
+
+def _exchange_json(vhost: str, exchange: str, counts: _Counts) -> dict[str, object]:
+    kinds = sorted(counts.kinds.values(), key=lambda kind: -kind.count)
+    return {
+        "vhost": vhost,
+        "exchange": exchange,
+        "compared": counts.compared,
+        "equal": counts.equal,
+        "different": counts.compared - counts.equal,
+        "random": counts.random,
+        "differences": [
+            {
+                "publishes": kind.count,
+                "live": _result_json(kind.live),
+                "candidate": _result_json(kind.candidate),
+                "example": kind.example,
+            }
+            for kind in kinds
+        ],
+        "further_differences": counts.further,
+    }
+
+
+def _result_json(result: Result) -> dict[str, object]:
+    return {
+        "outcome": result.outcome,
+        "queues": list(result.queues),
+        "exchanges": list(result.exchanges),
+        "remotes": list(result.remotes),
+        "error": result.error,
+        "failed": list(result.failed),
+    }

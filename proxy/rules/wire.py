@@ -1,0 +1,229 @@
+"""What would leave on the wire for one message? The last part of an explanation.
+
+The same functions that the publish path calls say it: which exchange and key each publish leaves under, which keys it
+carries in BCC and what they stand for, which headers are ours. Without a broker every chosen destination is taken to
+exist and to be bound; with the state of a running sidecar what is missing is said, with the reason.
+
+Source: architecture, "One in, one out"; delivery notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from proxy.amqp.address_plan import led_on
+from proxy.amqp.original import Address
+from proxy.amqp.outgoing import Copy, Outgoing, Source, outgoing, table_entries
+from proxy.amqp.tables import decode_table, encode_table
+from proxy.amqp.tokens import token
+from proxy.amqp.traffic import Traffic
+from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.routing.address_targets import AddressBook, FailedTranslation, Target
+from proxy.routing.decision import Decision
+from proxy.routing.router import Router
+from proxy.routing.values import Table
+from proxy.rules.message import Message
+from proxy.rules.model import ExchangeRule, VhostRules
+from proxy.rules.wording import named, plain, quoted, text
+
+#: The broker behind the sidecar.
+UPSTREAM = "upstream"
+_UNBOUND = "not bound yet: the publish waits until it is, or is known to be missing"
+_Names: TypeAlias = dict[bytes, Destination]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """One publish that leaves.
+
+    Args:
+        to: the broker behind the sidecar, or the name of another.
+        exchange: it leaves under this exchange.
+        routing_key: and this key.
+        bcc: further keys.
+        reaches: what exchange, key and further keys stand for, where that is not what they say.
+        headers: those that are ours, BCC aside.
+        untouched: as it came, byte for byte.
+    """
+
+    to: str
+    exchange: bytes
+    routing_key: bytes
+    bcc: tuple[bytes, ...] = ()
+    reaches: tuple[Destination, ...] = ()
+    headers: Table = ()
+    untouched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Everything that leaves of one message.
+
+    Args:
+        publishes: what leaves; none where the message is refused or leads nowhere.
+        missing: chosen destinations that can't be reached, with the reason; known of running sidecars alone.
+    """
+
+    publishes: tuple[Leaving, ...] = ()
+    missing: tuple[tuple[Destination, str], ...] = ()
+
+
+class _Everything(set[Destination]):
+    """The bound destinations where nobody knows better."""
+
+    def __contains__(self, one: object) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What stands between the rules and the broker.
+
+    Args:
+        vhost: what the rules files say.
+        router: the same compiled.
+        book: the address table.
+        live: what a running sidecar knows, None where none is asked.
+    """
+
+    vhost: VhostRules
+    router: Router
+    book: AddressBook | None = None
+    live: VhostState | None = None
+
+    def state(self) -> VhostState:
+        """Give what the publish path would look at."""
+        name, live = self.vhost.vhost, self.live
+        if live is not None:
+            exchanges, missing = dict(live.exchanges), dict(live.missing)
+            return VhostState(name, self.router, exchanges, live.queues, missing, addresses=self.book)
+        exchanges = {rule.name: owned_exchange(rule) for rule in self.vhost.exchanges}
+        for owned in exchanges.values():
+            owned.bound = _Everything()
+        return VhostState(name, self.router, exchanges, addresses=self.book)
+
+
+def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
+    """Give what the publish path knows of an exchange of the rules."""
+    return OwnedExchange(
+        rule.name,
+        rule.type,
+        Delivery(rule.delivery),
+        rule.carrier,
+        rule.unmatched_pass,
+        rule.alternate,
+        rule.arguments,
+    )
+
+
+def evaluated(ground: Ground, message: Message, decision: Decision, source: Message | None = None) -> Wire:
+    """Say what leaves of a message to an exchange that is evaluated here.
+
+    Args:
+        ground: where.
+        message: as that exchange gets it.
+        decision: of that exchange.
+        source: the message as it was published, if the address table has sent it there.
+    """
+    state = ground.state()
+    owned = state.exchanges.get(message.exchange)
+    if owned is None:  # gone in this moment
+        return Wire()
+    first = source or message
+    came = None if source is None else Source(_address(source), 0)
+    out = outgoing(decision, owned, state, Traffic(), routing_key=message.facts.routing_key, source=came)
+    if source is not None:
+        out = led_on(out, _address(message))
+    unreached = [(one, state.missing[one]) for one in _chosen(decision) if one in state.missing]
+    unreached += [
+        (one, "not bound yet: the publish waits until it is, or is known to be missing") for one in out.unbound
+    ]
+    return Wire(tuple(_publishes(first, out)), tuple(unreached))
+
+
+def translated(message: Message, book: AddressBook | None = None) -> Wire:
+    """Say what leaves of a message to an exchange that is not evaluated here."""
+    target = None if book is None else book.look_up(*_address(message))
+    if target is None:
+        return Wire((Leaving(UPSTREAM, *_address(message), untouched=True),))
+    if isinstance(target, FailedTranslation):
+        return Wire()
+    if target.remote is not None:
+        return Wire((_elsewhere(message, target),))
+    copy = Copy(*target.publication, (), moved=True, plain=True)
+    return Wire((_leaving(message, copy, {}),))
+
+
+def _address(message: Message) -> Address:
+    return Address(message.exchange, message.facts.routing_key)
+
+
+def _publishes(message: Message, out: Outgoing) -> Iterator[Leaving]:
+    if out.untouched:
+        yield Leaving(UPSTREAM, *_address(message), untouched=True)
+    names = {token(*one): one for one in _chosen(out.decision)}
+    for copy in out.copies:
+        yield _leaving(message, copy, names)
+    for target in () if out.elsewhere is None else out.elsewhere.targets:
+        yield _elsewhere(message, target)
+
+
+def _leaving(message: Message, copy: Copy, names: _Names) -> Leaving:
+    original = _address(message)
+    key = original.routing_key if copy.routing_key is None else copy.routing_key
+    reaches = tuple(names[each] for each in copy.bcc if each in names)
+    return Leaving(UPSTREAM, copy.exchange, key, copy.bcc, reaches, _ours(message, copy))
+
+
+def _elsewhere(message: Message, target: Target) -> Leaving:
+    label = "" if target.remote is None else target.remote.label
+    copy = Copy(*target.publication, (), moved=True, plain=True)
+    headers = () if tuple(target.publication) == tuple(_address(message)) else _ours(message, copy)
+    return Leaving(label, *target.publication, headers=headers)
+
+
+def _ours(message: Message, copy: Copy) -> Table:
+    """The headers that we add, but for BCC."""
+    entries = encode_table(message.facts.headers)
+    left = table_entries(entries, copy, _address(message))
+    return tuple(
+        entry for entry in decode_table(left, 0, len(left)) if entry not in message.facts.headers and entry[0] != b"BCC"
+    )
+
+
+def _chosen(decision: Decision) -> list[Destination]:
+    return [("queue", name) for name in decision.queues] + [("exchange", name) for name in decision.exchanges]
+
+
+def as_data(wire: Wire) -> list[dict[str, object]]:
+    """Give what leaves as plain data for JSON."""
+    return [_leaving_json(each) for each in wire.publishes]
+
+
+def _leaving_json(leaving: Leaving) -> dict[str, object]:
+    return {
+        "to": leaving.to,
+        "exchange": text(leaving.exchange),
+        "routing_key": text(leaving.routing_key),
+        "bcc": [text(key) for key in leaving.bcc],
+        "reaches": [named(one) for one in leaving.reaches],
+        "headers": {text(name): plain(value) for name, value in leaving.headers},
+        "untouched": leaving.untouched,
+    }
+
+
+def as_lines(wire: Wire) -> Iterator[str]:
+    """Give it as lines for a terminal."""
+    for leaving in wire.publishes:
+        to = "" if leaving.to == UPSTREAM else f" of {leaving.to}"
+        how = ", as it came" if leaving.untouched else ""
+        yield f"wire      publish to exchange {quoted(leaving.exchange)}{to}, key {quoted(leaving.routing_key)}{how}"
+        known = dict(zip(leaving.bcc, leaving.reaches, strict=False)) if leaving.reaches else {}
+        for key in leaving.bcc:
+            yield f"          BCC {text(key)}" + (f": {named(known[key])}" if key in known else "")
+        for name, value in leaving.headers:
+            yield f"          header {text(name)}: {quoted(value)}"
+    for one, reason in wire.missing:
+        yield f"missing   {named(one)}: {reason}"

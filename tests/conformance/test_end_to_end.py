@@ -1,0 +1,77 @@
+"""Every vector through a running sidecar and a real RabbitMQ: one in five always, all of them in the matrix."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from tests.conformance.deviations import possible
+from tests.conformance.end_to_end import every_vector, run_on, verdicts
+from tests.conformance.typed import Json
+from tests.other_rabbitmq import VERSION, file_system, obstacle
+from tests.private_broker import PrivateBroker
+from tests.rabbitmq import Broker
+
+DELIVERIES = pytest.mark.parametrize("delivery", ["carrier", "queue"])
+
+
+def played(broker: Broker, chosen: Iterable[Json], delivery: str) -> tuple[list[tuple[str, Json, Json]], Counter[str]]:
+    """Give the faults as id, expected and got; and how many vectors passed (under "") or deviated, by name."""
+    faults, counts = [], Counter[str]()
+    for verdict in verdicts(broker, chosen, run_on(broker, delivery)):
+        if verdict.passed or verdict.deviation:
+            counts[verdict.deviation] += 1
+        else:
+            faults.append((verdict.vector["id"], verdict.expected, verdict.got))
+    return faults, counts
+
+
+def holds_for_every_vector(broker: Broker, delivery: str) -> None:
+    vectors = every_vector()
+    faults, counts = played(broker, vectors, delivery)
+    assert faults == []
+    deviating = {each.name: each.vectors for each in possible(run_on(broker, delivery))}
+    assert counts == {"": len(vectors) - sum(deviating.values())} | deviating
+
+
+@DELIVERIES
+@pytest.mark.timeout(300)
+def test_one_vector_in_five_reaches_what_it_should(broker: Broker, delivery: str) -> None:
+    chosen = every_vector()[::5]
+    faults, counts = played(broker, chosen, delivery)
+    assert faults == []
+    assert counts.total() == len(chosen) == 1357
+
+
+def test_a_vector_that_reaches_something_else_is_a_fault(broker: Broker) -> None:
+    vector = next(each for each in every_vector() if each["expected"].get("queues") == ["q1"])
+    vector["expected"] = {"queues": []}
+    faults, counts = played(broker, [vector], "carrier")
+    assert faults == [(vector["id"], {"queues": []}, {"queues": ["q1"]})]
+    assert not counts
+
+
+@pytest.fixture(scope="module")
+def newer_broker() -> Iterator[Broker]:
+    """A RabbitMQ newer than the one that is installed."""
+    if reason := obstacle():
+        pytest.skip(reason)
+    with PrivateBroker(root=file_system()) as broker:
+        yield broker
+
+
+@DELIVERIES
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_every_vector_reaches_what_it_should(broker: Broker, delivery: str) -> None:
+    holds_for_every_vector(broker, delivery)
+
+
+@DELIVERIES
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_every_vector_reaches_what_it_should_on_a_newer_broker(newer_broker: Broker, delivery: str) -> None:
+    assert newer_broker.version[:2] == VERSION
+    holds_for_every_vector(newer_broker, delivery)

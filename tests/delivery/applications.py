@@ -1,0 +1,129 @@
+"""An application that declares open exchanges and binds to them itself, as any client library would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from pamqp import commands
+
+from proxy.amqp import method_frames
+from proxy.amqp.tables import encode_table
+from proxy.routing.values import Table
+from tests.client import method
+from tests.producer import Closed, Producer, headers
+from tests.sidecar import Sidecar
+
+#: nothing, or a table as a person means it, or one with types
+Arguments = Mapping[str, object] | Table
+
+
+def entries(arguments: Arguments) -> bytes:
+    return encode_table(headers(arguments) if isinstance(arguments, Mapping) else arguments)
+
+
+def declared(sidecar: Sidecar, vhost: str) -> dict[str, int]:
+    """How many bindings of clients /status tells of, by exchange."""
+    of_vhosts = json.loads(sidecar.get("/status"))["vhosts"]
+    found: dict[str, int] = next((each["declared"] for each in of_vhosts if each["vhost"] == vhost), {})
+    return found
+
+
+class Application(Producer):
+    """A client with channel 1 open in confirm mode.
+
+    Args:
+        port: on loopback.
+        vhost: virtual host.
+        username: user; its password is the same.
+        delivery: asked for in each declare; "" leaves it to the sidecar.
+    """
+
+    def __init__(self, port: int, vhost: str, username: str = "guest", delivery: str = "") -> None:
+        super().__init__(port, vhost, username, username)
+        self.open(confirm=True)
+        self.username = username
+        self._delivery = delivery
+
+    # -- frames ------------------------------------------------------------------------------------------------------
+
+    def declaring(self, name: str, arguments: Arguments = (), kind: str = "x-open", **bits: bool) -> bytes:
+        """The frame that declares an exchange; durable unless told otherwise."""
+        table = entries(arguments)
+        if self._delivery and kind == "x-open":
+            table += entries({"x-delivery": self._delivery})
+        return method_frames.exchange_declare(1, name.encode(), kind.encode(), table, **bits)
+
+    @staticmethod
+    def binding(to: str, exchange: str, arguments: Arguments = (), key: str = "", nowait: bool = False) -> bytes:
+        """The frame that binds a queue."""
+        names = (to.encode(), exchange.encode(), key.encode())
+        return method_frames.queue_bind(1, *names, entries(arguments), nowait=nowait)
+
+    @staticmethod
+    def unbinding(to: str, exchange: str, arguments: Arguments = (), key: str = "") -> bytes:
+        """The frame that unbinds a queue."""
+        return method_frames.queue_unbind(1, to.encode(), exchange.encode(), key.encode(), entries(arguments))
+
+    @staticmethod
+    def chaining(to: str, exchange: str, arguments: Arguments = (), key: str = "") -> bytes:
+        """The frame that binds an exchange."""
+        return method_frames.exchange_bind(1, to.encode(), exchange.encode(), key.encode(), entries(arguments))
+
+    @staticmethod
+    def unchaining(to: str, exchange: str, arguments: Arguments = (), key: str = "") -> bytes:
+        """The frame that unbinds an exchange."""
+        return method_frames.exchange_unbind(1, to.encode(), exchange.encode(), key.encode(), entries(arguments))
+
+    @staticmethod
+    def deleting(name: str, *, if_unused: bool = False) -> bytes:
+        """The frame that deletes an exchange."""
+        return method_frames.exchange_delete(1, name.encode(), if_unused=if_unused)
+
+    @staticmethod
+    def deleting_queue(name: str) -> bytes:
+        """The frame that deletes a queue."""
+        return method(1, commands.Queue.Delete(queue=name))
+
+    # -- what is done and answered -----------------------------------------------------------------------------------
+
+    def exchange(self, name: str, arguments: Arguments = (), kind: str = "x-open", **bits: bool) -> None:
+        self.send(self.declaring(name, arguments, kind=kind, **bits))
+        self.expect("Exchange.DeclareOk")
+
+    def bind(self, to: str, exchange: str, arguments: Arguments = (), key: str = "") -> None:
+        self.send(self.binding(to, exchange, arguments, key))
+        self.expect("Queue.BindOk")
+
+    def unbind(self, to: str, exchange: str, arguments: Arguments = (), key: str = "") -> None:
+        self.send(self.unbinding(to, exchange, arguments, key))
+        self.expect("Queue.UnbindOk")
+
+    def chain(self, to: str, exchange: str, arguments: Arguments = (), key: str = "") -> None:
+        self.send(self.chaining(to, exchange, arguments, key))
+        self.expect("Exchange.BindOk")
+
+    def unchain(self, to: str, exchange: str, arguments: Arguments = (), key: str = "") -> None:
+        self.send(self.unchaining(to, exchange, arguments, key))
+        self.expect("Exchange.UnbindOk")
+
+    def delete(self, name: str, *, if_unused: bool = False) -> None:
+        self.send(self.deleting(name, if_unused=if_unused))
+        self.expect("Exchange.DeleteOk")
+
+    def queues(self, *names: str) -> None:
+        for name in names:
+            self.declare(name, durable=True)
+
+    def refused(self, *frames: bytes) -> Closed:
+        """Send what closes the channel, and open it again."""
+        self.send(*frames)
+        found = self.closed()
+        self.open(confirm=True)
+        return found
+
+    def reached(self, exchange: str, table: Arguments | None = None, *queues: str, key: str = "k") -> list[str]:
+        """Publish one message that is acked, and give those of the queues that have it, one name for each copy."""
+        typed = table if table is None or isinstance(table, Mapping) else tuple(table)
+        assert self.send_settled(exchange, key, typed).acked
+        return [queue for queue in queues for _ in self.take(queue)]

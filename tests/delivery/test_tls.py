@@ -1,0 +1,551 @@
+"""TLS on both sides of the sidecar, before a real RabbitMQ with TLS and a private authority."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aio_pika
+import pika
+import pytest
+import yaml
+from pamqp import commands
+
+from tests.certificates import Authority
+from tests.client import PROTOCOL_HEADER
+from tests.private_broker import BrokerMissing, PrivateBroker, free_port
+from tests.producer import Closed, Gone, Producer, until
+from tests.sidecar import PROGRAM, Sidecar, merged
+
+RULES = """
+queues: [letters]
+exchanges:
+  - name: post
+    bindings: [{queue: letters}]
+"""
+VHOST = "sealed"
+
+
+@dataclass
+class World:
+    """A broker with TLS, and what proves who is who."""
+
+    broker: PrivateBroker
+    authority: Authority
+    tls_port: int
+    management: str
+    #: what the sidecar shows to producers and to the broker
+    pair: tuple[Path, Path]
+    #: where the broker's files lie
+    home: Path
+    folder: Path
+    number: int = field(default=0)
+
+    def settings(self, folder: Path) -> dict[str, object]:
+        """TLS on both sides, with certificates of its own in a folder."""
+        install(self.pair, folder)
+        return {
+            "listen": [
+                {
+                    "address": f"127.0.0.1:{free_port()}",
+                    "tls": {"certificate": "cert.pem", "key": "key.pem"},
+                }
+            ],
+            "upstream": {
+                "address": f"localhost:{self.tls_port}",
+                "tls": {"ca": str(self.authority.ca), "certificate": "cert.pem", "key": "key.pem"},
+                "management": self.management,
+            },
+            "limits": {"handshake_timeout": "2s"},
+        }
+
+    def install(self, pair: tuple[Path, Path]) -> None:
+        """Give the broker another certificate, for connections from now on."""
+        install(pair, self.home)
+        self.broker.rabbitmqctl("eval", "ssl:clear_pem_cache().")
+
+    def new_folder(self) -> Path:
+        self.number += 1
+        folder = self.folder / str(self.number)
+        folder.mkdir()
+        (folder / "rules.yaml").write_text(f"vhost: {VHOST}\n{RULES}")
+        return folder
+
+
+def install(pair: tuple[Path, Path], folder: Path) -> None:
+    """Put certificate and key into a folder, one after the other, as a tool that renews them does."""
+    for source, name in zip(pair, ("cert.pem", "key.pem"), strict=True):
+        shutil.copy(source, folder / f".{name}")
+        (folder / f".{name}").rename(folder / name)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command")
+    authority = Authority(tmp_path_factory.mktemp("authority"))
+    pair = authority.certificate("localhost")
+    home = tmp_path_factory.mktemp("broker")
+    install(pair, home)
+    tls = free_port()
+    http = free_port(tls)
+    config = [
+        f"listeners.ssl.one = 127.0.0.1:{tls}",
+        f"ssl_options.cacertfile = {authority.ca}",
+        f"ssl_options.certfile = {home}/cert.pem",
+        f"ssl_options.keyfile = {home}/key.pem",
+        "ssl_options.verify = verify_peer",
+        "ssl_options.fail_if_no_peer_cert = true",
+        "ssl_cert_login_from = common_name",
+        *(f"auth_mechanisms.{number} = {name}" for number, name in enumerate(("PLAIN", "AMQPLAIN", "EXTERNAL"), 1)),
+        "management.ssl.ip = 127.0.0.1",
+        f"management.ssl.port = {http}",
+        f"management.ssl.cacertfile = {authority.ca}",
+        f"management.ssl.certfile = {home}/cert.pem",
+        f"management.ssl.keyfile = {home}/key.pem",
+    ]
+    try:
+        with PrivateBroker(config, ["rabbitmq_auth_mechanism_ssl"]) as broker:
+            broker.create_vhost(VHOST)
+            sites = tmp_path_factory.mktemp("sites")
+            yield World(broker, authority, tls, f"https://localhost:{http}", pair, home, sites)
+    except BrokerMissing as missing:
+        pytest.skip(str(missing))
+
+
+class Sealed(Sidecar):
+    """A sidecar that listens with TLS."""
+
+    def __init__(self, world: World, more: Mapping[str, object] | None = None) -> None:
+        folder = world.new_folder()
+        super().__init__(world.broker, [folder / "rules.yaml"], merged(world.settings(folder), more or {}), folder)
+        listen = self._settings["listen"]
+        assert isinstance(listen, list)
+        self.port = int(listen[0]["address"].rpartition(":")[2])
+        self.world = world
+
+    def metric(self, name: str, **labels: str) -> float:
+        wanted = {f'{key}="{text}"' for key, text in labels.items()}
+        for line in self.get("/metrics").splitlines():
+            start, _, number = line.rpartition(" ")
+            found, _, rest = start.partition("{")
+            if found == f"oxproxy_{name}" and wanted <= set(rest.rstrip("}").split(",")):
+                return float(number)
+        return 0.0
+
+    def logged(self, event: str) -> list[str]:
+        return [line for line in self.log.read_text().splitlines() if event in line]
+
+    def post(self, path: str) -> dict[str, object]:
+        request = urllib.request.Request(self.admin + path, b"", method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                found: dict[str, object] = json.load(answer)
+        except urllib.error.HTTPError as error:
+            found = json.load(error)
+        return found
+
+    def producer(self, context: ssl.SSLContext | None = None) -> Producer:
+        """A producer over TLS, with channel 1 open and confirming."""
+        return Producer(self.port, VHOST, tls=context or self.world.authority.client()).open(confirm=True)
+
+    def serial(self) -> str:
+        """Number of the certificate that a new connection is shown."""
+        context = self.world.authority.client()
+        with socket.create_connection(("127.0.0.1", self.port)) as plain:
+            plain.settimeout(10)
+            with context.wrap_socket(plain, server_hostname="localhost") as wrapped:
+                shown = wrapped.getpeercert()
+        assert shown
+        return str(shown["serialNumber"])
+
+
+@pytest.fixture(scope="module")
+def sealed(world: World) -> Iterator[Sealed]:
+    with Sealed(world) as sidecar:
+        yield sidecar
+
+
+def take(world: World) -> list[bytes]:
+    with Producer(world.broker.port, VHOST).open() as beside:
+        return [message.body for message in beside.take("letters")]
+
+
+def listening(port: int, **tls: object) -> dict[str, object]:
+    made = {"certificate": "cert.pem", "key": "key.pem", **tls}
+    return {"listen": [{"address": f"127.0.0.1:{port}", "tls": made}]}
+
+
+# -- it works ------------------------------------------------------------------------------------------------------
+
+
+def test_pika_publishes_over_tls_on_both_sides(world: World, sealed: Sealed) -> None:
+    options = pika.SSLOptions(world.authority.client(), "localhost")
+    where = pika.ConnectionParameters("127.0.0.1", sealed.port, VHOST, ssl_options=options)
+    with pika.BlockingConnection(where) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("post", "any", b"by pika", mandatory=True)
+    assert take(world) == [b"by pika"]
+
+
+async def test_aio_pika_publishes_over_tls_on_both_sides(world: World, sealed: Sealed) -> None:
+    connection = await aio_pika.connect(
+        f"amqps://guest:guest@localhost:{sealed.port}/{VHOST}", ssl_context=world.authority.client()
+    )
+    async with connection:
+        channel = await connection.channel()
+        exchange = await channel.get_exchange("post", ensure=False)
+        assert await exchange.publish(aio_pika.Message(b"by aio-pika"), "any", mandatory=True)
+    assert take(world) == [b"by aio-pika"]
+
+
+def test_a_large_message_passes_both_ways_as_it_is(world: World, sealed: Sealed) -> None:
+    body = os.urandom(5_000_000)
+    with sealed.producer() as producer:
+        assert producer.send_settled("post", body=body).acked
+        (message,) = producer.take("letters")
+    assert message.body == body
+
+
+def test_the_control_user_and_the_inventory_use_tls_too(world: World, sealed: Sealed) -> None:
+    until(lambda: any(one.get("ssl") for one in world.broker.api("GET", "connections")))
+    control = [one for one in world.broker.api("GET", "connections") if one["vhost"] == VHOST and one["ssl"]]
+    assert "oxproxy control" in {one["client_properties"].get("connection_name") for one in control}
+    assert "degraded" not in sealed.get("/readyz")
+
+
+def test_plain_and_tls_listeners_stand_side_by_side(world: World) -> None:
+    plain, secure = free_port(), free_port()
+    listen = [{"address": f"127.0.0.1:{plain}"}, *listening(secure)["listen"]]  # type: ignore[misc]
+    with Sealed(world, {"listen": listen}):
+        for producer in (Producer(plain, VHOST), Producer(secure, VHOST, tls=world.authority.client())):
+            with producer:
+                assert producer.open(confirm=True).send_settled("post").acked
+    assert take(world) == [b"body", b"body"]
+
+
+# -- who is refused ------------------------------------------------------------------------------------------------
+
+
+def shake(port: int, context: ssl.SSLContext) -> None:
+    """Shake hands and wait for what comes of it: a producer that says nothing gets nothing."""
+    with socket.create_connection(("127.0.0.1", port)) as plain:
+        plain.settimeout(10)
+        with context.wrap_socket(plain, server_hostname="localhost") as wrapped:
+            wrapped.sendall(b"AMQP\x00\x00\x09\x01")
+            if not wrapped.recv(1):
+                raise ConnectionError("closed")
+
+
+def old(world: World) -> ssl.SSLContext:
+    context = world.authority.client()
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    return context
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1")
+def test_tls_1_1_is_refused_and_counted(world: World, sealed: Sealed) -> None:
+    before = sealed.metric("connections_total", side="downstream", result="tls_error")
+    with pytest.raises(OSError, match=r"alert|protocol|version|reset"):
+        shake(sealed.port, old(world))
+    until(lambda: sealed.metric("connections_total", side="downstream", result="tls_error") == before + 1)
+    assert "older than TLS 1.2" in sealed.logged("producer not connected")[-1]
+
+
+def test_a_producer_without_tls_is_refused_and_counted(sealed: Sealed) -> None:
+    before = sealed.metric("connections_total", side="downstream", result="tls_error")
+    with pytest.raises((Gone, OSError)):
+        Producer(sealed.port, VHOST)
+    until(lambda: sealed.metric("connections_total", side="downstream", result="tls_error") == before + 1)
+    assert "does not speak TLS" in sealed.logged("producer not connected")[-1]
+
+
+def test_a_producer_that_never_finishes_the_tls_handshake_meets_the_deadline(sealed: Sealed) -> None:
+    before = sealed.metric("connections_total", side="downstream", result="timeout")
+    with socket.create_connection(("127.0.0.1", sealed.port)) as plain:
+        plain.settimeout(30)
+        plain.sendall(b"\x16\x03\x01")  # the first bytes of a ClientHello
+        with contextlib.suppress(ConnectionResetError):
+            assert plain.recv(1) == b""
+    assert sealed.metric("connections_total", side="downstream", result="timeout") == before + 1
+    assert "no TLS handshake within 2 s" in sealed.logged("producer not connected")[-1]
+
+
+def test_a_producer_that_is_silent_after_the_tls_handshake_meets_the_deadline(world: World, sealed: Sealed) -> None:
+    before = sealed.metric("connections_total", side="downstream", result="timeout")
+    with Producer(sealed.port, VHOST, tls=world.authority.client(), log_in=False) as producer, pytest.raises(Gone):
+        producer.frame()
+    until(lambda: sealed.metric("connections", side="downstream") == 0)
+    assert sealed.metric("connections_total", side="downstream", result="timeout") >= before
+
+
+def test_a_client_certificate_is_demanded(world: World) -> None:
+    port = free_port()
+    with Sealed(world, listening(port, client_ca=str(world.authority.ca))) as sidecar:
+        with pytest.raises(OSError, match=r"certificate required|closed|reset|EOF"):
+            shake(port, world.authority.client())
+        until(lambda: sidecar.metric("connections_total", side="downstream", result="tls_error") == 1)
+        assert "client_ca" in sidecar.logged("producer not connected")[-1]
+        with sidecar.producer(world.authority.client(world.authority.certificate("producer"))) as producer:
+            assert producer.send_settled("post").acked
+    assert take(world) == [b"body"]
+
+
+def test_where_it_is_optional_only_a_wrong_one_is_refused(world: World, tmp_path: Path) -> None:
+    port = free_port()
+    stranger = Authority(tmp_path / "stranger").certificate("producer")
+    more = listening(port, client_ca=str(world.authority.ca), client_verify="optional")
+    with Sealed(world, more) as sidecar:
+        with sidecar.producer() as producer:
+            assert producer.send_settled("post").acked
+        with pytest.raises(OSError, match=r"unknown ca|alert|closed|reset|EOF"):
+            shake(port, world.authority.client(stranger))
+    assert take(world) == [b"body"]
+
+
+def test_sasl_external_can_not_borrow_the_certificate_of_the_sidecar(world: World, sealed: Sealed) -> None:
+    def offered(port: int) -> tuple[Producer, str]:
+        context = world.authority.client(world.pair)
+        producer = Producer(port, VHOST, tls=context, log_in=False)
+        producer.send(PROTOCOL_HEADER)
+        return producer, str(producer.expect("Connection.Start").arguments["mechanisms"])
+
+    world.broker.create_user("localhost", "unknown")
+    world.broker.grant("localhost", VHOST)
+    beside, mechanisms = offered(world.tls_port)
+    assert "EXTERNAL" in mechanisms
+    beside.call(commands.Connection.StartOk({}, "EXTERNAL", "", "en_US"), 0)
+    beside.expect("Connection.Tune")
+    beside.vanish()
+    through, mechanisms = offered(sealed.port)
+    assert mechanisms.split() == ["PLAIN", "AMQPLAIN"]
+    through.call(commands.Connection.StartOk({}, "EXTERNAL", "", "en_US"), 0)
+    with through, pytest.raises(Closed) as caught:
+        through.expect("Connection.Tune")
+    assert (caught.value.code, "the broker would see its certificate, not yours" in caught.value.text) == (403, True)
+
+
+# -- the broker's side ---------------------------------------------------------------------------------------------
+
+
+def refused(world: World, upstream: Mapping[str, object]) -> str:
+    """Start a sidecar whose broker is not to be trusted; what its log says."""
+    folder = world.new_folder()
+    settings = merged(world.settings(folder), {"upstream": upstream, "rules": ["rules.yaml"]})
+    settings["admin"] = {"address": f"127.0.0.1:{free_port()}"}
+    (folder / "oxproxy.yaml").write_text(yaml.safe_dump(settings))
+    log = folder / "log"
+    with log.open("w") as output:
+        serving = subprocess.Popen(
+            [PROGRAM, "serve", "--config", folder / "oxproxy.yaml"], stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        until(lambda: "not reachable" in log.read_text() or serving.poll() is not None)
+    finally:
+        serving.terminate()
+        serving.wait(30)
+    return log.read_text()
+
+
+def test_a_broker_of_an_unknown_authority_is_not_talked_to(world: World, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "other").ca
+    said = refused(world, {"tls": {"ca": str(other)}})
+    assert "certificate refused" in said
+    assert f"expected one of the authorities in {other}" in said
+
+
+def test_a_broker_of_another_name_is_not_talked_to(world: World) -> None:
+    said = refused(world, {"address": f"127.0.0.1:{world.tls_port}"})
+    assert "certificate refused: IP address mismatch" in said
+
+
+def test_a_name_to_expect_can_be_given(world: World) -> None:
+    more = {"address": f"127.0.0.1:{world.tls_port}", "tls": {"server_name": "localhost"}}
+    with Sealed(world, {"upstream": more}) as sidecar, sidecar.producer() as producer:
+        assert producer.send_settled("post").acked
+    assert take(world) == [b"body"]
+
+
+def test_without_verification_any_certificate_will_do_with_a_warning(world: World, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "other").ca
+    more = {"address": f"127.0.0.1:{world.tls_port}", "tls": {"ca": str(other), "verify": False}}
+    with Sealed(world, {"upstream": more}) as sidecar, sidecar.producer() as producer:
+        assert producer.send_settled("post").acked
+        assert sidecar.logged("can pretend to be the broker")
+    assert take(world) == [b"body"]
+
+
+def test_a_certificate_that_the_broker_demands_and_does_not_get_is_told(world: World) -> None:
+    said = refused(world, {"tls": {"certificate": None, "key": None}, "management": None})
+    assert "certificate required (the other side wants one of ours: upstream.tls.certificate)" in said
+
+
+def test_a_broker_whose_certificate_has_expired_is_told_to_producers(world: World, sealed: Sealed) -> None:
+    before = sealed.metric("connections_total", side="upstream", result="tls_error")
+    with sealed.producer() as producer:
+        world.install(world.authority.certificate("localhost", expired=True))
+        try:
+            with pytest.raises(Closed) as caught:
+                sealed.producer()
+            assert producer.send_settled("post").acked
+        finally:
+            world.install(world.pair)
+    assert (caught.value.code, "certificate has expired" in caught.value.text) == (320, True)
+    assert sealed.metric("connections_total", side="upstream", result="tls_error") == before + 1
+    with sealed.producer() as producer:
+        assert producer.send_settled("post").acked
+    assert take(world) == [b"body", b"body"]
+
+
+# -- other files under a running sidecar ---------------------------------------------------------------------------
+
+
+def by_request(sidecar: Sealed) -> None:
+    assert sidecar.post("/-/reload")["result"] == "ok"
+
+
+def by_signal(sidecar: Sealed) -> None:
+    before = sidecar.metric("rules_reload_total", result="ok")
+    os.kill(sidecar.process_id, signal.SIGHUP)
+    until(lambda: sidecar.metric("rules_reload_total", result="ok") > before)
+
+
+def by_itself(sidecar: Sealed) -> None:
+    shown = sidecar.serial()
+    until(lambda: sidecar.serial() != shown)
+
+
+@pytest.mark.parametrize("told", [by_request, by_signal, by_itself])
+def test_new_certificates_hold_for_new_connections(
+    world: World, sealed: Sealed, told: Callable[[Sealed], None]
+) -> None:
+    before = sealed.serial()
+    with sealed.producer() as producer:
+        install(world.authority.certificate("localhost"), sealed.folder)
+        told(sealed)
+        assert sealed.serial() != before
+        assert producer.send_settled("post").acked
+    assert take(world) == [b"body"]
+
+
+def test_a_bad_file_leaves_everything_as_it_was(world: World, sealed: Sealed) -> None:
+    shown, key = sealed.serial(), (sealed.folder / "key.pem").read_text()
+    errors = sealed.metric("rules_reload_total", result="error")
+    (sealed.folder / "key.pem").write_text(world.authority.certificate("other")[1].read_text())
+    rules = sealed.folder / "rules.yaml"
+    good = rules.read_text()
+    rules.write_text(good.replace("letters", "others"))
+    answer = sealed.post("/-/reload")
+    assert answer["result"] == "error"
+    assert f"{sealed.folder}/key.pem: expected the private key of the certificate in" in str(answer["errors"])
+    assert sealed.metric("rules_reload_total", result="error") > errors
+    assert sealed.logged("reload failed")
+    assert sealed.serial() == shown
+    with sealed.producer() as producer:
+        assert producer.send_settled("post").acked
+    assert take(world) == [b"body"]
+    rules.write_text(good)
+    (sealed.folder / "key.pem").write_text(key)
+    by_request(sealed)
+
+
+def test_authorities_of_the_broker_are_read_again_too(world: World, tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    shutil.copy(world.authority.ca, ca)
+    with Sealed(world, {"upstream": {"tls": {"ca": str(ca)}}}) as sidecar:
+        shutil.copy(Authority(tmp_path / "other").ca, ca)
+        by_request(sidecar)
+        with pytest.raises(Closed) as caught:
+            sidecar.producer()
+        assert "certificate refused" in caught.value.text
+        shutil.copy(world.authority.ca, ca)
+        by_request(sidecar)
+        sidecar.producer().vanish()
+
+
+def test_no_key_and_no_password_is_in_the_log(world: World, sealed: Sealed) -> None:
+    said = sealed.log.read_text()
+    keys = [*world.authority.folder.glob("*.key"), sealed.folder / "key.pem"]
+    lines = {line for key in keys for line in key.read_text().splitlines() if not line.startswith("-")}
+    assert not [line for line in lines if line in said]
+    assert "guest:guest" not in said
+
+
+# -- ends ----------------------------------------------------------------------------------------------------------
+
+
+def test_heartbeats_go_both_ways_over_tls(world: World, sealed: Sealed) -> None:
+    with Producer(sealed.port, VHOST, heartbeat=1, tls=world.authority.client()).open() as producer:
+        for _ in range(3):
+            producer.heartbeat()
+            producer.send(b"\x08\0\0\0\0\0\0\xce")
+        producer.open(2)
+
+
+def test_a_close_is_answered_and_both_sides_end(world: World, sealed: Sealed) -> None:
+    producer = sealed.producer()
+    assert producer.send_settled("post").acked
+    producer.call(commands.Connection.Close(200, "", 0, 0), 0)
+    producer.expect("Connection.CloseOk")
+    assert producer.gone()
+    producer.vanish()
+    until(lambda: sealed.metric("connections", side="upstream") == 0)
+    assert take(world) == [b"body"]
+
+
+def test_what_was_published_before_the_socket_ends_arrives(world: World, sealed: Sealed) -> None:
+    producer = sealed.producer()
+    for _ in range(200):
+        producer.publish("post", body=b"x" * 1000)
+    wrapped = producer.socket
+    assert isinstance(wrapped, ssl.SSLSocket)
+    with contextlib.suppress(OSError):
+        wrapped.unwrap()  # close_notify: no more comes from this side
+    producer.vanish()
+    found: list[bytes] = []
+
+    def all_there() -> bool:
+        found.extend(take(world))
+        return len(found) == 200
+
+    until(all_there)
+    until(lambda: sealed.metric("connections", side="downstream") == 0)
+
+
+@pytest.mark.parametrize("how", ["reset", "cut"])
+def test_a_producer_that_goes_without_a_word_leaves_nothing(world: World, sealed: Sealed, how: str) -> None:
+    producer = sealed.producer()
+    if how == "reset":
+        producer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    producer.vanish()
+    until(lambda: sealed.metric("connections", side="downstream") == 0)
+    until(lambda: sealed.metric("connections", side="upstream") == 0)
+
+
+def test_a_producer_that_does_not_answer_a_close_is_dropped_after_the_deadline(world: World) -> None:
+    with Sealed(world) as sidecar, sidecar.producer() as producer:
+        os.kill(sidecar.process_id, signal.SIGTERM)
+        assert producer.frame().name == "Connection.Close"
+        assert producer.gone()
+        until(lambda: sidecar.logged("event=stopped"))
+
+
+def test_a_producer_in_the_middle_of_its_tls_handshake_does_not_hold_the_end_up(world: World) -> None:
+    with Sealed(world, {"limits": {"handshake_timeout": "60s"}}) as sidecar:
+        with socket.create_connection(("127.0.0.1", sidecar.port)) as plain:
+            plain.sendall(b"\x16\x03\x01")
+            assert sidecar.stop()

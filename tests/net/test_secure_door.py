@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from proxy.amqp.counters import ConnectionCounters
+from proxy.net.secure_door import SecureDoor
+from proxy.net.tls import ServerTls
+from tests.certificates import Authority
+from tests.net.stage import eventually
+
+
+class Guest(asyncio.Protocol):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.told.append("made")
+
+    def data_received(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(data.upper())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.told.append("lost")
+
+
+class Opened:
+    """A door, its guests and its counters."""
+
+    def __init__(self, tls: ServerTls) -> None:
+        self.guests: list[Guest] = []
+        self.counters = ConnectionCounters()
+        self.context = tls.context()
+        self.door = SecureDoor(self.accept, lambda: self.context, self.counters, 0.3, 1.0)
+        self.port = 0
+
+    def accept(self) -> Guest:
+        self.guests.append(Guest())
+        return self.guests[-1]
+
+    @property
+    def results(self) -> dict[str, int]:
+        return {name: number for name, number in self.counters.results.items() if number}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command")
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def pair(authority: Authority) -> tuple[Path, Path]:
+    return authority.certificate("localhost")
+
+
+@pytest.fixture
+async def opened(pair: tuple[Path, Path]) -> AsyncIterator[Opened]:
+    made = Opened(ServerTls(*pair))
+    ((_, made.port),) = await made.door.open("127.0.0.1", 0)
+    yield made
+    await made.door.close()
+
+
+async def say(port: int, context: ssl.SSLContext, text: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+    writer.write(text)
+    answer = await reader.readexactly(len(text))
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+async def test_what_comes_over_tls_reaches_the_protocol(opened: Opened, authority: Authority) -> None:
+    assert await say(opened.port, authority.client(), b"hello") == b"HELLO"
+    await eventually(lambda: opened.guests[0].told == ["made", "lost"])
+    assert opened.results == {}
+
+
+async def test_a_handshake_that_never_ends_is_ended_and_counted(opened: Opened) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+    assert await reader.read() == b""
+    writer.close()
+    assert (opened.results, opened.guests[0].told) == ({"timeout": 1}, ["lost"])
+
+
+async def test_who_does_not_speak_tls_is_counted(opened: Opened) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+    writer.write(b"AMQP\x00\x00\x09\x01")
+    await reader.read()
+    writer.close()
+    await eventually(lambda: opened.results == {"tls_error": 1})
+    assert opened.guests[0].told == ["lost"]
+
+
+async def test_a_probe_that_connects_and_leaves_is_no_event(opened: Opened) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+    writer.close()
+    await eventually(lambda: opened.guests and opened.guests[0].told)
+    assert (opened.guests[0].told, opened.results) == (["lost"], {})
+
+
+async def test_each_connection_gets_the_context_of_its_time(
+    opened: Opened, authority: Authority, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path / "other")
+    opened.context = ServerTls(*other.certificate("localhost")).context()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await say(opened.port, authority.client(), b"hello")
+    assert await say(opened.port, other.client(), b"hello") == b"HELLO"
+
+
+async def test_a_closed_door_ends_handshakes_and_leaves_connections(opened: Opened, authority: Authority) -> None:
+    late, late_writer = await asyncio.open_connection("127.0.0.1", opened.port)
+    await eventually(lambda: len(opened.guests) == 1)
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", opened.port, ssl=authority.client(), server_hostname="localhost"
+    )
+    await eventually(lambda: opened.guests[1].told == ["made"])
+    await opened.door.close()
+    assert await late.read() == b""
+    writer.write(b"hello")
+    assert await reader.readexactly(5) == b"HELLO"
+    for one in (late_writer, writer):
+        one.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", opened.port)
+    await eventually(lambda: [one.told[-1] for one in opened.guests] == ["lost", "lost"])
+
+
+async def test_an_address_that_is_taken_is_an_error(opened: Opened, pair: tuple[Path, Path]) -> None:
+    with pytest.raises(OSError, match="in use"):
+        await Opened(ServerTls(*pair)).door.open("127.0.0.1", opened.port)

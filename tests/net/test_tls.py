@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import ConfigError, ConfigErrors
+from proxy.net.tls import ClientTls, Contexts, ServerTls, words
+from tests.certificates import Authority
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command")
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def pair(authority: Authority) -> tuple[Path, Path]:
+    return authority.certificate("localhost")
+
+
+def names(context: ssl.SSLContext, authority: Authority) -> str:
+    """Shake hands with a server of this context in memory; the name in the certificate that it shows."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    client = authority.client().wrap_bio(to_client, to_server, server_hostname="localhost")
+    for _ in range(4):
+        for side in (client, server):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    found = client.getpeercert()
+    assert found
+    return str(found["serialNumber"])
+
+
+def test_chain_and_name_are_checked_unless_told_otherwise() -> None:
+    context = ClientTls().context()
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    loose = ClientTls(verify=False).context()
+    assert (loose.verify_mode, loose.check_hostname) == (ssl.CERT_NONE, False)
+
+
+def test_with_authorities_of_ones_own_those_of_the_system_are_not_trusted(authority: Authority) -> None:
+    trusted = ClientTls(authority.ca).context().get_ca_certs()
+    assert [one["subject"] for one in trusted] == [((("commonName", "private authority"),),)]
+
+
+def test_nothing_older_than_tls_1_2_is_spoken(pair: tuple[Path, Path]) -> None:
+    for context in (ClientTls().context(), ServerTls(*pair).context()):
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+@pytest.mark.parametrize(
+    ("required", "mode"), [(True, ssl.CERT_REQUIRED), (False, ssl.CERT_OPTIONAL)], ids=["required", "optional"]
+)
+def test_certificates_of_producers_are_asked_for(
+    authority: Authority, pair: tuple[Path, Path], required: bool, mode: ssl.VerifyMode
+) -> None:
+    assert ServerTls(*pair, authority.ca, required).context().verify_mode is mode
+    assert ServerTls(*pair).context().verify_mode is ssl.CERT_NONE
+
+
+Files = Callable[[Path, Authority, Path, Path], ServerTls | ClientTls]
+
+
+def none(folder: Path) -> Path:
+    (folder / "text").write_text("none")
+    return folder / "text"
+
+
+def locked(folder: Path) -> Path:
+    (folder / "locked").write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAA==\n-----END ENCRYPTED PRIVATE KEY-----\n")
+    return folder / "locked"
+
+
+def broken(folder: Path, what: str) -> Path:
+    (folder / "broken").write_text(f"-----BEGIN {what}-----\nAA==\n-----END {what}-----\n")
+    return folder / "broken"
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda folder, ca, cert, key: ServerTls(folder / "a", key), "/a: can't be read: No such file or directory"),
+        (lambda folder, ca, cert, key: ServerTls(cert, folder), "can't be read: Is a directory"),
+        (lambda folder, ca, cert, key: ServerTls(key, key), ".key: seen no CERTIFICATE in PEM, expected a certificate"),
+        (lambda folder, ca, cert, key: ServerTls(cert, cert), ".pem: seen no PRIVATE KEY in PEM"),
+        (lambda folder, ca, cert, key: ServerTls(cert, locked(folder)), "/locked: seen a key with a passphrase"),
+        (
+            lambda folder, ca, cert, key: ServerTls(cert, ca.certificate("other")[1]),
+            "/other.key: expected the private key of the certificate in ",
+        ),
+        (lambda folder, ca, cert, key: ServerTls(broken(folder, "CERTIFICATE"), key), "can't be used with the key"),
+        (lambda folder, ca, cert, key: ServerTls(cert, key, none(folder)), "/text: seen no CERTIFICATE in PEM"),
+        (lambda folder, ca, cert, key: ClientTls(broken(folder, "CERTIFICATE")), "/broken: expected certificates of"),
+        (lambda folder, ca, cert, key: ClientTls(None, None, cert, none(folder)), "/text: seen no PRIVATE KEY"),
+    ],
+)
+def test_a_file_that_can_not_be_used_is_named_with_what_was_expected(
+    made: Files, message: str, tmp_path: Path, authority: Authority, pair: tuple[Path, Path]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(tmp_path, authority, *pair).context()
+    assert message in str(caught.value)
+
+
+def test_a_context_stays_until_files_are_read_again(authority: Authority, tmp_path: Path) -> None:
+    contexts, tls = Contexts(), ServerTls(tmp_path / "cert", tmp_path / "key")
+
+    def install(name: str) -> None:
+        for source, target in zip(authority.certificate(name), (tls.certificate, tls.key), strict=True):
+            shutil.copy(source, target)
+
+    install("localhost")
+    contexts.read([tls])()
+    before = names(contexts.of(tls), authority)
+    install("localhost")
+    assert names(contexts.of(tls), authority) == before
+    use = contexts.read([tls])
+    assert names(contexts.of(tls), authority) == before
+    use()
+    assert names(contexts.of(tls), authority) != before
+
+
+def test_where_one_file_is_bad_none_is_taken(authority: Authority, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    contexts, good, bad = Contexts(), ClientTls(authority.ca), ServerTls(*pair)
+    contexts.read([good, bad])()
+    before = contexts.of(good), contexts.of(bad)
+    with pytest.raises(ConfigErrors) as caught:
+        contexts.read([good, ServerTls(tmp_path / "gone", pair[1]), ClientTls(none(tmp_path))])
+    assert len(caught.value.errors) == 2
+    assert (contexts.of(good), contexts.of(bad)) == before
+
+
+def test_errors_are_told_in_words() -> None:
+    wrong = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    wrong.verify_message, wrong.verify_code = "Hostname mismatch", 62
+    assert ClientTls().words(wrong) == words(wrong) == "certificate refused: Hostname mismatch"
+    wrong.verify_code = 20
+    assert ClientTls(Path("ca.pem")).words(wrong).endswith("(expected one of the authorities in ca.pem)")
+    assert ClientTls().words(wrong).endswith("(expected one of the system's authorities)")
+    old = ssl.SSLError(1, "text")
+    old.reason = "UNSUPPORTED_PROTOCOL"
+    assert words(old) == "TLS: unsupported protocol (older than TLS 1.2)"
+    assert words(ConnectionRefusedError(111, "Connection refused")) == "Connection refused"
+    assert words(TimeoutError()) == "TimeoutError"
+
+
+def test_no_content_of_a_key_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    lines = pair[1].read_text().splitlines()
+    damaged = tmp_path / "damaged.key"
+    damaged.write_text(os.linesep.join([lines[0], *lines[3:]]))
+    with pytest.raises(ConfigError) as caught:
+        ServerTls(pair[0], damaged).context()
+    assert not any(line in str(caught.value) for line in lines)

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from proxy.errors import ConfigError
+from proxy.report.job import run
+from proxy.report.request import KnownBinding, Request
+from proxy.report.storage import literal
+from proxy.report.tables import TABLES
+from tests.report.lines import gap, publish, segment, settle
+
+D19, D20, D21 = (date(2026, 11, number) for number in (19, 20, 21))
+NOW = datetime(2026, 11, 22, 5, tzinfo=UTC)
+KNOWN = (KnownBinding("/", "e", "b", "r9"), KnownBinding("/", "e", "dead", "r9"))
+
+#: Tables and columns as they are promised to readers; columns may be added.
+PROMISED = {
+    "traffic": "hour minute vhost exchange outcome proxy publishes bytes",
+    "destinations": "vhost destination kind publishes first_seen last_seen",
+    "bindings": "vhost exchange binding rules matches last_match in_file",
+    "unroutable": "vhost exchange rk_pattern publishes returned example_message_id",
+    "latency": "hour what p50_us p95_us p99_us samples",
+    "producers": "user conn publishes bytes p95_size peak_per_second",
+    "anomalies": "hour what seen expected score",
+    "trace": "message_id ts proxy exchange rk outcome queues",
+}
+
+
+class Place:
+    """A log and the report on it."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.input, self.output = folder / "in", folder / "out"
+        self.input.mkdir()
+
+    def run(self, **more: Any) -> str:  # fields of a request
+        return str(run(self.spark, Request(str(self.input), str(self.output), now=NOW, **more)))
+
+    def rows(self, name: str, columns: str) -> list[tuple[Any, ...]]:  # values of any column
+        frame = self.spark.read.parquet(f"{self.output}/{name}").select(*columns.split())
+        return sorted(tuple(row) for row in frame.collect())
+
+    def publishes(self) -> dict[date, int]:
+        frame = self.spark.read.parquet(f"{self.output}/traffic").groupBy("date").sum("publishes")
+        return {row[0]: row[1] for row in frame.collect()}
+
+    def files(self) -> dict[str, int]:
+        return {
+            path.relative_to(self.output).as_posix(): path.stat().st_mtime_ns
+            for path in self.output.rglob("*")
+            if path.is_file()
+        }
+
+
+@pytest.fixture
+def place(spark: SparkSession, tmp_path: Path) -> Place:
+    return Place(spark, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def done(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, str]:
+    """A report on a bit of everything."""
+    place = Place(spark, tmp_path_factory.mktemp("job"))
+    lines = [
+        publish(seq=1, message_id="m1", decide_us=5.0),
+        publish(seq=2, message_id="m1", remotes=["far"]),
+        publish(seq=3, outcome="unrouted", rk="a.17", queues=[], bindings=[], message_id="m3"),
+        publish(seq=9, ts="2026-11-20T08:00:00Z"),
+        settle(seq=1),
+        settle(seq=2, result="acked", confirm_us=800.0),
+        "rubbish",
+        publish()[:50],
+        gap(),
+    ]
+    segment(place.input, lines)
+    segment(place.input, [publish(proxy="p2", message_id="m1")], name="p2-1-1.jsonl")
+    segment(
+        place.input,
+        [publish(ts="2026-11-21T00:00:00Z", seq=10), settle(seq=9, ts="2026-11-21T00:00:00.5Z")],
+        "2026-11-21",
+        0,
+    )
+    return place, place.run(bindings=KNOWN)
+
+
+def test_the_tables_have_the_columns_that_are_promised(done: tuple[Place, str]) -> None:
+    place, _ = done
+    assert PROMISED.keys() == set(TABLES)
+    for name, columns in PROMISED.items():
+        assert {*columns.split(), "date"} <= set(place.spark.read.parquet(f"{place.output}/{name}").columns)
+
+
+def test_every_publish_is_counted_once(done: tuple[Place, str]) -> None:
+    assert done[0].publishes() == {D20: 5, D21: 1}
+
+
+def test_each_question_has_its_answer(done: tuple[Place, str]) -> None:
+    place, _ = done
+    assert place.rows("destinations", "date destination kind publishes") == [
+        (D20, "far", "remote", 1),
+        (D20, "q", "queue", 4),
+        (D21, "q", "queue", 1),
+    ]
+    assert (D20, "dead", 0, True) in place.rows("bindings", "date binding matches in_file")
+    # The broker returned what the next day tells of the last publish of this one.
+    assert place.rows("unroutable", "date rk_pattern publishes returned") == [(D20, "a.*", 1, 0), (D20, "a.b", 2, 2)]
+    assert place.rows("latency", "hour what p50_us samples") == [(7, "confirm", 800.0, 1), (7, "decide", 5.0, 1)]
+    assert place.rows("producers", "date proxy publishes") == [(D20, "p", 4), (D20, "p2", 1), (D21, "p", 1)]
+    assert [row[0] for row in place.rows("anomalies", "what")] == ["audit gap", "duplicate message_id", "seq gap"]
+    assert place.rows("trace", "message_id proxy") == [("m1", "p"), ("m1", "p"), ("m1", "p2"), ("m3", "p")]
+
+
+def test_lines_that_are_no_records_are_kept_and_counted(done: tuple[Place, str]) -> None:
+    place, said = done
+    kept = [json.loads(row.value) for row in place.spark.read.text(f"{place.output}/_rejected").collect()]
+    assert sorted((line["why"], line["line"]) for line in kept) == [("foreign", "rubbish"), ("torn", publish()[:50])]
+    assert "1 foreign, 1 torn" in said
+
+
+def test_the_run_says_what_it_did_and_where(done: tuple[Place, str]) -> None:
+    place, said = done
+    assert said.splitlines()[0] == "6 publishes in 3 segments, 2026-11-20 to 2026-11-21"
+    assert said.splitlines()[-1] == f"file:{place.output}/report.html"
+
+
+def test_the_page_shows_it(done: tuple[Place, str]) -> None:
+    place, _ = done
+    page = (place.output / "report.html").read_text()
+    assert page == (place.output / "pages/2026-11-20_2026-11-21.html").read_text()
+    for text in ("a.*", "dead", "far", "duplicate message_id", "m1"):
+        assert text in page
+
+
+def test_nothing_stays_beside_tables_and_pages(done: tuple[Place, str]) -> None:
+    names = {path.name for path in done[0].output.iterdir()}
+    assert names == {*TABLES, "_rejected", "report.html", "pages"}
+    assert not [path for path in done[0].output.rglob("*") if path.suffix == ".crc" and "html" in path.name]
+
+
+def test_a_day_is_replaced_or_goes_and_no_other_is_touched(place: Place) -> None:
+    for day in (D19, D20):
+        segment(place.input, [publish(ts=f"{day}T07:00:00Z"), "rubbish"], str(day))
+    place.run()
+
+    def of_the_other_day() -> dict[str, int]:
+        return {name: time for name, time in place.files().items() if "date=2026-11-19" in name}
+
+    before = of_the_other_day()
+    assert len(before) > len(TABLES)
+    more = segment(place.input, [publish(seq=2)], hour=8)
+    said = place.run(since=D20, until=D20)
+    assert place.publishes() == {D19: 1, D20: 2}
+    again = place.run(since=D20, until=D20)
+    assert (again, place.publishes()) == (said, {D19: 1, D20: 2})
+
+    for path in more.parents[1].rglob("*.gz"):
+        path.unlink()
+    assert "removed: 2026-11-20" in place.run(since=D20, until=D20)
+    assert place.publishes() == {D19: 1}
+    assert [name for name in place.files() if "date=2026-11-20/" in name] == []
+    assert of_the_other_day() == before
+
+
+def test_days_whose_log_was_removed_keep_their_tables(place: Place) -> None:
+    paths = [segment(place.input, [publish(ts=f"{day}T07:00:00Z")], str(day)) for day in (D19, D20)]
+    place.run()
+    for path in (paths[0], *list(paths[0].parents)[:2]):
+        path.unlink() if path.is_file() else path.rmdir()
+    place.run()
+    assert place.publishes() == {D19: 1, D20: 1}
+
+
+def test_hours_are_compared_with_days_of_which_only_tables_remain(place: Place) -> None:
+    for number in range(14, 20):
+        day = f"2026-11-{number}"
+        segment(place.input, [publish(ts=f"{day}T07:00:{second:02d}Z", seq=second + 1) for second in range(5)], day)
+    place.run()
+    segment(place.input, [publish(seq=number + 1) for number in range(500)])
+    place.run(since=D20, until=D20)
+    assert place.rows("anomalies", "date what seen expected")[-1] == (D20, "publishes", 500.0, 5.0)
+
+
+def test_an_empty_input_gives_a_friendly_page_and_no_fault(place: Place) -> None:
+    said = place.run()
+    assert "0 publishes in 0 segments, no day" in said
+    assert "Nothing was published" in (place.output / "report.html").read_text()
+
+
+def test_a_log_of_rubbish_alone_gives_the_friendly_page_too(place: Place) -> None:
+    segment(place.input, ["rubbish", ""])
+    assert "1 foreign" in place.run()
+    assert "Nothing was published" in (place.output / "report.html").read_text()
+
+
+def test_an_input_that_is_not_there_is_a_fault_that_names_it(place: Place) -> None:
+    place.input.rmdir()
+    with pytest.raises(ConfigError, match="no such folder"):
+        place.run()
+
+
+def test_names_that_mean_something_to_patterns_are_no_patterns(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "a {b} [c]*"
+    folder.mkdir()
+    place = Place(spark, folder)
+    segment(place.input, [publish()])
+    place.run()
+    assert spark.read.parquet(literal(str(folder / "out/traffic"))).count() == 1

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import ConfigErrors
+from proxy.rules.settings import Settings, load_settings
+from proxy.rules.tls_settings import ListenTls, UpstreamTls
+
+FILES = ("cert.pem", "key.pem", "ca.pem")
+
+#: As the interface has it, without comments.
+INTERFACE = """
+listen:
+  - address: 127.0.0.1:5673
+    tls: {certificate: cert.pem, key: key.pem, client_ca: ca.pem}
+upstream:
+  address: 127.0.0.1:5672
+  tls: {ca: ca.pem, verify: true, server_name: broker.example}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in FILES:
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def load(folder: Path, text: str, required: bool = True) -> tuple[Settings, list[str]]:
+    path = folder / "oxproxy.yaml"
+    path.write_text(text)
+    settings, warnings = load_settings(path, {}, required)
+    return settings, [str(one).replace(f"{folder}/", "") for one in warnings]
+
+
+def faults(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigErrors) as raised:
+        load(folder, text)
+    return str(raised.value).replace(f"{folder}/", "").splitlines()
+
+
+def test_the_example_of_the_interface_is_read(folder: Path) -> None:
+    settings, warnings = load(folder, INTERFACE)
+    assert settings.listen[0].tls == ListenTls("cert.pem", "key.pem", "ca.pem", "required")
+    assert settings.upstream.tls == UpstreamTls("ca.pem", True, "broker.example")
+    assert warnings == []
+
+
+def test_plain_and_tls_stand_side_by_side(folder: Path) -> None:
+    text = "listen: [{address: a:1}, {address: a:2, tls: {certificate: cert.pem, key: key.pem}}]\n"
+    assert [one.tls is not None for one in load(folder, text)[0].listen] == [False, True]
+
+
+@pytest.mark.parametrize("nothing", ["", "listen: [{address: a:1, tls: null}]\nupstream: {tls: ~}\n"])
+def test_without_it_or_with_null_there_is_none(folder: Path, nothing: str) -> None:
+    settings = load(folder, nothing)[0]
+    assert (settings.listen[0].tls, settings.upstream.tls) == (None, None)
+
+
+def test_an_empty_mapping_trusts_the_authorities_of_the_system(folder: Path) -> None:
+    assert load(folder, "upstream: {tls: {}}")[0].upstream.tls == UpstreamTls()
+
+
+def test_the_environment_gives_it_as_well(folder: Path) -> None:
+    environ = {"OXPROXY_LISTEN__0__TLS": "{certificate: cert.pem, key: key.pem}", "OXPROXY_UPSTREAM__TLS__CA": "ca.pem"}
+    path = folder / "oxproxy.yaml"
+    path.touch()
+    settings = load_settings(path, environ)[0]
+    assert settings.listen[0].tls == ListenTls("cert.pem", "key.pem")
+    assert settings.upstream.tls == UpstreamTls("ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "listen: [{tls: {certificate: cert.pem}}]",
+            ["oxproxy.yaml:1: listen[0].tls.key: seen nothing, expected the name of a file"],
+        ),
+        (
+            "listen:\n  - tls: {}",
+            [
+                "oxproxy.yaml:2: listen[0].tls.certificate: seen nothing, expected the name of a file",
+                "oxproxy.yaml:2: listen[0].tls.key: seen nothing, expected the name of a file",
+            ],
+        ),
+        (
+            "listen: [{tls: {certificate: cert.pem, key: none.pem}}]",
+            ["oxproxy.yaml:1: listen[0].tls.key: none.pem: there is no such file"],
+        ),
+        (
+            "listen: [{tls: {certificate: cert.pem, key: key.pem, client_verify: optional}}]",
+            ["oxproxy.yaml:1: listen[0].tls.client_verify: without client_ca no certificate is asked for"],
+        ),
+        ("upstream: {tls: true}", ["oxproxy.yaml:1: upstream.tls: seen a single value, expected a mapping"]),
+        (
+            "upstream: {tls: {certificate: cert.pem}}",
+            ["oxproxy.yaml:1: upstream.tls: certificate and key go together"],
+        ),
+        (
+            "upstream: {tls: {ca: none.pem}}",
+            ["oxproxy.yaml:1: upstream.tls.ca: none.pem: there is no such file"],
+        ),
+        (
+            "upstream: {tls: {verfy: true}}",
+            ["oxproxy.yaml:1: upstream.tls.verfy: unknown key; did you mean verify?"],
+        ),
+    ],
+)
+def test_what_can_not_be_is_a_fault(folder: Path, text: str, expected: list[str]) -> None:
+    assert faults(folder, text + "\n") == expected
+
+
+def test_files_need_not_be_on_the_machine_that_checks(tmp_path: Path) -> None:
+    assert load(tmp_path, INTERFACE, required=False)[1] == [
+        "oxproxy.yaml:4: listen[0].tls.certificate: warning: cert.pem: there is no such file",
+        "oxproxy.yaml:4: listen[0].tls.key: warning: key.pem: there is no such file",
+        "oxproxy.yaml:4: listen[0].tls.client_ca: warning: ca.pem: there is no such file",
+        "oxproxy.yaml:7: upstream.tls.ca: warning: ca.pem: there is no such file",
+    ]
+
+
+def test_passwords_in_plain_text_to_a_broker_elsewhere_are_a_warning(folder: Path) -> None:
+    far = "upstream:\n  address: [127.0.0.1:1, rabbit:2]\n"
+    assert load(folder, far)[1] == [
+        "oxproxy.yaml:2: upstream.address: warning: without upstream.tls, passwords go to rabbit:2 as plain text"
+    ]
+    assert load(folder, far + "  tls: {}\n")[1] == []
+    assert load(folder, "upstream: {address: ['[::1]:1', localhost:2]}\n")[1] == []
+
+
+def test_a_broker_whose_certificate_is_not_checked_is_a_warning(folder: Path) -> None:
+    (warning,) = load(folder, "upstream:\n  tls: {verify: false}\n")[1]
+    assert warning.startswith("oxproxy.yaml:2: upstream.tls.verify: warning: whoever is in between")

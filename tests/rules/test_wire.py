@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.amqp.tokens import token
+from proxy.amqp.vhost import VhostState
+from proxy.rules.explanation import Explanation, as_json, as_text, explain, read_question
+from proxy.rules.wire import owned_exchange
+from tests.routing.building import NOW
+from tests.rules.loading import load
+
+RULES = """\
+exchanges:
+  - name: carried
+    bindings: [{queue: q, arguments: {"x-?hkv= type": report}}]
+  - name: other
+    carrier: other.oxproxy
+    unmatched: pass
+    bindings: [{queue: q, arguments: {"x-?hkv= type": report}}]
+  - name: queued
+    delivery: queue
+    bindings: [{queue: q}, {queue: r}, {exchange: x}]
+  - name: loud
+    arguments: {max-payload-size: 0}
+brokers:
+  archive: {address: "archive.example:5672"}
+addresses:
+  - {pattern: "out/*", translation: "amqp://archive/queue/$1"}
+  - {pattern: "here/*", translation: /queue/$1}
+  - {pattern: "in/*", translation: /exchange/carried/$1}
+  - {pattern: "lost/*", translation: "/exchange//x"}
+"""
+TOKEN = token("queue", b"q").decode()
+
+
+def explained(message: str, live: VhostState | None = None) -> Explanation:
+    states = {} if live is None else {"/": live}
+    return explain(load(RULES), read_question(message.encode(), "m.yaml"), NOW, states)
+
+
+def wire(message: str, live: VhostState | None = None) -> list[tuple[object, ...]]:
+    data = json.loads(json.dumps(as_json(explained(message, live))))
+    names = ("to", "exchange", "routing_key", "bcc", "reaches", "headers", "untouched")
+    return [tuple(each[name] for name in names) for each in data["wire"]]
+
+
+def original(exchange: str, key: str, new: str, new_key: str) -> dict[str, object]:
+    names = {"exchange": exchange, "routing-key": key, "new-exchange": new, "new-routing-key": new_key}
+    return {"x-original-address": names}
+
+
+CASES: list[tuple[str, list[tuple[object, ...]]]] = [
+    (
+        "{exchange: carried, routing_key: k, headers: {type: report}}",
+        [("upstream", "carried", "k", [TOKEN], ["queue q"], {}, False)],
+    ),
+    ("{exchange: carried, routing_key: k}", [("upstream", "carried", "k", [], [], {}, False)]),
+    (
+        "{exchange: other, routing_key: k, headers: {type: report}}",
+        [("upstream", "other.oxproxy", "k", [TOKEN], ["queue q"], original("other", "k", "other.oxproxy", "k"), False)],
+    ),
+    ("{exchange: other, routing_key: k}", [("upstream", "other", "k", [], [], {}, True)]),
+    (
+        "{exchange: queued, routing_key: k}",
+        [
+            ("upstream", "", "q", ["r"], [], original("queued", "k", "", "q"), False),
+            ("upstream", "x", "k", [], [], original("queued", "k", "x", "k"), False),
+        ],
+    ),
+    ("{exchange: loud, body_size: 1}", []),
+    ("{exchange: elsewhere, routing_key: k}", [("upstream", "elsewhere", "k", [], [], {}, True)]),
+    ('{exchange: "", routing_key: out/q}', [("archive", "", "q", [], [], original("", "out/q", "", "q"), False)]),
+    ('{exchange: "", routing_key: here/q}', [("upstream", "", "q", [], [], original("", "here/q", "", "q"), False)]),
+    (
+        '{exchange: "", routing_key: in/k, headers: {type: report}}',
+        [("upstream", "carried", "k", [TOKEN], ["queue q"], original("", "in/k", "carried", "k"), False)],
+    ),
+    ('{exchange: "", routing_key: lost/q}', []),
+]
+
+
+@pytest.mark.parametrize(("message", "leaves"), CASES)
+def test_what_leaves_is_said(message: str, leaves: list[tuple[object, ...]]) -> None:
+    assert wire(message) == leaves
+
+
+def live(missing: bool) -> VhostState:
+    """A running sidecar's virtual host where the one queue is missing, or its token not bound yet."""
+    loaded = load(RULES)
+    owned = {rule.name: owned_exchange(rule) for rule in loaded.rules.vhosts["/"].exchanges}
+    state = VhostState("/", loaded.routers["/"], owned)
+    if missing:
+        state.missing[("queue", b"q")] = "there is no such queue"
+    return state
+
+
+@pytest.mark.parametrize(("missing", "reason"), [(True, "there is no such queue"), (False, "not bound yet")])
+def test_what_cannot_be_reached_is_said_with_the_reason(missing: bool, reason: str) -> None:
+    message = "{exchange: carried, headers: {type: report}}"
+    found = as_json(explained(message, live(missing)))["missing"]
+    assert isinstance(found, dict)
+    assert found["queue q"].startswith(reason)
+    assert f"missing   queue q: {reason}" in as_text(explained(message, live(missing)))
+    assert wire(message, live(missing)) == [("upstream", "carried", "", [], [], {}, False)]
+
+
+def test_queue_delivery_with_every_queue_missing_leaves_under_the_first_name() -> None:
+    state = live(False)
+    state.missing.update({("queue", b"q"): "gone", ("queue", b"r"): "gone", ("exchange", b"x"): "gone"})
+    (leaving,) = wire("{exchange: queued, routing_key: k}", state)
+    assert leaving[2:4] == ("q", [])
+
+
+def test_a_client_s_carbon_copies_are_set_aside_where_they_would_route() -> None:
+    (first, _) = wire("{exchange: queued, headers: {CC: [c]}}")
+    headers = first[5]
+    assert isinstance(headers, dict)
+    assert headers["x-original-cc"] == ["c"]

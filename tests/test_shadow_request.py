@@ -1,0 +1,102 @@
+"""What a shadow says to a person; `test_shadow` runs the command against a sidecar."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from proxy.errors import ConfigErrors
+from proxy.shadow_request import Admin, Report, run, show, words
+from tests.private_broker import free_port
+
+NOWHERE: Report = {"outcome": "unrouted", "queues": [], "exchanges": [], "remotes": [], "error": None, "failed": []}
+REPORT: Report = {
+    "seconds": 60.2,
+    "skipped": 7,
+    "waiting": 0,
+    "live": "aaa",
+    "candidate": "bbb",
+    "compared": 12,
+    "equal": 8,
+    "different": 4,
+    "random": 5,
+    "exchanges": [
+        {
+            "vhost": "/",
+            "exchange": "letters",
+            "compared": 12,
+            "equal": 8,
+            "different": 4,
+            "random": 5,
+            "differences": [
+                {
+                    "publishes": 3,
+                    "live": NOWHERE,
+                    "candidate": {**NOWHERE, "outcome": "routed", "queues": ["bills", "all"]},
+                    "example": {"routing_key": "a\x1b[2Jb", "headers": {"type": "bill"}},
+                }
+            ],
+            "further_differences": 1,
+        }
+    ],
+    "bindings": [
+        {"vhost": "/", "exchange": "letters", "binding": f"b{number}", "matches": number} for number in range(33)
+    ],
+}
+
+
+def said(report: Report) -> str:
+    """What is written, one blank for any, without lines around it."""
+    out = io.StringIO()
+    show(report, Console(file=out, width=200, highlight=False))
+    return " ".join("".join(" " if each in "│┃" else each for each in out.getvalue()).split())
+
+
+def test_the_report_has_totals_exchanges_examples_and_bindings() -> None:
+    text = said(REPORT)
+    assert "candidate bbb beside the live rules aaa, 60 s: 12 publishes compared, 8 equal, 4 different" in text
+    assert "5 not comparable" in text
+    assert "7 skipped" in text
+    assert " letters 12 8 4 5 " in text
+    assert " unrouted routed: queue bills, queue all " in text
+    assert "type: bill 3 others 1 " in text
+    assert " letters: b32 32 letters: b31 31 " in text
+    assert "and 3 more 3 " in text
+
+
+def test_nothing_from_a_message_steers_the_terminal() -> None:
+    assert "\x1b[2J" not in said(REPORT)
+
+
+def test_a_quiet_report_is_short() -> None:
+    quiet = {**REPORT, "exchanges": [], "bindings": [], "random": 0, "skipped": 0}
+    assert said(quiet).endswith("4 different")
+
+
+def test_virtual_hosts_are_named_where_there_are_several() -> None:
+    first = REPORT["exchanges"][0]
+    several = {**REPORT, "exchanges": [{**first, "differences": []}, {**first, "vhost": "two", "differences": []}]}
+    assert "two letters 12" in said(several)
+
+
+def test_where_a_message_goes_is_said_in_words() -> None:
+    assert words(NOWHERE) == "unrouted"
+    everything = {**NOWHERE, "outcome": "routed", "queues": ["q"], "exchanges": ["e"], "remotes": ["r"]}
+    assert words(everything) == "routed: queue q, exchange e, remote r"
+    assert words({**NOWHERE, "outcome": "rejected", "error": "too large"}) == 'rejected: 406 "too large"'
+    assert words({**NOWHERE, "failed": ["why"]}) == "unrouted: failed: why"
+
+
+@pytest.mark.parametrize("url", ["file:///etc/hostname", "127.0.0.1:15693", "http://127.0.0.1:{port}"])
+def test_a_sidecar_that_cannot_be_asked_is_said(url: str) -> None:
+    admin = Admin(url.format(port=free_port()))
+    with pytest.raises(ConfigErrors, match="oxproxy shadow: "):
+        admin.ask("GET")
+
+
+def test_files_that_cannot_be_read_are_said_before_anybody_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigErrors, match="can't be read"):
+        run([tmp_path / "none.yaml"], Admin("nowhere"), 1)
