@@ -15,17 +15,18 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import structlog
 
+from proxy.allotment import audit_privacy, audit_request, client_rules, listener_limits, rates, session_limits
 from proxy.amqp.allowance import Allowances
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import Sources
 from proxy.amqp.vhost import VhostState
-from proxy.arrangements import audit_privacy, audit_request, client_rules, listener_limits, rates, session_limits
 from proxy.audit.opening import open_audit
 from proxy.audit.writer import AuditWriter
 from proxy.broker.settings import ControlSettings, DeclaredSettings
@@ -391,9 +392,10 @@ class Sidecar:
             self._remotes,
             Allowances(rates(settings)),
         )
+        limits = listener_limits(settings, shared=self._place is not None)
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
-            listener_limits(settings, admitted(settings.limits.connections), shared=self._place is not None),
+            replace(limits, connections=admitted(limits.connections)),
             self._tls.providers(),
         )

@@ -25,9 +25,9 @@ CHECKED = 20
 def routers(tmp_path_factory: pytest.TempPathFactory) -> dict[Way, Router]:
     """The rules of each sidecar, compiled; once, as the big file takes its time."""
     folder = tmp_path_factory.mktemp("rules")
-    small = arrangement.small_rules(folder, BROKER)
-    files = {Way.SIDECAR: small, Way.WORKERS: small, Way.LOADED: arrangement.large_rules(folder, BROKER)}
-    return {way: load_rules([path]).routers["/"] for way, path in files.items()}
+    files = {Way.SIDECAR: arrangement.small_rules(folder, BROKER), Way.LOADED: arrangement.large_rules(folder, BROKER)}
+    found = {way: load_rules([path]).routers["/"] for way, path in files.items()}
+    return found | {Way.WORKERS: found[Way.SIDECAR]}
 
 
 def facts(case: Case, number: int) -> Facts:

@@ -1,6 +1,6 @@
-"""What does the configuration ask of each room? Settings put in the words that rooms take.
+"""Which part of the configuration does each room get? Settings in, the small values that a room asks for out.
 
-The rooms do not know the configuration file, and this module does not know what they do.
+Rooms do not see the settings. Nothing is opened here but the file of a key.
 """
 
 from __future__ import annotations
@@ -35,17 +35,12 @@ def session_limits(settings: Settings) -> SessionLimits:
     )
 
 
-def listener_limits(settings: Settings, connections: int, shared: bool = False) -> ListenerLimits:
-    """Give what holds for all producers of a process together.
-
-    Args:
-        settings: the configuration.
-        connections: as many as can be let in at a time.
-        shared: it is one of several workers.
-    """
+def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
+    """Give what holds for all producers of a process together; `shared`: it is one of several workers."""
     limits = settings.limits
     deadline_seconds = settings.shutdown.deadline_seconds
-    return ListenerLimits(connections, limits.connections_per_peer or 0, deadline_seconds, shared=shared)
+    per_peer = limits.connections_per_peer or 0
+    return ListenerLimits(limits.connections, per_peer, deadline_seconds, shared=shared)
 
 
 def rates(settings: Settings) -> Rates:
