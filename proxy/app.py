@@ -155,9 +155,6 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        if self._place is not None:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who started us tells us when to reload
-            loop.add_reader(sys.stdin.fileno(), self._left_alone)
         tasks = Tasks()
         async with AsyncExitStack() as stack:
             try:
@@ -169,6 +166,9 @@ class Sidecar:
                 await self._start_admin(stack)
             except OSError as error:
                 return self._cannot_listen(str(self._settings.admin.address), error)
+            if self._place is not None:
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who started us tells us when to reload
+                loop.add_reader(sys.stdin.fileno(), self._left_alone)
             stack.push_async_callback(self._topology.close)
             stack.push_async_callback(tasks.ended)
             tasks.start(self._watch(), "watch")
@@ -352,8 +352,7 @@ class Sidecar:
         reload = Reload(
             files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files
         )
-        if self._place is None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload
 
     def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow) -> Admin:
