@@ -156,9 +156,6 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        if self._place is not None:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who started us tells us when to reload
-            loop.add_reader(sys.stdin.fileno(), self._left_alone)
         tasks = Tasks()
         async with AsyncExitStack() as stack:
             try:
@@ -170,6 +167,9 @@ class Sidecar:
                 await self._start_admin(stack)
             except OSError as error:
                 return self._cannot_listen(str(self._settings.admin.address), error)
+            if self._place is not None:
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who started us tells us when to reload
+                loop.add_reader(sys.stdin.fileno(), self._left_alone)
             stack.push_async_callback(self._topology.close)
             stack.push_async_callback(tasks.ended)
             tasks.start(self._watch(), "watch")

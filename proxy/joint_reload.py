@@ -37,6 +37,7 @@ class JointReload:
             it does not answer.
         counters: what is counted of it.
         tasks: runs what goes on behind it.
+        files_beside: lists files that are followed as the rules files are: those of TLS.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class JointReload:
         tell: Callable[[], Awaitable[Sequence[tuple[int, int, bytes]]]],
         counters: RulesCounters,
         tasks: Tasks,
+        files_beside: Callable[[], Sequence[Path]] = tuple,
     ) -> None:
         """Take the rules as they are."""
         #: What came of the last attempt.
@@ -56,7 +58,8 @@ class JointReload:
         self._tell = tell
         self._counters = counters
         self._tasks = tasks
-        self._watch = Watch(files, loaded.rules.version)
+        self._watches = (Watch(files, loaded.rules.version), Watch(files_beside, ""))
+        self._watches[1].take()
         self._one_at_a_time = asyncio.Lock()
 
     def request(self) -> None:
@@ -71,8 +74,8 @@ class JointReload:
             await asyncio.sleep(LOOK_SECONDS)
             if again_at is not None and loop.time() >= again_at:
                 again_at = None
-                self._watch.again()
-            if not await asyncio.to_thread(self._watch.look):
+                self._watches[0].again()
+            if not await asyncio.to_thread(self._look):
                 continue
             answer = await self.reload("file")
             if answer.errors and not answer.faulty:
@@ -113,8 +116,13 @@ class JointReload:
         self._counters.version = loaded.rules.version
         return Answer(loaded.rules.version, (), time.time(), reason)
 
+    def _look(self) -> bool:
+        looks = [watch.look() for watch in self._watches]  # each has to look, whatever the others see
+        return any(looks)
+
     def _load(self) -> LoadedRules:
-        self._watch.take()
+        for watch in self._watches:
+            watch.take()
         loaded = load_rules(self._files())
         self._check(loaded)
         return loaded

@@ -32,11 +32,11 @@ from proxy.rules.differences import Differences, Seen, Side
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.message import Message
 
-#: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
-RULES_BYTES = 16 << 20
 _log = structlog.get_logger(__name__)
 
 _OK, _NOT_FOUND, _UNUSABLE = 200, 404, 422
+#: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
+RULES_BYTES = 16 << 20
 #: Publishes that wait to be compared, and bytes of their headers: what a shadow may cost, beside its counts.
 BUFFERED, BUFFERED_BYTES = 4096, 8 << 20
 #: A turn of comparing ends after this long, and the rest before the next is at least so long, in seconds.

@@ -26,6 +26,7 @@ from proxy.joint_reload import JointReload
 from proxy.joint_shadow import JointShadow
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.tasks import Tasks
+from proxy.net.tls_wanted import WantedTls
 from proxy.observe.admin import Admin
 from proxy.observe.exposition import PROCESS, Exposition
 from proxy.observe.merging import JointPage, Portion, read_portion
@@ -105,7 +106,9 @@ class Workers:
         self._status = _OK
         self._signals = 0
         files = partial(rules_files, settings)
-        self._reload = JointReload(files, loaded, self._check, self._tell, self._counters.rules, self._tasks)
+        self._tls = WantedTls(settings)
+        rules = self._counters.rules
+        self._reload = JointReload(files, loaded, self._check, self._tell, rules, self._tasks, self._tls.files)
 
     async def serve(self) -> int:
         """Run until told to stop; give the exit status."""
@@ -145,7 +148,8 @@ class Workers:
         address = self._settings.admin.address
         if address is None:
             return
-        routes = [json_route("POST", "/-/reload", self._reload_page), json_route("POST", "/explain", self._explain)]
+        explain = json_route("POST", "/explain", partial(self._first, "POST", "/explain"))
+        routes = [json_route("POST", "/-/reload", self._reload_page), explain]
         routes += JointShadow(self._tell_shadow).routes
         page = JointPage(self._portions)
         admin = Admin(page, self._not_ready, self._show, self._settings.admin.allow, routes, self._degraded)
@@ -272,10 +276,10 @@ class Workers:
                 portions.append(worker.shown.growing())
         return portions
 
-    async def _explain(self, body: bytes) -> tuple[int, object]:
-        """Let a worker explain: all have the same rules."""
+    async def _first(self, method: str, page: str, body: bytes) -> tuple[int, object]:
+        """Let the first worker that is there answer: all have the same rules."""
         for worker in self._workers:
-            answer = await worker.ask("POST", "/explain", body)
+            answer = await worker.ask(method, page, body)
             if answer is not None:
                 return answer[0], answer[1].decode()
         return _UNAVAILABLE, {"errors": ["no worker answers"]}
@@ -292,13 +296,13 @@ class Workers:
         return status, answer.as_json()
 
     def _check(self, loaded: LoadedRules) -> None:
-        """Find what the rules say of other brokers that can't be.
+        """Find what can't be of other brokers that the rules name, and of the files of TLS.
 
         Raises:
             ConfigErrors: what is wrong with it.
         """
         listening = [(one.address.host, one.address.port) for one in self._settings.listen]
-        remote_brokers(loaded, self._environ, listening)
+        self._tls.read(remote_brokers(loaded, self._environ, listening))
 
     async def _tell(self) -> list[tuple[int, int, bytes]]:
         """Have all workers reload that are there; one that is being started reads the new files by itself."""

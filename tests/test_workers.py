@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -18,6 +19,7 @@ import pytest
 import yaml
 
 from tests.broker.world import Outside
+from tests.certificates import Authority
 from tests.private_broker import free_port
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
@@ -220,6 +222,11 @@ def test_a_changed_file_and_sighup_reach_all_workers(pair: Pair) -> None:
     workers = pair.status()["workers"]
     assert isinstance(workers, list)
     assert {one["status"]["rules"] for one in workers} == {before}
+    for worker in workers:
+        os.kill(worker["process"], signal.SIGHUP)  # as a terminal does that is closed: not for them to judge
+    assert pair.reload()[0] == 200
+    workers = pair.status()["workers"]
+    assert isinstance(workers, list)
     assert [one["restarts"] for one in workers] == [0, 0]
 
 
@@ -297,3 +304,47 @@ def test_a_broker_that_refuses_the_control_user_ends_the_start_with_2(broker: Br
     (tmp_path / "rules.yaml").write_text(f"vhost: /\n{RULES}")
     running = Running(tmp_path, {"workers": WORKERS, "upstream": upstream, "rules": ["rules.yaml"]})
     assert running.process.wait(30) == 2
+
+
+def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_none(
+    broker: Broker, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    port = free_port()
+    listen = [{"address": f"127.0.0.1:{port}", "tls": {"certificate": "cert.pem", "key": "key.pem"}}]
+    control = {"username": broker.username, "password": broker.password}
+    upstream = {"address": broker.address, "control": control, "management": broker.management}
+    first, second = authority.certificate("first.example"), authority.certificate("second.example")
+
+    def install(certificate: Path, key: Path) -> None:
+        (tmp_path / "cert.pem").write_bytes(certificate.read_bytes())
+        (tmp_path / "key.pem").write_bytes(key.read_bytes())
+
+    def shown() -> set[str]:
+        """Names in the certificates that sixteen connections are shown: those of both workers, all but surely."""
+        context = authority.client()
+        context.check_hostname = False
+        found = set()
+        for _ in range(16):
+            with (
+                socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+                context.wrap_socket(plain) as secure,
+            ):
+                found |= set(re.findall(r"\w+\.example", str((secure.getpeercert() or {})["subjectAltName"])))
+        return found
+
+    install(*first)
+    running = Running(tmp_path, {"workers": WORKERS, "listen": listen, "upstream": upstream})
+    running.port = port
+    pair = Pair(broker, "/", running, tmp_path / "rules.yaml")
+    try:
+        running.await_ready()
+        assert shown() == {"first.example"}
+        install(second[0], first[1])
+        assert pair.reload()[0] == 422
+        assert shown() == {"first.example"}
+        install(*second)
+        assert pair.reload()[0] == 200
+        assert shown() == {"second.example"}
+    finally:
+        assert running.end() == 0

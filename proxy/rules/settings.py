@@ -203,12 +203,9 @@ class Metrics:
 class Limits:
     """What producers may ask for."""
 
-    connections: Annotated[int, Key(whole(1, 1_000_000), "producer connections at one time; one more is told 530")] = (
-        10_000
-    )
+    connections: Annotated[int, Key(whole(1, 1_000_000), "producer connections at one time")] = 10_000
     connections_per_peer: Annotated[
-        int | None,
-        Key(optional(whole(1, 1_000_000)), "of these, from one address; `null`: no limit of its own"),
+        int | None, Key(optional(whole(1, 1_000_000)), "of these, from one address; `null`: no limit of its own")
     ] = None
     channels: Annotated[
         int | None,
