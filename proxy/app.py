@@ -7,35 +7,37 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import structlog
 
-from proxy.amqp.allowance import Allowances, Rates
-from proxy.amqp.conversation import Limits as RelayLimits
+from proxy.allotment import audit_privacy, audit_request, client_rules, listener_limits, rates, session_limits
+from proxy.amqp.allowance import Allowances
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import Sources
 from proxy.amqp.vhost import VhostState
-from proxy.arrangements import audit_privacy, audit_request, client_rules
 from proxy.audit.opening import open_audit
 from proxy.audit.writer import AuditWriter
 from proxy.broker.settings import ControlSettings, DeclaredSettings
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
 from proxy.net.descriptors import admitted
-from proxy.net.listener import Listener, ListenerLimits
+from proxy.net.listener import Listener
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
 from proxy.net.reuse import Reuse
-from proxy.net.surroundings import SessionLimits, Surroundings
+from proxy.net.surroundings import Surroundings
 from proxy.net.tasks import Tasks
 from proxy.net.tls_wanted import WantedTls
 from proxy.net.upstream import Upstream
@@ -50,6 +52,8 @@ from proxy.rules.clock import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.settings import Settings, load_settings
 from proxy.shadow import Shadow
+from proxy.worker import Place
+from proxy.workers import Workers
 
 _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
@@ -57,9 +61,6 @@ _DISTRIBUTION = "open-exchange-proxy"
 _WATCH_SECONDS = 1.0
 #: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
 RULES_BYTES = 16 << 20
-
-#: "no limit": channel numbers have 16 bits
-_MOST_CHANNELS = 65535
 
 OK, FAULTY = 0, 2
 
@@ -72,12 +73,13 @@ def product_version() -> str:
         return "unknown"
 
 
-def run(config: Path, environ: Mapping[str, str]) -> int:
+def run(config: Path, environ: Mapping[str, str], worker: str | None = None) -> int:
     """Run the sidecar until SIGTERM or SIGINT.
 
     Args:
         config: the configuration file.
         environ: environment, for overrides and passwords.
+        worker: the place of this process among several (see `worker.Place`); None: it was started by itself.
 
     Returns:
         Exit status: 0 drained, 2 wrong configuration or rules, or refused by the broker.
@@ -95,6 +97,12 @@ def run(config: Path, environ: Mapping[str, str]) -> int:
     configure(LogSettings(level=settings.log.level, style=settings.log.format))
     for warning in (*warnings, *loaded.warnings):
         _log.warning("configuration", text=str(warning))
+    if worker is None and settings.workers > 1:
+        return asyncio.run(Workers(config, settings, loaded, environ, product_version()).serve())
+    place = None if worker is None else Place.read(worker)
+    if place is not None:
+        settings = place.settings(settings)
+        structlog.contextvars.bind_contextvars(worker=place.number)
     try:
         import uvloop
     except ImportError:  # not on this platform: the loop of the standard library serves as well, slower
@@ -102,7 +110,7 @@ def run(config: Path, environ: Mapping[str, str]) -> int:
     else:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with runner:
-        return runner.run(Sidecar(settings, loaded, environ).serve())
+        return runner.run(Sidecar(settings, loaded, environ, place).serve())
 
 
 class Sidecar:
@@ -112,10 +120,14 @@ class Sidecar:
         settings: the configuration.
         loaded: the compiled rules.
         environ: environment, for secrets.
+        place: where it is one of several workers.
     """
 
-    def __init__(self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], place: Place | None = None
+    ) -> None:
         """Build what needs no event loop; nothing is opened yet."""
+        self._place = place
         self._settings = settings
         self._environ = environ
         self._loaded = loaded
@@ -137,6 +149,7 @@ class Sidecar:
         self._shadow: Shadow | None = None
         self._admin: Admin | None = None
         self._stopping = asyncio.Event()
+        self._signals = 0
         self._listening = False
         self._refused: UpstreamError | None = None
 
@@ -145,6 +158,9 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        if self._place is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who started us tells us when to reload
+            loop.add_reader(sys.stdin.fileno(), self._left_alone)
         tasks = Tasks()
         async with AsyncExitStack() as stack:
             try:
@@ -152,14 +168,10 @@ class Sidecar:
             except (ConfigError, ConfigErrors) as error:
                 sys.stderr.write(f"{error}\n")
                 return FAULTY
-            if self._admin is not None and self._settings.admin.address is not None:
-                admin = self._admin
-                stack.push_async_callback(admin.stop)
-                try:
-                    bound = await admin.start(self._settings.admin.address.host, self._settings.admin.address.port)
-                except OSError as error:
-                    return self._cannot_listen(str(self._settings.admin.address), error)
-                _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
+            try:
+                await self._start_admin(stack)
+            except OSError as error:
+                return self._cannot_listen(str(self._settings.admin.address), error)
             stack.push_async_callback(self._topology.close)
             stack.push_async_callback(tasks.ended)
             tasks.start(self._watch(), "watch")
@@ -177,6 +189,17 @@ class Sidecar:
                     await self._remotes.drain(end - loop.time())
         _log.info("stopped")
         return OK
+
+    async def _start_admin(self, stack: AsyncExitStack) -> None:
+        admin, address = self._admin, self._settings.admin.address
+        if admin is None:
+            return
+        stack.push_async_callback(admin.stop)
+        if self._place is not None:
+            await admin.start_on(socket.socket(fileno=self._place.admin_descriptor))
+        elif address is not None:
+            bound = await admin.start(address.host, address.port)
+            _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
 
     async def _assemble(self, stack: AsyncExitStack, tasks: Tasks) -> Listener:
         """Open the audit log, where one is wanted, and build the listening side.
@@ -231,7 +254,7 @@ class Sidecar:
             return
         self._listening = True
         _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._counters.rules.version)
-        if self._reload is not None:
+        if self._reload is not None and self._place is None:
             tasks.start(self._reload.watch(), "rules files")
 
     def _cannot_listen(self, address: str, error: OSError) -> int:
@@ -239,12 +262,19 @@ class Sidecar:
         return FAULTY
 
     def _stop(self) -> None:
-        if self._stopping.is_set():
+        self._signals += 1
+        if self._signals > 1:
             _log.warning("told to stop twice: ending at once")
             sys.stderr.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
         self._stopping.set()
+
+    def _left_alone(self) -> None:
+        """Whoever started this worker wants it to end, or has ended: drain."""
+        if not os.read(sys.stdin.fileno(), 1):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            self._stopping.set()
 
     async def _watch(self) -> None:
         while True:
@@ -312,14 +342,7 @@ class Sidecar:
         files = partial(rules_files, self._settings)
 
         def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
-            found = remote_brokers(loaded, self._environ, remotes.listening)
-            use_contexts = self._tls.read(found)
-
-            def use() -> None:
-                remotes.brokers = found
-                use_contexts()
-
-            return use
+            return self._tls.read_for(remotes, remote_brokers(loaded, self._environ, remotes.listening))
 
         reload = Reload(
             files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files
@@ -336,18 +359,18 @@ class Sidecar:
             json_route("GET", "/-/shadow", shadow.report),
             json_route("DELETE", "/-/shadow", shadow.end),
         ]
-        page, allow = Exposition(self._counters, self._version), self._settings.admin.allow
-        return Admin(page, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded)
+        exposition = Exposition(self._counters, self._version)
+        if self._place is not None:
+
+            async def portion(_body: bytes) -> tuple[int, object]:
+                return 200, (await exposition.portion()).decode()
+
+            routes.append(json_route("GET", "/-/portion", portion))
+        allow = self._settings.admin.allow
+        return Admin(exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded)
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings, upstream = self._settings, self._settings.upstream
-        limits = settings.limits
-        rates = Rates(
-            limits.publish_rate or 0,
-            limits.publish_bytes or 0,
-            limits.burst_seconds,
-            limits.patience_seconds or 0.0,
-        )
         surroundings = Surroundings(
             Upstream(
                 tuple((one.host, one.port) for one in upstream.addresses),
@@ -357,24 +380,17 @@ class Sidecar:
             ),
             vhosts,
             self._counters,
-            SessionLimits(
-                handshake_seconds=limits.handshake_timeout_seconds,
-                frame_max=limits.frame_max,
-                channels=limits.channels or _MOST_CHANNELS,
-                idle_seconds=limits.idle_timeout_seconds or 0.0,
-                relay=RelayLimits(message_bytes=limits.message_size or 0),
-            ),
+            session_limits(settings),
             self._version,
             self._audit,
             self._remotes,
-            Allowances(rates),
+            Allowances(rates(settings)),
             Reuse(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
         )
+        limits = listener_limits(settings, shared=self._place is not None)
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
-            ListenerLimits(
-                admitted(limits.connections), limits.connections_per_peer or 0, settings.shutdown.deadline_seconds
-            ),
+            replace(limits, connections=admitted(limits.connections)),
             self._tls.providers(),
         )

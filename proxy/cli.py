@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="run the sidecar until SIGTERM")
     serve.add_argument("--config", metavar="FILE", type=Path, required=True, help="the configuration file")
+    serve.add_argument("--worker", metavar="PLACE", help=argparse.SUPPRESS)  # what a process of several is told
     serve.set_defaults(run=_serve)
 
     check = commands.add_parser("check", help="check configuration and rules files and run the tests they carry")
@@ -139,7 +140,7 @@ def _serve(options: argparse.Namespace) -> int:
     # Here, since the other commands do without sockets, brokers and metrics.
     from proxy.app import run
 
-    return run(options.config, os.environ)
+    return run(options.config, os.environ, options.worker)
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -17,9 +17,10 @@ import yaml
 
 from proxy.app import product_version
 from proxy.cli import main
+from tests import client
 from tests.broker.world import Outside
 from tests.private_broker import free_port
-from tests.producer import Closed, Gone, Producer, until
+from tests.producer import Closed, Producer, until
 from tests.rabbitmq import Broker
 from tests.sidecar import PROGRAM, merged
 from tests.tap import Tap
@@ -145,8 +146,9 @@ def test_with_too_few_descriptors_it_says_so_and_lets_in_fewer(serve: Serve, con
         running.log.read_text()
     )
     producers = [connect(running) for _ in range(10)]
-    with pytest.raises(Gone):
+    with pytest.raises(Closed) as caught:
         connect(running)
+    assert caught.value.code == 530
     assert all(producer.open(confirm=True).send_settled("letters", "k").acked for producer in producers)
 
 
@@ -203,13 +205,51 @@ def test_settings_reach_the_listener(serve: Serve, outside: Outside) -> None:
     with Producer(running.port, outside.vhost) as producer:
         assert producer.tune["frame_max"] == 8192
         assert "oxproxy" in producer.start["server_properties"]  # type: ignore[operator]
-        with pytest.raises(Gone):
+        with pytest.raises(Closed) as caught:
             Producer(running.port, outside.vhost)
+        assert caught.value.code == 530
     events = [json.loads(line)["event"] for line in running.log.read_text().splitlines()]
     assert "too many connections" in events
     page = running.get("/metrics")[1]
     for result in ("timeout", "refused", "ok"):
         assert f'oxproxy_connections_total{{result="{result}",side="downstream"}} 1.0\n' in page
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_the_log_has_a_line_for_each_connection_and_none_for_ten_thousand_publishes(
+    serve: Serve, outside: Outside, style: str
+) -> None:
+    running = serve(log={"format": style})
+    running.await_ready()
+
+    def lines() -> list[str]:
+        return running.log.read_text().splitlines()
+
+    before = len(lines())
+    with Producer(running.port, outside.vhost).open(confirm=True) as producer:
+        message = client.publish(1, b"letters", b"k", (), b"x")
+        for _ in range(10):
+            producer.send(message * 1000)
+        settled = 0
+        while settled < 10_000:
+            settled = int(str(producer.expect("Basic.Ack").arguments["delivery_tag"]))
+        producer.publish("letters", body=b"x", channel=2)  # no such channel: the broker closes the connection
+        assert producer.closed(0).code == 504
+    until(lambda: len(lines()) == before + 2)
+    connected, ended = lines()[before:]
+    names = {"name": "test", "user": "guest", "vhost": outside.vhost}
+    if style == "json":
+        for line, event in ((connected, "producer connected"), (ended, "producer disconnected")):
+            said = json.loads(line)
+            assert said["event"] == event
+            assert names.items() <= said.items()
+            assert said["peer"].startswith("127.0.0.1:")
+    else:
+        assert 'event="producer connected"' in connected
+        assert 'event="producer disconnected"' in ended
+        for line in (connected, ended):
+            assert all(f"{key}={value}" in line for key, value in names.items())
+    assert "letters" not in connected + ended
 
 
 def test_the_next_address_is_used_where_the_first_host_is_down(serve: Serve, outside: Outside) -> None:

@@ -159,8 +159,8 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
 def test_serve_runs_the_sidecar_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Path, bool]] = []
 
-    def run_sidecar(config: Path, environ: Mapping[str, str]) -> int:
-        seen.append((config, environ is os.environ))
+    def run_sidecar(config: Path, environ: Mapping[str, str], worker: str | None) -> int:
+        seen.append((config, environ is os.environ and worker is None))
         return 0
 
     monkeypatch.setattr(app, "run", run_sidecar)
@@ -169,7 +169,7 @@ def test_serve_runs_the_sidecar_with_the_environment(monkeypatch: pytest.MonkeyP
 
 
 def test_an_interrupt_ends_without_a_trace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(config: Path, environ: Mapping[str, str]) -> int:
+    def interrupted(config: Path, environ: Mapping[str, str], worker: str | None) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(app, "run", interrupted)

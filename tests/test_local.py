@@ -29,6 +29,7 @@ def delivered(queues: list[str], outcome: str = CONFIRMED) -> Message:
     return message
 
 
+@pytest.mark.timeout(300)  # Spark's start takes its time on a busy machine
 def test_demo_goes_as_the_rules_file_expects_and_leaves_nothing_on_a_given_broker(broker: Broker) -> None:
     before = broker.api("GET", "vhosts?columns=name")
     done = run("deploy.local.demo", broker.url(), broker.management)

@@ -57,13 +57,17 @@ _CONNECTIONS = Row(
             [
                 Query(total(chosen("oxproxy_connections"), "side"), "{{side}}"),
                 Query(total(chosen("oxproxy_channels")), "channels"),
+                Query(total(chosen("oxproxy_connections_kept")), "kept for another producer"),
             ],
             width=6,
         ),
         Lines(
             "Attempts",
             "How do attempts to connect end, on either side?",
-            [Query(total(rate("oxproxy_connections_total"), "side", "result"), "{{side}} {{result}}")],
+            [
+                Query(total(rate("oxproxy_connections_total"), "side", "result"), "{{side}} {{result}}"),
+                Query(total(rate("oxproxy_connections_reused_total")), "upstream reused"),
+            ],
             "cps",
             width=6,
         ),
@@ -73,6 +77,7 @@ _CONNECTIONS = Row(
             [
                 Query(chosen("oxproxy_upstream_blocked"), "{{instance}} blocked"),
                 Query(chosen("oxproxy_paused_producers"), "{{instance}} paused"),
+                Query(chosen("oxproxy_throttled_producers"), "{{instance}} above their rate"),
             ],
             width=6,
         ),
@@ -82,6 +87,25 @@ _CONNECTIONS = Row(
             [Query(total(rate("oxproxy_protocol_errors_total"), "reply_code"), "{{reply_code}}")],
             "cps",
             width=6,
+        ),
+        Lines(
+            "Limits",
+            "Which limits do producers run into, and which keep them out?",
+            [
+                Query(total(rate("oxproxy_limit_hits_total"), "limit"), "{{limit}}"),
+                Query(total(rate("oxproxy_connections_turned_away_total"), "reason"), "kept out: {{reason}}"),
+            ],
+            "cps",
+            width=12,
+        ),
+        Lines(
+            "Workers",
+            "How many processes serve producers, and do they end by themselves?",
+            [
+                Query(chosen("oxproxy_workers"), "{{instance}}"),
+                Query(rate("oxproxy_worker_restarts_total"), "{{instance}} started again, a second"),
+            ],
+            width=12,
         ),
     ],
 )

@@ -177,6 +177,7 @@ class Counters:
         "rules",
         "traffic",
         "upstream",
+        "worker_restarts",
     )
 
     def __init__(self, binding_limit: int = BINDING_LIMIT) -> None:
@@ -196,6 +197,7 @@ class Counters:
         self.reused_connections = 0
         self.missing_destinations = 0
         self.foreign_bindings = 0
+        self.worker_restarts = 0
 
     def relay(self, vhost: str) -> RelayCounters:
         """Give the counters that all relays of a virtual host share."""

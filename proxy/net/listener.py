@@ -35,12 +35,14 @@ class ListenerLimits:
         connections_per_peer: from one address; 0: as many as there may be in all.
         settle_seconds: a drain waits this long for unsettled publishes.
         close_seconds: then this long for close-oks.
+        shared: other processes of ours listen there as well (socket(7), SO_REUSEPORT).
     """
 
     connections: int = 10000
     connections_per_peer: int = 0
     settle_seconds: float = 10.0
     close_seconds: float = 5.0
+    shared: bool = False
 
 
 class Listener:
@@ -86,10 +88,11 @@ class Listener:
         loop = asyncio.get_running_loop()
         bound: list[tuple[str, int]] = []
         for host, port in self._addresses:
+            shared = self._limits.shared or None
             if (host, port) in self._tls:
                 bound += await self._open_secure(host, port)
                 continue
-            server = await loop.create_server(self._accept, host, port, backlog=1024)
+            server = await loop.create_server(self._accept, host, port, backlog=1024, reuse_port=shared)
             self._servers.append(server)
             bound += [socket.getsockname()[:2] for socket in server.sockets]
         return bound
@@ -99,7 +102,7 @@ class Listener:
         seconds = (shared.limits.handshake_seconds, shared.limits.close_seconds)
         door = SecureDoor(self._accept, self._tls[host, port], shared.counters.downstream, *seconds)
         self._secure.append(door)
-        return await door.open(host, port)
+        return await door.open(host, port, shared=self._limits.shared)
 
     def audit_durable(self, sequence: int) -> None:
         """Audit lines up to a sequence are on disk."""

@@ -8,16 +8,21 @@ they look at. It answers from the start of the process to the end of the drain.
 from __future__ import annotations
 
 import json
+import os
+import socket
+import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import isawaitable
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from aiohttp import web
 from prometheus_client.exposition import gzip_accepted
 
-from proxy.observe.exposition import Exposition
-
+T = TypeVar("T")
+#: An answer that is there, or that has to be waited for.
+Soon: TypeAlias = T | Awaitable[T]
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Network: TypeAlias = IPv4Network | IPv6Network
 
@@ -44,6 +49,13 @@ class GuardedRoute:
     handler: Handler
 
 
+class Page(Protocol):
+    """The page of metrics."""
+
+    async def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Write it in the format that is asked for; give it and its content type."""
+
+
 class Admin:
     """The HTTP server of the admin address.
 
@@ -61,12 +73,12 @@ class Admin:
 
     def __init__(
         self,
-        exposition: Exposition,
-        readiness: Callable[[], Sequence[str]],
-        status: Callable[[], Mapping[str, object]],
+        exposition: Page,
+        readiness: Callable[[], Soon[Sequence[str]]],
+        status: Callable[[], Soon[Mapping[str, object]]],
         allow: Iterable[str] = (),
         routes: Iterable[GuardedRoute] = (),
-        degraded: Callable[[], Sequence[str]] = tuple,
+        degraded: Callable[[], Soon[Sequence[str]]] = tuple,
     ) -> None:
         """Prepare; nothing listens before `start`."""
         self._exposition = exposition
@@ -100,13 +112,22 @@ class Admin:
         bound = self._runner.addresses[0]
         return bound[0], bound[1]
 
+    async def start_on(self, listening: socket.socket) -> None:
+        """Listen on a Unix socket, for our own user alone.
+
+        Args:
+            listening: the socket, which is listening already. Call `stop` at the end.
+        """
+        await self._runner.setup()
+        await web.SockSite(self._runner, listening).start()
+
     async def stop(self) -> None:
         """Close the socket, wait for answers under way until a deadline, then end them."""
         await self._runner.cleanup()
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
-            if not self._is_allowed(request.remote):
+            if not (_is_own(request) or self._is_allowed(request.remote)):
                 raise web.HTTPForbidden(text="only for loopback and for networks of admin.allow\n")
             # A page in an operator's browser can reach loopback as well; browsers say so, tools never do.
             if "Origin" in request.headers:
@@ -136,8 +157,8 @@ class Admin:
         return web.Response(text="alive\n")
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
-        reasons = list(self._readiness())
-        degraded = list(self._degraded())
+        reasons = list(await _now(self._readiness()))
+        degraded = list(await _now(self._degraded()))
         status = 503 if reasons else 200
         if "application/json" in request.headers.get("Accept", ""):
             return _json({"ready": not reasons, "reasons": reasons, "degraded": degraded}, status)
@@ -146,7 +167,22 @@ class Admin:
         return web.Response(status=status, text="".join(f"{line}\n" for line in lines))
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        return _json(self._status())
+        return _json(await _now(self._status()))
+
+
+async def _now(answer: Soon[T]) -> T:
+    return await answer if isawaitable(answer) else answer
+
+
+def _is_own(request: web.Request) -> bool:
+    """Whether it comes over a Unix socket from a process of our own user (unix(7), SO_PEERCRED)."""
+    transport = request.transport
+    there = None if transport is None else transport.get_extra_info("socket")
+    if there is None or there.family != socket.AF_UNIX:
+        return False
+    with socket.socket(fileno=os.dup(there.fileno())) as copy:
+        _, user, _ = struct.unpack("3i", copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return bool(user == os.geteuid())
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -8,8 +8,10 @@ runs. Which metrics there are is said in `metrics`; that an HTTP server serves t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -25,9 +27,9 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from proxy.amqp.counters import Counters
+from proxy.amqp.counters import Counters, Histogram
 from proxy.observe.metrics import METRICS, Kind, MetricSpec
-from proxy.observe.readings import MetricsSource, Reading, Row
+from proxy.observe.readings import MetricsSource, Reading, Row, Rows
 
 #: Series written in one piece: about half a millisecond's work.
 PIECE_SERIES = 64
@@ -37,6 +39,8 @@ TURN_SECONDS = 0.001
 #: `connections`; so it is shown there as a metric of unknown type, its samples named as ever.
 _CLASHING = "oxproxy_connections_total"
 _OPENMETRICS_END = b"# EOF\n"
+#: What the lines of a portion are called that are about the process itself.
+PROCESS = "process"
 
 
 class _Piece(Collector):
@@ -47,6 +51,53 @@ class _Piece(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield self._metric
+
+
+class Numbers(Protocol):
+    """Where the numbers of a page come from: one process, or several that were added up."""
+
+    def folding(self) -> Iterator[None]:
+        """Bring them up to date, pausing now and then."""
+
+    def rows(self, spec: MetricSpec) -> Rows:
+        """Read a metric."""
+
+    def histogram(self, spec: MetricSpec) -> Histogram:
+        """Read a histogram."""
+
+    def process(self) -> Iterable[Metric]:
+        """Read what the system says of the process; in a thread."""
+
+
+class OwnNumbers:
+    """The numbers of this process.
+
+    Args:
+        reading: what is read.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        """Read nothing yet."""
+        self._reading = reading
+        self._process = ProcessCollector(registry=None)
+
+    def folding(self) -> Iterator[None]:
+        """Bring the totals up to date."""
+        for source in self._reading.sources:
+            yield from source.folding()
+
+    def rows(self, spec: MetricSpec) -> Rows:
+        """Read a metric."""
+        return spec.rows(self._reading)
+
+    def histogram(self, spec: MetricSpec) -> Histogram:
+        """Read a histogram."""
+        assert spec.histogram is not None  # noqa: S101 -- only histograms are asked for
+        return spec.histogram(self._reading)
+
+    def process(self) -> Iterable[Metric]:
+        """Read /proc: listing ten thousand descriptors takes milliseconds."""
+        return list(self._process.collect())
 
 
 class Exposition:
@@ -60,9 +111,7 @@ class Exposition:
 
     def __init__(self, counters: Counters, version: str, sources: Iterable[MetricsSource] = ()) -> None:
         """Prepare; nothing is read before a scrape."""
-        self._reading = Reading(counters, (counters.traffic, *sources), version)
-        self._process = ProcessCollector(registry=None)
-        self._platform = list(PlatformCollector(registry=CollectorRegistry(auto_describe=False)).collect())
+        self._numbers = OwnNumbers(Reading(counters, (counters.traffic, *sources), version))
         self._one_at_a_time = asyncio.Lock()
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -74,45 +123,91 @@ class Exposition:
         Returns:
             The page and its content type. Numbers are those of slightly different moments.
         """
-        encoder, content_type = choose_encoder(accept)
-        openmetrics = content_type.startswith("application/openmetrics-text")
-        written: list[bytes] = []
         async with self._one_at_a_time:
-            # /proc is read in a thread: listing ten thousand descriptors takes milliseconds.
-            process = await asyncio.to_thread(lambda: list(self._process.collect()))
+            return await write_page(self._numbers, accept)
+
+    async def portion(self) -> bytes:
+        """Write the numbers for another process that adds them up (see `merging`)."""
+        async with self._one_at_a_time:
+            process = await asyncio.to_thread(self._numbers.process)
+            return b"".join(await _in_turns(write_portion(self._numbers, process)))
+
+
+async def write_page(numbers: Numbers, accept: str) -> tuple[bytes, str]:
+    """Write a page, see `Exposition.render`."""
+    encoder, content_type = choose_encoder(accept)
+    openmetrics = content_type.startswith("application/openmetrics-text")
+    process = await asyncio.to_thread(numbers.process)
+    written = await _in_turns(_pieces(numbers, encoder, openmetrics, process))
+    if openmetrics:
+        written.append(_OPENMETRICS_END)
+    return b"".join(written), content_type
+
+
+async def _in_turns(pieces: Iterator[bytes]) -> list[bytes]:
+    """Take all pieces, and let other tasks run in between."""
+    written: list[bytes] = []
+    turn_started = perf_counter()
+    for piece in pieces:
+        written.append(piece)
+        if perf_counter() - turn_started >= TURN_SECONDS:
+            await asyncio.sleep(0)
             turn_started = perf_counter()
-            for piece in self._pieces(encoder, openmetrics, process):
-                written.append(piece)
-                if perf_counter() - turn_started >= TURN_SECONDS:
-                    await asyncio.sleep(0)
-                    turn_started = perf_counter()
-        if openmetrics:
-            written.append(_OPENMETRICS_END)
-        return b"".join(written), content_type
+    return written
 
-    def _pieces(
-        self, encoder: Callable[[Collector], bytes], openmetrics: bool, process: list[Metric]
-    ) -> Iterator[bytes]:
-        for source in self._reading.sources:
-            for _ in source.folding():
+
+def _pieces(
+    numbers: Numbers, encoder: Callable[[Collector], bytes], openmetrics: bool, process: Iterable[Metric]
+) -> Iterator[bytes]:
+    for _ in numbers.folding():
+        yield b""
+    for spec in METRICS:
+        headline = True
+        for part in _parts(spec, numbers, openmetrics):
+            if part is None:
                 yield b""
-        for spec in METRICS:
-            headline = True
-            for part in _parts(spec, self._reading, openmetrics):
-                if part is None:
-                    yield b""
-                    continue
-                text = encoder(_Piece(part)).removesuffix(_OPENMETRICS_END)
-                yield text if headline else _without_headline(text)
-                headline = False
-        for metric in (*process, *self._platform):
-            yield encoder(_Piece(metric)).removesuffix(_OPENMETRICS_END)
+                continue
+            text = encoder(_Piece(part)).removesuffix(_OPENMETRICS_END)
+            yield text if headline else _without_headline(text)
+            headline = False
+    platform = PlatformCollector(registry=CollectorRegistry(auto_describe=False)).collect()
+    for metric in (*process, *platform):
+        yield encoder(_Piece(metric)).removesuffix(_OPENMETRICS_END)
 
 
-def _parts(spec: MetricSpec, reading: Reading, openmetrics: bool) -> Iterator[Metric | None]:
+def write_portion(numbers: Numbers, process: Iterable[Metric]) -> Iterator[bytes]:
+    """Write numbers as JSON, a line for each piece of a metric, an empty piece where others may run."""
+    for _ in numbers.folding():
+        yield b""
+    for spec in METRICS:
+        if spec.histogram is not None:
+            histogram = numbers.histogram(spec)
+            yield _line(spec.name, [[[str(index)], count] for index, count in enumerate(histogram.buckets)])
+            yield _line(spec.name, [[["sum"], histogram.total_seconds]])
+            continue
+        rows: list[Row] = []
+        for row in numbers.rows(spec):
+            if row is None:
+                yield b""
+                continue
+            rows.append(row)
+            if len(rows) == PIECE_SERIES:
+                yield _line(spec.name, rows)
+                rows = []
+        yield _line(spec.name, rows)
+    for metric in process:
+        for sample in metric.samples:
+            yield _line(PROCESS, [[[metric.name, metric.type, metric.documentation, sample.name], sample.value]])
+
+
+def _line(name: str, rows: Sequence[object]) -> bytes:
+    return json.dumps([name, rows]).encode() + b"\n"
+
+
+def _parts(spec: MetricSpec, numbers: Numbers, openmetrics: bool) -> Iterator[Metric | None]:
     """Yield families of few series each, one at least, and None where others may run."""
     if spec.histogram is not None:
-        histogram = spec.histogram(reading)
+        histogram = numbers.histogram(spec)
         counts = histogram.cumulative()
         buckets = [(str(bound), float(count)) for bound, count in zip(histogram.bounds, counts, strict=False)]
         buckets.append(("+Inf", float(counts[-1])))
@@ -120,7 +215,7 @@ def _parts(spec: MetricSpec, reading: Reading, openmetrics: bool) -> Iterator[Me
         return
     rows: list[Row] = []
     first = True
-    for row in spec.rows(reading):
+    for row in numbers.rows(spec):
         if row is None:
             yield None
             continue

@@ -27,6 +27,16 @@ class Kind(Enum):
     HISTOGRAM = "histogram"
 
 
+class Merge(Enum):
+    """What several processes say of one thing together."""
+
+    SUM = "sum"
+    #: each of them says the same, sooner or later
+    MAX = "max"
+    #: what is not so for one of them is not so
+    MIN = "min"
+
+
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
     """One metric.
@@ -38,6 +48,7 @@ class MetricSpec:
         help: one sentence on what it says.
         rows: reads its values; for a histogram, see `histogram`.
         histogram: for HISTOGRAM, where the observations are.
+        merge: what the numbers of several workers come to.
     """
 
     name: str
@@ -46,10 +57,13 @@ class MetricSpec:
     help: str
     rows: Callable[[Reading], Rows]
     histogram: Callable[[Reading], Histogram] | None = None
+    merge: Merge = Merge.SUM
 
 
-def _metric(name: str, kind: Kind, labels: str, rows: Callable[[Reading], Rows], about: str) -> MetricSpec:
-    return MetricSpec(PREFIX + name, kind, tuple(labels.split()), about, rows)
+def _metric(
+    name: str, kind: Kind, labels: str, rows: Callable[[Reading], Rows], about: str, merge: Merge = Merge.SUM
+) -> MetricSpec:
+    return MetricSpec(PREFIX + name, kind, tuple(labels.split()), about, rows, merge=merge)
 
 
 def _histogram(name: str, read: Callable[[Counters], Histogram], about: str) -> MetricSpec:
@@ -66,6 +80,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "version",
         lambda reading: [((reading.version,), 1)],
         "Version of this sidecar; always 1.",
+        Merge.MAX,
     ),
     _metric(
         "rules_info",
@@ -73,14 +88,37 @@ METRICS: tuple[MetricSpec, ...] = (
         "version",
         lambda reading: [((reading.counters.rules.version,), 1)],
         "Version (short hash) of the rules that decide now; always 1.",
+        Merge.MAX,
     ),
-    _metric("rules_reload_total", Kind.COUNTER, "result", readings.reloads, "Loads of the rules files: ok or error."),
+    _metric(
+        "rules_reload_total",
+        Kind.COUNTER,
+        "result",
+        readings.reloads,
+        "Loads of the rules files: ok or error.",
+        Merge.MAX,
+    ),
     _metric(
         "rules_last_reload_success_timestamp_seconds",
         Kind.GAUGE,
         "",
         readings.one(lambda counters: counters.rules.last_success_seconds),
         "When the rules that decide now were loaded.",
+        Merge.MAX,
+    ),
+    _metric(
+        "workers",
+        Kind.GAUGE,
+        "",
+        readings.one(lambda counters: 1),
+        "Processes that serve producers: as many as `workers` says, or one is missing.",
+    ),
+    _metric(
+        "worker_restarts_total",
+        Kind.COUNTER,
+        "",
+        readings.one(lambda counters: counters.worker_restarts),
+        "Workers that ended by themselves and were started again.",
     ),
     _metric(
         "connections",
@@ -219,6 +257,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "",
         readings.one(lambda counters: counters.missing_destinations),
         "Destinations that the rules name and that RabbitMQ does not have or we can't reach.",
+        Merge.MAX,
     ),
     _metric(
         "topology_foreign_bindings",
@@ -226,6 +265,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "",
         readings.one(lambda counters: counters.foreign_bindings),
         "Bindings that others made on carriers: they route past the rules.",
+        Merge.MAX,
     ),
     _metric(
         "audit_lines_total",
@@ -248,7 +288,14 @@ METRICS: tuple[MetricSpec, ...] = (
         readings.one(lambda counters: counters.audit.text_bytes),
         "Bytes of audit text written to disk, before compression.",
     ),
-    _metric("remote_up", Kind.GAUGE, "broker", readings.remote_up, "Whether the link to another broker stands."),
+    _metric(
+        "remote_up",
+        Kind.GAUGE,
+        "broker",
+        readings.remote_up,
+        "Whether the link to another broker stands.",
+        Merge.MIN,
+    ),
     _metric(
         "remote_publishes_total",
         Kind.COUNTER,

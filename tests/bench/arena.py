@@ -132,6 +132,10 @@ class Arena:
             case Way.SIDECAR:
                 rules = arrangement.small_rules(self.folder, self.broker)
                 return self.start_sidecar(way, rules, self.terms.wrap)
+            case Way.WORKERS:
+                return self.start_sidecar(
+                    way, arrangement.small_rules(self.folder, self.broker), settings="workers: 2\n"
+                )
             case Way.LOADED:
                 return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
 
@@ -150,7 +154,7 @@ class Arena:
         plan = {"port": self.port(case.way), "shape": asdict(case.shape)}
         return [
             self._children.enter_context(Producer(f"{case.name}-{number}", self.folder, plan))
-            for number in range(self.terms.producers)
+            for number in range(case.producers or self.terms.producers)
         ]
 
     def _watched(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ QUEUES = 10
 KEYS_IN_TURN = 1_000
 ADDRESS_RULES = 1_000
 MANY = 10_000
+PRODUCERS_OF_WORKERS = 4
 MICROSECONDS = 1e6
 
 
@@ -28,6 +29,8 @@ class Way(StrEnum):
     SIDECAR = "sidecar"
     LOADED = "loaded sidecar"
     """The same program with the big rules file, so that a case pays for its own bindings only."""
+    WORKERS = "two workers"
+    """The sidecar as two processes; CPU time is told of the one that starts them, which does nearly nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class Case:
     name: str
     way: Way
     shape: Shape
+    producers: int = 0
+    """Processes; 0: as many as the command line says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,8 @@ CASES = {
         Case("remote", Way.SIDECAR, shape("bench.remote")),
         Case("table-10", Way.SIDECAR, shape("bench.table")),
         Case("table-many", Way.LOADED, shape("bench.table")),
+        Case("workers-1", Way.SIDECAR, shape("bench.hkv-10"), PRODUCERS_OF_WORKERS),
+        Case("workers-2", Way.WORKERS, shape("bench.hkv-10"), PRODUCERS_OF_WORKERS),
         Case("hkv-turn", Way.LOADED, shape("bench.hkv-many", kinds=MANY)),
         Case("rk-turn", Way.LOADED, shape("bench.rk-many", keys=MANY)),
     )
@@ -167,6 +174,7 @@ ROWS = (
 """Rows that are measured in rounds; those of `memory` stand apart."""
 
 EXTRA_ROWS = (
+    ratio("workers", "open exchange, 4 producers, 2 workers / 1 worker", "workers-2", "workers-1", None),
     ratio("turn", "10,000 x-?hkv= bindings, 10,000 values in turn / direct", "hkv-turn", "direct", None),
     ratio("turn", "10,000 x-?rk= bindings, 10,000 keys in turn / direct", "rk-turn", "direct", None),
     ratio("haproxy", "HAProxy in TCP mode / direct", "haproxy", "direct", None),

@@ -77,7 +77,7 @@ def test_all_faults_are_reported_at_once_with_file_and_line(tmp_path: Path) -> N
         "oxproxy.yaml:3: limits.connections: seen the number 0, expected a whole number from 1 to 1000000",
         'oxproxy.yaml:4: log.level: seen the text "loud", expected one of debug, info, warning, error',
         "oxproxy.yaml:5: nothing: unknown key, expected one of admin, audit, declared, inventory, limits, listen, log, "
-        "metrics, rules, shutdown, upstream",
+        "metrics, rules, shutdown, upstream, workers",
         'OXPROXY_ADMIN__ADDRESS: admin.address: seen the text "nowhere", expected host:port such as '
         "127.0.0.1:5672 or [::1]:5672",
     ]

@@ -1,19 +1,57 @@
-"""What does the configuration ask of each room? Settings put in the words that rooms take.
+"""Which part of the configuration does each room get? Settings in, the small values that a room asks for out.
 
-The rooms do not know the configuration file, and this module does not know what they do.
+Rooms do not see the settings. Nothing is opened here but the file of a key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from proxy.amqp.allowance import Rates
+from proxy.amqp.conversation import Limits as RelayLimits
 from proxy.amqp.plan import ClientRules
 from proxy.amqp.vhost import Delivery
 from proxy.audit.opening import AuditRequest
 from proxy.audit.record import Privacy
 from proxy.errors import ConfigError
+from proxy.net.listener import ListenerLimits
+from proxy.net.surroundings import SessionLimits
 from proxy.rules.clock import SystemZone
 from proxy.rules.settings import Settings
+
+#: "no limit": channel numbers have 16 bits
+_MOST_CHANNELS = 65535
+
+
+def session_limits(settings: Settings) -> SessionLimits:
+    """Give what holds for one producer."""
+    limits = settings.limits
+    return SessionLimits(
+        handshake_seconds=limits.handshake_timeout_seconds,
+        frame_max=limits.frame_max,
+        channels=limits.channels or _MOST_CHANNELS,
+        idle_seconds=limits.idle_timeout_seconds or 0.0,
+        relay=RelayLimits(message_bytes=limits.message_size or 0),
+    )
+
+
+def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
+    """Give what holds for all producers of a process together; `shared`: it is one of several workers."""
+    limits = settings.limits
+    deadline_seconds = settings.shutdown.deadline_seconds
+    per_peer = limits.connections_per_peer or 0
+    return ListenerLimits(limits.connections, per_peer, deadline_seconds, shared=shared)
+
+
+def rates(settings: Settings) -> Rates:
+    """Give what each user may publish."""
+    limits = settings.limits
+    return Rates(
+        limits.publish_rate or 0,
+        limits.publish_bytes or 0,
+        limits.burst_seconds,
+        limits.patience_seconds or 0.0,
+    )
 
 
 def client_rules(settings: Settings) -> ClientRules:

@@ -1,0 +1,140 @@
+"""What would one process show that had done the work of several? Their numbers added up.
+
+Each worker writes its numbers as a portion (`exposition.write_portion`); the process that started them reads the
+portions and shows one page, with the labels as ever. Counters of a worker that has ended stay in the sum as they were
+last shown, so that no sum goes down; its gauges go with it. Who asks the workers is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from prometheus_client import Metric
+
+from proxy.amqp.counters import Counters, Histogram
+from proxy.observe.exposition import PROCESS, write_page
+from proxy.observe.metrics import METRICS, Kind, Merge, MetricSpec
+from proxy.observe.readings import MERGE_STEP, Reading, Rows
+
+#: Label values to value.
+_Series: TypeAlias = dict[tuple[str, ...], float]
+#: Of the process's own numbers, the one that is not a sum: the first to start has started them.
+_STARTED = "process_start_time_seconds"
+_GROWING = frozenset(spec.name for spec in METRICS if spec.kind in (Kind.COUNTER, Kind.HISTOGRAM))
+_FOLDS: dict[Merge, Callable[[float, float], float]] = {
+    Merge.SUM: lambda one, other: one + other,
+    Merge.MAX: max,
+    Merge.MIN: min,
+}
+
+
+@dataclass(slots=True)
+class Portion:
+    """The numbers of one process, or of several: by metric, by label values.
+
+    Args:
+        series: the numbers; those of the process itself are called `PROCESS`, with family, type, help and name of the
+            sample as labels; buckets of a histogram have their index as label, and its sum ``sum``.
+    """
+
+    series: dict[str, _Series] = field(default_factory=dict)
+
+    def growing(self) -> Portion:
+        """Give the numbers that never go down: what stays of a process that has ended."""
+        kept = {name: dict(rows) for name, rows in self.series.items() if name in _GROWING}
+        process = self.series.get(PROCESS, {})
+        kept[PROCESS] = {labels: value for labels, value in process.items() if labels[1] == "counter"}
+        return Portion(kept)
+
+    def add(self, other: Portion) -> None:
+        """Take another portion into this one."""
+        for name, rows in other.series.items():
+            mine = self.series.setdefault(name, {})
+            for labels, value in rows.items():
+                mine[labels] = _fold(name, labels)(mine[labels], value) if labels in mine else value
+
+
+def read_portion(text: bytes) -> Portion:
+    """Read what `exposition.write_portion` has written."""
+    found = Portion()
+    for line in filter(None, text.splitlines()):
+        name, rows = json.loads(line)
+        series = found.series.setdefault(name, {})
+        for labels, value in rows:
+            series[tuple(labels)] = value
+    return found
+
+
+_MERGES = {spec.name: spec.merge for spec in METRICS}
+
+
+def _fold(name: str, labels: tuple[str, ...]) -> Callable[[float, float], float]:
+    if name == PROCESS:
+        return min if labels[3] == _STARTED else _FOLDS[Merge.SUM]
+    return _FOLDS[_MERGES.get(name, Merge.SUM)]
+
+
+class MergedNumbers:
+    """Portions added up, for a page.
+
+    Args:
+        portions: of all processes.
+    """
+
+    def __init__(self, portions: Iterable[Portion]) -> None:
+        """Add them up."""
+        self._sum = Portion()
+        for portion in portions:
+            self._sum.add(portion)
+        self._empty = Reading(Counters(), (), "")
+
+    def folding(self) -> Iterator[None]:
+        """Nothing is left to bring up to date."""
+        return iter(())
+
+    def rows(self, spec: MetricSpec) -> Rows:
+        """Read a metric."""
+        for index, row in enumerate(self._sum.series.get(spec.name, {}).items(), 1):
+            yield row
+            if not index % MERGE_STEP:
+                yield None
+
+    def histogram(self, spec: MetricSpec) -> Histogram:
+        """Read a histogram."""
+        assert spec.histogram is not None  # noqa: S101 -- only histograms are asked for
+        found = Histogram(spec.histogram(self._empty).bounds)
+        for (label,), value in self._sum.series.get(spec.name, {}).items():
+            if label == "sum":
+                found.total_seconds = value
+            else:
+                found.buckets[int(label)] = int(value)
+        return found
+
+    def process(self) -> Iterable[Metric]:
+        """Give the numbers of the processes themselves."""
+        families: dict[str, Metric] = {}
+        for (name, kind, about, sample), value in self._sum.series.get(PROCESS, {}).items():
+            families.setdefault(name, Metric(name, about, kind)).add_sample(sample, {}, value)
+        return families.values()
+
+
+class JointPage:
+    """The page of metrics of several processes.
+
+    Args:
+        gather: asks all of them for their portions.
+    """
+
+    def __init__(self, gather: Callable[[], Awaitable[Iterable[Portion]]]) -> None:
+        """Ask nobody before a scrape."""
+        self._gather = gather
+        self._one_at_a_time = asyncio.Lock()
+
+    async def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Write the page; see `Exposition.render`."""
+        async with self._one_at_a_time:
+            return await write_page(MergedNumbers(await self._gather()), accept)
