@@ -51,7 +51,7 @@ from proxy.reload import Reload, name_traffic, owned_exchanges
 from proxy.rules.clock import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.settings import Settings, load_settings
-from proxy.shadow import Shadow
+from proxy.shadow import RULES_BYTES, Shadow
 from proxy.worker import Place
 from proxy.workers import Workers
 
@@ -59,8 +59,6 @@ _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
 #: How often numbers that nobody pushes are brought up to date.
 _WATCH_SECONDS = 1.0
-#: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
-RULES_BYTES = 16 << 20
 
 OK, FAULTY = 0, 2
 
@@ -218,6 +216,7 @@ class Sidecar:
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
         rules_of_clients = client_rules(self._settings)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
+        tasks.start(vhosts.warn(), "warnings")
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
         self._shadow = Shadow(self._reload, vhosts, audit_privacy(self._settings, self._environ), tasks)
@@ -354,19 +353,14 @@ class Sidecar:
         questions = Questions(reload, lambda: vhosts.states)
         routes = [
             json_route("POST", "/-/reload", questions.reload),
-            json_route("POST", "/explain", questions.explain),
+            json_route("POST", "/explain", questions.explain, texting=questions.explain_text),
             json_route("POST", "/-/shadow", shadow.begin, RULES_BYTES),
             json_route("GET", "/-/shadow", shadow.report),
             json_route("DELETE", "/-/shadow", shadow.end),
         ]
-        exposition = Exposition(self._counters, self._version)
+        exposition, allow = Exposition(self._counters, self._version), self._settings.admin.allow
         if self._place is not None:
-
-            async def portion(_body: bytes) -> tuple[int, object]:
-                return 200, (await exposition.portion()).decode()
-
-            routes.append(json_route("GET", "/-/portion", portion))
-        allow = self._settings.admin.allow
+            routes.append(json_route("GET", "/-/portion", exposition.answer_portion))
         return Admin(exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded)
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:

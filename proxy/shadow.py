@@ -30,6 +30,8 @@ from proxy.rules.differences import Differences, Seen, Side
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.message import Message
 
+#: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
+RULES_BYTES = 16 << 20
 _log = structlog.get_logger(__name__)
 
 _OK, _NOT_FOUND, _UNUSABLE = 200, 404, 422

@@ -149,8 +149,8 @@ def _destinations(figures: Figures) -> Iterator[str]:
     if not figures.destinations:
         yield "<p>No publish had a destination.</p>"
         return
-    items = [(sent.destination, float(sent.publishes)) for sent in figures.destinations[:_BARS]]
-    yield f"<h3>Publishes</h3>{charts.bars(items, wording.whole, 'Destinations by publishes', 1)}"
+    items = [(f"{sent.destination} in {sent.vhost}", float(sent.publishes)) for sent in figures.destinations[:_BARS]]
+    yield f"<h3>Publishes by destination</h3>{charts.bars(items, wording.whole, 'Destinations by publishes', 1)}"
     rows = [
         (sent.destination, sent.kind, sent.vhost, sent.publishes, sent.first_seen, sent.last_seen)
         for sent in figures.destinations
@@ -162,9 +162,10 @@ def _destinations(figures: Figures) -> Iterator[str]:
 def _bindings(figures: Figures) -> Iterator[str]:
     if figures.hot:
         items = [
-            (f"{hot.binding} ({wording.exchange(hot.exchange)})", float(hot.matches)) for hot in figures.hot[:_BARS]
+            (f"{hot.binding} ({wording.exchange(hot.exchange)} in {hot.vhost})", float(hot.matches))
+            for hot in figures.hot[:_BARS]
         ]
-        yield f"<h3>Hot: most matches</h3>{charts.bars(items, wording.whole, 'Bindings by matches', 2)}"
+        yield f"<h3>Hot: bindings with most matches</h3>{charts.bars(items, wording.whole, 'Bindings by matches', 2)}"
         yield _cut(figures, "hot", len(items))
     else:
         yield "<p>No binding matched.</p>"

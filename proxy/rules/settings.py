@@ -148,7 +148,7 @@ class Admin:
     ] = _ADMIN
     allow: Annotated[
         tuple[str, ...],
-        Key(TEXTS, "addresses or networks (CIDR) beside loopback that may use `/status`"),
+        Key(TEXTS, "addresses or networks (CIDR) beside loopback that may read `/status`, reload, explain, shadow"),
     ] = ()
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from tests.bench.publishes import Shape
 
 QUEUES = 10
+QUEUES_AT_ONCE = 8
 KEYS_IN_TURN = 1_000
 ADDRESS_RULES = 1_000
 MANY = 10_000
@@ -31,6 +32,8 @@ class Way(StrEnum):
     """The same program with the big rules file, so that a case pays for its own bindings only."""
     WORKERS = "two workers"
     """The sidecar as two processes; CPU time is told of the one that starts them, which does nearly nothing."""
+    AUDITED = "audited sidecar"
+    """The same program and rules, with an audit log in its default mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,11 @@ CASES = {
         Case("haproxy", Way.HAPROXY, shape("bench.direct")),
         Case("pass", Way.SIDECAR, shape("bench.direct")),
         Case("open", Way.SIDECAR, shape("bench.hkv-10")),
+        Case("open-audited", Way.AUDITED, shape("bench.hkv-10")),
         Case("open-distinct", Way.SIDECAR, shape("bench.hkv-10", distinct=True)),
+        Case("declared", Way.SIDECAR, shape("bench.declared")),
+        Case("eight", Way.SIDECAR, shape("bench.eight")),
+        Case("direct-eight", Way.BROKER, shape("bench.direct-eight")),
         Case("hkv-many", Way.LOADED, shape("bench.hkv-many")),
         Case("rk-10", Way.SIDECAR, shape("bench.rk-10")),
         Case("rk-many", Way.LOADED, shape("bench.rk-many")),
@@ -160,12 +167,16 @@ ROWS = (
         "direct-distinct",
         0.75,
     ),
+    ratio("declared", "the same exchange, declared by a client / by the rules file", "declared", "open", 0.97),
+    ratio("eight", "8 queues for each message, carrier delivery / 1 queue", "eight", "open", None),
+    ratio("eight", "the same at the broker alone", "direct-eight", "direct", None),
     ratio("hkv", "10,000 x-?hkv= bindings, one matches / with 10", "hkv-many", "open", 0.90),
     ratio("rk", "10,000 x-?rk= bindings, one matches / with 10", "rk-many", "rk-10", 0.90),
     ratio("rkre", "1,000 x-?rkre bindings, 1,000 keys in turn / with 10", "rkre-many", "rkre-10", 0.60),
     ratio("local", "address table, another exchange here / direct", "local", "direct", 0.80),
     ratio("remote", "address table, everything to one other broker / direct to it", "remote", "direct", 0.70),
     ratio("table", "1,000 address rules, the last one matches / 10", "table-many", "table-10", 0.90),
+    ratio("audit", "open exchange with audit log / without", "open-audited", "open", 0.93),
     latency("latency", "added latency, open exchange, p50", "open", 150),
     latency("latency", "added latency, pass-through, p50", "pass", 150),
     cpu("cpu", "CPU per message, pass-through / HAProxy", "pass", 3),

@@ -134,3 +134,15 @@ def test_a_day_with_nothing_but_one_publish_has_all_sections() -> None:
 
 def test_numbers_are_readable() -> None:
     assert re.search(r"1\.86 M.*publishes", outline(render(figures())).text)
+
+
+def test_queues_and_bindings_of_two_virtual_hosts_can_be_told_apart() -> None:
+    base = figures()
+    two = replace(
+        base,
+        destinations=[sent._replace(vhost=vhost) for sent in base.destinations[:1] for vhost in ("/", "shop")],
+        hot=[hot._replace(vhost=vhost) for hot in base.hot[:1] for vhost in ("/", "shop")],
+    )
+    text = outline(render(two)).text
+    for name in ("queue.0 in /", "queue.0 in shop", "(orders in /)", "(orders in shop)"):
+        assert name in text

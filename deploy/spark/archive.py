@@ -1,0 +1,51 @@
+"""Writes what the report needs beside Spark itself, as one archive: ``python -m deploy.spark.archive FILE``.
+
+spark-submit hands it out with ``--py-files``. It holds this package and PyYAML, which reads rules files, both as Python
+alone, so that it fits every machine. Only the driver opens it: nothing of the report runs as Python on executors.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+#: The same bytes for the same content: the date that zip archives begin with.
+_NO_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def write(target: Path) -> None:
+    """Write the archive."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in (ROOT / "proxy", Path(yaml.__file__).parent):
+            for path in sorted(package.rglob("*.py")):
+                _add(archive, path.relative_to(package.parent).as_posix(), path.read_bytes())
+        # The command asks for its own version.
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        name, version = project["name"], project["version"]
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        _add(archive, f"{name.replace('-', '_')}-{version}.dist-info/METADATA", metadata.encode())
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    entry = zipfile.ZipInfo(name, _NO_DATE)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(entry, content)
+
+
+def main() -> int:
+    """Write it where the command line says."""
+    if len(sys.argv) != 2:
+        print("usage: python -m deploy.spark.archive FILE", file=sys.stderr)
+        return 2
+    write(Path(sys.argv[1]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""How many lines a second does the writer take in for good? `python -m tests.audit.speed FOLDER`.
+
+The lines of a generated day, about 330 bytes each, in `backpressure`: none is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+import sys
+import time
+from pathlib import Path
+
+import structlog
+
+from proxy.amqp.counters import AuditCounters
+from proxy.audit.policy import AuditPolicy, Mode
+from proxy.audit.writer import AuditWriter
+from tests.report.generator import Day
+
+LINES = 3_000_000
+TURN = 1000
+
+
+def made(folder: Path) -> list[bytes]:
+    """Lines as a sidecar writes them."""
+    Day(100_000, dirty=False).write(folder)
+    return [
+        line for path in sorted(folder.rglob("*.gz")) for line in gzip.decompress(path.read_bytes()).splitlines(True)
+    ]
+
+
+async def measure(folder: Path) -> None:
+    """Write, close, and print both times."""
+    writer = AuditWriter(AuditPolicy(directory=folder, instance="speed", mode=Mode.BACKPRESSURE), AuditCounters())
+    drained = asyncio.Event()
+    writer.on_drained = drained.set
+    await writer.start()
+    lines = made(folder / "made")
+    begin = time.monotonic()
+    for turn in range(LINES // TURN):
+        for line in lines[turn % (len(lines) // TURN) * TURN :][:TURN]:
+            writer.append(line)
+        while writer.full:
+            drained.clear()
+            await drained.wait()
+        await asyncio.sleep(0)
+    written = time.monotonic() - begin
+    await writer.close(600)
+    closed = time.monotonic() - begin
+    print(f"{LINES / written:,.0f} lines/s to the file, {LINES / closed:,.0f} lines/s until compressed and shown")
+
+
+if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    asyncio.run(measure(Path(sys.argv[1])))

@@ -1,0 +1,48 @@
+"""Is the archive for spark-submit enough where neither this package nor PyYAML is installed?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from deploy.spark import archive
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Python without any installed package, but with the archive; prints where the package comes from.
+ALONE = """
+import sys
+sys.path[:0] = sys.argv[1:2]
+import proxy, runpy
+print(proxy.__file__)
+sys.argv = ["report.py", *sys.argv[3:]]
+runpy.run_path({program!r}, run_name="__main__")
+"""
+
+
+def run(packed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = ALONE.format(program=str(ROOT / "deploy/spark/report.py"))
+    command = [sys.executable, "-I", "-S", "-c", program, str(packed), "--", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_archive_alone_reads_rules_and_then_wants_spark(tmp_path: Path) -> None:
+    packed = tmp_path / "packed.zip"
+    archive.write(packed)
+    rules = ROOT / "config/rules/documents.yaml"
+    done = run(packed, "--input", str(tmp_path), "--output", str(tmp_path / "out"), "--rules", str(rules))
+    assert done.stdout.startswith(str(packed))
+    assert done.returncode == 2
+    assert "needs pyspark" in done.stderr
+
+
+def test_the_archive_is_the_same_for_the_same_files_and_has_no_compiled_part(tmp_path: Path) -> None:
+    packed = [tmp_path / name for name in ("one.zip", "folder/two.zip")]
+    for path in packed:
+        archive.write(path)
+    assert packed[0].read_bytes() == packed[1].read_bytes()
+    names = zipfile.ZipFile(packed[0]).namelist()
+    assert {Path(name).suffix for name in names if name.startswith(("proxy/", "yaml/"))} == {".py"}
+    assert len({name.partition("/")[0] for name in names}) == 3

@@ -1,0 +1,111 @@
+"""The report by spark-submit on a standalone cluster: a master and two workers on loopback, ``file://`` paths."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.spark import archive
+from tests.private_broker import free_port
+from tests.producer import until
+from tests.report.generator import Day
+from tests.report.independent import Computed
+from tests.watched import Watched
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = 20_000
+LOOPBACK = "127.0.0.1"
+
+
+class Cluster:
+    """A running cluster.
+
+    Args:
+        folder: for its log and the workers' files.
+        home: of Spark.
+    """
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        port, web = free_port(), free_port()
+        self.url, self.state = f"spark://{LOOPBACK}:{port}", f"http://{LOOPBACK}:{web}/json/"
+        self.home, self.folder = home, folder
+        # Executors know neither this package nor this environment: Python alone, without what is installed for it.
+        self.environment = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "LANG") if name in os.environ}
+        self.environment |= {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": LOOPBACK, "HOME": str(folder)}
+        start = [str(home / "bin/spark-class")]
+        master = [*start, "org.apache.spark.deploy.master.Master", "--host", LOOPBACK]
+        worker = [*start, "org.apache.spark.deploy.worker.Worker", "--host", LOOPBACK, "--cores", "1", "--memory", "1g"]
+        commands = [[*master, "--port", str(port), "--webui-port", str(web)]]
+        for number in range(2):
+            place = ["--work-dir", str(folder / f"worker-{number}"), "--webui-port", str(free_port(port, web))]
+            commands.append([*worker, *place, self.url])
+        (folder / "run").mkdir()
+        self.processes = Watched(folder / "run", commands, self.environment, folder / "cluster.log")
+
+    def workers(self) -> int:
+        """How many workers the master knows."""
+        try:
+            with urllib.request.urlopen(self.state, timeout=5) as answer:
+                return int(json.load(answer)["aliveworkers"])
+        except OSError:
+            return 0
+
+    def submit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the report with nothing but the archive."""
+        packed = self.folder / "report.zip"
+        archive.write(packed)
+        bare = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+        options = ["--master", self.url, "--py-files", str(packed), "--executor-memory", "700m"]
+        options += ["--conf", f"spark.driver.host={LOOPBACK}", "--conf", "spark.ui.enabled=false"]
+        command = [str(self.home / "bin/spark-submit"), *options, str(ROOT / "deploy/spark/report.py"), *arguments]
+        environment = self.environment | {"PYSPARK_PYTHON": str(bare), "PYTHONNOUSERSITE": "1"}
+        return subprocess.run(
+            command, env=environment, cwd=self.folder, capture_output=True, text=True, check=False, timeout=500
+        )
+
+
+@pytest.fixture
+def cluster(java: None, tmp_path: Path) -> Iterator[Cluster]:
+    import pyspark
+
+    running = Cluster(tmp_path, Path(pyspark.__file__).parent)
+    try:
+        until(lambda: running.workers() == 2, 100)
+        yield running
+    finally:
+        running.processes.end()
+
+
+@pytest.mark.spark
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_a_cluster_makes_the_report_with_nothing_but_the_archive(cluster: Cluster, tmp_path: Path) -> None:
+    log, output = tmp_path / "in", tmp_path / "out"
+    Day(RECORDS).write(log)
+    rules = ROOT / "config/rules/documents.yaml"
+    done = cluster.submit("--input", f"file://{log}", "--output", f"file://{output}", "--rules", str(rules))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"{RECORDS:,} publishes in 72 segments" in done.stdout
+    for name, of_log, of_report, percentiles in Computed(log, output).answers():
+        cut = [slice(0, len(row) - percentiles) for row in of_log]
+        assert [row[part] for row, part in zip(of_report, cut, strict=True)] == [
+            row[part] for row, part in zip(of_log, cut, strict=True)
+        ], name
+    assert "public documents" in (output / "report.html").read_text()
+    # Both workers had an executor, and all that was written is in place.
+    assert [len(list((tmp_path / f"worker-{number}").glob("app-*/*/stderr"))) for number in range(2)] == [1, 1]
+    assert {path.name for path in output.iterdir()} >= {"report.html", "_rejected", "traffic"}
+
+    streamed = cluster.submit("--input", f"file://{log}", "--output", f"file://{output}", "--stream", "--once")
+    assert streamed.returncode == 0, streamed.stdout[-3000:] + streamed.stderr[-3000:]
+    [(publishes,)] = Computed(log, output).ask(
+        f"SELECT sum(publishes) FROM read_parquet('{output}/stream/traffic/*/*/*.parquet')"
+    )
+    assert publishes == RECORDS
