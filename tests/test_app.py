@@ -197,7 +197,7 @@ def test_without_rules_everything_passes(serve: Serve, outside: Outside) -> None
 
 
 def test_settings_reach_the_listener(serve: Serve, outside: Outside) -> None:
-    limits = {"connections": 1, "handshake_timeout": "100ms", "frame_max": 8192}
+    limits = {"connections": 1, "handshake_timeout": "2s", "frame_max": 8192}
     running = serve(limits=limits, log={"format": "json"})
     running.await_ready()
     with Producer(running.port, log_in=False) as silent:

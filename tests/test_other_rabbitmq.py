@@ -51,7 +51,7 @@ def test_a_private_broker_of_another_root_is_that_version_and_leaves_nothing(
 
 
 @pytest.mark.matrix
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_whatever_speaks_to_a_broker_does_so_on_a_newer_one(other: Path) -> None:
     environment = os.environ | {ROOT_VARIABLE: str(other)}
     environment.pop(URL_VARIABLE, None)

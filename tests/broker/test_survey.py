@@ -53,6 +53,21 @@ async def test_tokens_are_read_from_the_broker(survey: Survey, outside: Outside)
     assert second.bound == set()
 
 
+async def test_behind_a_look_no_connection_is_sure_of_a_token_that_it_has_bound(
+    survey: Survey, outside: Outside
+) -> None:
+    outside.make_queues("a")
+    [first] = marked(outside, "first")
+    own(outside, "first", "a")
+    binder, destination = object(), ("queue", b"a")
+    first.bound.add(destination)
+    first.sure[destination] = binder
+    assert first.is_sure(destination, binder)
+    await survey.read_bindings([first])
+    assert destination in first.bound
+    assert not first.is_sure(destination, binder)
+
+
 async def test_what_relays_do_while_the_listing_is_made_counts_more(
     inventory: Inventory, survey: Survey, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:

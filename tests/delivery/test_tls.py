@@ -344,7 +344,7 @@ def test_sasl_external_can_not_borrow_the_certificate_of_the_sidecar(world: Worl
     beside.expect("Connection.Tune")
     beside.vanish()
     through, mechanisms = offered(sealed.port)
-    assert mechanisms.split() == ["PLAIN", "AMQPLAIN"]
+    assert sorted(mechanisms.split()) == ["AMQPLAIN", "PLAIN"]
     through.call(commands.Connection.StartOk({}, "EXTERNAL", "", "en_US"), 0)
     with through, pytest.raises(Closed) as caught:
         through.expect("Connection.Tune")
