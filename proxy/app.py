@@ -341,14 +341,7 @@ class Sidecar:
         files = partial(rules_files, self._settings)
 
         def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
-            found = remote_brokers(loaded, self._environ, remotes.listening)
-            use_contexts = self._tls.read(found)
-
-            def use() -> None:
-                remotes.brokers = found
-                use_contexts()
-
-            return use
+            return self._tls.read_for(remotes, remote_brokers(loaded, self._environ, remotes.listening))
 
         reload = Reload(
             files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files

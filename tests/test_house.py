@@ -25,7 +25,7 @@ WITHOUT_BEHAVIOUR = {
 }
 
 #: Modules that exist because another one grew, each with that one: its tests are theirs.
-TESTED_WITH: dict[str, str] = {}
+TESTED_WITH: dict[str, str] = {"rules/passwords.py": "rules/settings.py"}
 
 #: Names that say nothing about the field.
 EMPTY_NAMES = {"util", "utils", "helper", "helpers", "common", "manager", "base", "misc"}

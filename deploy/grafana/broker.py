@@ -57,13 +57,17 @@ _CONNECTIONS = Row(
             [
                 Query(total(chosen("oxproxy_connections"), "side"), "{{side}}"),
                 Query(total(chosen("oxproxy_channels")), "channels"),
+                Query(total(chosen("oxproxy_connections_kept")), "kept for another producer"),
             ],
             width=6,
         ),
         Lines(
             "Attempts",
             "How do attempts to connect end, on either side?",
-            [Query(total(rate("oxproxy_connections_total"), "side", "result"), "{{side}} {{result}}")],
+            [
+                Query(total(rate("oxproxy_connections_total"), "side", "result"), "{{side}} {{result}}"),
+                Query(total(rate("oxproxy_connections_reused_total")), "upstream reused"),
+            ],
             "cps",
             width=6,
         ),

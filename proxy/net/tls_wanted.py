@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from proxy.broker.settings import TlsSettings
 from proxy.net.remote_endpoints import RemoteBroker
+from proxy.net.remotes import RemotePool
 from proxy.net.tls import ClientTls, Contexts, Provider, ServerTls
 from proxy.rules.settings import Settings
 
@@ -61,6 +62,16 @@ class WantedTls:
         remote = [one.tls for found in brokers.values() for one in found.values() if one.tls is not None]
         own = [] if self.upstream is None else [self.upstream]
         return self.contexts.read([*self.listeners.values(), *own, *remote])
+
+    def read_for(self, remotes: RemotePool, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
+        """As `read`; what it gives makes the brokers hold as well."""
+        use_contexts = self.read(brokers)
+
+        def use() -> None:
+            remotes.brokers = brokers
+            use_contexts()
+
+        return use
 
     def files(self) -> list[Path]:
         """List the files that the configuration names."""

@@ -33,6 +33,7 @@ from proxy.rules.kinds import (
     word,
 )
 from proxy.rules.nodes import Mapping
+from proxy.rules.passwords import Passwords
 from proxy.rules.tls_settings import ListenTls, TlsChecks, UpstreamTls
 
 _HERE = Address("127.0.0.1", 5673)
@@ -336,7 +337,7 @@ def parse_settings(
         root = Mapping(Place(str(path), 1), [])
     places: dict[str, Place] = {}
     settings = read_section(Settings, Fields(override(root, environ, faults), "", faults), places)
-    passwords = _Passwords(path.parent, environ, places, faults, secrets_required)
+    passwords = Passwords(path.parent, environ, places, faults, secrets_required)
     control = replace(settings.upstream.control, password=passwords.control(settings.upstream))
     settings = replace(settings, upstream=replace(settings.upstream, control=control), folder=path.parent)
     tls = TlsChecks(path.parent, places, faults, secrets_required)
@@ -345,53 +346,3 @@ def parse_settings(
     tls.upstream(settings.upstream.tls, "upstream.tls", settings.upstream.addresses)
     faults.check()
     return settings
-
-
-@dataclass(frozen=True, slots=True)
-class _Passwords:
-    """Finds the control user's password among the three ways to give it."""
-
-    folder: Path
-    environ: Environment[str, str]
-    places: dict[str, Place]
-    faults: Faults
-    required: bool
-
-    def control(self, upstream: Upstream) -> Secret:
-        control, path = upstream.control, "upstream.control."
-        ways = {"password_env": control.password_env, "password_file": control.password_file}
-        given = [key for key in ("password", *ways) if path + key in self.places]
-        given = [key for key in given if key == "password" or ways[key] is not None]
-        # A variable overrides the file, whichever way each of them takes.
-        given = [key for key in given if not self.places[path + key].line] or given
-        if not given:
-            return control.password
-        key, place = path + given[0], self.places[path + given[0]]
-        if len(given) > 1:
-            message = f"seen {' and '.join(given)}, expected one of them"
-            self.faults.error(self.places[path + given[1]], path + given[1], message)
-        if given[0] == "password_env":
-            return self._from_variable(control.password_env or "", key, place)
-        if given[0] == "password_file":
-            return self._from_file(self.folder / (control.password_file or ""), key, place)
-        if place.line and not all(each.loopback for each in upstream.addresses):
-            message = "a password as text, for a broker elsewhere: use password_env or password_file"
-            self.faults.warn(place, key, message)
-        return control.password
-
-    def _from_variable(self, name: str, key: str, place: Place) -> Secret:
-        if name not in self.environ:
-            self._missing(place, key, f'there is no environment variable "{name}"')
-        return Secret(self.environ.get(name, ""))
-
-    def _from_file(self, path: Path, key: str, place: Place) -> Secret:
-        try:
-            return Secret(path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r"))
-        except OSError as error:
-            self._missing(place, key, f"{path} can't be read: {error.strerror or error}")
-        except UnicodeDecodeError:
-            self.faults.error(place, key, f"{path} is not UTF-8 text")
-        return Secret("")
-
-    def _missing(self, place: Place, key: str, message: str) -> None:
-        (self.faults.error if self.required else self.faults.warn)(place, key, message)

@@ -489,6 +489,19 @@ def test_authorities_of_the_broker_are_read_again_too(world: World, tmp_path: Pa
         sidecar.producer().vanish()
 
 
+def test_several_workers_take_new_certificates_together(world: World) -> None:
+    with Sealed(world, {"workers": 2}) as sidecar:
+        before = sidecar.serial()
+        install(world.authority.certificate("localhost"), sidecar.folder)
+        until(lambda: before not in {sidecar.serial() for _ in range(8)})
+        (sidecar.folder / "cert.pem").write_text("none")
+        answer = sidecar.post("/-/reload")
+        assert f"{sidecar.folder}/cert.pem: seen no CERTIFICATE in PEM" in str(answer["errors"])
+        with sidecar.producer() as producer:
+            assert producer.send_settled("post").acked
+    assert take(world) == [b"body"]
+
+
 def test_no_key_and_no_password_is_in_the_log(world: World, sealed: Sealed) -> None:
     said = sealed.log.read_text()
     keys = [*world.authority.folder.glob("*.key"), sealed.folder / "key.pem"]
