@@ -36,6 +36,7 @@ from proxy.net.descriptors import admitted
 from proxy.net.listener import Listener
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
+from proxy.net.reuse import Reuse
 from proxy.net.surroundings import Surroundings
 from proxy.net.tasks import Tasks
 from proxy.net.tls_wanted import WantedTls
@@ -215,6 +216,7 @@ class Sidecar:
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
         rules_of_clients = client_rules(self._settings)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
+        tasks.start(vhosts.warn(), "warnings")
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
         self._shadow = Shadow(self._reload, vhosts, audit_privacy(self._settings, self._environ), tasks)
@@ -322,8 +324,7 @@ class Sidecar:
                 snapshot=None if settings.declared.snapshot is None else settings.folder / settings.declared.snapshot,
             ),
         )
-        queues = {name: vhost.queues for name, vhost in self._loaded.rules.vhosts.items()}
-        return Topology(control, self._states, queues)
+        return Topology(control, self._states, {name: one.queues for name, one in self._loaded.rules.vhosts.items()})
 
     def _make_remotes(self, tasks: Tasks) -> RemotePool:
         listening = [(one.address.host, one.address.port) for one in self._settings.listen]
@@ -359,27 +360,22 @@ class Sidecar:
         questions = Questions(reload, lambda: vhosts.states)
         routes = [
             json_route("POST", "/-/reload", questions.reload),
-            json_route("POST", "/explain", questions.explain),
+            json_route("POST", "/explain", questions.explain, texting=questions.explain_text),
             json_route("POST", "/-/shadow", shadow.begin, RULES_BYTES),
             json_route("GET", "/-/shadow", shadow.report),
             json_route("DELETE", "/-/shadow", shadow.end),
         ]
-        exposition = Exposition(self._counters, self._version)
+        exposition, allow = Exposition(self._counters, self._version), self._settings.admin.allow
         if self._place is not None:
-
-            async def portion(_body: bytes) -> tuple[int, object]:
-                return 200, (await exposition.portion()).decode()
-
-            routes.append(json_route("GET", "/-/portion", portion))
-        allow = self._settings.admin.allow
+            routes.append(json_route("GET", "/-/portion", exposition.answer_portion))
         return Admin(exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded)
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
-        settings = self._settings
+        settings, upstream = self._settings, self._settings.upstream
         surroundings = Surroundings(
             Upstream(
-                tuple((one.host, one.port) for one in settings.upstream.addresses),
-                settings.upstream.connect_timeout_seconds,
+                tuple((one.host, one.port) for one in upstream.addresses),
+                upstream.connect_timeout_seconds,
                 self._tls.upstream,
                 self._tls.contexts,
             ),
@@ -390,6 +386,7 @@ class Sidecar:
             self._audit,
             self._remotes,
             Allowances(rates(settings)),
+            Reuse(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
         )
         limits = listener_limits(settings, shared=self._place is not None)
         return Listener(

@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     bring.add_argument("definitions", metavar="FILE", type=Path, help="definitions as JSON")
     bring.add_argument("--vhost", metavar="NAME", default="/", help="virtual host to take from; default: /")
     bring.add_argument(
-        "--exchange", metavar="NAME", action="append", default=[], help="only these; default: x-open ones"
+        "--exchange", metavar="NAME", action="append", default=[], help="only these; default: all but amq.*"
     )
     bring.set_defaults(run=_import)
 

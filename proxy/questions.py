@@ -16,7 +16,7 @@ from datetime import UTC
 from proxy.amqp.vhost import OwnedExchange, VhostState
 from proxy.errors import ConfigErrors
 from proxy.reload import Reload
-from proxy.rules.explanation import as_json, explain, read_question
+from proxy.rules.explanation import Explanation, as_json, as_text, explain, read_question
 from proxy.rules.loader import LoadedRules
 from proxy.rules.model import ExchangeRule, Rules, VhostRules
 
@@ -48,6 +48,13 @@ class Questions:
 
     async def explain(self, body: bytes) -> tuple[int, object]:
         """Explain the message that the body describes, as ``oxproxy explain --json`` does."""
+        return await self._explain(body, lambda found: json.dumps(as_json(found), indent=2, ensure_ascii=False))
+
+    async def explain_text(self, body: bytes) -> tuple[int, object]:
+        """Explain the message that the body describes, as ``oxproxy explain`` does."""
+        return await self._explain(body, as_text)
+
+    async def _explain(self, body: bytes, write: Callable[[Explanation], str]) -> tuple[int, object]:
         try:
             question = read_question(body, "message")
             live, queues = self._live()
@@ -56,9 +63,7 @@ class Questions:
                 known = replace(question, queues=question.queues.union(*queues.values()))
             states = {state.name: state for state in self._states()}
             # Beside the event loop: the walk visits every binding.
-            return _OK, await asyncio.to_thread(
-                lambda: json.dumps(as_json(explain(live, known, self._clock(), states)), indent=2, ensure_ascii=False)
-            )
+            return _OK, await asyncio.to_thread(lambda: write(explain(live, known, self._clock(), states)))
         except ConfigErrors as errors:
             return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
 

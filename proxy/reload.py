@@ -22,7 +22,7 @@ from typing import TypeAlias, TypeVar
 import structlog
 
 from proxy.amqp.counters import Counters
-from proxy.amqp.vhost import OwnedExchange, VhostState
+from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.broker.changeover import Retirement
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigErrors, Failure, UpstreamError
@@ -42,6 +42,8 @@ AGAIN_SECONDS = 5.0
 #: How long the compiling thread may keep the event loop waiting for the interpreter, in seconds. Python's own 5 ms,
 #: several times in one turn of the loop, would be felt.
 _TURN_SECONDS = 0.0005
+#: Missing destinations that an answer names.
+_SHOWN = 100
 #: Bindings of old rules freed before others have a turn: some 0.1 ms.
 _FREED_AT_ONCE = 64
 _MOUNTINFO = Path("/proc/self/mountinfo")
@@ -57,6 +59,7 @@ class Answer:
         at: when, in seconds since the epoch.
         reason: who asked.
         faulty: whether the files are to blame, not the broker.
+        missing: destinations of the new rules that can't be reached now, such as queues that nobody has declared.
     """
 
     version: str
@@ -64,6 +67,7 @@ class Answer:
     at: float = 0.0
     reason: str = ""
     faulty: bool = False
+    missing: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """Give it as plain data."""
@@ -73,6 +77,7 @@ class Answer:
             "at": self.at,
             "reason": self.reason,
             "errors": list(self.errors),
+            "missing": list(self.missing),
         }
 
 
@@ -203,7 +208,8 @@ class Reload:
                 await self._change_over(before, loaded, use_brokers)
             except UpstreamError as error:
                 return failed([str(error)], faulty=error.failure is Failure.REFUSED)
-        return Answer(loaded.rules.version, (), time.time(), reason)
+        missing = [each for name in loaded.rules.vhosts for each in _unreached(self._state_of(name))]
+        return Answer(loaded.rules.version, (), time.time(), reason, missing=tuple(missing[:_SHOWN]))
 
     def _look(self) -> bool:
         looks = [watch.look() for watch in self._watches]  # each has to look, whatever the others see
@@ -283,6 +289,23 @@ async def _free(remains: list[object]) -> None:
     while remains:
         await asyncio.sleep(0)
         del remains[-_FREED_AT_ONCE:]
+
+
+def _unreached(state: VhostState) -> list[str]:
+    """Destinations of rules that no publish reaches as the broker is now."""
+    found = {
+        one
+        for owned in state.exchanges.values()
+        for one in state.router.destinations(owned.name)
+        if one not in owned.bound and not (owned.delivery is Delivery.QUEUE and _stands(state, one))
+    }
+    return [f"{kind} {name.decode(errors='replace')}" for kind, name in sorted(found)]
+
+
+def _stands(state: VhostState, destination: Destination) -> bool:
+    """Whether a destination of queue delivery, which needs no binding, is there as far as is known."""
+    kind, name = destination
+    return kind != "queue" or state.has_queue(name)
 
 
 def _candidate(state: VhostState, loaded: LoadedRules) -> _Candidate:

@@ -8,6 +8,7 @@ import pytest
 from pamqp import commands
 
 from proxy import cli
+from tests.delivery.applications import Application
 from tests.delivery.site import Site, standing
 from tests.rabbitmq import Broker
 
@@ -48,6 +49,27 @@ def test_everything_is_listed_and_removed_when_told_so(
         assert site.queue("a")["durable"]
         assert run(site) == 0
         assert "nothing of ours is there" in capsys.readouterr().out
+
+
+def test_what_clients_declared_and_what_sidecars_talk_over_goes_too(
+    broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with standing(broker, tmp_path, RULES, {"declared": {"announce": True}}) as site:
+        with Application(site.sidecar.port, site.vhost) as app:
+            app.exchange("mine")
+            app.exchange("next")
+            app.chain("next", "mine")
+            app.bind("a", "mine", {"x-addq-ontrue": "b"})
+        assert exists(site, "x.o.p.e.n.x.announce")
+        assert site.sidecar.stop()
+        assert run(site, "--yes") == 0
+        assert "exchange x.o.p.e.n.x.announce: " in capsys.readouterr().out
+        listed = site.broker.api("GET", f"exchanges/{site.vhost}?columns=name")
+        assert [each["name"] for each in listed if not each["name"].startswith("amq.")] == [""]
+        bound = site.broker.api("GET", f"bindings/{site.vhost}")
+        assert {each["source"] for each in bound} == {""}
+        queues = site.broker.api("GET", f"queues/{site.vhost}?columns=name")
+        assert {each["name"] for each in queues} == {"a", "b"}
 
 
 def test_an_exchange_that_others_bound_to_stays(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 
+from proxy.routing.operators import Verdict
+from proxy.routing.trace import BindingStep, Trace
 from proxy.rules.compiler import OPERATORS
 from proxy.rules.declaration import entries
 from proxy.rules.expectations import decide, mentioned_queues
@@ -78,6 +82,64 @@ def test_a_rules_file_of_the_documentation_is_good_and_its_tests_hold(number: in
 
 def test_the_documentation_shows_rules_files() -> None:
     assert len(blocks(RULES_TEXT)) >= 5
+
+
+def walked() -> Iterator[BindingStep]:
+    """Every visit of every binding in the tests of the files under config/."""
+    for path in RULES_FILES:
+        loaded = load_rules([path])
+        for test in loaded.tests:
+            router, trace = loaded.routers[test.vhost], Trace()
+            if test.message.exchange in router.exchanges:
+                queues = mentioned_queues(loaded.rules.vhosts[test.vhost], router) | test.queues
+                decide(router, test.message, test.at or 0.0, queues, trace)
+                yield from (visit for step in trace.exchanges for visit in step.visits)
+
+
+@cache
+def shown() -> frozenset[tuple[str, bool]]:
+    """Operators with what became of them: conditions met or not, effects that did something."""
+    found = set()
+    for visit in walked():
+        found |= {(name(step.key), step.verdict is Verdict.MATCH) for step in visit.operators}
+        if visit.added or visit.removed or visit.jump or visit.stopped:
+            names = {name(key) for key, _ in visit.binding.arguments}
+            found |= {(each, True) for each in names if not each.endswith("-onfalse" if visit.true else "-ontrue")}
+    return frozenset(found)
+
+
+def name(key: bytes) -> str:
+    return key.decode().partition(" ")[0]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_operator_has_an_example_whose_tests_hold(operator: str) -> None:
+    assert (operator, True) in shown()
+    if operator.startswith("x-?"):
+        assert (operator, False) in shown()
+
+
+def test_the_list_of_operators_is_that_of_the_plugin() -> None:
+    """Header, key, property and clock conditions, then routes, the producer's routes, and the rest (its README)."""
+    compared = ["=", "!=", "<", "<=", ">=", ">", "re", "!re"]
+    assert set(OPERATORS) == {
+        *(f"x-?hk{kind}v{test}" for kind in ("", "?") for test in compared),
+        *("x-?hkex", "x-?hk!ex", "x-?hkexs", "x-?hkexn", "x-?hkexb", "x-?hkexi", "x-?hkexa"),
+        *("x-?hkex!s", "x-?hkex!n", "x-?hkex!b", "x-?hkex!i", "x-?hkex!a"),
+        *("x-?rk=", "x-?rk!=", "x-?rkre", "x-?rk!re", "x-?rkta", "x-?rk!ta", "x-?rktaci", "x-?rk!taci"),
+        *("x-?prex", "x-?pr!ex", *(f"x-?pr{test}" for test in compared)),
+        *("x-?dture", "x-?dtu!re", "x-?dtlre", "x-?dtl!re"),
+        *(
+            f"x-{effect}-{when}"
+            for effect in (
+                *("addq", "adde", "addqre", "addq!re", "add1qre", "add1q!re"),
+                *("delq", "dele", "delqre", "delq!re", "stop", "goto"),
+                *("msg-addq", "msg-adde", "msg-addqre", "msg-delq", "msg-dele", "msg-delqre"),
+            )
+            for when in ("ontrue", "onfalse")
+        ),
+        *("x-match", "x-order", "x-del-dest", "x-msg-destq-rk"),
+    }
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -99,6 +99,22 @@ def test_a_changed_file_is_noticed(site: Site) -> None:
     assert routed(site) == "b"
 
 
+def test_a_config_map_s_turned_link_is_noticed(broker: Broker, tmp_path: Path) -> None:
+    """The folder as the kubelet makes it: the file is a link through ``..data``, which is replaced at once."""
+    for version in ("one", "two"):
+        (tmp_path / f"..{version}").mkdir()
+    (tmp_path / "..data").symlink_to("..one")
+    (tmp_path / "rules.yaml").symlink_to(Path("..data", "rules.yaml"))
+    with standing(broker, tmp_path, RULES % ("a", "a"), {"rules": [str(tmp_path / "rules.yaml")]}) as site:
+        assert routed(site) == "a"
+        (tmp_path / "..two" / "rules.yaml").write_text(rules(site, "b"))
+        (tmp_path / "..fresh").symlink_to("..two")
+        (tmp_path / "..fresh").rename(tmp_path / "..data")
+        before = status(site)["rules"]
+        until(lambda: status(site)["rules"] != before, SEEN_SECONDS)
+        assert routed(site) == "b"
+
+
 def test_a_hangup_reloads(site: Site) -> None:
     before = site.metric("rules_reload_total", result="ok")
     os.kill(site.sidecar.process_id, signal.SIGHUP)

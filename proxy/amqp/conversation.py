@@ -151,11 +151,11 @@ class Conversation:
         self.requests: list[Request] = []
         spare = tuning.channel_max_upstream > tuning.channel_max_producer
         self.own = OwnChannel(tuning.channel_max_upstream if spare else None, self.to_upstream)
-        #: our Connection.Close, or the producer's, went upstream
-        self.upstream_closing = False
-        #: nothing more is expected from upstream
-        self.upstream_done = False
+        #: our Connection.Close, or the producer's, went upstream; and nothing more is expected from there
+        self.upstream_closing = self.upstream_done = False
         self.blocked = False
+        #: whether the upstream connection may be left to another producer, and whether it is, behind a goodbye
+        self.may_be_kept = self.kept = False
         #: channels on which the broker's content frames or replies are not simply copied
         self.odd: set[int] = set()
         #: channel number -> body bytes of a content on its way to the producer, -1: its header is still to come
@@ -173,12 +173,9 @@ class Conversation:
         self.fault: ProtocolError | None = None
         #: the producer's Connection.Close, which waits for publishes that wait for their destinations
         self.last_frame: bytes | None = None
-        self.held_bytes = 0
-        self.held_back_bytes = 0
-        #: publishes of channels that have ended
-        self.published_before = 0
-        #: announced bodies of publishes that leave in several copies
-        self.collected_bytes = 0
+        self.held_bytes = self.held_back_bytes = 0
+        #: publishes of channels that have ended; announced bodies of those that leave in several copies
+        self.published_before = self.collected_bytes = 0
         #: grows whenever a channel leaves the plain state, so that remembered publishes are looked at again
         self.shape = 0
         #: seconds on the driver's monotonic clock, set with every input
@@ -260,9 +257,16 @@ class Conversation:
     def producer_leaves(self, frame: bytes) -> None:
         """The producer's Connection.Close goes upstream; what the broker still has for it is relayed.
 
+        It is answered here where the upstream connection is as new, and kept.
+
         Args:
             frame: the method's frame.
         """
+        if self.may_be_kept and not (self.channels or self.unfinished or self.blocked or self.own.used):
+            self.kept = self.upstream_closing = self.upstream_done = True
+            self.to_producer.append(method_frames.connection_close_ok())
+            self.finish()
+            return
         self.phase = Phase.PRODUCER_CLOSES
         self.upstream_closing = True
         self.last_frame = None

@@ -168,10 +168,12 @@ class Counters:
         "decision_seconds",
         "downstream",
         "foreign_bindings",
+        "kept_connections",
         "limits",
         "missing_destinations",
         "relays",
         "remotes",
+        "reused_connections",
         "rules",
         "traffic",
         "upstream",
@@ -190,6 +192,9 @@ class Counters:
         self.rules = RulesCounters()
         self.audit = AuditCounters()
         self.remotes: dict[str, RemoteCounters] = {}
+        #: gauge, upstream connections without a producer; and how many were handed to another one
+        self.kept_connections = 0
+        self.reused_connections = 0
         self.missing_destinations = 0
         self.foreign_bindings = 0
         self.worker_restarts = 0

@@ -64,6 +64,11 @@ class Delivering:
         self._least_max: Final = min(conversation.tuning.frame_max_producer, conversation.tuning.frame_max_upstream)
         self._shapes: Final = Shapes(self._least_max, REMEMBERED)
 
+    @property
+    def at_boundary(self) -> bool:
+        """Whether no frame has come in part."""
+        return not self._tail
+
     def receive(self, data: bytes) -> None:
         """Take bytes from the broker; what goes to the producer gathers in the conversation.
 

@@ -146,6 +146,19 @@ def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int)
     )
 
 
+def login_of(frame: bytes) -> bytes:
+    """Give what of a whole StartOk frame tells logins apart: mechanism, response, locale and capabilities.
+
+    Capabilities are in it since the broker behaves by them. What is given holds a secret.
+
+    Raises:
+        ProtocolError: 502, malformed.
+    """
+    properties, *texts = (cast(bytes, argument) for argument in arguments(frame[7:-1]))
+    parts = [*texts, *sorted(_capabilities(properties))]
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
 def _relayed(mechanisms: bytes) -> bytes:
     return b" ".join(one for one in mechanisms.split(b" ") if one != EXTERNAL)
 

@@ -51,6 +51,11 @@ class OwnChannel:
         """Whether a method of ours is not answered yet."""
         return bool(self._queue)
 
+    @property
+    def used(self) -> bool:
+        """Whether the broker knows this channel."""
+        return self._state is not _State.CLOSED or bool(self._queue)
+
     def run(self, frame: bytes, done: Done) -> None:
         """Send a method that is answered by exactly one method, behind those already waiting."""
         if self.number is None:

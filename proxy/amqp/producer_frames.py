@@ -134,6 +134,7 @@ class ProducerFrames:
             raise ProtocolError(504, text, Scope.CONNECTION, *divmod(index, 1 << 16))
         _check(index, frame[7:-1])
         if index != methods.CONNECTION_CLOSE:
+            conversation.may_be_kept = False  # it logs in anew (Connection.UpdateSecret), or does what we don't know
             return True
         if any(channel.held is not None for channel in conversation.channels.values()):
             conversation.last_frame = frame  # what was published before it goes first
@@ -174,6 +175,8 @@ class ProducerFrames:
         inventory = conversation.inventory
         asked = read_queue_declare(frame[7:-1])
         channel.last_queue = asked.queue or channel.last_queue
+        if asked.exclusive:  # such a queue lives as long as its connection
+            conversation.may_be_kept = False
         conversation.state.declared_anew(("queue", asked.queue))
         if not asked.nowait:
             channel.replies.append(Expected(methods.QUEUE_DECLARE_OK, asked.queue, asked.exclusive, asked.passive))

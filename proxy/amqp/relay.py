@@ -100,6 +100,15 @@ class Relay:
         """The producer's fault that ended the connection, if one did."""
         return self._conversation.fault
 
+    def allow_keeping(self) -> None:
+        """Let the upstream connection stand when its producer leaves it as it was at the beginning."""
+        self._conversation.may_be_kept = True
+
+    @property
+    def kept(self) -> bool:
+        """Whether the producer has left and the upstream connection is still open, with nothing on it."""
+        return self._conversation.kept and self._delivering.at_boundary
+
     @property
     def upstream_done(self) -> bool:
         """Whether nothing more is expected from upstream."""

@@ -144,6 +144,12 @@ class Link(asyncio.Protocol):
         """Bytes that wait for the socket."""
         return self.transport.get_write_buffer_size() if self.connected and self.transport is not None else 0
 
+    def release(self) -> asyncio.Transport | None:
+        """Give the socket away, if it stands; what comes on it is not for this side any more."""
+        transport, standing = self.transport, self.connected
+        self.connected = False
+        return transport if standing and transport is not None and not transport.is_closing() else None
+
     def close(self) -> None:
         """Send what waits, then close."""
         if self.connected and self.transport is not None:

@@ -159,6 +159,8 @@ class Listener:
             await door.close()
         for server in self._servers:
             server.close()
+        if self._surroundings.reuse is not None:
+            await self._surroundings.reuse.stop()
 
     async def drain(self) -> None:
         """Stop accepting, let publishes settle, close every producer with 320, close the sockets.

@@ -16,6 +16,7 @@ from time import monotonic
 import structlog
 
 from proxy.amqp.handshake import Handshake, HandshakeLimits, HandshakeState, Side
+from proxy.amqp.stand_in import Lease, StandIn
 from proxy.errors import Failure, UpstreamError
 from proxy.net.link import Link
 from proxy.net.surroundings import Surroundings
@@ -65,6 +66,8 @@ class Opening:
         self._loop = asyncio.get_running_loop()
         left = producer.begun + limits.handshake_seconds - monotonic()  # TLS has taken some of it
         self._deadline = self._loop.call_later(max(left, 0.0), self._timeout)
+        reuse = surroundings.reuse if refusal is None else None
+        self._stand_in = reuse.stand_in() if reuse is not None else None
         self._connecting = False
         self._adopting = False
         #: how it failed, where the handshake itself can't tell
@@ -77,8 +80,15 @@ class Opening:
 
     def from_upstream(self, data: bytes) -> None:
         """Take bytes of the broker."""
-        self._handshake.receive_from_upstream(data)
+        news = data if self._stand_in is None else self._stand_in.receive_from_upstream(data)
+        self._handshake.receive_from_upstream(news)
         self._go_on()
+
+    @property
+    def lease(self) -> Lease | None:
+        """What was said when the upstream connection was opened, if it may be kept for another producer."""
+        stand_in = self._stand_in
+        return stand_in.lease if stand_in is not None and stand_in.lease.open_ok else None
 
     def connected(self) -> None:
         """The broker's side has its socket."""
@@ -170,14 +180,33 @@ class Opening:
         for link in (self._producer, self._upstream):
             link.pause("adopting", paused)
 
+    def _consult(self, stand_in: StandIn) -> None:
+        """Let the stand-in answer what it can in the broker's place."""
+        handshake, reuse = self._handshake, self._shared.reuse
+        while handshake.to_upstream:
+            answer = stand_in.take(handshake.to_upstream)
+            if stand_in.taken is not None and reuse is not None and not self._connecting:
+                self._connecting = True
+                reuse.hand_over(stand_in.taken, self._upstream)
+            handshake.receive_from_upstream(answer)
+
+    def _send(self) -> bool:
+        """Send what the handshake has for either side; say whether it needs the broker."""
+        handshake, stand_in = self._handshake, self._stand_in
+        source: Handshake | StandIn = handshake
+        if stand_in is not None:
+            self._consult(stand_in)
+            source = stand_in
+        if source.to_upstream and self._upstream.connected:
+            self._upstream.send(source.to_upstream)
+        if handshake.to_producer:
+            self._producer.send(handshake.to_producer)
+        return source.wants_upstream
+
     def _go_on(self) -> None:
         """Send what the handshake has for either side, and do what it asks for."""
         handshake = self._handshake
-        if handshake.to_upstream and self._upstream.connected:
-            self._upstream.send(handshake.to_upstream)
-        if handshake.to_producer:
-            self._producer.send(handshake.to_producer)
-        if handshake.wants_upstream and not self._connecting:
+        if self._send() and not self._connecting:
             self._connecting = True
             if self._refusal is None:
                 self._tasks.start(self._connect(), "connect upstream")

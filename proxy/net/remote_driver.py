@@ -32,6 +32,8 @@ _OPENING_SECONDS = 10.0
 _BACK_OFF = (0.2, 5.0)
 #: Seconds between two lines of the log about refused or lost messages of one link.
 _LOG_SECONDS = 5.0
+_LOOP = "leads back to this proxy"
+_STOPPING = "the proxy is shutting down"
 #: Seconds that a link without a lane is kept.
 IDLE_SECONDS = 60.0
 
@@ -195,7 +197,9 @@ class RemoteDriver:
             return
         names = (transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
         if self._ourselves(*names):
-            self._end("leads back to this proxy")
+            self._end(_LOOP)
+            # No later attempt leads elsewhere: a failed translation, and nothing to wait for.
+            self.give_up(_LOOP)
             return
         self._link = RemoteLink(self.endpoint.credentials, self._version)
         self._flush()
@@ -286,10 +290,14 @@ class RemoteDriver:
                 if now - self._heard > 2 * link.heartbeat:
                     self._lost(TimeoutError("missed heartbeats"))
 
-    def give_up(self) -> None:
-        """Settle everything under way as lost, since the proxy is shutting down."""
+    def give_up(self, why: str = _STOPPING) -> None:
+        """Settle everything under way as lost.
+
+        Args:
+            why: for the log.
+        """
         for lane in self._lanes:
-            lane.expire(float("inf"), "the proxy is shutting down")
+            lane.expire(float("inf"), why)
 
     def _stop(self) -> None:
         if self._link is not None:

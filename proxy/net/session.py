@@ -60,19 +60,17 @@ class Session:
         self._opening: Opening | None = None
         self.relay: Relay | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        idle_seconds = surroundings.limits.idle_seconds
-        self._beats = Heartbeats(self.producer, self._upstream, idle_seconds, self._flush, self._idle)
+        idle = surroundings.limits.idle_seconds
+        self._beats = Heartbeats(self.producer, self._upstream, idle, self._flush, self._idle)
         self._throttle: Throttle | None = None
         #: what the producer gets when the audit lines before it are on disk, in strict mode
         self._gate = surroundings.audit if surroundings.audit is not None and surroundings.audit.strict else None
         self._undurable: deque[tuple[int, bytes]] = deque()
         #: names the connection in audit records
-        self.id = token_hex(6)
-        self._user = ""
-        self._over = False
-        self._held_full = False
+        self.id, self._user = token_hex(6), ""
+        self._over = self._held_full = self._woken = False
         self._remotes: Port | None = None
-        self._woken = False
+        self._keep: Callable[[], None] | None = None
         self._log = _log
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -101,6 +99,9 @@ class Session:
         limits, inventory = self._shared.limits.relay, vhosts.inventory(handshake.vhost)
         self.relay = relay = Relay(tuning, plans, inventory, limits, handshake.user)
         if self._opening is not None:
+            if (lease := self._opening.lease) is not None and self._shared.reuse is not None:
+                self._keep = partial(self._shared.reuse.keep, self._upstream, lease, tuning.heartbeat_upstream)
+                relay.allow_keeping()
             self._opening.end()
             self._opening = None
         relay.audited(self.id, handshake.user)
@@ -316,6 +317,8 @@ class Session:
         if relay.phase is Phase.CLOSED:
             if not self._undurable:
                 self.producer.close()
+            if relay.kept and self._keep is not None:
+                self._keep()
             self._upstream.close()
         elif relay.upstream_done:
             self._upstream.close()

@@ -9,6 +9,7 @@ from proxy.amqp.allowance import Allowances, Rates
 from proxy.amqp.conversation import Limits
 from proxy.amqp.counters import Counters
 from proxy.net.remotes import RemotePool
+from proxy.net.reuse import Reuse
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Vhosts
 
@@ -65,6 +66,7 @@ class Surroundings:
         audit: the audit log, where confirms have to wait for it or producers for its disk.
         remotes: links to other brokers.
         allowances: what each user may publish.
+        reuse: upstream connections that wait for another producer, where they do.
     """
 
     upstream: Upstream
@@ -75,3 +77,4 @@ class Surroundings:
     audit: Gate | None = None
     remotes: RemotePool | None = None
     allowances: Allowances = field(default_factory=lambda: Allowances(Rates()))
+    reuse: Reuse | None = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
+
+import structlog
 
 from proxy.amqp.auditing import Journal
 from proxy.amqp.conversation import NO_INVENTORY, Inventory
@@ -14,6 +17,10 @@ from proxy.amqp.vhost import Destination, VhostState
 from proxy.amqp.watching import Watcher
 from proxy.net.speakers import Speakers
 from proxy.routing.router import Router
+
+_log = structlog.get_logger(__name__)
+#: Seconds between two looks at what there is to warn of.
+_WARN_SECONDS = 1.0
 
 
 class Control(Protocol):
@@ -97,6 +104,15 @@ class Vhosts:
     def states(self) -> list[VhostState]:
         """Every virtual host that rules name or a producer has logged in to."""
         return [plans.state for plans in self._plans.values()]
+
+    async def warn(self) -> None:
+        """Say of each address rule once that it meets addresses with passwords; returns only by cancellation."""
+        while True:
+            for state in self.states:
+                for rule in state.addresses.exposing() if state.addresses is not None else ():
+                    # As the sender wrote it, so the receiver sees it: specification of Messenger addressing, 3.3.
+                    _log.warning("producers' addresses have passwords that receivers see", vhost=state.name, rule=rule)
+            await asyncio.sleep(_WARN_SECONDS)
 
     def watch(self, watcher: Watcher | None) -> None:
         """Let somebody watch the publishes of all virtual hosts from now on, or nobody."""

@@ -132,6 +132,10 @@ class Exposition:
             process = await asyncio.to_thread(self._numbers.process)
             return b"".join(await _in_turns(write_portion(self._numbers, process)))
 
+    async def answer_portion(self, _body: bytes) -> tuple[int, object]:
+        """Give the portion to who asks for it over HTTP: status and text."""
+        return 200, (await self.portion()).decode()
+
 
 async def write_page(numbers: Numbers, accept: str) -> tuple[bytes, str]:
     """Write a page, see `Exposition.render`."""

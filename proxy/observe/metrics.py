@@ -134,6 +134,20 @@ METRICS: tuple[MetricSpec, ...] = (
         readings.connections_total,
         "Attempts to open a connection: ok, refused, unavailable, timeout, protocol_error or tls_error.",
     ),
+    _metric(
+        "connections_kept",
+        Kind.GAUGE,
+        "",
+        readings.one(lambda counters: counters.kept_connections),
+        "Upstream connections that wait for another producer (upstream.reuse); not among oxproxy_connections.",
+    ),
+    _metric(
+        "connections_reused_total",
+        Kind.COUNTER,
+        "",
+        readings.one(lambda counters: counters.reused_connections),
+        "Producers that got an upstream connection which another one had left.",
+    ),
     _metric("channels", Kind.GAUGE, "", readings.relays("channels"), "Open channels of producers."),
     _metric(
         "publishes_total",

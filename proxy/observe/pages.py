@@ -14,7 +14,9 @@ from proxy.observe.admin import MAX_BODY_BYTES, GuardedRoute
 Answering: TypeAlias = Callable[[bytes], Awaitable[tuple[int, object]]]
 
 
-def json_route(method: str, path: str, answering: Answering, body_bytes: int = MAX_BODY_BYTES) -> GuardedRoute:
+def json_route(
+    method: str, path: str, answering: Answering, body_bytes: int = MAX_BODY_BYTES, texting: Answering | None = None
+) -> GuardedRoute:
     """Make a page.
 
     Args:
@@ -22,10 +24,15 @@ def json_route(method: str, path: str, answering: Answering, body_bytes: int = M
         path: path with a leading slash.
         answering: is asked.
         body_bytes: of the longest request's body; more is 413.
+        texting: is asked instead by who wants text (``Accept: text/plain``); what it gives that is no text is JSON.
     """
 
     async def handle(request: web.Request) -> web.Response:
-        status, found = await answering(await request.clone(client_max_size=body_bytes).read())
+        wants_text = texting is not None and "text/plain" in request.headers.get("Accept", "")
+        asked = texting if texting is not None and wants_text else answering
+        status, found = await asked(await request.clone(client_max_size=body_bytes).read())
+        if wants_text and isinstance(found, str):
+            return web.Response(status=status, text=found + "\n")
         text = found if isinstance(found, str) else json.dumps(found, indent=2, ensure_ascii=False)
         return web.Response(status=status, text=text + "\n", content_type="application/json")
 

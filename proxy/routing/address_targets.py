@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from proxy.routing.address_lint import fixed_domain
 from proxy.routing.address_table import AddressTable
-from proxy.routing.addresses import Address, InvalidAddress, parse_address
+from proxy.routing.addresses import Address, InvalidAddress, parse_address, without_password
 
 _LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
 _QUEUE, _EXCHANGE = b"/queue/", b"/exchange/"
@@ -134,6 +134,8 @@ class AddressBook:
         #: whether a rule may lead to this proxy's own broker
         self.stays_here = any(domain is None or domain.local for domain in domains)
         self._kept: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
+        #: rules that an address with a password in it has met, and whether that was told
+        self._exposing: dict[int, bool] = {}
 
     def apart(self) -> AddressBook:
         """The same with nothing remembered, for another thread."""
@@ -151,10 +153,19 @@ class AddressBook:
         return found
 
     def _look_up(self, publication: Publication) -> Target | FailedTranslation | None:
-        translation = self.table.translate(address_of(publication))
+        address = address_of(publication)
+        translation = self.table.translate(address)
         if translation is None:
             return None
+        if b"@" in address and without_password(address) != address:
+            self._exposing.setdefault(translation.rule, False)
         return self.resolve(translation.rule, translation.address, publication)
+
+    def exposing(self) -> list[int]:
+        """Rules that have met an address with a password in it, which receivers will see; each is told once."""
+        found = [rule for rule, told in tuple(self._exposing.items()) if not told]
+        self._exposing.update(dict.fromkeys(found, True))
+        return found
 
     def resolve(self, rule: int, result: bytes | None, original: Publication) -> Target | FailedTranslation:
         """Where a result of the table leads.

@@ -25,6 +25,8 @@ _BY_ARGUMENTS = (OPEN, "headers")
 _BY_KEY = ("direct", "topic")
 #: The carrier of an exchange that the broker has under its own name.
 _CARRIER = "{}.oxproxy"
+#: What the keys of bindings begin with that a sidecar made: the exchange is a carrier of rules that exist.
+_RESERVED = "x.o.p.e.n.x."
 _HEADER = (
     "# Bindings of one order stand as the definitions list them, which says nothing about when each was declared.\n"
 )
@@ -83,6 +85,8 @@ def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Ite
             name = each["name"]
             wanted = name in only if only else not name.startswith("amq.")
             if name and wanted and each.get("vhost", "/") == vhost and each["type"] in TYPES:
+                if any(str(one.get("routing_key", "")).startswith(_RESERVED) for one in bindings.get(name, ())):
+                    continue
                 kind = each["type"]
                 yield _Exchange(name, kind, each.get("arguments") or {}, _distinct(kind, bindings.get(name, ())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

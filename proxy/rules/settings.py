@@ -77,6 +77,14 @@ class Upstream:
     connect_timeout_seconds: Annotated[
         float, Key(_WAIT, "longest wait for a TCP connection to one address", "connect_timeout")
     ] = 5.0
+    reuse_seconds: Annotated[
+        float | None,
+        Key(
+            optional(duration(1, 3600)),
+            "how long a connection that a producer has left waits for another one of the same login; `null`: closed",
+            "reuse",
+        ),
+    ] = None
     tls: UpstreamTls | None = None
     control: Control = field(default_factory=Control)
     management: Annotated[
@@ -139,7 +147,7 @@ class Admin:
     ] = _ADMIN
     allow: Annotated[
         tuple[str, ...],
-        Key(TEXTS, "addresses or networks (CIDR) beside loopback that may use `/status`"),
+        Key(TEXTS, "addresses or networks (CIDR) beside loopback that may read `/status`, reload, explain, shadow"),
     ] = ()
 
 
@@ -273,8 +281,7 @@ class Shutdown:
 class Settings:
     """The whole configuration.
 
-    `folder` is the configuration file's folder: `rules`, `password_file`, `declared.snapshot` and files of TLS are
-    relative to it.
+    `folder` is that of the file: `rules`, `password_file`, `declared.snapshot` and files of TLS are relative to it.
     """
 
     listen: tuple[Listener, ...] = field(default_factory=lambda: (Listener(),))

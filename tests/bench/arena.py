@@ -131,19 +131,17 @@ class Arena:
                 return self._start_haproxy()
             case Way.SIDECAR:
                 rules = arrangement.small_rules(self.folder, self.broker)
-                return self.start_sidecar(way, rules, self.terms.wrap)
+                started = self.start_sidecar(way, rules, self.terms.wrap)
+                arrangement.declare_as_client(self.broker, started[0])
+                return started
+            case Way.WORKERS:
+                rules = arrangement.small_rules(self.folder, self.broker)
+                return self.start_sidecar(way, rules, settings="workers: 2\n")
             case Way.AUDITED:
+                rules = arrangement.small_rules(self.folder, self.broker)
                 audit = self.folder / "audit"
                 audit.mkdir()
-                return self.start_sidecar(
-                    way,
-                    arrangement.small_rules(self.folder, self.broker),
-                    settings=f"audit: {{directory: {audit}}}\n",
-                )
-            case Way.WORKERS:
-                return self.start_sidecar(
-                    way, arrangement.small_rules(self.folder, self.broker), settings="workers: 2\n"
-                )
+                return self.start_sidecar(way, rules, settings=f"audit: {{directory: {audit}}}\n")
             case Way.LOADED:
                 return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
 

@@ -1,7 +1,7 @@
 """Which exchanges, queues and rules do the cases publish to? Declares them, and writes the sidecar's files.
 
 In every case each message ends in exactly one of ten short queues, taken in turn, so that what the broker has
-to do after routing is equal. Measures nothing.
+to do after routing is equal; but for those that are about eight queues at once. Measures nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from pamqp import commands
 from pamqp.common import FieldTable
 
-from tests.bench.cases import ADDRESS_RULES, KEYS_IN_TURN, MANY, QUEUES, kind, routing_key
+from tests.bench.cases import ADDRESS_RULES, KEYS_IN_TURN, MANY, QUEUES, QUEUES_AT_ONCE, kind, routing_key
 from tests.bench.link import Link
 from tests.rabbitmq import Broker
 
@@ -31,7 +31,7 @@ def queue(number: int) -> str:
 def declare(broker: Broker) -> None:
     """Make the queues and the ordinary exchange that the direct and the pass-through cases use."""
     with Link(broker.host, broker.port) as link:
-        for name in ("bench.direct", "bench.remote", NOWHERE):
+        for name in ("bench.direct", "bench.direct-eight", "bench.remote", NOWHERE):
             link.call(commands.Exchange.Declare(exchange=name, durable=True), commands.Exchange.DeclareOk)
         for number in range(QUEUES):
             arguments: FieldTable = {"x-max-length": MAX_LENGTH}
@@ -42,10 +42,34 @@ def declare(broker: Broker) -> None:
             for exchange in ("bench.direct", "bench.remote"):
                 bind = commands.Queue.Bind(queue=queue(number), exchange=exchange, routing_key=routing_key(number))
                 link.call(bind, commands.Queue.BindOk)
+        for number in range(QUEUES):
+            for name in eight_queues(number):
+                key = routing_key(number)
+                bind = commands.Queue.Bind(queue=name, exchange="bench.direct-eight", routing_key=key)
+                link.call(bind, commands.Queue.BindOk)
+
+
+def eight_queues(number: int) -> list[str]:
+    return [queue(number + further) for further in range(QUEUES_AT_ONCE)]
+
+
+def declare_as_client(broker: Broker, port: int) -> None:
+    """Make the open exchange that no rules file has, through the sidecar at a port."""
+    with Link(broker.host, port) as link:
+        declare = commands.Exchange.Declare(exchange="bench.declared", exchange_type="x-open", durable=True)
+        link.call(declare, commands.Exchange.DeclareOk)
+        for number in range(QUEUES):
+            arguments: FieldTable = {"x-?hkv= kind": kind(number)}
+            bind = commands.Queue.Bind(queue=queue(number), exchange="bench.declared", arguments=arguments)
+            link.call(bind, commands.Queue.BindOk)
 
 
 def by_kind(number: int) -> str:
     return f'"x-?hkv= kind": {kind(number)}'
+
+
+def by_kind_to_eight(number: int) -> str:
+    return f"{by_kind(number)}, x-addq-ontrue: [{', '.join(eight_queues(number)[1:])}]"
 
 
 def by_key(number: int) -> str:
@@ -89,6 +113,7 @@ def small_rules(folder: Path, broker: Broker) -> Path:
         folder / "small.yaml",
         (
             exchange_rules("bench.hkv-10", 10, by_kind),
+            exchange_rules("bench.eight", 10, by_kind_to_eight),
             exchange_rules("bench.rk-10", 10, by_key),
             exchange_rules("bench.rkre-10", 10, by_last_digit),
         ),

@@ -14,6 +14,7 @@ from enum import StrEnum
 from tests.bench.publishes import Shape
 
 QUEUES = 10
+QUEUES_AT_ONCE = 8
 KEYS_IN_TURN = 1_000
 ADDRESS_RULES = 1_000
 MANY = 10_000
@@ -29,10 +30,10 @@ class Way(StrEnum):
     SIDECAR = "sidecar"
     LOADED = "loaded sidecar"
     """The same program with the big rules file, so that a case pays for its own bindings only."""
-    AUDITED = "audited sidecar"
-    """The same program and rules, with an audit log in its default mode."""
     WORKERS = "two workers"
     """The sidecar as two processes; CPU time is told of the one that starts them, which does nearly nothing."""
+    AUDITED = "audited sidecar"
+    """The same program and rules, with an audit log in its default mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,9 @@ CASES = {
         Case("open", Way.SIDECAR, shape("bench.hkv-10")),
         Case("open-audited", Way.AUDITED, shape("bench.hkv-10")),
         Case("open-distinct", Way.SIDECAR, shape("bench.hkv-10", distinct=True)),
+        Case("declared", Way.SIDECAR, shape("bench.declared")),
+        Case("eight", Way.SIDECAR, shape("bench.eight")),
+        Case("direct-eight", Way.BROKER, shape("bench.direct-eight")),
         Case("hkv-many", Way.LOADED, shape("bench.hkv-many")),
         Case("rk-10", Way.SIDECAR, shape("bench.rk-10")),
         Case("rk-many", Way.LOADED, shape("bench.rk-many")),
@@ -163,6 +167,9 @@ ROWS = (
         "direct-distinct",
         0.75,
     ),
+    ratio("declared", "the same exchange, declared by a client / by the rules file", "declared", "open", 0.97),
+    ratio("eight", "8 queues for each message, carrier delivery / 1 queue", "eight", "open", None),
+    ratio("eight", "the same at the broker alone", "direct-eight", "direct", None),
     ratio("hkv", "10,000 x-?hkv= bindings, one matches / with 10", "hkv-many", "open", 0.90),
     ratio("rk", "10,000 x-?rk= bindings, one matches / with 10", "rk-many", "rk-10", 0.90),
     ratio("rkre", "1,000 x-?rkre bindings, 1,000 keys in turn / with 10", "rkre-many", "rkre-10", 0.60),

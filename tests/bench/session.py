@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tests.bench import lookups, memory, pauses, report
+from tests.bench import cycles, lookups, memory, pauses, report
 from tests.bench.arena import Arena
 from tests.bench.cases import CASES, EXTRA_ROWS, ROWS, Round
 from tests.bench.link import LinkError
@@ -30,6 +30,7 @@ SINGLES = (
     (memory.LOAD_ROWS, memory.measure_load),
     (lookups.MISS_ROWS, lookups.measure_miss),
     (pauses.PAUSE_ROWS, pauses.measure_pause),
+    (cycles.CYCLE_ROWS, cycles.measure_cycles),
     (pauses.SCRAPE_ROWS, pauses.measure_scrape),
 )
 """What is measured once, beside the rounds: rows, and what gives the values of each."""

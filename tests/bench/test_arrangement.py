@@ -25,9 +25,9 @@ CHECKED = 20
 def routers(tmp_path_factory: pytest.TempPathFactory) -> dict[Way, Router]:
     """The rules of each sidecar, compiled; once, as the big file takes its time."""
     folder = tmp_path_factory.mktemp("rules")
-    files = {Way.SIDECAR: arrangement.small_rules(folder, BROKER), Way.LOADED: arrangement.large_rules(folder, BROKER)}
-    found = {way: load_rules([path]).routers["/"] for way, path in files.items()}
-    return found | dict.fromkeys((Way.AUDITED, Way.WORKERS), found[Way.SIDECAR])
+    small = load_rules([arrangement.small_rules(folder, BROKER)]).routers["/"]
+    large = load_rules([arrangement.large_rules(folder, BROKER)]).routers["/"]
+    return {Way.SIDECAR: small, Way.AUDITED: small, Way.WORKERS: small, Way.LOADED: large}
 
 
 def facts(case: Case, number: int) -> Facts:
@@ -43,6 +43,15 @@ def test_each_message_goes_to_one_queue_and_the_queues_take_turns(case: Case, ro
     for number in range(CHECKED):
         decision = routers[case.way].decide(exchange, facts(case, number), 0.0, QueueNames(), lambda _: 0)
         assert decision.queues == (arrangement.queue(number).encode(),)
+
+
+def test_where_eight_queues_are_meant_each_message_goes_to_eight(routers: dict[Way, Router]) -> None:
+    case = CASES["eight"]
+
+    for number in range(CHECKED):
+        decision = routers[case.way].decide(b"bench.eight", facts(case, number), 0.0, QueueNames(), lambda _: 0)
+        assert set(decision.queues) == {name.encode() for name in arrangement.eight_queues(number)}
+        assert len(decision.queues) == 8
 
 
 @pytest.mark.parametrize("case", ADDRESSED, ids=lambda case: case.name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
-from pamqp import base, commands
+from pamqp import commands
 
 from proxy.amqp.method_arguments import read_close
 from proxy.amqp.method_frames import exchange_bind, exchange_declare, exchange_unbind, queue_bind, queue_unbind
@@ -71,6 +71,8 @@ class Stage:
 
     def __init__(self, broker: Broker, port: int, vhost: str, place: Place) -> None:
         self._place = place
+        #: exchanges of the vector played last
+        self._left: Sequence[str] = ()
         self._at_broker = partial(Producer, broker.port, vhost, broker.username, broker.password)
         self._looker = self._at_broker().open()
         for sink in place.sinks:
@@ -88,7 +90,8 @@ class Stage:
 
     def play(self, vector: Json) -> Json:
         """Declare, bind and publish what a vector says, and give what became of its message, in a vector's form."""
-        score = Score(vector)
+        score = Score(vector, self._left)
+        self._left = score.exchanges
         gets = [client.method(1, commands.Basic.Get(queue=queue, no_ack=True)) for queue in self._place.queues]
         self._producer.send(*score.frames, score.publish, *gets)
         answered = 0
@@ -158,9 +161,10 @@ class Score:
 
     Args:
         vector: the vector.
+        left: exchanges that an earlier one has left behind, to be deleted first.
     """
 
-    def __init__(self, vector: Json) -> None:
+    def __init__(self, vector: Json, left: Sequence[str]) -> None:
         self.frames: list[bytes] = []
         #: names of the methods that answer the frames, where nothing is refused
         self.answers: list[str] = []
@@ -172,9 +176,10 @@ class Score:
             "unbind": vector.get("unbind", ()),
         }
         exchanges = [tested, *vector.get("extra_exchanges", ())]
-        for exchange in exchanges:
-            command: base.Frame = commands.Exchange.Delete(exchange=exchange["name"])
-            self._add(client.method(1, command), "Exchange.DeleteOk")
+        #: names of what is declared
+        self.exchanges = [exchange["name"] for exchange in exchanges]
+        for name in left:
+            self._add(client.method(1, commands.Exchange.Delete(exchange=name)), "Exchange.DeleteOk")
         for exchange in exchanges:
             arguments = encode_table(table_of(exchange["arguments"]))
             declare = exchange_declare(1, exchange["name"].encode(), exchange["type"].encode(), arguments)

@@ -15,7 +15,7 @@ from proxy.routing.values import Table
 from tests.broker.world import Outside
 from tests.producer import Message, Producer, stored_by_4, until
 from tests.rabbitmq import Broker
-from tests.sidecar import Sidecar
+from tests.sidecar import Sidecar, merged
 from tests.tap import Connection, Tap
 
 
@@ -128,7 +128,7 @@ def standing(
         tap = stack.enter_context(Tap(broker.host, broker.port))
         file = folder / "rules.yaml"
         file.write_text(f"vhost: {vhost}\n{rules}")
-        more = {"upstream": {"address": tap.address}, **(settings or {})}
+        more = merged({"upstream": {"address": tap.address}}, settings or {})
         sidecar = stack.enter_context(Sidecar(broker, [file], more, folder))
         site = Site(broker, vhost, sidecar, tap)
         stack.callback(site.leave)

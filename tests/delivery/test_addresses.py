@@ -17,7 +17,7 @@ from tests.delivery.distance import QUOTED, SECRET, VHOST, Far, distant
 from tests.delivery.site import Site, standing
 from tests.delivery.test_audit import records
 from tests.private_broker import BrokerMissing, free_port
-from tests.producer import Closed, Producer, Settled, until, value
+from tests.producer import Closed, Message, Producer, Settled, until, value
 from tests.rabbitmq import Broker
 
 RULES = """
@@ -60,6 +60,9 @@ addresses:
   - {{pattern: "unknown/*", translation: unknown/queue/$1}}
   - {{pattern: "stranger/*", translation: stranger/queue/$1}}
   - {{pattern: "nobody/*", translation: nobody/queue/$1}}
+  - {{pattern: "dying/*", translation: /queue/dying}}
+  - {{pattern: "amqp://*", translation: /queue/b}}
+  - {{pattern: "loop/*", translation: "amqp://guest:guest@$1/loop/$1", hosts: ["*"]}}
 """
 
 
@@ -78,6 +81,16 @@ def prepare(outside: Outside) -> None:
     outside.make_exchange("plain", "topic")
     outside.make_exchange("other", "fanout")
     outside.make_queue("c")
+    outside.make_exchange("graves", "fanout")
+    outside.make_queues("b")
+    outside.bind("graves", "b", "")
+    outside.broker.create_queue(
+        outside.vhost,
+        "dying",
+        x_message_ttl=0,
+        x_dead_letter_exchange="graves",
+        x_dead_letter_routing_key="dug",
+    )
     outside.bind("plain", "c", "#")
 
 
@@ -136,6 +149,44 @@ def test_a_consumer_through_the_sidecar_sees_the_original(site: Site, producer: 
     message = producer.get("b")
     assert message is not None
     assert (message.address, list(message.headers)) == (("", "moved/b"), ["k"])
+
+
+def test_a_consumer_that_is_sent_its_messages_sees_the_original_too(site: Site, producer: Producer) -> None:
+    consumer = site.producer(confirm=False)
+    consumer.ask(commands.Basic.Consume(queue="b", consumer_tag="me", no_ack=True))
+    sent(producer, "moved/b", table={"k": 1})
+    message = consumer.delivery()
+    assert (message.address, list(message.headers)) == (("", "moved/b"), ["k"])
+    consumer.ask(commands.Basic.Cancel(consumer_tag="me"))
+
+
+def test_a_message_that_was_moved_since_is_left_as_the_broker_has_it(site: Site, producer: Producer) -> None:
+    """Dead-lettered out of the queue that the rule sent it to: its address is the broker's doing now."""
+    sent(producer, "dying/one")
+    found: list[Message] = []
+
+    def there() -> bool:
+        message = producer.get("b")
+        found.extend([message] if message is not None else [])
+        return bool(found)
+
+    until(there)
+    (message,) = found
+    assert message.address == ("graves", "dug")
+    assert {"x-original-address", "x-death"} <= set(message.headers)
+
+
+def test_a_password_in_an_address_stays_for_the_receiver_and_is_warned_of_once(site: Site, producer: Producer) -> None:
+    for number in range(3):
+        sent(producer, f"amqp://u:0pen@h/{number}")
+    until(lambda: site.logged("passwords that receivers see"))
+    message = producer.get("b")
+    assert message is not None
+    assert message.key == "amqp://u:0pen@h/0"
+    (line,) = site.logged("passwords that receivers see")
+    assert "rule=18" in line
+    assert "0pen" not in site.sidecar.log.read_text()
+    site.take("b")
 
 
 def test_a_publish_to_an_exchange_goes_to_another_one_under_the_key_that_the_rule_says(
@@ -299,6 +350,17 @@ def test_a_missing_exchange_of_one_producer_is_not_felt_by_another(site: Site, f
 def test_a_broker_that_is_not_ours_or_not_there_is_a_nack_at_the_deadline(producer: Producer, key: str) -> None:
     assert not sent(producer, key).acked
     assert sent(producer, "a").acked
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1"])
+def test_a_translation_that_leads_back_to_the_sidecar_fails_and_goes_round_never(
+    site: Site, producer: Producer, host: str
+) -> None:
+    before = site.metric("publishes_total", outcome="translated")
+    assert not sent(producer, f"loop/{host}:{site.sidecar.port}").acked
+    assert sent(producer, "a").acked
+    assert site.metric("publishes_total", outcome="translated") - before <= 1
+    site.take("a")
 
 
 def test_without_confirms_a_mandatory_publish_comes_back_at_the_deadline(site: Site) -> None:

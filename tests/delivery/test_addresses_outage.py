@@ -31,10 +31,12 @@ queues: [a]
 brokers:
   patient: {{address: "{address}", username: mover, password: {secret}, vhost: {vhost}, deadline: 90s}}
   hasty: {{address: "{address}", username: mover, password: {secret}, vhost: {vhost}, deadline: {hasty}s}}
+  small: {{address: "{address}", username: mover, password: {secret}, vhost: {vhost}, unconfirmed: 10, deadline: 90s}}
   nobody: {{address: "127.0.0.1:{nobody}", deadline: 90s}}
 addresses:
   - {{pattern: "patient/*", translation: patient/queue/$1}}
   - {{pattern: "hasty/*", translation: hasty/queue/$1}}
+  - {{pattern: "small/*", translation: small/queue/$1}}
   - {{pattern: "nobody/*", translation: nobody/queue/$1}}
 """
 
@@ -177,6 +179,32 @@ def under_way(site: Site, tap: Tap, count: int) -> Load:
         load.publish()
     until(lambda: len(tap.last.named("Basic.Publish")) == load.count)
     return load
+
+
+def test_a_slow_broker_holds_back_the_producers_that_use_it_and_only_them(
+    broker: Broker, far: Far, tmp_path: Path
+) -> None:
+    far.take("load")
+    with tapped(broker, far, tmp_path) as (site, tap):
+        slow, home = Load(site, "small/load"), Load(site, "a")
+        slow.publish()
+        assert slow.producer.settle().acked
+        tap.last.answering.clear()
+        for _ in range(200):
+            slow.publish()
+            # Read one by one, so that what is under way is seen to be full after ten of them.
+            until(lambda: site.metric("paused_producers") or slow.count <= len(tap.last.named("Basic.Publish")))
+        assert site.metric("paused_producers") == 1
+        assert len(tap.last.named("Basic.Publish")) < 30
+        for _ in range(20):
+            home.publish()
+            assert home.producer.settle().acked
+        tap.last.answering.set()
+        verdicts = slow.verdicts()
+        verdicts.open.discard(1)
+        verdicts.read_all()
+        assert verdicts.acked == taken(far, "load") - {1}
+        assert site.metric("paused_producers") == 0
 
 
 def told_to_stop(site: Site) -> None:

@@ -6,9 +6,12 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+from pamqp import commands
 
+from proxy.amqp.method_frames import exchange_bind, exchange_delete, exchange_unbind
 from proxy.routing.values import Table, Value
 from tests.broker.world import Outside
+from tests.client import method
 from tests.delivery.applications import Application, declared
 from tests.producer import until
 from tests.rabbitmq import Broker
@@ -82,6 +85,21 @@ def test_a_refused_exchange_bind_has_its_own_method(app: Application) -> None:
 def test_without_an_answer_it_is_bound_all_the_same(app: Application) -> None:
     app.send(app.binding("a", "ox", nowait=True), app.binding("b", "ox", {"x-?hkex": "x"}, nowait=True))
     assert app.reached("ox", {"x": 1}, "a", "b") == ["a", "b"]
+
+
+def test_without_an_answer_exchanges_are_declared_bound_unbound_and_deleted(app: Application, outside: Outside) -> None:
+    outside.make_exchange("real", "fanout")
+    app.bind("a", "real")
+    names = (b"real", b"second", b"")
+    app.send(
+        app.declaring("second", nowait=True),
+        exchange_bind(1, *names, nowait=True),
+    )
+    assert app.reached("second", {}, "a") == ["a"]
+    app.send(exchange_unbind(1, *names, nowait=True))
+    assert app.reached("second", {}, "a") == []
+    app.send(exchange_delete(1, b"second", nowait=True))
+    assert app.refused(app.declaring("second", passive=True)).code == 404
 
 
 def test_without_an_answer_a_refusal_closes_the_channel_all_the_same(app: Application) -> None:
@@ -233,6 +251,61 @@ def test_a_queue_that_ends_beside_us_takes_its_bindings_along(
     until(lambda: declared(sidecar, outside.vhost) == {"ox": 1}, seconds=10)
     outside.make_queue("brief")
     assert app.reached("ox", {}, "brief", "b") == ["b"]
+
+
+@pytest.mark.parametrize("how", ["exclusive", "auto_delete"])
+def test_a_queue_that_comes_again_and_again_is_bound_each_time(
+    sidecar: Sidecar, vhost: str, app: Application, how: str
+) -> None:
+    for number in range(3):  # well within one look at the broker
+        with Application(sidecar.port, vhost) as owner:
+            tag = commands.Basic.Consume(queue="brief", no_ack=True)
+            frames = [
+                method(1, commands.Queue.Declare(queue="brief", exclusive=how == "exclusive", auto_delete=True)),
+                owner.binding("brief", "ox", {"x-?hkex": "x"}),
+                owner.binding("brief", "ox", {"x-?hkex": "y"}),
+                method(1, tag),
+            ]
+            owner.send(*frames)
+            for name in ("Queue.DeclareOk", "Queue.BindOk", "Queue.BindOk", "Basic.ConsumeOk"):
+                owner.expect(name)
+            assert app.send_settled("ox", "k", {"x": 1}, b"%d" % number).acked
+            assert owner.delivery().body == b"%d" % number
+            owner.close()
+
+
+def test_a_queue_made_again_on_one_connection_is_bound_again(app: Application, outside: Outside) -> None:
+    app.bind("a", "ox", {"x-?hkv= n": 1})
+    for number in range(2, 5):
+        outside.delete_queue("a")
+        app.send(
+            method(1, commands.Queue.Declare(queue="a", durable=True)), app.binding("a", "ox", {"x-?hkv= n": number})
+        )
+        app.expect("Queue.DeclareOk")
+        app.expect("Queue.BindOk")
+        assert app.reached("ox", {"n": number}, "a") == ["a"]
+
+
+def test_what_is_sent_ahead_happens_in_order(app: Application) -> None:
+    """Binds, an unbind, a publish and a declare, all before the first answer."""
+    frames = [app.binding(queue, "ox", {"x-?hkv= n": n}) for n in range(300) for queue in ("a", "b")]
+    app.send(*frames, app.unbinding("a", "ox", {"x-?hkv= n": 299}))
+    app.publish("ox", "k", {"n": 299}, b"1")
+    app.publish("ox", "k", {"n": 298}, b"2")
+    app.send(app.binding("a", "ox", {"x-?hkv= n": 299}))
+    app.publish("ox", "k", {"n": 299}, b"3")
+    for _ in frames:
+        app.expect("Queue.BindOk")
+    app.expect("Queue.UnbindOk")
+    acks = bound = 0
+    while acks < 3:
+        found = app.expect("Basic.Ack", "Queue.BindOk")
+        bound += found.name == "Queue.BindOk"
+        if found.name == "Basic.Ack":
+            tag = found.arguments["delivery_tag"]
+            acks = max(acks, int(str(tag))) if found.arguments["multiple"] else acks + 1
+    assert bound == 1
+    assert [[message.body for message in app.take(queue)] for queue in ("a", "b")] == [[b"2", b"3"], [b"1", b"2", b"3"]]
 
 
 # -- exchanges behind exchanges ----------------------------------------------------------------------------------------

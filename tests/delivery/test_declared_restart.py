@@ -227,20 +227,21 @@ def without(kept: Path) -> dict[str, object]:
     return {"upstream": {"management": None}, "declared": {"snapshot": str(kept)}}
 
 
+@pytest.mark.parametrize("delivery", ["carrier", "queue"])
 def test_without_the_management_api_it_is_said_and_the_snapshot_is_the_store(
-    start: Start, vhost: str, kept: Path
+    start: Start, vhost: str, kept: Path, delivery: str
 ) -> None:
     first = start(**without(kept))
     assert "no management API" in ready(first)
     [line] = [line for line in first.log.read_text().splitlines() if "no management API" in line]
     assert "warning" in line
-    with Application(first.port, vhost) as app:
+    with Application(first.port, vhost, delivery=delivery) as app:
         app.exchange("ox", {"max-payload-size": 10})
         app.queues("a")
         app.bind("a", "ox", OPERATORS)
     first.stop()
     assert kept.is_file()
-    with Application(start(**without(kept)).port, vhost) as app:
+    with Application(start(**without(kept)).port, vhost, delivery=delivery) as app:
         assert app.reached("ox", MESSAGE, "a") == ["a"]
         app.unbind("a", "ox", OPERATORS)
         app.exchange("ox", {"max-payload-size": 10})

@@ -237,6 +237,18 @@ def test_plain_and_tls_listeners_stand_side_by_side(world: World) -> None:
     assert take(world) == [b"body", b"body"]
 
 
+def test_a_connection_over_tls_is_handed_to_the_next_producer(world: World) -> None:
+    with Sealed(world, {"upstream": {"reuse": "60s"}}) as sidecar:
+        for _ in range(3):
+            producer = sidecar.producer()
+            assert producer.send_settled("post").acked
+            producer.ask(commands.Channel.Close(200, "", 0, 0))
+            producer.close()
+        assert sidecar.metric("connections_reused_total") == 2
+        assert sidecar.metric("connections_kept") == 1
+    assert take(world) == [b"body"] * 3
+
+
 # -- who is refused ------------------------------------------------------------------------------------------------
 
 
@@ -508,7 +520,7 @@ def test_a_close_is_answered_and_both_sides_end(world: World, sealed: Sealed) ->
 
 
 def test_what_was_published_before_the_socket_ends_arrives(world: World, sealed: Sealed) -> None:
-    producer = sealed.producer()
+    producer = Producer(sealed.port, VHOST, tls=world.authority.client()).open()
     for _ in range(200):
         producer.publish("post", body=b"x" * 1000)
     wrapped = producer.socket

@@ -8,9 +8,12 @@ import pytest
 from pamqp import commands
 from pamqp.common import FieldTable
 
+from proxy.amqp.method_frames import queue_unbind
+from proxy.amqp.tables import encode_table
+from proxy.routing.values import Value
 from tests.broker.world import Outside
 from tests.delivery.site import Site, standing
-from tests.producer import Producer
+from tests.producer import Producer, headers
 from tests.rabbitmq import Broker
 
 #: class and method ids of the two unbinds
@@ -69,7 +72,8 @@ def test_an_unbind_with_other_arguments_closes_the_channel(strict: Site, argumen
 
 def test_types_of_arguments_count(strict: Site) -> None:
     producer = bound(strict)
-    producer.call(commands.Queue.Unbind(queue="a", exchange="xo", arguments={"x-?hkv= kind": "a", "x-order": 2**40}))
+    wider = headers({"x-?hkv= kind": "a", "x-order": Value("l", 100)})
+    producer.send(queue_unbind(1, b"a", b"xo", b"", encode_table(wider)))
     assert producer.closed().text == REFUSED
 
 

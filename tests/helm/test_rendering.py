@@ -222,6 +222,12 @@ def test_the_configuration_is_one_that_the_sidecar_reads(values: JSON) -> None:
     assert (settings.admin.address.host, settings.admin.address.port) == ("0.0.0.0", ports["admin"])
 
 
+def test_producers_must_have_a_certificate_where_that_is_asked_for() -> None:
+    with_authority = configuration({"tls": {"secretName": "amqp-tls", "clientCa": "ca.crt"}})
+    assert with_authority["listen"][0]["tls"]["client_ca"] == "/etc/oxproxy/tls/ca.crt"
+    assert "client_ca" not in configuration({"tls": {"secretName": "amqp-tls"}})["listen"][0]["tls"]
+
+
 @every_case
 def test_rules_are_files_that_the_sidecar_reads(values: JSON, tmp_path: Path) -> None:
     for document in of_kind("ConfigMap", values):
@@ -294,6 +300,7 @@ def test_changed_rules_can_be_left_to_the_running_sidecar() -> None:
         ({"existingConfig": {"configMap": "a", "secret": "b"}}, "existingConfig: seen configMap and secret"),
         ({"config": {"shutdown": {"deadline": "1s"}}}, "config.shutdown: use drain.deadlineSeconds"),
         ({"drain": {"terminationGracePeriodSeconds": 35}}, "expected more than 35"),
+        ({"tls": {"clientCa": "ca.crt"}}, "tls.clientCa: needs tls.secretName"),
         ({"report": {"enabled": True}}, "report: needs audit.enabled"),
         ({"audit": {"enabled": True}, "report": {"enabled": True}}, "report: needs audit.enabled"),
         ({"audit": SWITCHES["report"]["audit"], "report": {"enabled": True}}, "report.output: seen nothing"),

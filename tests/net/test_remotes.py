@@ -241,10 +241,12 @@ async def test_a_name_that_leads_to_ourselves_is_found_when_the_socket_stands() 
     async with stage() as made:
         made.pool.brokers = {"/": {b"far": RemoteBroker("127.1", made.broker.port)}}
         made.pool.listening = [("127.0.0.1", made.broker.port)]
-        made.way().send(message())
+        told = message()
+        made.way().send(told)
         driver = made.pool.driver(FAR, "/")
         assert not isinstance(driver, str)
         await until(lambda: driver.failure == "leads back to this proxy")
+        assert told.told == [Result.LOST]
 
 
 async def test_a_way_to_an_unknown_broker_is_none() -> None:

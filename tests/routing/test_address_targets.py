@@ -170,3 +170,14 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.binary(max_size=40))
 def test_any_result_is_a_target_or_a_failed_translation(result: bytes) -> None:
     assert isinstance(leads(result), Target | FailedTranslation)
+
+
+def test_a_rule_that_meets_an_address_with_a_password_says_so_once() -> None:
+    rules = [AddressRule(b"amqp://*", b"/queue/q"), AddressRule(b"*", b"/queue/r")]
+    book = AddressBook(AddressTable(rules))
+    for key in (b"amqp://h/x", b"user@h", b"a:b"):
+        book.look_up(b"", key)
+    assert book.exposing() == []
+    for key in (b"amqp://u:word@h/x", b"amqp://u:word@h/y"):
+        book.look_up(b"", key)
+    assert (book.exposing(), book.exposing()) == ([0], [])

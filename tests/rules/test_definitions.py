@@ -82,6 +82,13 @@ def test_the_brokers_own_exchanges_and_other_types_are_left_alone() -> None:
     assert compile_rules([("i.yaml", text.encode())]).rules.vhosts["/"].exchanges == ()
 
 
+def test_carriers_that_sidecars_made_are_left_alone() -> None:
+    text, _ = import_definitions(
+        definitions("direct", binding("e", "q", key="x.o.p.e.n.x.q.0")), "definitions.json", "/"
+    )
+    assert "name:" not in text
+
+
 def test_an_order_of_declaration_that_decides_is_warned_of() -> None:
     stops = binding("e", "q", {"x-stop-ontrue": "", "x-?hkv= a": 1})
     (warning,) = warnings(definitions("x-open", stops, binding("e", "r")))

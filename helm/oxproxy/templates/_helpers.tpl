@@ -80,7 +80,13 @@ app.kubernetes.io/part-of: oxproxy
 {{- $host := eq .Values.mode "sidecar" | ternary "127.0.0.1" "0.0.0.0" -}}
 {{- $listener := dict "address" (printf "%s:%v" $host (int .Values.ports.amqp)) -}}
 {{- if .Values.tls.secretName -}}
-{{- $_ := set $listener "tls" (dict "certificate" "/etc/oxproxy/tls/tls.crt" "key" "/etc/oxproxy/tls/tls.key") -}}
+{{- $tls := dict "certificate" "/etc/oxproxy/tls/tls.crt" "key" "/etc/oxproxy/tls/tls.key" -}}
+{{- with .Values.tls.clientCa -}}
+{{- $_ := set $tls "client_ca" (printf "/etc/oxproxy/tls/%s" .) -}}
+{{- end -}}
+{{- $_ := set $listener "tls" $tls -}}
+{{- else if .Values.tls.clientCa -}}
+{{- fail "tls.clientCa: needs tls.secretName, the Secret that it is a key of" -}}
 {{- end -}}
 {{- $config := dict "listen" (list $listener) -}}
 {{- $_ := set $config "admin" (dict "address" (printf "0.0.0.0:%v" (int .Values.ports.admin))) -}}

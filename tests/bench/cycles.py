@@ -1,0 +1,114 @@
+"""How many producers a second can connect, publish one message with its confirm, and leave?
+
+One after the other, by one client, with and without `upstream.reuse`, over TCP and over TLS on both sides; and at the
+broker itself. A broker of its own, since that of the other rows has no TLS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pamqp import commands
+
+from tests.bench.arena import Arena
+from tests.bench.cases import Row
+from tests.bench.processes import ChildError
+from tests.certificates import Authority
+from tests.private_broker import PrivateBroker, free_port
+from tests.producer import Producer
+from tests.sidecar import Sidecar, SidecarFailed
+
+#: Parts of a measurement, and seconds of each: the ways take turns, as a drift of the machine then meets all.
+PARTS, PART_SECONDS = 4, 1.0
+RULES = "vhost: /\nqueues: [cycles]\nexchanges:\n  - name: bench.cycles\n    bindings: [{queue: cycles}]\n"
+
+
+def row(label: str) -> Row:
+    return Row("reuse", label, "/s", None)
+
+
+CYCLE_ROWS = (
+    row("connect-publish-close a second, kept connections"),
+    row("the same without upstream.reuse"),
+    row("the same at the broker itself"),
+    row("connect-publish-close a second over TLS, kept connections"),
+    row("the same over TLS without upstream.reuse"),
+    row("the same over TLS at the broker itself"),
+)
+
+
+def measure_cycles(arena: Arena) -> list[list[float]]:
+    """The values of `CYCLE_ROWS`: cycles a second in each part."""
+    if shutil.which("openssl") is None:
+        raise ChildError("openssl is not installed")
+    folder = arena.folder / "cycles"
+    authority = Authority(folder)
+    files = authority.certificate("localhost")
+    secure_port = free_port()
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(PrivateBroker(secured(authority, files, secure_port)))
+        rules = folder / "rules.yaml"
+        rules.write_text(RULES)
+
+        def sidecar(settings: dict[str, object]) -> int:
+            try:
+                return stack.enter_context(Sidecar(broker, [rules], settings)).port
+            except SidecarFailed as error:
+                raise ChildError(str(error)) from error
+
+        def secure(reuse: str | None) -> int:
+            port = free_port()
+            tls = {"certificate": str(files[0]), "key": str(files[1])}
+            upstream = {"address": f"localhost:{secure_port}", "tls": {"ca": str(authority.ca)}, "reuse": reuse}
+            sidecar({"listen": [{"address": f"127.0.0.1:{port}", "tls": tls}], "upstream": upstream})
+            return port
+
+        context = authority.client()
+        ways: list[tuple[int, ssl.SSLContext | None]] = [
+            (sidecar({"upstream": {"reuse": "30s"}}), None),
+            (sidecar({}), None),
+            (broker.port, None),
+            (secure("30s"), context),
+            (secure(None), context),
+            (secure_port, context),
+        ]
+        values: list[list[float]] = [[] for _ in ways]
+        for port, tls in ways:
+            cycle(port, tls)
+        for _ in range(PARTS):
+            for (port, tls), found in zip(ways, values, strict=True):
+                found.append(per_second(lambda port=port, tls=tls: cycle(port, tls)))  # type: ignore[misc]
+        return values
+
+
+def secured(authority: Authority, files: tuple[Path, Path], port: int) -> list[str]:
+    return [
+        f"listeners.ssl.one = 127.0.0.1:{port}",
+        f"ssl_options.cacertfile = {authority.ca}",
+        f"ssl_options.certfile = {files[0]}",
+        f"ssl_options.keyfile = {files[1]}",
+        "ssl_options.verify = verify_none",
+    ]
+
+
+def cycle(port: int, tls: ssl.SSLContext | None) -> None:
+    """Connect, publish one message, wait for its confirm, close channel and connection."""
+    producer = Producer(port, tls=tls).open(confirm=True)
+    producer.publish("bench.cycles")
+    producer.settle()
+    producer.ask(commands.Channel.Close(200, "", 0, 0))
+    producer.close()
+
+
+def per_second(work: Callable[[], None]) -> float:
+    """How often something can be done in a second."""
+    count, start = 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < PART_SECONDS:
+        work()
+        count += 1
+    return count / spent
