@@ -1,7 +1,7 @@
 """Writes what the report needs beside Spark itself, as one archive: ``python -m deploy.spark.archive FILE``.
 
-spark-submit hands it out with ``--py-files``. It holds this package and PyYAML, which reads rules files, both as Python
-alone, so that it fits every machine. Only the driver uses it: nothing of this package runs on executors.
+spark-submit hands it out with ``--py-files``. It holds this package, PyYAML and pamqp, with which rules files are read,
+all as Python alone, so that it fits every machine. Only the driver uses it: nothing of this package runs on executors.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import pamqp
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +23,7 @@ def write(target: Path) -> None:
     """Write the archive."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for package in (ROOT / "proxy", Path(yaml.__file__).parent):
+        for package in (ROOT / "proxy", Path(yaml.__file__).parent, Path(pamqp.__file__).parent):
             for path in sorted(package.rglob("*.py")):
                 _add(archive, path.relative_to(package.parent).as_posix(), path.read_bytes())
         # The command asks for its own version.
