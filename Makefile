@@ -16,7 +16,7 @@ run: setup ## sidecar in front of the broker that RABBITMQ_URL names; CONFIG=con
 	@$(bin)/python -m deploy.local.run
 
 test: setup ## every test, against a private RabbitMQ
-	@$(bin)/python -m pytest -q
+	@deploy/local/test
 
 test-matrix: ## the slow ones: RabbitMQ 4.0, all vectors, a built image; installs what only they need
 	@deploy/local/setup matrix
