@@ -28,7 +28,8 @@ from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditWriter
 from proxy.errors import ConfigError
 
-TS = "2026-11-21T07:59:59.000001Z"
+#: in an hour that is not over
+TS = "2196-11-21T07:59:59.000001Z"
 SECONDS = 20.0
 
 
@@ -461,7 +462,7 @@ async def main():
     while True:
         for _ in range(10):
             number += 1
-            audit.append(b'{"ts":"2026-11-21T07:59:59.000001Z","n":%d}\\n' % number)
+            audit.append(b'{"ts":"2196-11-21T07:59:59.000001Z","n":%d}\\n' % number)
         audit.commit_point()
         await asyncio.sleep(0)
         if audit.full:
@@ -498,4 +499,4 @@ async def test_lines_of_the_record_renderer_are_taken_as_they_are(tmp_path: Path
         audit.append(rendered.settle(TS, "c", 1, 1, "nacked"))
     assert [record["kind"] for record in records(tmp_path)] == ["publish", "settle"]
     (path,) = found(tmp_path, "*.gz")
-    assert path.parent == tmp_path / "date=2026-11-21" / "hour=07"
+    assert path.parent == tmp_path / "date=2196-11-21" / "hour=07"

@@ -33,7 +33,7 @@ Found = TypeVar("Found")
 class Terms:
     """How long and how hard each case is run."""
 
-    seconds: float = 2.0
+    seconds: float = 1.5
     warm_up_seconds: float = 0.5
     producers: int = 1
     wrap: tuple[str, ...] = ()
