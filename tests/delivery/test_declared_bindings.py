@@ -17,19 +17,7 @@ from tests.producer import until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
-DELIVERIES = ("carrier", "queue")
 STOP = {"x-stop-ontrue": ""}
-
-
-@pytest.fixture(scope="module")
-def sidecar(broker: Broker) -> Iterator[Sidecar]:
-    with Sidecar(broker, settings={"inventory": {"refresh": "200ms"}}) as running:
-        yield running
-
-
-@pytest.fixture(params=DELIVERIES)
-def delivery(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture
@@ -38,11 +26,6 @@ def app(sidecar: Sidecar, vhost: str, delivery: str) -> Iterator[Application]:
         made.exchange("ox")
         made.queues("a", "b")
         yield made
-
-
-@pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    return Outside(broker, vhost)
 
 
 @pytest.fixture
