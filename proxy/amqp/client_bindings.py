@@ -155,13 +155,18 @@ class ClientBindings:
         tokens = made.tokens
         place = (owned, made.asked.receiver)
         is_mark = made.stored is not None and made.stored.is_mark
-        if planned.keep and (is_mark or place in channel.marking or owned.is_sure(made.asked.receiver, self._binder)):
+        is_sure = made.asked.kind == QUEUE and owned.is_sure(made.asked.receiver, self._binder)
+        if planned.keep and (is_mark or place in channel.marking or is_sure):
             tokens = ()  # the broker is asked all the same
         if is_mark:
             channel.marking.add(place)
-        steps = planned.keep + [bind_step(channel.number, owned.carrier, one) for one in tokens]
+        steps = planned.keep + [self._mark_step(made, one) for one in tokens]
 
         def answered() -> None:
+            if made.tokens and not is_mark and not self._stands(made):
+                # Somebody has unbound meanwhile what it relied on.
+                script.send(self._conversation, channel, [self._mark_step(made, made.asked.receiver)], answered)
+                return
             channel.binds.discard(identity)
             if is_mark:
                 channel.marking.discard(place)
@@ -177,6 +182,16 @@ class ClientBindings:
             script.send(self._conversation, channel, steps, answered)
         else:
             script.run(self._conversation, channel, steps, partial(self._bound, made))
+
+    def _mark_step(self, made: _Made, destination: Destination) -> script.Step:
+        """Bind a token; until somebody takes it away it is known to be ours."""
+        (self._now(made.owned) or made.owned).sure[destination] = self._binder
+        return bind_step(made.channel.number, made.owned.carrier, destination)
+
+    def _stands(self, made: _Made) -> bool:
+        """Whether messages find the destination by what came through us, as far as is known."""
+        owned, receiver = self._now(made.owned), made.asked.receiver
+        return owned is None or receiver in owned.marked or owned.sure.get(receiver) is self._binder
 
     def _ask_first(self, planned: _Planned) -> None:
         """Ask what the client may bind; the binding is kept last: what a refusal leaves behind is taken away."""
@@ -290,7 +305,8 @@ class ClientBindings:
         state, owned = self._state, self._now(made.owned)
         known = None
         if owned is not None:
-            owned.bound.difference_update(one for one in made.tokens if one not in owned.marked)
+            for one in made.tokens:
+                owned.taken(one)
             known = None if made.stored is None else owned.clients.get(made.stored.binding.identity)
         if owned is None or known is None:
             script.go_on(self._conversation, made.channel, made.asked.answer(made.channel))

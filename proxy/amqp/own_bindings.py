@@ -153,9 +153,10 @@ def withdraw(
         done: called when the broker has answered all.
     """
     number = conversation.own.number or 0
+    gone = list(tokens)
     frames = []
-    for destination in tokens:
-        owned.bound.discard(destination)
+    for destination in gone:
+        owned.doubt(destination)
         frames.append(unbind_frame(number, owned.carrier, destination))
     for key in grants:
         destination = owned.grants.pop(key)
@@ -163,6 +164,14 @@ def withdraw(
     if owned.delivery is Delivery.QUEUE or not frames:
         done()
         return
+
+    def answered(text: str | None) -> None:
+        for destination in gone:
+            owned.taken(destination)
+        if gone:
+            conversation.state.changed()
+        done()
+
     for frame in frames[:-1]:
         conversation.own.run(frame, lambda text: None)
-    conversation.own.run(frames[-1], lambda text: done())
+    conversation.own.run(frames[-1], answered)

@@ -167,6 +167,16 @@ class OwnedExchange:
         """Whether who bound it need not bind a destination's token once more."""
         return self.sure.get(destination) is binder and destination in self.bound
 
+    def doubt(self, destination: Destination) -> None:
+        """A token is to go: nobody relies on it any more."""
+        self.bound.discard(destination)
+        self.sure.pop(destination, None)
+
+    def taken(self, destination: Destination) -> None:
+        """A token has gone, perhaps one that was bound meanwhile; a client's binding stands apart from it."""
+        if destination not in self.marked:
+            self.doubt(destination)
+
     def keep(self, stored: StoredBinding) -> None:
         """Note a client's binding, in place of the one of its identity."""
         identity = stored.binding.identity

@@ -51,10 +51,12 @@ class Strays:
         if not due:
             return False
         for exchange, destination in due:
-            exchange.bound.discard(destination)
+            exchange.doubt(destination)
         self._state.changed()
         await self._declarer.unbind(due, self._needed)
         # Whoever bound meanwhile was answered before our unbind or behind it: nobody knows.
+        for exchange, destination in due:
+            exchange.taken(destination)
         await self._declarer.bind([token for token in due if self._needed(token)])
         return True
 

@@ -284,6 +284,27 @@ def test_who_binds_while_the_last_binding_goes_relies_on_a_binding_of_its_own() 
     assert ("queue", b"b") in made.state.exchanges[b"xo"].bound
 
 
+@pytest.mark.parametrize("sure", [True, False])
+def test_a_bind_that_relied_on_what_somebody_unbinds_meanwhile_binds_the_token(sure: bool) -> None:
+    first = bound()
+    made = Wire(first.state, rules=ClientRules()).open()
+    if sure:  # it has bound the token, and what it bound has gone
+        made.produce(numbered(1))
+        made.answer(BIND_OK * 2)
+        made.produce(queue_unbind(1, b"b", b"xo", b"", encode_table(((b"x-?hkv= n", Value("I", 1)),))))
+        made.answer(UNBIND_OK)
+    sent = keys(split(made.produce(numbered(2))))
+    assert [key == token("queue", b"b") for key in sent] == ([False] if sure else [False, True])
+    first.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES))
+    assert made.answer(BIND_OK * len(sent)) == b""
+    assert keys(split(made.upstream())) == [token("queue", b"b")]
+    first.answer(UNBIND_OK * 2)  # nobody knows which of the two came first
+    assert made.answer(BIND_OK) == b""
+    assert keys(split(made.upstream())) == [token("queue", b"b")]
+    assert made.answer(BIND_OK) == BIND_OK
+    assert ("queue", b"b") in made.state.exchanges[b"xo"].bound
+
+
 def test_a_token_that_took_a_bindings_place_goes_when_the_others_went_meanwhile() -> None:
     made = bound()
     made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
