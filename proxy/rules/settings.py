@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping as Environment
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.declaration import Key, read_section
@@ -36,6 +36,7 @@ from proxy.rules.nodes import Mapping
 from proxy.rules.passwords import Passwords
 from proxy.rules.tls_settings import ListenTls, TlsChecks, UpstreamTls
 
+Places: TypeAlias = Environment[str, Place]
 _HERE = Address("127.0.0.1", 5673)
 _BROKER = Address("127.0.0.1", 5672)
 _ADMIN = Address("127.0.0.1", 15693)
@@ -280,6 +281,7 @@ class Settings:
     """The whole configuration.
 
     `folder` is that of the file: `rules`, `password_file`, `declared.snapshot` and files of TLS are relative to it.
+    `places` has the dotted path of each key that was written.
     """
 
     listen: tuple[Listener, ...] = field(default_factory=lambda: (Listener(),))
@@ -299,6 +301,7 @@ class Settings:
     log: Log = field(default_factory=Log)
     shutdown: Shutdown = field(default_factory=Shutdown)
     folder: Path = field(default=Path())
+    places: Places = field(default_factory=dict, repr=False, compare=False)
 
 
 def load_settings(
@@ -339,7 +342,9 @@ def parse_settings(
     settings = read_section(Settings, Fields(override(root, environ, faults), "", faults), places)
     passwords = Passwords(path.parent, environ, places, faults, secrets_required)
     control = replace(settings.upstream.control, password=passwords.control(settings.upstream))
-    settings = replace(settings, upstream=replace(settings.upstream, control=control), folder=path.parent)
+    settings = replace(
+        settings, upstream=replace(settings.upstream, control=control), folder=path.parent, places=places
+    )
     tls = TlsChecks(path.parent, places, faults, secrets_required)
     for index, listener in enumerate(settings.listen):
         tls.listener(listener.tls, f"listen[{index}].tls")
