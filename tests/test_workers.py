@@ -19,6 +19,7 @@ import pytest
 import yaml
 from pamqp import commands
 
+from proxy.net.certificates import certificate_end
 from tests.broker.world import Outside
 from tests.certificates import Authority
 from tests.private_broker import free_port
@@ -391,5 +392,11 @@ def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_no
         install(*second)
         assert pair.reload()[0] == 200
         assert shown() == {"second.example"}
+        ends = {"side": "downstream", "file": str(tmp_path / "cert.pem")}
+        until(
+            lambda: (
+                pair.metric("certificate_expiry_timestamp_seconds", **ends) == certificate_end(second[0].read_bytes())
+            )
+        )
     finally:
         assert running.end() == 0

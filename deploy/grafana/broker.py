@@ -96,7 +96,6 @@ _CONNECTIONS = Row(
                 Query(total(rate("oxproxy_connections_turned_away_total"), "reason"), "kept out: {{reason}}"),
             ],
             "cps",
-            width=12,
         ),
         Lines(
             "Workers",
@@ -105,7 +104,17 @@ _CONNECTIONS = Row(
                 Query(chosen("oxproxy_workers"), "{{instance}}"),
                 Query(rate("oxproxy_worker_restarts_total"), "{{instance}} started again, a second"),
             ],
-            width=12,
+        ),
+        Lines(
+            "Certificates",
+            "How long are the sidecars' own certificates good: to producers (downstream), to brokers (upstream)?",
+            [
+                Query(
+                    f"min by (side, file) ({chosen('oxproxy_certificate_expiry_timestamp_seconds')}) - time()",
+                    "{{side}} {{file}}",
+                )
+            ],
+            "s",
         ),
     ],
 )
