@@ -76,10 +76,12 @@ class Story:
                 )
                 if found:
                     break
+            for labels in (each["metric"] for each in found):
+                labels.update({"file": Path(name).name for key, name in labels.items() if key == "file"})
             return found
 
         for dashboard in DASHBOARDS:
-            draw(dashboard.json(), ask, PICTURES / f"{dashboard.uid}.png")
+            draw(dashboard.json(), ask, (self.start, self.end), PICTURES / f"{dashboard.uid}.png")
 
 
 def main() -> int:
