@@ -77,7 +77,8 @@ class Story:
                 if found:
                     break
             for labels in (each["metric"] for each in found):
-                labels.update({"file": Path(name).name for key, name in labels.items() if key == "file"})
+                if "file" in labels:
+                    labels["file"] = Path(labels["file"]).name
             return found
 
         for dashboard in DASHBOARDS:
