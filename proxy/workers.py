@@ -29,6 +29,7 @@ from proxy.net.tasks import Tasks
 from proxy.net.tls_wanted import WantedTls
 from proxy.observe.admin import Admin
 from proxy.observe.exposition import PROCESS, Exposition
+from proxy.observe.inquiry import JSON, TEXT
 from proxy.observe.merging import JointPage, Portion, read_portion
 from proxy.observe.pages import json_route
 from proxy.rules.kinds import Address
@@ -49,7 +50,7 @@ _PROMPT_SECONDS = 5.0
 #: Beyond `shutdown.deadline`, what a worker may take to end: close-oks, audit log.
 _END_SECONDS = 15.0
 _OK, _FAULTY = 0, 2
-_UNAVAILABLE, _UNUSABLE = 503, 422
+_FOUND, _UNAVAILABLE, _UNUSABLE = 200, 503, 422
 #: Of the parent's numbers, what is none of its own: it serves nobody. Nor do its descriptors matter to producers.
 _NOT_OURS = "oxproxy_workers"
 
@@ -148,8 +149,11 @@ class Workers:
         address = self._settings.admin.address
         if address is None:
             return
-        explain = json_route("POST", "/explain", partial(self._first, "POST", "/explain"))
-        routes = [json_route("POST", "/-/reload", self._reload_page), explain]
+        explain, explain_text = (partial(self._first, form, "POST", "/explain") for form in (JSON, TEXT))
+        routes = [
+            json_route("POST", "/-/reload", self._reload_page),
+            json_route("POST", "/explain", explain, texting=explain_text),
+        ]
         routes += JointShadow(self._tell_shadow).routes
         page = JointPage(self._portions)
         admin = Admin(page, self._not_ready, self._show, self._settings.admin.allow, routes, self._degraded)
@@ -276,12 +280,13 @@ class Workers:
                 portions.append(worker.shown.growing())
         return portions
 
-    async def _first(self, method: str, page: str, body: bytes) -> tuple[int, object]:
+    async def _first(self, form: str, method: str, page: str, body: bytes) -> tuple[int, object]:
         """Let the first worker that is there answer: all have the same rules."""
         for worker in self._workers:
-            answer = await worker.ask(method, page, body)
+            answer = await worker.ask(method, page, body, accept=form)
             if answer is not None:
-                return answer[0], answer[1].decode()
+                status, text = answer[0], answer[1].decode().removesuffix("\n")
+                return status, text if status == _FOUND else json.loads(text)
         return _UNAVAILABLE, {"errors": ["no worker answers"]}
 
     async def _tell_shadow(self, method: str, body: bytes) -> list[tuple[int, bytes]]:
@@ -292,7 +297,7 @@ class Workers:
 
     async def _reload_page(self, _body: bytes) -> tuple[int, object]:
         answer = await self._reload.reload("request")
-        status = 200 if not answer.errors else _UNUSABLE if answer.faulty else _UNAVAILABLE
+        status = _FOUND if not answer.errors else _UNUSABLE if answer.faulty else _UNAVAILABLE
         return status, answer.as_json()
 
     def _check(self, loaded: LoadedRules) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pamqp import commands
 
 from proxy.net.certificates import certificate_end
 from tests.broker.world import Outside
@@ -231,11 +232,43 @@ def test_a_changed_file_and_sighup_reach_all_workers(pair: Pair) -> None:
     assert [one["restarts"] for one in workers] == [0, 0]
 
 
-def test_explain_answers_by_the_rules_in_force(pair: Pair) -> None:
-    question = json.dumps({"vhost": pair.vhost, "exchange": "letters"}).encode()
+def explained(pair: Pair, question: dict[str, str], accept: str) -> tuple[int, str, str]:
+    """Status, content type and text of an answer."""
     url = f"http://127.0.0.1:{pair.running.admin}/explain"
-    with urllib.request.urlopen(urllib.request.Request(url, question), timeout=30) as answer:
-        assert "all letters" in answer.read().decode()
+    request = urllib.request.Request(url, json.dumps(question).encode(), {"Accept": accept})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.headers.get_content_type(), answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers.get_content_type(), error.read().decode()
+
+
+def test_explain_answers_by_the_rules_in_force_in_both_forms(pair: Pair) -> None:
+    question = {"vhost": pair.vhost, "exchange": "letters"}
+    status, kind, text = explained(pair, question, "application/json")
+    found = json.loads(text)
+    assert (status, kind, found["queues"], found["rules"]) == (200, "application/json", ["a"], pair.status()["rules"])
+    status, kind, text = explained(pair, question, "text/plain")
+    assert (status, kind) == (200, "text/plain")
+    assert "all letters" in text
+    assert not text.startswith("{")
+    assert not text.endswith("\n\n")
+    pair.write_rules(OTHER_RULES)
+    assert pair.reload()[0] == 200
+    assert "every letter" in explained(pair, question, "text/plain")[2]
+    # What clients declared is among it, whichever worker they came through.
+    producer = pair.producers(1)[0]
+    queue = producer.declare("theirs")
+    producer.ask(commands.Queue.Bind(queue=queue, exchange="letters", arguments={}))
+    until(lambda: set(json.loads(explained(pair, question, "application/json")[2])["queues"]) == {"a", queue})
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/plain"])
+def test_a_question_that_is_none_is_said_to_be_none(pair: Pair, accept: str) -> None:
+    status, kind, text = explained(pair, {"exchanges": "letters"}, accept)
+    assert (status, kind) == (422, "application/json")
+    assert any("exchanges: unknown key" in error for error in json.loads(text)["errors"])
 
 
 def test_a_shadow_compares_what_all_workers_carry(pair: Pair) -> None:

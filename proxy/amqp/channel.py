@@ -65,6 +65,8 @@ class Publish:
     withheld: bool
     #: what followed last time, most likely to follow again: a producer sends the same few in turn
     successor: Publish | None = None
+    #: body size and ending of its last audit line, where nothing else differs
+    ending: tuple[int, str] | None = None
 
 
 class Collected(NamedTuple):

@@ -1,9 +1,10 @@
 """What does it mean when a client binds to, or unbinds from, an exchange that is evaluated here?
 
-The binding is checked as the plugin would, then made on the carrier on the client's own channel: once under its storage
-key, where the broker keeps it, and once under the destination's token, where messages find it. What its routes choose
-must be within the client's reach, which is asked before the binding is kept. What a rules file owns is not the client's
-to change.
+The binding is checked as the plugin would, then made on the carrier on the client's own channel, where the broker keeps
+it. The first one of a destination is made under the destination's token, where messages find it; further ones under
+storage keys of their own. RabbitMQ before 3.11 looks at every binding of an exchange for each message that has a BCC:
+a token and a storage key for each destination would be twice as many. What its routes choose must be within the
+client's reach, which is asked before the binding is kept. What a rules file owns is not the client's to change.
 
 Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange
 specification, 11 and 13.
@@ -27,7 +28,7 @@ from proxy.amqp.method_frames import (
     queue_unbind,
 )
 from proxy.amqp.methods import method_frame
-from proxy.amqp.own_bindings import bind_step, unbind_step
+from proxy.amqp.own_bindings import bind_step, bind_tokens, unbind_step
 from proxy.amqp.stored import kept_arguments
 from proxy.amqp.tables import decode_table
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, StoredBinding
@@ -87,6 +88,8 @@ class ClientBindings:
         self._conversation = conversation
         self._state = conversation.state
         self._reach = ClientReach(conversation)
+        #: exchanges and destinations whose token is on its way to the broker, with a binding
+        self._marking: set[tuple[OwnedExchange, Destination]] = set()
         #: stands for this connection in `sure`, which may outlive it
         self._binder = object()
 
@@ -145,6 +148,8 @@ class ClientBindings:
         chosen = self._reach.chosen(owned, compiled) if kept and known is None and self._state.own_routes else []
         if not carried or (chosen and not tokens):
             chosen = list(dict.fromkeys((asked.receiver, *chosen)))
+        if kept and known is None and tokens and not chosen and not self._has_token(owned, asked.receiver):
+            stored = stored._replace(marks=frozenset(stored.sequences))
         keep = [_keep_step(channel, owned, stored)] if kept and carried else []
         named = [one for one in chosen if one in compiled.destinations]
         made = _Made(channel, asked, owned, stored if kept else None, tokens)
@@ -155,12 +160,16 @@ class ClientBindings:
         made, identity = planned.made, planned.binding.identity
         channel, owned = made.channel, made.owned
         tokens = made.tokens
+        is_mark = made.stored is not None and made.stored.is_mark
         if planned.keep:  # the broker is asked all the same
-            tokens = tuple(one for one in tokens if not owned.is_sure(one, self._binder))
+            tokens = tuple(one for one in tokens if not is_mark and not owned.is_sure(one, self._binder))
+        marking = {(owned, made.asked.receiver)} if is_mark else set()
+        self._marking |= marking
         steps = planned.keep + [bind_step(channel.number, owned.carrier, one) for one in tokens]
 
         def answered() -> None:
             channel.binds.discard(identity)
+            self._marking.difference_update(marking)
             answer = self._bound(made)
             if channel.binds:
                 self._conversation.say(channel, answer)
@@ -239,12 +248,23 @@ class ClientBindings:
             # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
             steps = [unbind_step(channel.number, owned.carrier, one) for one in needless]
             steps += _drop_steps(channel, owned, stored)
-            script.ahead(self._conversation, channel, steps, partial(self._unbound, made))
+            if stored.marks and not needless and asked.receiver in owned.bound:
+                # Others lead there by the same binding: a token comes in its place before it goes.
+                drop = partial(self._drop, made, steps)
+                mark = partial(bind_tokens, self._conversation, [(owned, asked.receiver)], drop, {})
+                script.ahead(self._conversation, channel, [], mark)
+            else:
+                script.ahead(self._conversation, channel, steps, partial(self._unbound, made))
         else:
             permitted = partial(self._permitted, made)
             # Whether it exists makes no difference, as on the broker.
             script.ahead(self._conversation, channel, [], lambda: self._reach.ask(owned, [asked.receiver], permitted))
         return False
+
+    def _drop(self, made: _Made, steps: list[script.Step]) -> None:
+        """Unbind, now that a token stands."""
+        if script.held(self._conversation, made.channel):
+            script.ahead(self._conversation, made.channel, steps, partial(self._unbound, made))
 
     def _permitted(self, made: _Made) -> None:
         """It is known now whether the client may unbind, where no binding on the broker says so."""
@@ -278,6 +298,10 @@ class ClientBindings:
         """The source, where binding to it is ours to judge: not what stays the broker's own beside it."""
         owned = self._state.exchanges.get(asked.source)
         return None if owned is None or owned.unmatched_pass else owned
+
+    def _has_token(self, owned: OwnedExchange, destination: Destination) -> bool:
+        """Whether messages find a destination already, or will when what is on its way has come."""
+        return destination in owned.bound or (owned, destination) in self._marking
 
     def _evaluated(self, asked: BindRequest) -> bool:
         """Whether the destination is an exchange that is evaluated here: it needs no token."""
@@ -331,14 +355,14 @@ class ClientBindings:
 
 
 def _keep_step(channel: Channel, owned: OwnedExchange, stored: StoredBinding) -> script.Step:
-    """Bind under the storage key, where the broker keeps the binding."""
+    """Bind where the broker keeps the binding."""
     binding = stored.binding
     sequence, client = stored.copies[0]
     kept = kept_arguments(sequence, stored.entries, binding.routing_key, client)
+    key = stored.key_of(sequence)
     if binding.destination_type == QUEUE:
-        frame = queue_bind(channel.number, binding.destination, owned.carrier, stored.key, kept)
-        return frame, methods.QUEUE_BIND_OK
-    return exchange_bind(channel.number, binding.destination, owned.carrier, stored.key, kept), methods.EXCHANGE_BIND_OK
+        return queue_bind(channel.number, binding.destination, owned.carrier, key, kept), methods.QUEUE_BIND_OK
+    return exchange_bind(channel.number, binding.destination, owned.carrier, key, kept), methods.EXCHANGE_BIND_OK
 
 
 def _drop_steps(channel: Channel, owned: OwnedExchange, stored: StoredBinding) -> list[script.Step]:
@@ -350,7 +374,8 @@ def _drop_steps(channel: Channel, owned: OwnedExchange, stored: StoredBinding) -
     steps = []
     for sequence, client in stored.copies:
         kept = kept_arguments(sequence, stored.entries, binding.routing_key, client)
-        steps.append((make(channel.number, binding.destination, owned.carrier, stored.key, kept), reply))
+        key = stored.key_of(sequence)
+        steps.append((make(channel.number, binding.destination, owned.carrier, key, kept), reply))
     return steps
 
 

@@ -16,7 +16,7 @@ from proxy.rules.declaration import members
 from proxy.rules.document import read_document
 from proxy.rules.examination import Named, destinations, examine, untouched
 from proxy.rules.expectations import Failure
-from proxy.rules.faults import ConfigWarning, Faults
+from proxy.rules.faults import ConfigWarning, Faults, Place
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.loops import Listening, check_loops
 from proxy.rules.nodes import Mapping
@@ -97,7 +97,7 @@ def inspect(paths: Sequence[Path], environ: Environment[str, str]) -> Findings:
     covered = {path.resolve() for path in named}
     alone = [path for path, kind in kinds.items() if kind == "rules" and path.resolve() not in covered]
     _rules(alone, environ, (), findings)
-    findings.errors.sort(key=lambda error: (error.file, error.line))
+    findings.errors.sort(key=lambda error: (error.file, error.line, error.column))
     return findings
 
 
@@ -111,7 +111,10 @@ def _kind(path: Path, faults: Faults) -> str | None:
         return None
     if not isinstance(root, Mapping):
         message = "seen neither a configuration nor a rules file, expected a mapping of the keys of one"
-        faults.errors += own.errors or [ConfigError(str(path), 1, "", message)]
+        place = Place(str(path), 1, 1) if root is None else root.place
+        if not own.errors:
+            own.error(place, "", message)
+        faults.errors += own.errors
         return None
     keys = [key.text for key, _ in root.entries]
     found = [name for name, known in (("settings", _SETTINGS_KEYS), ("rules", TOP_KEYS)) if set(keys) & set(known)]
@@ -119,7 +122,7 @@ def _kind(path: Path, faults: Faults) -> str | None:
         return found[0]
     seen = "keys of both a configuration and a rules file" if found else f"the keys {', '.join(keys) or '(none)'}"
     expected = f"a configuration ({', '.join(_SETTINGS_KEYS)}) or rules ({', '.join(TOP_KEYS)})"
-    faults.errors.append(ConfigError(str(path), 1, "", f"seen {seen}, expected those of {expected}"))
+    faults.error(root.place, "", f"seen {seen}, expected those of {expected}")
     return None
 
 

@@ -22,24 +22,21 @@ from proxy.rules.kinds import (
     ADDRESSES,
     FLAG,
     HTTP_URL,
-    SECRET,
     TEXT,
     TEXTS,
     Address,
-    Secret,
     duration,
     optional,
     whole,
     word,
 )
 from proxy.rules.nodes import Mapping
-from proxy.rules.passwords import Passwords
+from proxy.rules.passwords import Control, Passwords
 from proxy.rules.tls_settings import ListenTls, TlsChecks, UpstreamTls
 
 _HERE = Address("127.0.0.1", 5673)
 _BROKER = Address("127.0.0.1", 5672)
 _ADMIN = Address("127.0.0.1", 15693)
-_GUEST = Secret("guest")
 _WAIT = duration(0.01, 3600)
 
 
@@ -49,22 +46,6 @@ class Listener:
 
     address: Annotated[Address, Key(ADDRESS, "`host:port` where producers connect")] = _HERE
     tls: ListenTls | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """The user that declares carriers and reads the inventory; `password` holds the one to use."""
-
-    username: Annotated[str, Key(TEXT, "name of the control user")] = "guest"
-    password: Annotated[
-        Secret, Key(SECRET, "its password; here it is a warning unless every broker address is loopback")
-    ] = _GUEST
-    password_env: Annotated[
-        str | None, Key(optional(TEXT), "name of an environment variable that holds the password")
-    ] = None
-    password_file: Annotated[
-        str | None, Key(optional(TEXT), "file that holds the password; one line break at its end is left out")
-    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,8 +320,9 @@ def parse_settings(
     places: dict[str, Place] = {}
     settings = read_section(Settings, Fields(override(root, environ, faults), "", faults), places)
     passwords = Passwords(path.parent, environ, places, faults, secrets_required)
-    control = replace(settings.upstream.control, password=passwords.control(settings.upstream))
-    settings = replace(settings, upstream=replace(settings.upstream, control=control), folder=path.parent)
+    upstream = settings.upstream
+    control = passwords.control(upstream.control, all(each.loopback for each in upstream.addresses))
+    settings = replace(settings, upstream=replace(upstream, control=control), folder=path.parent)
     tls = TlsChecks(path.parent, places, faults, secrets_required)
     for index, listener in enumerate(settings.listen):
         tls.listener(listener.tls, f"listen[{index}].tls")
