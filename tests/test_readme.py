@@ -112,7 +112,7 @@ def test_a_producer_s_message_goes_where_its_amount_says_and_a_changed_rule_hold
     good = serving.rules.read_text()
     serving.rules.write_text(good.replace("x-?hkv>=", "x-?hkw>="))
     until(lambda: "reload failed" in serving.log, 20)
-    assert "rules/orders.yaml:8: exchanges[0].bindings[1].arguments" in serving.log
+    assert re.search(r"rules/orders\.yaml:8:\d+: exchanges\[0\]\.bindings\[1\]\.arguments", serving.log)
     serving.publish(2000)
     assert serving.taken() == [1, 1]
     serving.rules.write_text(good.replace("amount: 2000", "amount: 6000").replace("1000", "5000"))
