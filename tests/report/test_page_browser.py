@@ -22,7 +22,7 @@ WIDTHS = (400, 800, 1120, 1920)
 async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
     command = program()
     if command is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium (apt-get install chromium)")
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("no Chromium (make test-matrix installs one)")
     page = tmp_path / "report.html"
     page.write_text(render(figures()))
     async with browser(command) as tab:
