@@ -24,7 +24,7 @@ class JointReload(Attempts):
     Args:
         files: lists the rules files as the configuration names them.
         loaded: the rules in force.
-        check: finds what else is wrong with rules, beside the event loop.
+        check: finds what else is wrong with rules, beside the event loop; what it gives is called when they hold.
         tell: asks every worker to reload, and gives their answers: number of the worker, status, text; no status where
             it does not answer.
         counters: what is counted of it.
@@ -36,7 +36,7 @@ class JointReload(Attempts):
         self,
         files: Files,
         loaded: LoadedRules,
-        check: Callable[[LoadedRules], object],
+        check: Callable[[LoadedRules], Use],
         tell: Callable[[], Awaitable[Sequence[tuple[int, int, bytes]]]],
         counters: RulesCounters,
         tasks: Tasks,
@@ -49,20 +49,16 @@ class JointReload(Attempts):
         self._counters = counters
 
     def _prepare(self, loaded: LoadedRules) -> Use:
-        self._check(loaded)
-        return _nothing
+        return self._check(loaded)
 
     async def _hold(self, loaded: LoadedRules, use: Use) -> Verdict:
         told = await self._tell()
         wrong = [_wrong(number, status, text, loaded.rules.version) for number, status, text in told]
         errors = [error for error in wrong if error]
         if not errors:
+            use()
             self._counters.version = loaded.rules.version
         return Verdict(errors, faulty=_UNUSABLE in {status for _, status, _ in told})
-
-
-def _nothing() -> None:
-    """The workers make hold what they read themselves."""
 
 
 def _wrong(number: int, status: int, text: bytes, version: str) -> str:

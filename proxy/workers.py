@@ -22,6 +22,7 @@ from pathlib import Path
 import structlog
 
 from proxy.amqp.counters import Counters
+from proxy.attempts import Use
 from proxy.joint_reload import JointReload
 from proxy.joint_shadow import JointShadow
 from proxy.net.remote_rules import remote_brokers
@@ -89,7 +90,11 @@ class Workers:
     def __init__(
         self, config: Path, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], version: str
     ) -> None:
-        """Build what needs no event loop; nothing is started yet."""
+        """Build what needs no event loop; nothing is started yet.
+
+        Raises:
+            ConfigErrors: other brokers that the rules name can't be used as they say, or files of TLS can't.
+        """
         self._config = config
         self._settings = settings
         self._environ = environ
@@ -108,6 +113,7 @@ class Workers:
         self._signals = 0
         files = partial(rules_files, settings)
         self._tls = WantedTls(settings)
+        self._check(loaded)()
         rules = self._counters.rules
         self._reload = JointReload(files, loaded, self._check, self._tell, rules, self._tasks, self._tls.files)
 
@@ -300,14 +306,17 @@ class Workers:
         status = _FOUND if not answer.errors else _UNUSABLE if answer.faulty else _UNAVAILABLE
         return status, answer.as_json()
 
-    def _check(self, loaded: LoadedRules) -> None:
+    def _check(self, loaded: LoadedRules) -> Use:
         """Find what can't be of other brokers that the rules name, and of the files of TLS.
+
+        Returns:
+            Notes which files to follow once the rules hold.
 
         Raises:
             ConfigErrors: what is wrong with it.
         """
         listening = [(one.address.host, one.address.port) for one in self._settings.listen]
-        self._tls.read(remote_brokers(loaded, self._environ, listening))
+        return self._tls.read(remote_brokers(loaded, self._environ, listening))
 
     async def _tell(self) -> list[tuple[int, int, bytes]]:
         """Have all workers reload that are there; one that is being started reads the new files by itself."""

@@ -177,9 +177,10 @@ def test_a_rules_file_that_is_mounted_alone_is_warned_about(serve: Serve, tmp_pa
     assert running.log.read_text().count(warned) == 1
 
 
-def test_producers_get_in_only_when_inventory_and_carriers_stand(serve: Serve, outside: Outside) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_producers_get_in_only_when_inventory_and_carriers_stand(serve: Serve, outside: Outside, workers: int) -> None:
     later = free_port()
-    running = serve(upstream={"address": f"127.0.0.1:{later}"})
+    running = serve(upstream={"address": f"127.0.0.1:{later}"}, workers=workers)
     running.await_log("the broker is not reachable yet")
     assert running.get("/livez")[0] == 200
     status, page = running.get("/readyz")
@@ -278,12 +279,13 @@ def test_the_next_address_is_used_where_the_first_host_is_down(serve: Serve, out
     assert running.end() == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_broker_that_is_gone_is_said_to_producers_with_320_and_service_resumes_with_it(
-    serve: Serve, connect: Connect, outside: Outside
+    serve: Serve, connect: Connect, outside: Outside, workers: int
 ) -> None:
     broker, port = outside.broker, free_port()
     with Tap(broker.host, broker.port, port):
-        running = serve(upstream={"address": f"127.0.0.1:{port}"})
+        running = serve(upstream={"address": f"127.0.0.1:{port}"}, workers=workers)
         running.await_ready()
         idle = connect(running)
     lost = idle.closed(channel=0)
@@ -292,8 +294,11 @@ def test_a_broker_that_is_gone_is_said_to_producers_with_320_and_service_resumes
         Producer(running.port, outside.vhost)
     assert (caught.value.code, "upstream unavailable" in caught.value.text) == (320, True)
     assert running.get("/livez")[0] == 200
+    until(lambda: "degraded: " in running.get("/readyz")[1])
+    assert running.get("/readyz")[0] == 200
     with Tap(broker.host, broker.port, port), Producer(running.port, outside.vhost).open(confirm=True) as producer:
         assert producer.send_settled("letters", "k") == (True, [])
+        until(lambda: "degraded: " not in running.get("/readyz")[1])
 
 
 def test_the_admin_pages_say_how_it_stands(serve: Serve, outside: Outside) -> None:

@@ -340,6 +340,18 @@ def test_a_broker_that_refuses_the_control_user_ends_the_start_with_2(broker: Br
     assert running.process.wait(30) == 2
 
 
+def test_another_broker_that_can_not_be_used_ends_the_start_with_2_before_any_worker(
+    broker: Broker, tmp_path: Path
+) -> None:
+    (tmp_path / "ca.pem").write_text("none")
+    (tmp_path / "rules.yaml").write_text("brokers:\n  far:\n    address: far:1\n    tls: {ca: ca.pem}\n")
+    running = Running(tmp_path, {"workers": WORKERS, "rules": ["rules.yaml"]})
+    assert running.process.wait(30) == 2
+    said = running.log.read_text()
+    assert f"{tmp_path / 'rules.yaml'}:4:11: brokers.far.tls.ca: {tmp_path / 'ca.pem'}: seen no" in said
+    assert "worker started" not in said
+
+
 def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_none(
     broker: Broker, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ class Findings:
         sets: every set of rules that could be compiled.
         uncovered: bindings that no test makes true.
         destinations: what must exist on the broker.
+        settings: every configuration that could be read.
     """
 
     errors: list[ConfigError] = field(default_factory=list)
@@ -48,6 +49,21 @@ class Findings:
     sets: list[LoadedRules] = field(default_factory=list)
     uncovered: list[ConfigWarning] = field(default_factory=list)
     destinations: list[Named] = field(default_factory=list)
+    settings: list[Settings] = field(default_factory=list)
+
+    def take(self, faults: Faults) -> None:
+        """Add what was found elsewhere; errors stay in the order of files and places."""
+        self.warnings += faults.warnings
+        self.errors += faults.errors
+        self.errors.sort(key=lambda error: (error.file, error.line, error.column))
+
+    @property
+    def secured(self) -> bool:
+        """Whether anything is said of TLS."""
+        sections: list[object] = [one.upstream.tls for one in self.settings]
+        sections += [each.tls for one in self.settings for each in one.listen]
+        vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
+        return any(sections) or any(broker.tls for vhost in vhosts for broker in vhost.brokers)
 
     @property
     def summary(self) -> str:
@@ -92,12 +108,11 @@ def inspect(paths: Sequence[Path], environ: Environment[str, str]) -> Findings:
     findings = Findings(files=set(paths))
     faults = Faults()
     kinds = {path: _kind(path, faults) for path in dict.fromkeys(paths)}
-    findings.errors += faults.errors
+    findings.take(faults)
     named = [each for path, kind in kinds.items() if kind == "settings" for each in _settings(path, environ, findings)]
     covered = {path.resolve() for path in named}
     alone = [path for path, kind in kinds.items() if kind == "rules" and path.resolve() not in covered]
     _rules(alone, environ, (), findings)
-    findings.errors.sort(key=lambda error: (error.file, error.line, error.column))
     return findings
 
 
@@ -131,9 +146,10 @@ def _settings(path: Path, environ: Environment[str, str], findings: Findings) ->
     try:
         settings, warnings = load_settings(path, environ, secrets_required=False)
         findings.warnings += warnings
+        findings.settings.append(settings)
         named = rules_files(settings)
     except ConfigErrors as error:
-        findings.errors += error.errors
+        findings.take(Faults([*error.errors]))
         return []
     _rules(named, environ, [(one.address.host, one.address.port) for one in settings.listen], findings)
     return named
@@ -152,7 +168,7 @@ def _rules(paths: Sequence[Path], environ: Environment[str, str], listening: Lis
     try:
         loaded = load_rules(paths, look)
     except ConfigErrors as error:
-        findings.errors += error.errors
+        findings.take(Faults([*error.errors]))
         return
     findings.failures += loaded.failures()
     findings.sets.append(loaded)
@@ -161,8 +177,7 @@ def _rules(paths: Sequence[Path], environ: Environment[str, str], listening: Lis
     for vhost in loaded.rules.vhosts.values():
         for broker in vhost.brokers:
             password_of(broker, environ, here, required=False)
-    findings.errors += here.errors
-    findings.warnings += here.warnings
+    findings.take(here)
 
 
 def _count(number: int, what: str) -> str:

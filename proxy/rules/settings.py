@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping as Environment
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.declaration import Key, read_section
@@ -34,6 +34,7 @@ from proxy.rules.nodes import Mapping
 from proxy.rules.passwords import Control, Passwords
 from proxy.rules.tls_settings import ListenTls, TlsChecks, UpstreamTls
 
+Places: TypeAlias = Environment[str, Place]
 _HERE = Address("127.0.0.1", 5673)
 _BROKER = Address("127.0.0.1", 5672)
 _ADMIN = Address("127.0.0.1", 15693)
@@ -261,6 +262,7 @@ class Settings:
     """The whole configuration.
 
     `folder` is that of the file: `rules`, `password_file`, `declared.snapshot` and files of TLS are relative to it.
+    `places` has the dotted path of each key that was written.
     """
 
     listen: tuple[Listener, ...] = field(default_factory=lambda: (Listener(),))
@@ -280,6 +282,7 @@ class Settings:
     log: Log = field(default_factory=Log)
     shutdown: Shutdown = field(default_factory=Shutdown)
     folder: Path = field(default=Path())
+    places: Places = field(default_factory=dict, repr=False, compare=False)
 
 
 def load_settings(
@@ -291,7 +294,8 @@ def load_settings(
         path: the file.
         environ: the environment; variables that begin with ``OXPROXY_`` override keys.
         secrets_required: whether a password that is kept elsewhere, and the files of TLS, must be there; False makes
-            their absence a warning, for checks on a machine that must not know them.
+            their absence a warning, and that of the folder for the audit log (of which serve makes an error later), for
+            checks on a machine that must not know them.
 
     Returns:
         The settings, and what the operator should know about them.
@@ -321,10 +325,15 @@ def parse_settings(
     passwords = Passwords(path.parent, environ, places, faults, secrets_required)
     upstream = settings.upstream
     control = passwords.control(upstream.control, all(each.loopback for each in upstream.addresses))
-    settings = replace(settings, upstream=replace(upstream, control=control), folder=path.parent)
+    upstream = replace(upstream, control=control)
+    settings = replace(settings, upstream=upstream, folder=path.parent, places=places)
     tls = TlsChecks(path.parent, places, faults, secrets_required)
     for index, listener in enumerate(settings.listen):
         tls.listener(listener.tls, f"listen[{index}].tls")
     tls.upstream(settings.upstream.tls, "upstream.tls", settings.upstream.addresses)
+    audit = settings.audit.directory
+    if audit is not None and not secrets_required and not (path.parent / audit).is_dir():
+        place = places.get("audit.directory") or Place("configuration", 0)
+        faults.warn(place, "audit.directory", f"{path.parent / audit}: there is no such folder; serve won't make it")
     faults.check()
     return settings

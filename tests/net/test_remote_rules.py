@@ -26,7 +26,7 @@ def test_brokers_are_given_by_virtual_host_with_their_passwords() -> None:
         ),
         (
             "brokers:\n  a:\n    address: 'h:1'\n    tls: {ca: FILE}",
-            "a.yaml:4:5: brokers.a.tls: ",
+            "a.yaml:4:11: brokers.a.tls.ca: ",
         ),
         ("brokers: {a: {address: '127.0.0.1:5673'}}", "a.yaml:1:15: brokers.a.address: leads back to this proxy"),
     ],

@@ -90,7 +90,7 @@ def test_a_broker_says_how_it_is_reached() -> None:
         ("brokers: {a: {address: h}}", "brokers.a.address: seen the text"),
         ("brokers: {'a/b': {address: 'h:1'}}", 'brokers["a/b"]: a broker\'s name is what stands for a host'),
         ("brokers: {a: {address: 'h:1', tls: true}}", "brokers.a.tls: seen the boolean true, expected a mapping"),
-        ("brokers: {a: {address: 'h:1', tls: {ca: none.pem}}}", "brokers.a.tls.ca: this file does not exist"),
+        ("brokers: {a: {address: 'h:1', tls: {certificate: c.pem}}}", "brokers.a.tls: certificate and key go together"),
         ("brokers: {a: {address: 'h:1', tls: {verify: false}}}", "brokers.a.tls.verify: unknown key"),
         ("brokers: {a: {address: 'h:1', username: u}}", "brokers.a.username: a username without password"),
         (

@@ -134,3 +134,9 @@ def test_passwords_in_plain_text_to_a_broker_elsewhere_are_a_warning(folder: Pat
 def test_a_broker_whose_certificate_is_not_checked_is_a_warning(folder: Path) -> None:
     (warning,) = load(folder, "upstream:\n  tls: {verify: false}\n")[1]
     assert warning.startswith("oxproxy.yaml:2:9: upstream.tls.verify: warning: whoever is in between")
+
+
+def test_a_file_that_can_not_even_be_looked_for_is_said(folder: Path) -> None:
+    """A name that is too long for the system, as a folder that we may not enter is to who is not root."""
+    said = faults(folder, f"upstream: {{tls: {{ca: {'x' * 300}}}}}")
+    assert [line.rpartition(": ")[2] for line in said] in (["File name too long"], ["there is no such file"])
