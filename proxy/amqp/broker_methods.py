@@ -210,9 +210,11 @@ class BrokerMethods:
     def _close_ok(self, channel: Channel, frame: bytes) -> bool:
         if channel.owed_close_ok:
             channel.owed_close_ok = False
-        else:
-            channel.closes = False
-            self._conversation.forget(channel)
+            return True
+        if not channel.closes:  # nobody has asked: it ends nothing
+            return False
+        channel.closes = False
+        self._conversation.forget(channel)
         return True
 
     def _connection_close(self) -> bool:

@@ -254,3 +254,12 @@ def test_update_secret_is_answered_by_the_broker() -> None:
     ask, answer = method(0, commands.Connection.UpdateSecret("s", "r")), method(0, commands.Connection.UpdateSecretOk())
     assert wire.produce(ask) == ask
     assert wire.answer(answer) == answer
+
+
+def test_a_close_ok_that_nobody_asked_for_ends_nothing() -> None:
+    wire = Wire().open()
+    message = publish(to="other")
+    size = len(message) - len(b"body") - 8  # all but the body frame
+    begun = wire.produce(message[:size])
+    assert wire.answer(say(1, commands.Channel.CloseOk())) == b""
+    assert begun + wire.produce(message[size:]) == message
