@@ -123,6 +123,7 @@ class OwnedExchange:
         clients: bindings that clients made, by identity; those of rules files are known to the router alone.
         receivers: the same bindings by their own destination (not those of their routes), then by identity.
         bound: destinations whose token binding on the carrier stands, as far as is known.
+        marked: destinations under whose token a client's binding was made through us, and the identity of that binding.
         sure: which connection bound a token, until somebody declares that queue again or looks.
         reaches: how far routes of clients' bindings reach, by client; where that is limited.
         grants: what clients were found to be allowed to bind, by grant key; on the carrier each is a binding.
@@ -139,6 +140,7 @@ class OwnedExchange:
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
     bound: set[Destination] = field(default_factory=set)
+    marked: dict[Destination, Hashable] = field(default_factory=dict)
     sure: dict[Destination, object] = field(default_factory=dict)
     reaches: dict[str, Reach] = field(default_factory=dict)
     grants: dict[bytes, Destination] = field(default_factory=dict)
@@ -177,6 +179,8 @@ class OwnedExchange:
         if self.clients.pop(identity, None) is None:
             return False
         destination = (binding.destination_type, binding.destination)
+        if self.marked.get(destination) == identity:
+            del self.marked[destination]
         alike = self.receivers[destination]
         del alike[identity]
         if not alike:

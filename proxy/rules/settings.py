@@ -294,7 +294,8 @@ def load_settings(
         path: the file.
         environ: the environment; variables that begin with ``OXPROXY_`` override keys.
         secrets_required: whether a password that is kept elsewhere, and the files of TLS, must be there; False makes
-            their absence a warning, for checks on a machine that must not know them.
+            their absence a warning, and that of the folder for the audit log (of which serve makes an error later), for
+            checks on a machine that must not know them.
 
     Returns:
         The settings, and what the operator should know about them.
@@ -330,5 +331,9 @@ def parse_settings(
     for index, listener in enumerate(settings.listen):
         tls.listener(listener.tls, f"listen[{index}].tls")
     tls.upstream(settings.upstream.tls, "upstream.tls", settings.upstream.addresses)
+    audit = settings.audit.directory
+    if audit is not None and not secrets_required and not (path.parent / audit).is_dir():
+        place = places.get("audit.directory") or Place("configuration", 0)
+        faults.warn(place, "audit.directory", f"{path.parent / audit}: there is no such folder; serve won't make it")
     faults.check()
     return settings

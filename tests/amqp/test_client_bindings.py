@@ -40,9 +40,10 @@ def bound(**rules: object) -> Wire:
 
 
 def marked(**rules: object) -> Wire:
-    """Messages find the queue already, by a token that another sidecar or the rules file has bound."""
+    """Messages find the queue already, by a binding that came through this sidecar on another connection."""
     made = wire(**rules)
     made.state.exchanges[b"xo"].bound.add(("queue", b"b"))
+    made.state.exchanges[b"xo"].marked["queue", b"b"] = "a binding"
     return made
 
 
@@ -93,8 +94,8 @@ def numbered(number: int, queue: bytes = b"b") -> bytes:
 
 def test_binds_behind_a_bind_do_not_wait_for_its_answer_and_are_answered_in_order() -> None:
     made = wire()
-    assert names(made.produce(numbered(1), numbered(2, b"c"), numbered(3))) == ["Queue.Bind"] * 4
-    assert [names(made.answer(BIND_OK)) for _ in range(4)] == [["Queue.BindOk"]] * 2 + [[], ["Queue.BindOk"]]
+    assert names(made.produce(numbered(1), numbered(2, b"c"), numbered(3))) == ["Queue.Bind"] * 3
+    assert [names(made.answer(BIND_OK)) for _ in range(3)] == [["Queue.BindOk"]] * 3
     assert len(made.state.exchanges[b"xo"].clients) == 3
     assert made.produce(client.method(1, commands.Queue.Declare(queue="d"))) != b""
 
@@ -102,9 +103,9 @@ def test_binds_behind_a_bind_do_not_wait_for_its_answer_and_are_answered_in_orde
 def test_what_is_no_bind_waits_for_those_before_it_and_binds_behind_it_do_too() -> None:
     made = wire()
     message = publish(headers=KIND_B)
-    assert len(split(made.produce(numbered(1), numbered(2), queue_bind(1, b"b", b"xo", b"", ENTRIES)))) == 5
+    assert len(split(made.produce(numbered(1), numbered(2), queue_bind(1, b"b", b"xo", b"", ENTRIES)))) == 3
     assert made.produce(message, numbered(4)) == b""
-    made.answer(BIND_OK * 4)
+    made.answer(BIND_OK * 2)
     assert made.upstream() == b""
     made.answer(BIND_OK)
     left = made.upstream()
@@ -258,6 +259,59 @@ def test_a_token_comes_in_place_of_a_binding_by_which_others_are_found(refusal: 
     assert made.answer(UNBIND_OK) == UNBIND_OK
     assert [one.entries for one in made.state.exchanges[b"xo"].clients.values()] == [OTHER]
     assert ("queue", b"b") in made.state.exchanges[b"xo"].bound
+
+
+def test_with_no_channel_of_ours_the_token_comes_on_the_clients() -> None:
+    made = bound()
+    made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
+    made.answer(BIND_OK)
+    made.relay._conversation.own.number = None
+    (plain,) = split(made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES)))
+    assert (plain.name, read_queue_bind(plain.payload).routing_key) == ("Queue.Bind", token("queue", b"b"))
+    assert made.answer(BIND_OK) == b""
+    assert unbound(split(made.upstream())) == [(token("queue", b"b"), True)]
+    assert made.answer(UNBIND_OK) == UNBIND_OK
+
+
+def test_who_binds_while_the_last_binding_goes_relies_on_a_binding_of_its_own() -> None:
+    made = bound()
+    other = Wire(made.state, rules=ClientRules()).open()
+    made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES))
+    (mark,) = split(other.produce(queue_bind(1, b"b", b"xo", b"", OTHER)))
+    assert read_queue_bind(mark.payload).routing_key == token("queue", b"b")
+    other.answer(BIND_OK)
+    made.answer(UNBIND_OK * 2)
+    assert ("queue", b"b") in made.state.exchanges[b"xo"].bound
+
+
+def test_a_token_that_took_a_bindings_place_goes_when_the_others_went_meanwhile() -> None:
+    made = bound()
+    made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
+    made.answer(BIND_OK)
+    made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES))
+    other = Wire(made.state, rules=ClientRules()).open()
+    other.produce(queue_unbind(1, b"b", b"xo", b"", OTHER))
+    assert other.answer(UNBIND_OK) == UNBIND_OK
+    made.answer(say(1, commands.Exchange.DeclareOk()))
+    made.answer(say(OWN, commands.Channel.OpenOk()))
+    made.answer(OWN_BIND_OK)
+    made.upstream()
+    assert made.answer(UNBIND_OK) == b""
+    (frame,) = split(made.upstream())
+    assert (frame.channel, *unbound([frame])) == (OWN, (token("queue", b"b"), False))
+    assert made.answer(say(OWN, commands.Queue.UnbindOk())) == UNBIND_OK
+    assert ("queue", b"b") not in made.state.exchanges[b"xo"].bound
+
+
+def test_a_bind_answered_when_new_rules_hold_counts_under_them() -> None:
+    made = wire()
+    made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    again = routed("a")
+    made.state.swap(again.exchanges, again.router)
+    assert made.answer(BIND_OK) == BIND_OK
+    assert made.state.exchanges[b"xo"] is again.exchanges[b"xo"]
+    assert len(again.exchanges[b"xo"].clients) == 1
+    assert ("queue", b"b") in again.exchanges[b"xo"].bound
 
 
 def test_unbinding_with_other_arguments_is_refused_where_that_is_strict() -> None:
@@ -418,6 +472,19 @@ def test_in_queue_delivery_a_bind_asks_whether_the_queue_is_there_and_may_be_bou
     assert names(made.upstream()) == ["Channel.Open", "Queue.Unbind"]
     assert made.answer(say(OWN, commands.Channel.Close(404, "NOT_FOUND - no exchange", 50, 50))) == BIND_OK
     assert len(made.state.exchanges[b"xo"].clients) == 1
+
+
+@pytest.mark.parametrize(("refused", "shown"), [((50, 10), (50, 20)), ((60, 40), (60, 40))])
+def test_in_queue_delivery_a_queue_that_is_not_there_is_refused_as_the_bind_it_was(
+    refused: tuple[int, int], shown: tuple[int, int]
+) -> None:
+    made = unkept()
+    made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    close = commands.Channel.Close(404, "NOT_FOUND - no queue 'b' in vhost '/'", *refused)
+    (found,) = split(made.answer(say(1, close)))
+    assert (found.arguments["class_id"], found.arguments["method_id"]) == shown
+    assert found.arguments["reply_text"] == close.reply_text
+    assert not made.state.exchanges[b"xo"].clients
 
 
 def test_in_queue_delivery_a_client_without_the_right_is_refused() -> None:

@@ -76,10 +76,13 @@ class Story:
                 )
                 if found:
                     break
+            for labels in (each["metric"] for each in found):
+                if "file" in labels:
+                    labels["file"] = Path(labels["file"]).name
             return found
 
         for dashboard in DASHBOARDS:
-            draw(dashboard.json(), ask, PICTURES / f"{dashboard.uid}.png")
+            draw(dashboard.json(), ask, (self.start, self.end), PICTURES / f"{dashboard.uid}.png")
 
 
 def main() -> int:

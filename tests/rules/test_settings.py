@@ -205,6 +205,16 @@ def test_a_password_that_is_kept_elsewhere_can_be_left_out_of_a_check(tmp_path: 
     assert len(found) == 1
 
 
+def test_a_check_says_that_the_folder_of_the_audit_log_is_not_there(tmp_path: Path) -> None:
+    path = write(tmp_path, "audit: {directory: audit}")
+    (warning,) = load_settings(path, {}, secrets_required=False)[1]
+    assert str(warning).endswith(
+        f"audit.directory: warning: {tmp_path / 'audit'}: there is no such folder; serve won't make it"
+    )
+    (tmp_path / "audit").mkdir()
+    assert load_settings(path, {}, secrets_required=False)[1] == []
+
+
 @given(st.dictionaries(KEYS, TREES, max_size=6), st.dictionaries(VARIABLES, st.text('ab:[]{}" 5s', max_size=8)))
 def test_any_file_and_environment_give_settings_or_faults(file: object, environ: dict[str, str]) -> None:
     faults = Faults()
