@@ -96,7 +96,7 @@ def run(config: Path, environ: Mapping[str, str], worker: str | None = None) -> 
     for warning in (*warnings, *loaded.warnings):
         _log.warning("configuration", text=str(warning))
     if worker is None and settings.workers > 1:
-        return asyncio.run(Workers(config, settings, loaded, environ, product_version()).serve())
+        return _run_workers(config, settings, loaded, environ)
     place = None if worker is None else Place.read(worker)
     if place is not None:
         settings = place.settings(settings)
@@ -109,6 +109,15 @@ def run(config: Path, environ: Mapping[str, str], worker: str | None = None) -> 
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with runner:
         return runner.run(Sidecar(settings, loaded, environ, place).serve())
+
+
+def _run_workers(config: Path, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str]) -> int:
+    try:
+        workers = Workers(config, settings, loaded, environ, product_version())
+    except ConfigErrors as errors:
+        sys.stderr.write(f"{errors}\n")
+        return FAULTY
+    return asyncio.run(workers.serve())
 
 
 class Sidecar:
@@ -279,6 +288,7 @@ class Sidecar:
         while True:
             self._counters.missing_destinations = self._topology.missing_count
             self._counters.foreign_bindings = self._topology.foreign_count
+            self._counters.certificates = self._tls.contexts.ends
             await asyncio.sleep(_WATCH_SECONDS)
 
     def not_ready(self) -> list[str]:

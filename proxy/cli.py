@@ -71,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--broker",
         metavar="URL",
-        help="ask a broker which destinations exist: http://USER:PASSWORD@HOST:15672 or amqp://...",
+        help="ask a broker which destinations exist: http(s)://USER:PASSWORD@HOST:15672 or amqp(s)://...; TLS as the "
+        "configuration says under upstream.tls",
     )
     check.set_defaults(run=_check)
 
@@ -145,10 +146,14 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     findings = inspect(options.files, os.environ)
+    if findings.secured:
+        from proxy.certificates import check_certificates
+
+        check_certificates(findings)
     if options.broker is not None:
         from proxy.destinations import lacking
 
-        findings.warnings += lacking(options.broker, findings.destinations)
+        findings.warnings += lacking(options.broker, findings.destinations, findings.settings)
     if options.json:
         _say(json.dumps(findings.as_json(), indent=2, ensure_ascii=False))
     else:

@@ -58,6 +58,12 @@ class LocalProtocolError(ProxyError):
     """A bug of ours: a state that the protocol does not have."""
 
 
+def located(file: str, line: int, column: int = 0) -> str:
+    """Give a place as ``file:line:column``, as far as it is known: a line or column of 0 is not."""
+    numbers = [line, column] if line and column else [line] if line else []
+    return ":".join((file, *map(str, numbers)))
+
+
 class ConfigError(ProxyError):
     """One fault in an operator's file.
 
@@ -78,16 +84,16 @@ class ConfigError(ProxyError):
         self.column = column
 
     def __str__(self) -> str:
-        """``file:line: key: message``, the form promised to operators."""
-        place = f"{self.file}:{self.line}" if self.line else self.file
+        """``file:line:column: key: message``, the form promised to operators."""
+        place = located(self.file, self.line, self.column)
         return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
 
 
 class ConfigErrors(ProxyError):  # noqa: N818 -- a plural of ConfigError
-    """Every fault found in one load, in file and line order."""
+    """Every fault found in one load, in the order of files and of places in them."""
 
     def __init__(self, errors: Iterable[ConfigError]) -> None:
-        self.errors = tuple(sorted(errors, key=lambda error: (error.file, error.line)))
+        self.errors = tuple(sorted(errors, key=lambda error: (error.file, error.line, error.column)))
         super().__init__(*self.errors)
 
     def __str__(self) -> str:

@@ -12,33 +12,27 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from proxy.amqp.counters import Counters
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.attempts import Answer, Attempts, Files, Use, Verdict
 from proxy.broker.changeover import Retirement
 from proxy.broker.topology import Topology
-from proxy.errors import ConfigErrors, Failure, UpstreamError
+from proxy.errors import Failure, UpstreamError
 from proxy.net.tasks import Tasks
 from proxy.routing.router import Router
-from proxy.rules.loader import LoadedRules, load_rules
+from proxy.rules.loader import LoadedRules
 from proxy.rules.model import VhostRules
-from proxy.rules.reload import Watch, lone_mounts
 from proxy.rules.wire import owned_exchange
 
 _log = structlog.get_logger(__name__)
 
-#: Seconds between two looks at the files; a change holds after two of them.
-LOOK_SECONDS = 1.0
-#: Seconds until rules are tried again that were good while the broker could not be reached.
-AGAIN_SECONDS = 5.0
 #: How long the compiling thread may keep the event loop waiting for the interpreter, in seconds. Python's own 5 ms,
 #: several times in one turn of the loop, would be felt.
 _TURN_SECONDS = 0.0005
@@ -46,39 +40,6 @@ _TURN_SECONDS = 0.0005
 _SHOWN = 100
 #: Bindings of old rules freed before others have a turn: some 0.1 ms.
 _FREED_AT_ONCE = 64
-_MOUNTINFO = Path("/proc/self/mountinfo")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of one reload.
-
-    Args:
-        version: of the rules in force after it.
-        errors: why new ones do not hold; none where they do.
-        at: when, in seconds since the epoch.
-        reason: who asked.
-        faulty: whether the files are to blame, not the broker.
-        missing: destinations of the new rules that can't be reached now, such as queues that nobody has declared.
-    """
-
-    version: str
-    errors: tuple[str, ...] = ()
-    at: float = 0.0
-    reason: str = ""
-    faulty: bool = False
-    missing: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, object]:
-        """Give it as plain data."""
-        return {
-            "result": "error" if self.errors else "ok",
-            "rules": self.version,
-            "at": self.at,
-            "reason": self.reason,
-            "errors": list(self.errors),
-            "missing": list(self.missing),
-        }
 
 
 @dataclass(slots=True)
@@ -93,11 +54,9 @@ class _Candidate:
 
 
 _Compiled = TypeVar("_Compiled")
-#: rules, why they do not hold, and what makes other brokers hold that they name
-_Loaded: TypeAlias = tuple[LoadedRules, list[str], Callable[[], None]]
 
 
-class Reload:
+class Reload(Attempts):
     """Replaces the rules of a running sidecar, one attempt at a time.
 
     Args:
@@ -114,69 +73,23 @@ class Reload:
 
     def __init__(
         self,
-        files: Callable[[], Sequence[Path]],
+        files: Files,
         loaded: LoadedRules,
         state_of: Callable[[str], VhostState],
         topology: Topology,
         counters: Counters,
         tasks: Tasks,
-        brokers_of: Callable[[LoadedRules], Callable[[], None]] | None = None,
-        files_beside: Callable[[], Sequence[Path]] = tuple,
+        brokers_of: Callable[[LoadedRules], Use] | None = None,
+        files_beside: Files = tuple,
     ) -> None:
         """Take the rules as they are."""
-        self._brokers_of = brokers_of
+        super().__init__(files, loaded.rules.version, counters.rules, tasks, files_beside)
         #: The rules in force.
         self.loaded = loaded
-        #: What came of the last attempt.
-        self.last: Answer | None = None
-        self._files = files
+        self._brokers_of = brokers_of
         self._state_of = state_of
         self._topology = topology
         self._counters = counters
-        self._tasks = tasks
-        self._files_beside = files_beside
-        self._watches = (Watch(files, loaded.rules.version), Watch(files_beside, ""))
-        self._watches[1].take()
-        self._one_at_a_time = asyncio.Lock()
-
-    def request(self) -> None:
-        """Reload soon, whatever the files hold (SIGHUP)."""
-        self._tasks.start(self.reload("signal"), "reload")
-
-    async def watch(self) -> None:
-        """Reload whenever the files change; returns only by cancellation."""
-        for path in await asyncio.to_thread(self._lone_mounts):
-            _log.warning("file is mounted alone (subPath): it will never change, mount its folder", file=path)
-        again_at = None
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            if again_at is not None and loop.time() >= again_at:
-                again_at = None
-                self._watches[0].again()
-            if not await asyncio.to_thread(self._look):
-                continue
-            answer = await self.reload("file")
-            if answer.errors and not answer.faulty:
-                again_at = loop.time() + AGAIN_SECONDS
-
-    async def reload(self, reason: str) -> Answer:
-        """Load the files and, where they are good, judge by them from now on.
-
-        Args:
-            reason: who asked, for the log.
-        """
-        async with self._one_at_a_time:
-            with _unnoticed():
-                self.last = answer = await self._attempt(reason)
-        rules = self._counters.rules
-        rules.reloads["error" if answer.errors else "ok"] += 1
-        if answer.errors:
-            _log.error("reload failed", reason=reason, rules=answer.version, errors=list(answer.errors))
-        else:
-            rules.last_success_seconds = answer.at
-            _log.info("reloaded", reason=reason, rules=answer.version)
-        return answer
 
     async def beside(self, compiling: Callable[[], _Compiled]) -> _Compiled:
         """Run something that compiles rules beside the event loop, never together with a reload."""
@@ -185,44 +98,27 @@ class Reload:
                 return await asyncio.to_thread(compiling)
 
     async def _attempt(self, reason: str) -> Answer:
-        before = self.loaded
+        with _unnoticed():
+            return await super()._attempt(reason)
 
-        def failed(errors: Sequence[str], faulty: bool) -> Answer:
-            return Answer(before.rules.version, tuple(errors), time.time(), reason, faulty)
+    def _prepare(self, loaded: LoadedRules) -> Use:
+        return _nothing if self._brokers_of is None else self._brokers_of(loaded)
 
-        try:
-            loaded, errors, use_brokers = await asyncio.to_thread(self._load)
-        except ConfigErrors as error:
-            return failed([str(each) for each in error.errors], faulty=True)
-        except Exception as error:  # noqa: BLE001 -- whatever a file makes us do wrong must not end the sidecar
-            _log.exception("reload went wrong")
-            return failed([f"{type(error).__name__} while loading: {error}"], faulty=True)
-        if errors:
-            return failed(errors, faulty=True)
+    async def _hold(self, loaded: LoadedRules, use: Use) -> Verdict:
         for warning in loaded.warnings:
             _log.warning("configuration", text=str(warning))
+        before = self.loaded
         if loaded.rules.version == before.rules.version:
-            use_brokers()
+            use()
         else:
             try:
-                await self._change_over(before, loaded, use_brokers)
+                await self._change_over(before, loaded, use)
             except UpstreamError as error:
-                return failed([str(error)], faulty=error.failure is Failure.REFUSED)
+                return Verdict([str(error)], faulty=error.failure is Failure.REFUSED)
         missing = [each for name in loaded.rules.vhosts for each in _unreached(self._state_of(name))]
-        return Answer(loaded.rules.version, (), time.time(), reason, missing=tuple(missing[:_SHOWN]))
+        return Verdict(missing=missing[:_SHOWN])
 
-    def _look(self) -> bool:
-        looks = [watch.look() for watch in self._watches]  # each has to look, whatever the others see
-        return any(looks)
-
-    def _load(self) -> _Loaded:
-        for watch in self._watches:
-            watch.take()
-        loaded = load_rules(self._files())
-        use_brokers = _nothing if self._brokers_of is None else self._brokers_of(loaded)
-        return loaded, [str(failure) for failure in loaded.failures()], use_brokers
-
-    async def _change_over(self, before: LoadedRules, loaded: LoadedRules, use_brokers: Callable[[], None]) -> None:
+    async def _change_over(self, before: LoadedRules, loaded: LoadedRules, use: Use) -> None:
         candidates = [
             _candidate(self._state_of(name), loaded) for name in sorted({*before.rules.vhosts, *loaded.rules.vhosts})
         ]
@@ -238,7 +134,7 @@ class Reload:
         for candidate in candidates:
             self._topology.swap(candidate.state.name, candidate.exchanges, candidate.router)
             candidate.state.set_addresses(loaded.books.get(candidate.state.name))
-        use_brokers()
+        use()
         self._counters.rules.version = loaded.rules.version
         name_traffic(self._counters, loaded)
         self.loaded = loaded
@@ -247,13 +143,6 @@ class Reload:
                 retire = self._topology.retire(candidate.state.name, candidate.retirement)
                 self._tasks.start(retire, f"retire tokens of {candidate.state.name}")
         self._tasks.start(_free(remains), "free old rules")
-
-    def _lone_mounts(self) -> list[str]:
-        try:
-            files = [*self._files(), *self._files_beside()]
-            return [str(path) for path in lone_mounts(files, _MOUNTINFO.read_text(encoding="utf-8"))]
-        except (OSError, ConfigErrors):  # no Linux; no file: the next load says so
-            return []
 
 
 def _nothing() -> None:

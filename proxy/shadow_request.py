@@ -6,6 +6,7 @@ It asks the admin port as anybody may, over HTTP, and takes the candidate away a
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 import urllib.error
@@ -31,6 +32,8 @@ LOOK_SECONDS = 30.0
 #: Rows of bindings for people; JSON has them all.
 _BINDINGS = 30
 _UNUSABLE = 422
+#: ``file:line:column``, line and column where they are known
+_PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,16 @@ def _refused(address: str, error: urllib.error.HTTPError) -> ConfigErrors:
     text = error.read().decode(errors="replace").strip()
     if error.code != _UNUSABLE:
         return _failed(f"{address}: {error.code} {text or error.reason}")
-    found = [str(each).partition(": ") for each in json.loads(text)["errors"]]
-    return ConfigErrors([ConfigError(place, 0, "", rest) for place, _, rest in found])
+    return ConfigErrors([_fault(str(each)) for each in json.loads(text)["errors"]])
+
+
+def _fault(text: str) -> ConfigError:
+    """Read an error as the sidecar writes it, so that it keeps its place among the others."""
+    place, _, rest = text.partition(": ")
+    found = _PLACE.fullmatch(place)
+    assert found is not None  # noqa: S101 -- it takes any text
+    file, line, column = found.groups(default="0")
+    return ConfigError(file, int(line), "", rest, int(column))
 
 
 def _failed(text: str) -> ConfigErrors:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from proxy.observe.inquiry import ask
+from proxy.observe.inquiry import ANSWER_SECONDS, JSON, ask
 from proxy.observe.merging import Portion
 from proxy.rules.kinds import Address
 from proxy.rules.settings import Settings
@@ -130,6 +130,8 @@ class Worker:
         """It will not be started again."""
         self._socket.close()
 
-    async def ask(self, method: str, page: str, body: bytes = b"", seconds: float = 60.0) -> tuple[int, bytes] | None:
+    async def ask(
+        self, method: str, page: str, body: bytes = b"", seconds: float = ANSWER_SECONDS, accept: str = JSON
+    ) -> tuple[int, bytes] | None:
         """Ask one of its admin pages; None where it does not answer."""
-        return await ask(self._path, method, page, body, seconds) if self.running else None
+        return await ask(self._path, method, page, body, seconds, accept) if self.running else None

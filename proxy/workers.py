@@ -22,6 +22,7 @@ from pathlib import Path
 import structlog
 
 from proxy.amqp.counters import Counters
+from proxy.attempts import Use
 from proxy.joint_reload import JointReload
 from proxy.joint_shadow import JointShadow
 from proxy.net.remote_rules import remote_brokers
@@ -29,6 +30,7 @@ from proxy.net.tasks import Tasks
 from proxy.net.tls_wanted import WantedTls
 from proxy.observe.admin import Admin
 from proxy.observe.exposition import PROCESS, Exposition
+from proxy.observe.inquiry import JSON, TEXT
 from proxy.observe.merging import JointPage, Portion, read_portion
 from proxy.observe.pages import json_route
 from proxy.rules.kinds import Address
@@ -49,7 +51,7 @@ _PROMPT_SECONDS = 5.0
 #: Beyond `shutdown.deadline`, what a worker may take to end: close-oks, audit log.
 _END_SECONDS = 15.0
 _OK, _FAULTY = 0, 2
-_UNAVAILABLE, _UNUSABLE = 503, 422
+_FOUND, _UNAVAILABLE, _UNUSABLE = 200, 503, 422
 #: Of the parent's numbers, what is none of its own: it serves nobody. Nor do its descriptors matter to producers.
 _NOT_OURS = "oxproxy_workers"
 
@@ -88,7 +90,11 @@ class Workers:
     def __init__(
         self, config: Path, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], version: str
     ) -> None:
-        """Build what needs no event loop; nothing is started yet."""
+        """Build what needs no event loop; nothing is started yet.
+
+        Raises:
+            ConfigErrors: other brokers that the rules name can't be used as they say, or files of TLS can't.
+        """
         self._config = config
         self._settings = settings
         self._environ = environ
@@ -107,6 +113,7 @@ class Workers:
         self._signals = 0
         files = partial(rules_files, settings)
         self._tls = WantedTls(settings)
+        self._check(loaded)()
         rules = self._counters.rules
         self._reload = JointReload(files, loaded, self._check, self._tell, rules, self._tasks, self._tls.files)
 
@@ -148,8 +155,11 @@ class Workers:
         address = self._settings.admin.address
         if address is None:
             return
-        explain = json_route("POST", "/explain", partial(self._first, "POST", "/explain"))
-        routes = [json_route("POST", "/-/reload", self._reload_page), explain]
+        explain, explain_text = (partial(self._first, form, "POST", "/explain") for form in (JSON, TEXT))
+        routes = [
+            json_route("POST", "/-/reload", self._reload_page),
+            json_route("POST", "/explain", explain, texting=explain_text),
+        ]
         routes += JointShadow(self._tell_shadow).routes
         page = JointPage(self._portions)
         admin = Admin(page, self._not_ready, self._show, self._settings.admin.allow, routes, self._degraded)
@@ -276,12 +286,13 @@ class Workers:
                 portions.append(worker.shown.growing())
         return portions
 
-    async def _first(self, method: str, page: str, body: bytes) -> tuple[int, object]:
+    async def _first(self, form: str, method: str, page: str, body: bytes) -> tuple[int, object]:
         """Let the first worker that is there answer: all have the same rules."""
         for worker in self._workers:
-            answer = await worker.ask(method, page, body)
+            answer = await worker.ask(method, page, body, accept=form)
             if answer is not None:
-                return answer[0], answer[1].decode()
+                status, text = answer[0], answer[1].decode().removesuffix("\n")
+                return status, text if status == _FOUND else json.loads(text)
         return _UNAVAILABLE, {"errors": ["no worker answers"]}
 
     async def _tell_shadow(self, method: str, body: bytes) -> list[tuple[int, bytes]]:
@@ -292,17 +303,20 @@ class Workers:
 
     async def _reload_page(self, _body: bytes) -> tuple[int, object]:
         answer = await self._reload.reload("request")
-        status = 200 if not answer.errors else _UNUSABLE if answer.faulty else _UNAVAILABLE
+        status = _FOUND if not answer.errors else _UNUSABLE if answer.faulty else _UNAVAILABLE
         return status, answer.as_json()
 
-    def _check(self, loaded: LoadedRules) -> None:
+    def _check(self, loaded: LoadedRules) -> Use:
         """Find what can't be of other brokers that the rules name, and of the files of TLS.
+
+        Returns:
+            Notes which files to follow once the rules hold.
 
         Raises:
             ConfigErrors: what is wrong with it.
         """
         listening = [(one.address.host, one.address.port) for one in self._settings.listen]
-        self._tls.read(remote_brokers(loaded, self._environ, listening))
+        return self._tls.read(remote_brokers(loaded, self._environ, listening))
 
     async def _tell(self) -> list[tuple[int, int, bytes]]:
         """Have all workers reload that are there; one that is being started reads the new files by itself."""

@@ -45,7 +45,7 @@ class Authority:
         target = str(out or self.ca)
         subprocess.run(["openssl", *arguments, "-out", target], check=True, capture_output=True)
 
-    def certificate(self, name: str, *, expired: bool = False) -> tuple[Path, Path]:
+    def certificate(self, name: str, *, expired: bool = False, days: int = 2) -> tuple[Path, Path]:
         """Make a certificate for a host; give it and its key."""
         stem = f"{name}-expired" if expired else name
         key, request, made = (self.folder / f"{stem}.{end}" for end in ("key", "csr", "pem"))
@@ -53,7 +53,7 @@ class Authority:
         self._openssl("req", *more, out=request)
         names = self.folder / f"{stem}.ext"
         names.write_text(f"subjectAltName=DNS:{name}\n")
-        time = ["-startdate", "20200101000000Z", "-enddate", "20200102000000Z"] if expired else ["-days", "2"]
+        time = ["-startdate", "20200101000000Z", "-enddate", "20200102000000Z"] if expired else ["-days", str(days)]
         signed = ["-config", str(self.folder / "ca.conf"), "-cert", str(self.ca), "-keyfile", str(self._key), *time]
         self._openssl("ca", "-batch", "-notext", "-in", str(request), *signed, "-extfile", str(names), out=made)
         key.chmod(0o644)

@@ -160,9 +160,27 @@ def test_it_raises_its_own_limit_of_descriptors_where_it_may(serve: Serve) -> No
     assert re.search(r"^Max open files +500 +600 ", limits, re.MULTILINE)
 
 
-def test_producers_get_in_only_when_inventory_and_carriers_stand(serve: Serve, outside: Outside) -> None:
+#: Enters a mount namespace of its own and mounts one file over another there, as the kubelet does for `subPath`.
+_MOUNTED_ALONE = 'mount --bind "$0" "$1"; shift; exec "$@"'
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_rules_file_that_is_mounted_alone_is_warned_about(serve: Serve, tmp_path: Path, workers: int) -> None:
+    unshare = ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs to be allowed mount namespaces")
+    alone, rules = tmp_path / "mounted.yaml", tmp_path / "rules.yaml"
+    alone.write_text("queues: []\n")
+    running = serve(wrap=[*unshare, "sh", "-ec", _MOUNTED_ALONE, str(alone), str(rules)], workers=workers)
+    running.await_log("file is mounted alone (subPath)")
+    warned = f'event="file is mounted alone (subPath): it will never change, mount its folder" file={rules}'
+    assert running.log.read_text().count(warned) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_producers_get_in_only_when_inventory_and_carriers_stand(serve: Serve, outside: Outside, workers: int) -> None:
     later = free_port()
-    running = serve(upstream={"address": f"127.0.0.1:{later}"})
+    running = serve(upstream={"address": f"127.0.0.1:{later}"}, workers=workers)
     running.await_log("the broker is not reachable yet")
     assert running.get("/livez")[0] == 200
     status, page = running.get("/readyz")
@@ -261,12 +279,13 @@ def test_the_next_address_is_used_where_the_first_host_is_down(serve: Serve, out
     assert running.end() == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_broker_that_is_gone_is_said_to_producers_with_320_and_service_resumes_with_it(
-    serve: Serve, connect: Connect, outside: Outside
+    serve: Serve, connect: Connect, outside: Outside, workers: int
 ) -> None:
     broker, port = outside.broker, free_port()
     with Tap(broker.host, broker.port, port):
-        running = serve(upstream={"address": f"127.0.0.1:{port}"})
+        running = serve(upstream={"address": f"127.0.0.1:{port}"}, workers=workers)
         running.await_ready()
         idle = connect(running)
     lost = idle.closed(channel=0)
@@ -275,8 +294,11 @@ def test_a_broker_that_is_gone_is_said_to_producers_with_320_and_service_resumes
         Producer(running.port, outside.vhost)
     assert (caught.value.code, "upstream unavailable" in caught.value.text) == (320, True)
     assert running.get("/livez")[0] == 200
+    until(lambda: "degraded: " in running.get("/readyz")[1])
+    assert running.get("/readyz")[0] == 200
     with Tap(broker.host, broker.port, port), Producer(running.port, outside.vhost).open(confirm=True) as producer:
         assert producer.send_settled("letters", "k") == (True, [])
+        until(lambda: "degraded: " not in running.get("/readyz")[1])
 
 
 def test_the_admin_pages_say_how_it_stands(serve: Serve, outside: Outside) -> None:
@@ -305,14 +327,14 @@ def test_a_wrong_configuration_is_named_by_file_and_line(serve: Serve) -> None:
     running = serve(limits={"connections": "many"}, listening=1)
     said = refused(running)
     lines = running.configuration.read_text().splitlines()
-    for key, fault in (("connections", "limits.connections: "), ("listening", "listening: ")):
+    for key, column, fault in (("connections", 16, "limits.connections: "), ("listening", 1, "listening: ")):
         [number] = [at for at, line in enumerate(lines, 1) if line.strip().startswith(f"{key}:")]
-        assert f"{running.configuration}:{number}: {fault}" in said
+        assert f"{running.configuration}:{number}:{column}: {fault}" in said
 
 
 def test_wrong_rules_are_named_by_file_and_line(serve: Serve, tmp_path: Path) -> None:
     said = refused(serve("exchanges:\n  - name: x\n    bindings:\n      - {queue: a, arguments: {x-no-such: 1}}\n"))
-    assert f"{tmp_path / 'rules.yaml'}:5: exchanges[0].bindings[0].arguments" in said
+    assert f"{tmp_path / 'rules.yaml'}:5:32: exchanges[0].bindings[0].arguments" in said
     assert "Unknown or invalid argument's key" in said
 
 

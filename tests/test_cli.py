@@ -57,8 +57,8 @@ def test_check_gives_every_fault_on_standard_error_and_status_2(
     assert run("check", rules) == 2
     assert capsys.readouterr() == (
         "",
-        f"{rules}:1: exchanges[0].name: seen the number 5, expected the name of an exchange: put it in quotes\n"
-        f"{rules}:2: queus: unknown key; did you mean queues?\n",
+        f"{rules}:1:20: exchanges[0].name: seen the number 5, expected the name of an exchange: put it in quotes\n"
+        f"{rules}:2:1: queus: unknown key; did you mean queues?\n",
     )
 
 
@@ -67,7 +67,7 @@ def test_check_gives_failing_tests_and_status_1(rules: Path, capsys: pytest.Capt
     assert run("check", rules) == 1
     assert capsys.readouterr() == (
         "",
-        f"{rules}:7: tests[0]: t: queues: expected r as well; queues: got q, which was not expected\n",
+        f"{rules}:7:9: tests[0]: t: queues: expected r as well; queues: got q, which was not expected\n",
     )
 
 
@@ -215,7 +215,7 @@ def test_check_writes_every_finding_as_json(rules: Path, capsys: pytest.CaptureF
 def test_coverage_names_bindings_that_no_test_makes_true(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", "--coverage", rules) == 0
     assert capsys.readouterr().err == (
-        f"{rules}:6: exchanges[0].bindings[1]: warning: no test makes this binding true\n"
+        f"{rules}:6:9: exchanges[0].bindings[1]: warning: no test makes this binding true\n"
     )
 
 

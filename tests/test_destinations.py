@@ -35,8 +35,8 @@ def test_each_missing_destination_is_warned_of_at_its_line(
     assert cli.main(["check", "--broker", url, str(path)]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line.removeprefix(f"{path}:") for line in lines] == [
-        "7: exchanges[0].bindings[0].arguments.x-addq-ontrue: warning: the broker has no such queue",
-        "8: exchanges[0].bindings[1].exchange: warning: the broker has no such exchange",
+        "7:21: exchanges[0].bindings[0].arguments.x-addq-ontrue: warning: the broker has no such queue",
+        "8:9: exchanges[0].bindings[1].exchange: warning: the broker has no such exchange",
     ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.amqp.counters import RulesCounters
+from proxy.attempts import Use
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.joint_reload import JointReload
 from proxy.net.tasks import Tasks
@@ -25,13 +26,15 @@ class Crew:
         loaded = load_rules([self.file])
         self.counters = RulesCounters(version=loaded.rules.version)
         self.told = 0
+        self.held: list[str] = []
         self.answers: list[tuple[int, int, dict[str, object]]] | None = None
         self.fault: ConfigErrors | None = None
         self.reload = JointReload(lambda: [self.file], loaded, self.check, self.tell, self.counters, Tasks())
 
-    def check(self, loaded: LoadedRules) -> None:
+    def check(self, loaded: LoadedRules) -> Use:
         if self.fault is not None:
             raise self.fault
+        return lambda: self.held.append(loaded.rules.version)
 
     async def tell(self) -> Sequence[tuple[int, int, bytes]]:
         self.told += 1
@@ -52,6 +55,7 @@ async def test_good_rules_are_told_to_all_and_are_the_version_from_then_on(crew:
     assert answer.errors == ()
     assert answer.version == crew.counters.version != before
     assert crew.counters.reloads == {"ok": 1, "error": 0}
+    assert crew.held == [answer.version]
     assert crew.reload.last is answer
 
 
@@ -100,4 +104,5 @@ async def test_a_worker_that_can_not_is_named(
     found = await crew.reload.reload("request")
     assert found.errors[0].startswith(error)
     assert found.faulty is faulty
+    assert crew.held == []
     assert crew.counters.version == before

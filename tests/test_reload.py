@@ -126,7 +126,7 @@ def test_a_hangup_reloads(site: Site) -> None:
     ("text", "error"),
     [
         ("exchanges: [{name: letters, bindings: [{queue: a1, arguments: {x-order: 0}}]}]", "x-order"),
-        ("exchanges: [", "rules.yaml:3: YAML syntax"),
+        ("exchanges: [", "rules.yaml:3:1: YAML syntax"),
         ("tests: [{name: never, publish: {exchange: letters}, expect: {}}]", "never"),
         ("exchanges: [{name: amq.direct.x, type: topic, delivery: carrier}]", "amq."),
     ],

@@ -112,7 +112,7 @@ async def test_a_candidate_that_is_not_good_is_refused_with_every_fault() -> Non
     status, found = await stage.shadow.begin(b"exchanges: [{name: e, tpye: x-open}]\nqueues: 1\n")
     assert status == 422
     errors = cast("Json", found)["errors"]
-    assert [line.partition(": ")[0] for line in errors] == ["candidate:1", "candidate:2"]
+    assert [line.partition(": ")[0] for line in errors] == ["candidate:1:23", "candidate:2:9"]
     assert stage.shadow.version is None
     assert not stage.shadow.looks_at("/", b"xo")
 
@@ -360,7 +360,8 @@ def test_the_command_gives_json_and_status_0_where_nothing_differs(site: Site, t
 
 @pytest.mark.broker
 def test_the_command_says_what_is_wrong_with_a_candidate(site: Site, tmp_path: Path) -> None:
-    asked = command(site, tmp_path, text=RULES.replace("queue: bills", "quue: bills"))
+    asked = command(site, tmp_path, text="a: 1\n" + "\n" * 8 + "b: 2\ntests: 5\n")
     done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert f"{tmp_path / 'next.yaml'}:8" in done.stderr
+    places = [line.partition(": ")[0] for line in done.stderr.splitlines()]
+    assert places == [f"{tmp_path / 'next.yaml'}:{place}" for place in ("2:1", "11:1", "12:8")]

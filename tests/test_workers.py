@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pamqp import commands
 
+from proxy.net.certificates import certificate_end
 from tests.broker.world import Outside
 from tests.certificates import Authority
 from tests.private_broker import free_port
@@ -230,11 +232,43 @@ def test_a_changed_file_and_sighup_reach_all_workers(pair: Pair) -> None:
     assert [one["restarts"] for one in workers] == [0, 0]
 
 
-def test_explain_answers_by_the_rules_in_force(pair: Pair) -> None:
-    question = json.dumps({"vhost": pair.vhost, "exchange": "letters"}).encode()
+def explained(pair: Pair, question: dict[str, str], accept: str) -> tuple[int, str, str]:
+    """Status, content type and text of an answer."""
     url = f"http://127.0.0.1:{pair.running.admin}/explain"
-    with urllib.request.urlopen(urllib.request.Request(url, question), timeout=30) as answer:
-        assert "all letters" in answer.read().decode()
+    request = urllib.request.Request(url, json.dumps(question).encode(), {"Accept": accept})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.headers.get_content_type(), answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers.get_content_type(), error.read().decode()
+
+
+def test_explain_answers_by_the_rules_in_force_in_both_forms(pair: Pair) -> None:
+    question = {"vhost": pair.vhost, "exchange": "letters"}
+    status, kind, text = explained(pair, question, "application/json")
+    found = json.loads(text)
+    assert (status, kind, found["queues"], found["rules"]) == (200, "application/json", ["a"], pair.status()["rules"])
+    status, kind, text = explained(pair, question, "text/plain")
+    assert (status, kind) == (200, "text/plain")
+    assert "all letters" in text
+    assert not text.startswith("{")
+    assert not text.endswith("\n\n")
+    pair.write_rules(OTHER_RULES)
+    assert pair.reload()[0] == 200
+    assert "every letter" in explained(pair, question, "text/plain")[2]
+    # What clients declared is among it, whichever worker they came through.
+    producer = pair.producers(1)[0]
+    queue = producer.declare("theirs")
+    producer.ask(commands.Queue.Bind(queue=queue, exchange="letters", arguments={}))
+    until(lambda: set(json.loads(explained(pair, question, "application/json")[2])["queues"]) == {"a", queue})
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/plain"])
+def test_a_question_that_is_none_is_said_to_be_none(pair: Pair, accept: str) -> None:
+    status, kind, text = explained(pair, {"exchanges": "letters"}, accept)
+    assert (status, kind) == (422, "application/json")
+    assert any("exchanges: unknown key" in error for error in json.loads(text)["errors"])
 
 
 def test_a_shadow_compares_what_all_workers_carry(pair: Pair) -> None:
@@ -306,6 +340,18 @@ def test_a_broker_that_refuses_the_control_user_ends_the_start_with_2(broker: Br
     assert running.process.wait(30) == 2
 
 
+def test_another_broker_that_can_not_be_used_ends_the_start_with_2_before_any_worker(
+    broker: Broker, tmp_path: Path
+) -> None:
+    (tmp_path / "ca.pem").write_text("none")
+    (tmp_path / "rules.yaml").write_text("brokers:\n  far:\n    address: far:1\n    tls: {ca: ca.pem}\n")
+    running = Running(tmp_path, {"workers": WORKERS, "rules": ["rules.yaml"]})
+    assert running.process.wait(30) == 2
+    said = running.log.read_text()
+    assert f"{tmp_path / 'rules.yaml'}:4:11: brokers.far.tls.ca: {tmp_path / 'ca.pem'}: seen no" in said
+    assert "worker started" not in said
+
+
 def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_none(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -346,5 +392,11 @@ def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_no
         install(*second)
         assert pair.reload()[0] == 200
         assert shown() == {"second.example"}
+        ends = {"side": "downstream", "file": str(tmp_path / "cert.pem")}
+        until(
+            lambda: (
+                pair.metric("certificate_expiry_timestamp_seconds", **ends) == certificate_end(second[0].read_bytes())
+            )
+        )
     finally:
         assert running.end() == 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from deploy.grafana.dashboard import Dashboard, Row, Variable
 from deploy.grafana.panels import RED, Heatmap, Lines, Number, Query, States
-from deploy.grafana.selectors import MARKS, VARIABLES, chosen, quantile, rate, total
+from deploy.grafana.selectors import MARKS, VARIABLES, chosen, each, per_second, quantile, rate, summed, total
 
 _RABBITMQ = Variable("rabbitmq", "RabbitMQ", "label_values(rabbitmq_build_info, job)")
 
@@ -16,8 +16,12 @@ def _broker(metric: str) -> str:
     return f'{metric}{{job=~"$rabbitmq"}}'
 
 
-def _broker_rate(metric: str) -> str:
-    return f"rate({_broker(metric)}[$__rate_interval])"
+def _held(metric: str, legend: str) -> Query:
+    return Query(total(_broker(metric)), legend)
+
+
+def _grown(metric: str, legend: str) -> Query:
+    return Query(total(f"rate({_broker(metric)}[$__rate_interval])"), legend)
 
 
 _CONFIRMS = Row(
@@ -40,8 +44,8 @@ _CONFIRMS = Row(
             "Confirms by result",
             "Does the broker take what it gets? Nacked: a queue refused it or failed.",
             [
-                Query(total(rate("oxproxy_confirms_total"), "result"), "{{result}}"),
-                Query(total(rate("oxproxy_returns_total")), "returned"),
+                per_second("oxproxy_confirms_total", "result"),
+                per_second("oxproxy_returns_total", legend="returned"),
             ],
             "cps",
         ),
@@ -55,9 +59,9 @@ _CONNECTIONS = Row(
             "Open connections",
             "Are there as many to the broker as from producers?",
             [
-                Query(total(chosen("oxproxy_connections"), "side"), "{{side}}"),
-                Query(total(chosen("oxproxy_channels")), "channels"),
-                Query(total(chosen("oxproxy_connections_kept")), "kept for another producer"),
+                summed("oxproxy_connections", "side"),
+                summed("oxproxy_channels", legend="channels"),
+                summed("oxproxy_connections_kept", legend="kept for another producer"),
             ],
             width=6,
         ),
@@ -65,8 +69,8 @@ _CONNECTIONS = Row(
             "Attempts",
             "How do attempts to connect end, on either side?",
             [
-                Query(total(rate("oxproxy_connections_total"), "side", "result"), "{{side}} {{result}}"),
-                Query(total(rate("oxproxy_connections_reused_total")), "upstream reused"),
+                per_second("oxproxy_connections_total", "side", "result"),
+                per_second("oxproxy_connections_reused_total", legend="upstream reused"),
             ],
             "cps",
             width=6,
@@ -75,16 +79,16 @@ _CONNECTIONS = Row(
             "Held back",
             "Which sidecars does RabbitMQ block, and where are producers not being read?",
             [
-                Query(chosen("oxproxy_upstream_blocked"), "{{instance}} blocked"),
-                Query(chosen("oxproxy_paused_producers"), "{{instance}} paused"),
-                Query(chosen("oxproxy_throttled_producers"), "{{instance}} above their rate"),
+                each("oxproxy_upstream_blocked", "blocked"),
+                each("oxproxy_paused_producers", "paused"),
+                each("oxproxy_throttled_producers", "above their rate"),
             ],
             width=6,
         ),
         Lines(
             "Closed by the sidecar",
             "Which reply codes did it close channels and connections with?",
-            [Query(total(rate("oxproxy_protocol_errors_total"), "reply_code"), "{{reply_code}}")],
+            [per_second("oxproxy_protocol_errors_total", "reply_code")],
             "cps",
             width=6,
         ),
@@ -92,20 +96,29 @@ _CONNECTIONS = Row(
             "Limits",
             "Which limits do producers run into, and which keep them out?",
             [
-                Query(total(rate("oxproxy_limit_hits_total"), "limit"), "{{limit}}"),
-                Query(total(rate("oxproxy_connections_turned_away_total"), "reason"), "kept out: {{reason}}"),
+                per_second("oxproxy_limit_hits_total", "limit"),
+                per_second("oxproxy_connections_turned_away_total", "reason", legend="kept out: {{reason}}"),
             ],
             "cps",
-            width=12,
         ),
         Lines(
             "Workers",
             "How many processes serve producers, and do they end by themselves?",
             [
-                Query(chosen("oxproxy_workers"), "{{instance}}"),
+                each("oxproxy_workers"),
                 Query(rate("oxproxy_worker_restarts_total"), "{{instance}} started again, a second"),
             ],
-            width=12,
+        ),
+        Lines(
+            "Certificates",
+            "How long are the sidecars' own certificates good: to producers (downstream), to brokers (upstream)?",
+            [
+                Query(
+                    f"min by (side, file) ({chosen('oxproxy_certificate_expiry_timestamp_seconds')}) - time()",
+                    "{{side}} {{file}}",
+                )
+            ],
+            "s",
         ),
     ],
 )
@@ -123,8 +136,8 @@ _REMOTES = Row(
             "Publishes",
             "What becomes of the publishes to them?",
             [
-                Query(total(rate("oxproxy_remote_publishes_total"), "broker", "result"), "{{broker}} {{result}}"),
-                Query(total(rate("oxproxy_failed_translations_total")), "sent nowhere by a rule"),
+                per_second("oxproxy_remote_publishes_total", "broker", "result"),
+                per_second("oxproxy_failed_translations_total", legend="sent nowhere by a rule"),
             ],
             "cps",
             width=12,
@@ -139,8 +152,8 @@ _OWN = Row(
             "Counted here and there",
             "Does the broker get what the sidecars send? It also counts publishers that come without one.",
             [
-                Query(total(rate("oxproxy_publishes_total", 'outcome!~"rejected|filtered"')), "sent by sidecars"),
-                Query(total(_broker_rate("rabbitmq_global_messages_received_total")), "received by RabbitMQ"),
+                per_second("oxproxy_publishes_total", where='outcome!~"rejected|filtered"', legend="sent by sidecars"),
+                _grown("rabbitmq_global_messages_received_total", "received by RabbitMQ"),
             ],
             "cps",
         ),
@@ -148,8 +161,8 @@ _OWN = Row(
             "Unroutable",
             "What did the broker itself have no queue for?",
             [
-                Query(total(_broker_rate("rabbitmq_global_messages_unroutable_dropped_total")), "dropped"),
-                Query(total(_broker_rate("rabbitmq_global_messages_unroutable_returned_total")), "returned"),
+                _grown("rabbitmq_global_messages_unroutable_dropped_total", "dropped"),
+                _grown("rabbitmq_global_messages_unroutable_returned_total", "returned"),
             ],
             "cps",
         ),
@@ -157,8 +170,8 @@ _OWN = Row(
             "Messages in queues",
             "Do queues grow?",
             [
-                Query(total(_broker("rabbitmq_queue_messages_ready")), "ready"),
-                Query(total(_broker("rabbitmq_queue_messages_unacked")), "unacked"),
+                _held("rabbitmq_queue_messages_ready", "ready"),
+                _held("rabbitmq_queue_messages_unacked", "unacked"),
             ],
         ),
         Number(
@@ -177,8 +190,8 @@ _OWN = Row(
             "Memory",
             "How near is its limit?",
             [
-                Query(total(_broker("rabbitmq_process_resident_memory_bytes")), "in use"),
-                Query(total(_broker("rabbitmq_resident_memory_limit_bytes")), "limit"),
+                _held("rabbitmq_process_resident_memory_bytes", "in use"),
+                _held("rabbitmq_resident_memory_limit_bytes", "limit"),
             ],
             "bytes",
         ),
@@ -186,8 +199,8 @@ _OWN = Row(
             "Connections and channels",
             "How many does it hold?",
             [
-                Query(total(_broker("rabbitmq_connections")), "connections"),
-                Query(total(_broker("rabbitmq_channels")), "channels"),
+                _held("rabbitmq_connections", "connections"),
+                _held("rabbitmq_channels", "channels"),
             ],
         ),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.grafana.dashboard import Dashboard, Row
 from deploy.grafana.panels import RED, YELLOW, Bars, Lines, Number, Query
-from deploy.grafana.selectors import MARKS, VARIABLES, chosen, increase, quantile, rate, total
+from deploy.grafana.selectors import MARKS, VARIABLES, chosen, each, increase, per_second, quantile, rate, summed, total
 
 _UNDELIVERED = 'outcome=~"unrouted|filtered|rejected"'
 _PUBLISHES = "oxproxy_publishes_total"
@@ -12,7 +12,7 @@ _PUBLISHES = "oxproxy_publishes_total"
 _NOW = Row(
     "Now",
     [
-        Number("Publishes", "How much goes through?", [Query(total(rate(_PUBLISHES)))], "cps"),
+        Number("Publishes", "How much goes through?", [per_second(_PUBLISHES)], "cps"),
         Number(
             "Reach nobody",
             "What share of the publishes was unrouted, filtered or rejected?",
@@ -30,7 +30,7 @@ _NOW = Row(
         Number(
             "Missing destinations",
             "How many queues and exchanges that rules name are not there?",
-            [Query(total(chosen("oxproxy_topology_missing_destinations")))],
+            [summed("oxproxy_topology_missing_destinations")],
             thresholds=((1, RED),),
         ),
         Number(
@@ -52,14 +52,14 @@ _WHERE = Row(
         Lines(
             "By outcome",
             "What becomes of publishes? Passed: to exchanges that no rule names.",
-            [Query(total(rate(_PUBLISHES), "outcome"), "{{outcome}}")],
+            [per_second(_PUBLISHES, "outcome")],
             "cps",
             stacked=True,
         ),
         Lines(
             "By exchange",
             "Which exchanges do they go to? Other: all that no rule names.",
-            [Query(total(rate(_PUBLISHES), "vhost", "exchange"), "{{vhost}} {{exchange}}")],
+            [per_second(_PUBLISHES, "vhost", "exchange")],
             "cps",
             stacked=True,
         ),
@@ -78,7 +78,7 @@ _WHERE = Row(
         Lines(
             "Bytes of bodies",
             "How much is in them?",
-            [Query(total(rate("oxproxy_publish_bytes_total"), "exchange"), "{{exchange}}")],
+            [per_second("oxproxy_publish_bytes_total", "exchange")],
             "Bps",
             width=12,
             stacked=True,
@@ -86,7 +86,7 @@ _WHERE = Row(
         Lines(
             "By sidecar",
             "Do producers spread over the sidecars?",
-            [Query(total(rate(_PUBLISHES), "instance"), "{{instance}}")],
+            [per_second(_PUBLISHES, "instance")],
             "cps",
             width=12,
         ),
@@ -99,22 +99,22 @@ _NOBODY = Row(
         Lines(
             "Reach nobody, by exchange",
             "Unrouted: no binding was true. Filtered: dropped by a silent filter. Rejected: refused by a loud one.",
-            [Query(total(rate(_PUBLISHES, _UNDELIVERED), "exchange", "outcome"), "{{exchange}} {{outcome}}")],
+            [per_second(_PUBLISHES, "exchange", "outcome", where=_UNDELIVERED)],
             "cps",
         ),
         Lines(
             "Returned and nacked",
             "What did producers hear of it? Only mandatory messages are returned.",
             [
-                Query(total(rate("oxproxy_returns_total")), "returned"),
-                Query(total(rate("oxproxy_confirms_total", 'result="nacked"')), "nacked"),
+                per_second("oxproxy_returns_total", legend="returned"),
+                per_second("oxproxy_confirms_total", where='result="nacked"', legend="nacked"),
             ],
             "cps",
         ),
         Lines(
             "Missing destinations",
             "Which sidecar misses queues or exchanges? Its /status has their names and why.",
-            [Query(chosen("oxproxy_topology_missing_destinations"), "{{instance}}")],
+            [each("oxproxy_topology_missing_destinations")],
         ),
     ],
 )
@@ -143,8 +143,8 @@ _SLOW = Row(
             "Held back",
             "Blocked: connections that RabbitMQ takes nothing from. Paused: producers that are not being read.",
             [
-                Query(total(chosen("oxproxy_upstream_blocked")), "blocked by the broker"),
-                Query(total(chosen("oxproxy_paused_producers")), "paused producers"),
+                summed("oxproxy_upstream_blocked", legend="blocked by the broker"),
+                summed("oxproxy_paused_producers", legend="paused producers"),
             ],
         ),
     ],
@@ -165,8 +165,8 @@ _AUDIT = Row(
             "Lines written and lost",
             "Does the log keep up? One line for each publish, and some for what the broker said later.",
             [
-                Query(total(rate("oxproxy_audit_lines_total")), "written"),
-                Query(total(rate("oxproxy_audit_dropped_total")), "lost"),
+                per_second("oxproxy_audit_lines_total", legend="written"),
+                per_second("oxproxy_audit_dropped_total", legend="lost"),
             ],
             "cps",
             width=9,
@@ -174,7 +174,7 @@ _AUDIT = Row(
         Lines(
             "Audit text",
             "How much does the disk take, before compression?",
-            [Query(total(rate("oxproxy_audit_bytes_total"), "instance"), "{{instance}}")],
+            [per_second("oxproxy_audit_bytes_total", "instance")],
             "Bps",
             width=9,
         ),
@@ -187,7 +187,7 @@ _PROCESSES = Row(
         Lines(
             "Memory",
             "Does one of them grow?",
-            [Query(chosen("process_resident_memory_bytes"), "{{instance}}")],
+            [each("process_resident_memory_bytes")],
             "bytes",
         ),
         Lines(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.grafana.dashboard import Dashboard, Row
 from deploy.grafana.panels import RED, Heatmap, Lines, Number, Query, States, Table
-from deploy.grafana.selectors import MARKS, VARIABLES, chosen, increase, quantile, rate, total
+from deploy.grafana.selectors import MARKS, VARIABLES, chosen, increase, per_second, quantile, rate, summed, total
 
 _PUBLISHES = "oxproxy_publishes_total"
 _MATCHES = "oxproxy_binding_matches_total"
@@ -128,9 +128,9 @@ _WHY = Row(
             "Beside the rules",
             "Is a queue not there, did others bind to a carrier, did a regular expression run into its limit?",
             [
-                Query(total(chosen("oxproxy_topology_missing_destinations")), "missing destinations"),
-                Query(total(chosen("oxproxy_topology_foreign_bindings")), "bindings that others made"),
-                Query(total(rate("oxproxy_regex_limit_hits_total")), "patterns given up, a second"),
+                summed("oxproxy_topology_missing_destinations", legend="missing destinations"),
+                summed("oxproxy_topology_foreign_bindings", legend="bindings that others made"),
+                per_second("oxproxy_regex_limit_hits_total", legend="patterns given up, a second"),
             ],
         ),
     ],
@@ -158,7 +158,7 @@ _COST = Row(
         Lines(
             "Cache",
             "How many publishes found their decision ready? Bypassed: decisions that may not be kept.",
-            [Query(total(rate("oxproxy_decision_cache_total"), "result"), "{{result}}")],
+            [per_second("oxproxy_decision_cache_total", "result")],
             "cps",
             stacked=True,
         ),

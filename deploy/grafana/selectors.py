@@ -5,6 +5,8 @@ Every expression is limited to the jobs and instances that are chosen at the top
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from deploy.grafana.dashboard import Mark, Variable
 from deploy.grafana.panels import Query
 
@@ -35,6 +37,33 @@ def increase(metric: str, *matchers: str) -> str:
 def total(expression: str, *labels: str) -> str:
     """Return a sum, by ``labels`` where there are any."""
     return f"sum by ({', '.join(labels)}) ({expression})" if labels else f"sum({expression})"
+
+
+def per_second(metric: str, *labels: str, where: str = "", legend: str = "") -> Query:
+    """Ask how much counters grow in a second, by ``labels``.
+
+    Args:
+        metric: name of the counters.
+        labels: what they are told apart by.
+        where: which of the chosen ones, all where it is empty.
+        legend: what a line is called; else the values of its labels.
+    """
+    matchers = (where,) if where else ()
+    return Query(total(rate(metric, *matchers), *labels), legend or _values(labels))
+
+
+def summed(metric: str, *labels: str, legend: str = "") -> Query:
+    """Ask what gauges come to, by ``labels``; see `per_second`."""
+    return Query(total(chosen(metric), *labels), legend or _values(labels))
+
+
+def each(metric: str, what: str = "") -> Query:
+    """Ask for a gauge of each sidecar, with ``what`` it is beside the sidecar's address."""
+    return Query(chosen(metric), f"{{{{instance}}}} {what}".rstrip())
+
+
+def _values(labels: Sequence[str]) -> str:
+    return " ".join(f"{{{{{label}}}}}" for label in labels)
 
 
 def quantile(share: float, histogram: str) -> str:

@@ -201,8 +201,9 @@ class EvaluatedPlan(AddressPlan):
 
     def _outgoing(self, facts: Facts) -> Outgoing:
         plans = self._plans
-        decision = self._decide(facts)
-        out = outgoing(decision, self.owned, plans.state, plans.traffic, plans.journal, source=self._source)
+        decision, took_us = self._decide(facts)
+        from_here = (self.owned, plans.state, plans.traffic, plans.journal)
+        out = outgoing(decision, *from_here, source=self._source, decide_us=took_us)
         return led_on(out, Address(self.owned.name, self._key))
 
 

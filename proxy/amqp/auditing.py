@@ -31,10 +31,14 @@ _MESSAGE_ID = 0x0080
 class Template(Protocol):
     """The constant part of the lines of one decision."""
 
-    def line(
-        self, ts: str, origin: str, seq: int, routing_key: bytes, message_id: bytes | None, size: int, headers: str
-    ) -> bytes:
-        """Render one line."""
+    #: microseconds of the decision, until a line has told them
+    decide_us: float | None
+
+    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str) -> str:
+        """What lines of equal publishes end with, behind their number."""
+
+    def timed(self, ending: str) -> str:
+        """The same with `decide_us`, which is told once."""
 
 
 class Journal(Protocol):
@@ -45,11 +49,11 @@ class Journal(Protocol):
     #: headers whose values may be shown
     names: frozenset[bytes]
 
-    def timestamp(self) -> str:
-        """The time of what is read now."""
+    def opening(self) -> str:
+        """How the lines of what is read now begin."""
 
     def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
-        """What a channel fixes."""
+        """What a channel fixes, behind the opening; the publish's number and the ending follow."""
 
     def template(
         self,
@@ -61,6 +65,7 @@ class Journal(Protocol):
         reason: str | None,
         remotes: Iterable[str] = (),
         rule: int | None = None,
+        decide_us: float | None = None,
     ) -> Template:
         """What a decision fixes."""
 
@@ -84,7 +89,7 @@ class ConnectionAudit:
         vhost: its virtual host.
     """
 
-    __slots__ = ("_conn", "_journal", "_passed", "_user", "_vhost", "append", "ruled_only", "ts")
+    __slots__ = ("_conn", "_journal", "_once", "_opening", "_passed", "_user", "_vhost", "append", "ruled_only")
 
     def __init__(self, journal: Journal, conn: str, user: str, vhost: str) -> None:
         """Start with no publish."""
@@ -95,12 +100,13 @@ class ConnectionAudit:
         self._passed: dict[bytes, Template] = {}
         self.append = journal.append
         self.ruled_only = journal.ruled_only
-        #: time of the read under way
-        self.ts = ""
+        self._opening = ""
+        #: ending of the next line alone
+        self._once = ""
 
     def begin(self) -> None:
         """Something was read: take the time."""
-        self.ts = self._journal.timestamp()
+        self._opening = self._journal.opening()
 
     def renew(self) -> None:
         """The rules may have changed: lines name the version in force."""
@@ -110,8 +116,17 @@ class ConnectionAudit:
         """What a channel fixes in its lines."""
         return self._journal.origin(self._conn, self._user, self._vhost, channel)
 
-    def passed(self, exchange: bytes) -> Template:
-        """What a publish to an exchange that is not evaluated here fixes."""
+    def passing(self, publish: Publish, data: bytes, start: int, stop: int, size: int) -> str:
+        """Give the `ending` for a publish to an exchange that is not evaluated here."""
+        if self._journal.names or data[start + 20] & _MESSAGE_ID:
+            return self.ending(self._passed_to(publish.exchange), publish, data, start, stop, size)
+        known = publish.ending
+        if known is None or known[0] != size:
+            ending = self.ending(self._passed_to(publish.exchange), publish, data, start, stop, size)
+            known = publish.ending = (size, ending)
+        return known[1]
+
+    def _passed_to(self, exchange: bytes) -> Template:
         found = self._passed.get(exchange)
         if found is None:
             if len(self._passed) >= _TEMPLATES:
@@ -119,26 +134,17 @@ class ConnectionAudit:
             found = self._passed[exchange] = self._journal.template(exchange, "passed", (), (), (), None)
         return found
 
-    def facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
-        """Read what lines tell of a content header frame.
-
-        Args:
-            data: bytes with the frame in them.
-            start: its offset.
-            stop: offset behind it.
-
-        Returns:
-            The message id, None where there is none, and the allow-listed headers.
-        """
+    def _facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
+        """Read message id, None where there is none, and allow-listed headers of a content header frame."""
         flags = (data[start + 19] << 8) | data[start + 20]
         if not self._journal.names and not flags & _MESSAGE_ID:
             return None, "{}"
         try:
-            return self._facts(data, start, stop, flags)
+            return self._read(data, start, stop, flags)
         except (IndexError, struct.error, ProtocolError):  # malformed: the broker's answer tells, not the audit
             return None, "{}"
 
-    def _facts(self, data: bytes, start: int, stop: int, flags: int) -> tuple[bytes | None, str]:
+    def _read(self, data: bytes, start: int, stop: int, flags: int) -> tuple[bytes | None, str]:
         names = self._journal.names
         headers = "{}"
         at = start + 21
@@ -158,23 +164,40 @@ class ConnectionAudit:
         behind = at + 1 + data[at]
         return (data[at + 1 : behind] if behind < stop else None), headers
 
-    def publish(
-        self, template: Template, publish: Publish, facts: tuple[bytes | None, str], size: int, seq: int
-    ) -> None:
+    def ending(self, template: Template, publish: Publish, data: bytes, start: int, stop: int, size: int) -> str:
+        """Render what the lines of publishes with one method frame, header frame and body size end with.
+
+        Where their decision has just been made and measured, the next line says how long it took.
+
+        Args:
+            template: what the decision fixes.
+            publish: the method.
+            data: bytes with the content header frame in them.
+            start: its offset.
+            stop: offset behind it.
+            size: bytes of the body.
+        """
+        message_id, headers = self._facts(data, start, stop)
+        ending = template.ending(publish.routing_key, message_id, size, headers)
+        if template.decide_us is not None:
+            self._once = template.timed(ending)
+        return ending
+
+    def publish(self, publish: Publish, ending: str, seq: int) -> None:
         """Write the line of one publish.
 
         Args:
-            template: what its decision fixes.
             publish: its method.
-            facts: from `facts`.
-            size: bytes of its body.
+            ending: from `ending`.
             seq: its number on the channel, from 1.
         """
         channel = publish.channel
         origin = channel.origin
         if not origin:
             origin = channel.origin = self.origin(channel.number)
-        self.append(template.line(self.ts, origin, seq, publish.routing_key, facts[0], size, facts[1]))
+        if self._once:
+            ending, self._once = self._once, ""
+        self.append(f"{self._opening}{origin}{seq}{ending}".encode())
         if publish.mandatory:
             if channel.mandatory is None:
                 channel.mandatory = deque(maxlen=_MANDATORY)

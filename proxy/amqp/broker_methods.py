@@ -30,6 +30,7 @@ _ANSWERS = frozenset(
         methods.QUEUE_UNBIND_OK,
     )
 )
+_LOOKS = frozenset((methods.QUEUE_DECLARE, methods.EXCHANGE_DECLARE))
 _WITH_CONTENT = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
 
 
@@ -198,10 +199,13 @@ class BrokerMethods:
             channel.publish = None
             channel.remaining = 0
             conversation.drop_collected(channel)
+        refusal = _of_what_was_asked(channel, frame)
+        if refusal != frame:
+            conversation.say(channel, refusal)
         channel.life = Life.CLOSED_UPSTREAM
         conversation.shape += 1
         conversation.mark(channel)
-        return True
+        return refusal == frame
 
     def _close_ok(self, channel: Channel, frame: bytes) -> bool:
         if channel.owed_close_ok:
@@ -243,3 +247,11 @@ class BrokerMethods:
         conversation.counters.upstream_blocked -= conversation.blocked
         conversation.blocked = False
         return conversation.phase is not Phase.CLOSING
+
+
+def _of_what_was_asked(channel: Channel, close: bytes) -> bytes:
+    """Give a close as if what we looked for with a declare had been asked for by the method that the producer sent."""
+    asked = channel.replies[0].asked if channel.replies else 0
+    if not asked or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
+        return close
+    return close[: -1 - U32.size] + U32.pack(asked) + close[-1:]

@@ -65,6 +65,8 @@ class Publish:
     withheld: bool
     #: what followed last time, most likely to follow again: a producer sends the same few in turn
     successor: Publish | None = None
+    #: body size and ending of its last audit line, where nothing else differs
+    ending: tuple[int, str] | None = None
 
 
 class Collected(NamedTuple):
@@ -98,6 +100,7 @@ class Expected(NamedTuple):
         exclusive: whether a declared queue is to be exclusive.
         passive: whether the declare only looks.
         taken: for a request of ours: takes the answer's frame, says whether the producer gets it.
+        asked: for a declare of ours that only looks: (class << 16 | method) of the request, which a refusal is to name.
     """
 
     reply: int
@@ -105,6 +108,7 @@ class Expected(NamedTuple):
     exclusive: bool = False
     passive: bool = False
     taken: Callable[[bytes], bool] | None = None
+    asked: int = 0
 
 
 class Channel:
@@ -131,6 +135,7 @@ class Channel:
         "ledger",
         "life",
         "mandatory",
+        "marking",
         "number",
         "opened",
         "origin",
@@ -190,6 +195,8 @@ class Channel:
         self.held_bytes = 0
         #: identities of the bindings it is held for, where it is held for nothing else: further ones need not wait
         self.binds: set[Hashable] = set()
+        #: exchanges and destinations that messages find by one of these bindings
+        self.marking: set[Hashable] = set()
         #: the first two held frames are a publish that waits for its destinations
         self.waits = False
         #: they were waited for already: what is unbound now counts as missing

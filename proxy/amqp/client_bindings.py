@@ -1,9 +1,11 @@
 """What does it mean when a client binds to, or unbinds from, an exchange that is evaluated here?
 
-The binding is checked as the plugin would, then made on the carrier on the client's own channel: once under its storage
-key, where the broker keeps it, and once under the destination's token, where messages find it. What its routes choose
-must be within the client's reach, which is asked before the binding is kept. What a rules file owns is not the client's
-to change.
+The binding is checked as the plugin would, then made on the carrier on the client's own channel, where the broker keeps
+it. The first one of a destination is made under the destination's token, where messages find it; further ones under
+storage keys of their own. RabbitMQ before 3.11 looks at every binding of an exchange for each message that has a BCC:
+a token and a storage key for each destination would be twice as many. Each sidecar makes such a first one of its own:
+what leads there through another may be taken away by it before this one knows. What its routes choose must be within
+the client's reach, which is asked before the binding is kept. What a rules file owns is not the client's to change.
 
 Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange
 specification, 11 and 13.
@@ -19,16 +21,10 @@ from proxy.amqp.bind_requests import BindRequest, is_bind, read_bind_request
 from proxy.amqp.channel import Channel
 from proxy.amqp.client_reach import ClientReach
 from proxy.amqp.conversation import Conversation
-from proxy.amqp.method_frames import (
-    exchange_bind,
-    exchange_declare,
-    exchange_unbind,
-    queue_bind,
-    queue_unbind,
-)
+from proxy.amqp.method_frames import exchange_declare
 from proxy.amqp.methods import method_frame
-from proxy.amqp.own_bindings import bind_step, unbind_step
-from proxy.amqp.stored import kept_arguments
+from proxy.amqp.own_bindings import bind_step, bind_tokens, unbind_step
+from proxy.amqp.stored import drop_steps, keep_step
 from proxy.amqp.tables import decode_table
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.errors import ProtocolError, Scope
@@ -137,7 +133,7 @@ class ClientBindings:
             raise ProtocolError(error.reply_code, error.text, Scope.CHANNEL, *asked.ids) from error
         self._refuse_unkept(asked, owned)
         known = owned.clients.get(binding.identity)
-        kept = known is not None or not self._state.router.exchanges[owned.name].has(binding)
+        kept = self._is_clients(owned, binding)
         user = self._conversation.user
         stored = known or StoredBinding(binding, asked.entries, asked.key, (binding.sequence,), (user,))
         carried = owned.delivery is Delivery.CARRIER
@@ -145,7 +141,9 @@ class ClientBindings:
         chosen = self._reach.chosen(owned, compiled) if kept and known is None and self._state.own_routes else []
         if not carried or (chosen and not tokens):
             chosen = list(dict.fromkeys((asked.receiver, *chosen)))
-        keep = [_keep_step(channel, owned, stored)] if kept and carried else []
+        if kept and known is None and tokens and not chosen and not self._is_marked(channel, owned, asked.receiver):
+            stored = stored._replace(marks=frozenset(stored.sequences))
+        keep = [keep_step(channel.number, owned.carrier, stored)] if kept and carried else []
         named = [one for one in chosen if one in compiled.destinations]
         made = _Made(channel, asked, owned, stored if kept else None, tokens)
         return _Planned(made, binding, keep, chosen, named)
@@ -155,12 +153,18 @@ class ClientBindings:
         made, identity = planned.made, planned.binding.identity
         channel, owned = made.channel, made.owned
         tokens = made.tokens
-        if planned.keep:  # the broker is asked all the same
-            tokens = tuple(one for one in tokens if not owned.is_sure(one, self._binder))
+        place = (owned, made.asked.receiver)
+        is_mark = made.stored is not None and made.stored.is_mark
+        if planned.keep and (is_mark or place in channel.marking or owned.is_sure(made.asked.receiver, self._binder)):
+            tokens = ()  # the broker is asked all the same
+        if is_mark:
+            channel.marking.add(place)
         steps = planned.keep + [bind_step(channel.number, owned.carrier, one) for one in tokens]
 
         def answered() -> None:
             channel.binds.discard(identity)
+            if is_mark:
+                channel.marking.discard(place)
             answer = self._bound(made)
             if channel.binds:
                 self._conversation.say(channel, answer)
@@ -186,7 +190,7 @@ class ClientBindings:
             owned.bound.update(made.tokens)
             self._reach.ask(owned, planned.chosen, reached)
 
-        script.ahead(self._conversation, channel, mark or self._look_steps(channel, asked), marked)
+        script.ahead(self._conversation, channel, mark or self._look_steps(channel, asked), marked, asked.method)
 
     def _reached(self, planned: _Planned, fresh: list[Destination]) -> None:
         """It is known now what the client may bind: keep the binding, or refuse it."""
@@ -206,14 +210,17 @@ class ClientBindings:
 
     def _bound(self, made: _Made) -> bytes:
         """Everything stands on the broker: give the answer for the client."""
-        state, owned = self._state, made.owned
-        if state.exchanges.get(owned.name) is owned:
+        state, stored = self._state, made.stored
+        owned = self._now(made.owned)
+        if owned is not None:
             for one in made.tokens:
                 owned.bound.add(one)
                 if one[0] == QUEUE:
                     owned.sure[one] = self._binder
                 state.missing.pop(one, None)
-            if made.stored is not None and state.add_binding(made.stored):
+            if stored is not None and stored.is_mark:
+                owned.marked[stored.destination] = stored.binding.identity
+            if stored is not None and self._is_clients(owned, stored.binding) and state.add_binding(stored):
                 self._conversation.inventory.changed(owned.name)
         return made.asked.answer(made.channel)
 
@@ -235,16 +242,38 @@ class ClientBindings:
             stored = StoredBinding(binding, asked.entries, asked.key, (0,))
         needless = self._reach.needless(owned, stored)
         made = _Made(channel, asked, owned, stored, tuple(needless))
+        if needless or stored.marks:  # who binds there meanwhile relies on a binding of its own
+            owned.marked.pop(asked.receiver, None)
+            owned.sure.pop(asked.receiver, None)
         if owned.delivery is Delivery.CARRIER:
             # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
             steps = [unbind_step(channel.number, owned.carrier, one) for one in needless]
-            steps += _drop_steps(channel, owned, stored)
-            script.ahead(self._conversation, channel, steps, partial(self._unbound, made))
+            steps += drop_steps(channel.number, owned.carrier, stored)
+            if stored.marks and not needless and asked.receiver in owned.bound:
+                self._replace(made, steps)
+            else:
+                script.ahead(self._conversation, channel, steps, partial(self._unbound, made))
         else:
             permitted = partial(self._permitted, made)
             # Whether it exists makes no difference, as on the broker.
             script.ahead(self._conversation, channel, [], lambda: self._reach.ask(owned, [asked.receiver], permitted))
         return False
+
+    def _replace(self, made: _Made, steps: list[script.Step]) -> None:
+        """Others lead there by the binding that goes: a token comes in its place first."""
+        channel, owned, receiver = made.channel, made.owned, made.asked.receiver
+        drop = partial(self._drop, made, steps)
+        if self._conversation.own.number is None:
+            script.ahead(self._conversation, channel, [bind_step(channel.number, owned.carrier, receiver)], drop)
+        else:
+            # Elsewhere it may be refused, where the queue has just gone: unbinding is no error then.
+            mark = partial(bind_tokens, self._conversation, [(owned, receiver)], drop, {})
+            script.ahead(self._conversation, channel, [], mark)
+
+    def _drop(self, made: _Made, steps: list[script.Step]) -> None:
+        """Unbind, now that a token stands."""
+        if script.held(self._conversation, made.channel):
+            script.ahead(self._conversation, made.channel, steps, partial(self._unbound, made))
 
     def _permitted(self, made: _Made) -> None:
         """It is known now whether the client may unbind, where no binding on the broker says so."""
@@ -258,15 +287,17 @@ class ClientBindings:
 
     def _unbound(self, made: _Made) -> None:
         """Nothing of the binding stands on the broker any more, but perhaps what its routes asked for."""
-        state, owned = self._state, made.owned
-        owned.bound.difference_update(made.tokens)
-        known = None if made.stored is None else owned.clients.get(made.stored.binding.identity)
-        if known is None or state.exchanges.get(owned.name) is not owned:
+        state, owned = self._state, self._now(made.owned)
+        known = None
+        if owned is not None:
+            owned.bound.difference_update(one for one in made.tokens if one not in owned.marked)
+            known = None if made.stored is None else owned.clients.get(made.stored.binding.identity)
+        if owned is None or known is None:
             script.go_on(self._conversation, made.channel, made.asked.answer(made.channel))
             return
         state.remove_binding(known)
         self._conversation.inventory.changed(owned.name)
-        self._reach.leave(owned, known.client, (), partial(self._gone, made))
+        self._reach.leave(owned, known.client, (made.asked.receiver,), partial(self._gone, made))
 
     def _gone(self, made: _Made) -> None:
         owned = made.owned
@@ -278,6 +309,24 @@ class ClientBindings:
         """The source, where binding to it is ours to judge: not what stays the broker's own beside it."""
         owned = self._state.exchanges.get(asked.source)
         return None if owned is None or owned.unmatched_pass else owned
+
+    @staticmethod
+    def _is_marked(channel: Channel, owned: OwnedExchange, destination: Destination) -> bool:
+        """Whether messages find a destination by a binding that came through us, or comes before this one."""
+        return (destination in owned.bound and destination in owned.marked) or (owned, destination) in channel.marking
+
+    def _is_clients(self, owned: OwnedExchange, binding: Binding) -> bool:
+        """Whether a binding is, or would be, a client's: not one that the rules file has."""
+        return binding.identity in owned.clients or not self._state.router.exchanges[owned.name].has(binding)
+
+    def _now(self, owned: OwnedExchange) -> OwnedExchange | None:
+        """What an exchange is by now: rules may have been read anew meanwhile; None where it is gone."""
+        now = self._state.exchanges.get(owned.name)
+        if now is None or now is owned:
+            return now
+        place = (owned.type, owned.delivery, owned.carrier)
+        same = owned.declared is None and now.declared is None and place == (now.type, now.delivery, now.carrier)
+        return now if same else None
 
     def _evaluated(self, asked: BindRequest) -> bool:
         """Whether the destination is an exchange that is evaluated here: it needs no token."""
@@ -328,30 +377,6 @@ class ClientBindings:
             return []
         frame = exchange_declare(channel.number, asked.destination, b"direct", passive=True)
         return [(frame, methods.EXCHANGE_DECLARE_OK)]
-
-
-def _keep_step(channel: Channel, owned: OwnedExchange, stored: StoredBinding) -> script.Step:
-    """Bind under the storage key, where the broker keeps the binding."""
-    binding = stored.binding
-    sequence, client = stored.copies[0]
-    kept = kept_arguments(sequence, stored.entries, binding.routing_key, client)
-    if binding.destination_type == QUEUE:
-        frame = queue_bind(channel.number, binding.destination, owned.carrier, stored.key, kept)
-        return frame, methods.QUEUE_BIND_OK
-    return exchange_bind(channel.number, binding.destination, owned.carrier, stored.key, kept), methods.EXCHANGE_BIND_OK
-
-
-def _drop_steps(channel: Channel, owned: OwnedExchange, stored: StoredBinding) -> list[script.Step]:
-    """Unbind every copy that the broker keeps."""
-    binding = stored.binding
-    queue = binding.destination_type == QUEUE
-    make = queue_unbind if queue else exchange_unbind
-    reply = methods.QUEUE_UNBIND_OK if queue else methods.EXCHANGE_UNBIND_OK
-    steps = []
-    for sequence, client in stored.copies:
-        kept = kept_arguments(sequence, stored.entries, binding.routing_key, client)
-        steps.append((make(channel.number, binding.destination, owned.carrier, stored.key, kept), reply))
-    return steps
 
 
 def _text(name: bytes) -> str:

@@ -104,9 +104,8 @@ class ClientReach:
 
     def needless(self, owned: OwnedExchange, stored: StoredBinding) -> list[Destination]:
         """Give the destination of a binding that goes, where its token stands and nothing else leads there."""
-        binding = stored.binding
-        receiver = (binding.destination_type, binding.destination)
-        own_use = binding.identity in owned.clients
+        receiver = stored.destination
+        own_use = stored.binding.identity in owned.clients
         return [receiver] if receiver in owned.bound and not self.needed(owned, receiver, own_use) else []
 
     def needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:

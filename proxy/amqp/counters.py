@@ -165,6 +165,7 @@ class Counters:
 
     __slots__ = (
         "audit",
+        "certificates",
         "confirm_seconds",
         "decision_seconds",
         "downstream",
@@ -199,6 +200,8 @@ class Counters:
         self.missing_destinations = 0
         self.foreign_bindings = 0
         self.worker_restarts = 0
+        #: of our own certificates in use, when they end (seconds since 1970), by side of the sidecar and file
+        self.certificates: dict[tuple[str, str], float] = {}
 
     def relay(self, vhost: str) -> RelayCounters:
         """Give the counters that all relays of a virtual host share."""

@@ -196,7 +196,7 @@ class Distant:
                 channel.sample = (tag, conversation.now)
         audit = conversation.audit
         if audit is not None and leaving.record is not None:
-            facts = audit.facts(header, 0, len(header))
-            audit.publish(leaving.record, publish, facts, len(body), channel.before + channel.published)
+            ending = audit.ending(leaving.record, publish, header, 0, len(header), len(body))
+            audit.publish(publish, ending, channel.before + channel.published)
         way.send(_Only(conversation, channel, tag, *plan.there, payload, body))
         return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 from proxy.amqp.method_arguments import ExchangeDeclare
 from proxy.amqp.stored import DELIVERY
 from proxy.amqp.vhost import Declared, OwnedExchange
+from proxy.routing.erlang_text import TYPE_NAMES
 from proxy.routing.values import Table, Value
 
 _COMPARED = (
@@ -27,26 +28,6 @@ _COMPARED = (
 )
 #: how the control plane declares what a rules file names
 _BY_FILE = Declared(durable=True, auto_delete=False, internal=False, entries=b"", sequence=0)
-_TYPES = {
-    "t": "bool",
-    "b": "byte",
-    "B": "unsignedbyte",
-    "s": "short",
-    "u": "unsignedshort",
-    "I": "signedint",
-    "i": "unsignedint",
-    "l": "long",
-    "L": "long",
-    "f": "float",
-    "d": "double",
-    "D": "decimal",
-    "S": "longstr",
-    "x": "binary",
-    "T": "timestamp",
-    "A": "array",
-    "F": "table",
-    "V": "void",
-}
 
 
 def inequivalent_type(exchange: bytes, vhost: str, received: bytes, current: str) -> str:
@@ -96,7 +77,7 @@ def _shown(value: Value | None) -> str:
     if value is None:
         return "none"
     text = _text(value.value) if isinstance(value.value, bytes) else str(value.value)
-    return f"the value '{text}' of type '{_TYPES.get(value.letter, value.letter)}'"
+    return f"the value '{text}' of type '{TYPE_NAMES.get(value.letter, value.letter)}'"
 
 
 def _text(name: bytes) -> str:

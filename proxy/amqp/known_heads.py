@@ -9,9 +9,7 @@ Source: architecture, "Bodies stream, headers are read in place".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
 
-from proxy.amqp.auditing import Template
 from proxy.amqp.channel import Publish
 from proxy.amqp.traffic import Tally
 
@@ -20,9 +18,6 @@ REMEMBERED = 2048
 REMEMBERED_BYTES = 1 << 20
 #: Publishes that pass before heads are remembered again, once a whole cache of them was of no use.
 UNASKED = 32 * REMEMBERED
-#: what the audit tells of a header frame: message id and allow-listed headers
-Facts: TypeAlias = tuple[bytes | None, str]
-NO_FACTS: Final[Facts] = (None, "{}")
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +28,7 @@ class Head:
         came: the bytes as they came; empty where they are not remembered.
         leaves: what leaves in their place.
         tally: where it is counted.
-        record: of its audit line.
-        facts: for its audit line.
+        ending: of its audit line; empty where it has none.
         publish: its method.
         body_head: head of the body frame, empty where there is none.
         body_bytes: the whole body frame.
@@ -44,8 +38,7 @@ class Head:
     came: bytes
     leaves: bytes
     tally: Tally
-    record: Template | None
-    facts: Facts
+    ending: str
     publish: Publish
     body_head: bytes
     body_bytes: int
@@ -77,7 +70,7 @@ class KnownHeads(dict[bytes, Head]):
 
     def keep(self, head: Head) -> None:
         """Remember one; where they are too many, all are forgotten."""
-        self._bytes += len(head.came) + len(head.leaves)
+        self._bytes += len(head.came) + len(head.leaves) + len(head.ending)
         if len(self) >= REMEMBERED or self._bytes > REMEMBERED_BYTES:
             # Heads that hardly ever repeat (a message id in each) are not worth a look for a while.
             self._unasked = 0 if self.found >= len(self) else UNASKED
@@ -93,18 +86,15 @@ class KnownHeads(dict[bytes, Head]):
         self._bytes = self.found = 0
         self._once = None
 
-    def once(
-        self, leaves: bytes, tally: Tally, record: Template | None, facts: Facts, publish: Publish, body_size: int
-    ) -> Head:
+    def once(self, leaves: bytes, tally: Tally, ending: str, publish: Publish, body_size: int) -> Head:
         """Give what holds until the next call, for a head that is not remembered."""
         head = self._once
         if head is None:
-            head = self._once = Head(b"", leaves, tally, record, facts, publish, b"", 0, body_size)
+            head = self._once = Head(b"", leaves, tally, ending, publish, b"", 0, body_size)
             return head
         head.leaves = leaves
         head.tally = tally
-        head.record = record
-        head.facts = facts
+        head.ending = ending
         head.publish = publish
         head.body_size = body_size
         return head

@@ -115,6 +115,7 @@ def outgoing(
     *,
     routing_key: bytes = b"",
     source: Source | None = None,
+    decide_us: float | None = None,
 ) -> Outgoing:
     """Turn a decision into upstream publishes.
 
@@ -126,6 +127,7 @@ def outgoing(
         journal: the audit log, if there is one.
         routing_key: the message's, which the address table is asked about.
         source: where the publish came from, if the address table has sent it here: it is asked no more.
+        decide_us: microseconds that the decision took.
     """
     leaves = Departure(decision.queues, decision.exchanges)
     if state.addresses is not None and source is None:
@@ -142,7 +144,8 @@ def outgoing(
         exchange, rule = (owned.name, leaves.rule) if source is None else (source.address.exchange, source.rule)
         exchanges = leaves.exchanges + tuple(publication.exchange for publication in leaves.publications)
         remotes = labels(leaves.remotes)
-        record = journal.template(exchange, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule)
+        what = (exchange, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule)
+        record = journal.template(*what, decide_us=decide_us)
     if untouched or decision.outcome is Outcome.REJECTED:
         return Outgoing(decision, tally, untouched=untouched, record=record)
     make = _queue_copies if owned.delivery is Delivery.QUEUE else _carrier_copies

@@ -357,19 +357,20 @@ class ExchangePlan:
 
     def _outgoing(self, facts: Facts) -> Outgoing:
         """Decide, and say how that leaves."""
-        decision = self._decide(facts)
-        plans = self._plans
-        key = facts.routing_key
-        return outgoing(decision, self.owned, self._state, self._traffic, plans.journal, routing_key=key)
+        decision, took_us = self._decide(facts)
+        from_here = (self.owned, self._state, self._traffic, self._plans.journal)
+        return outgoing(decision, *from_here, routing_key=facts.routing_key, decide_us=took_us)
 
-    def _decide(self, facts: Facts) -> Decision:
+    def _decide(self, facts: Facts) -> tuple[Decision, float]:
+        """Decide; the decision, and the microseconds it took."""
         sources = self._sources
         now = sources.wall() if self.interest.clock else 0.0
         begin = sources.timer()
         decision = self._state.router.decide(self.owned.name, facts, now, self._state.queues, sources.draw)
-        self._timing.observe(sources.timer() - begin)
+        seconds = sources.timer() - begin
+        self._timing.observe(seconds)
         self._counters.regex_limit_hits += decision.limited
-        return decision
+        return decision, seconds * 1e6
 
 
 def _behind_strings(data: bytes, start: int, stop: int, flags: int) -> int:

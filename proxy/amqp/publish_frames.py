@@ -119,7 +119,7 @@ class PublishFrames:
         outgoing.tally.publishes += 1
         outgoing.tally.body_bytes += body_size
         if outgoing.record is not None:
-            self._audit(publish, frame, outgoing.record, body_size, 1)
+            self._audit(publish, frame, outgoing.record, body_size)
         if outgoing.decision.error:
             raise ProtocolError(406, outgoing.decision.error, Scope.CHANNEL, *PUBLISH)
         if several:
@@ -152,15 +152,16 @@ class PublishFrames:
         conversation.counters.bytes_passed += body_size
         audit = conversation.audit
         if audit is not None and not audit.ruled_only:
-            self._audit(publish, header, audit.passed(publish.exchange), body_size, 0)
+            ending = audit.passing(publish, header, 0, len(header), body_size)
+            audit.publish(publish, ending, channel.before + channel.published)
         return True
 
-    def _audit(self, publish: Publish, header: bytes, template: Template, body_size: int, ahead: int) -> None:
-        """Write the audit line of a publish; `ahead` is 1 where it has not been counted yet."""
+    def _audit(self, publish: Publish, header: bytes, template: Template, body_size: int) -> None:
+        """Write the audit line of a publish that is counted next."""
         audit = self._conversation.audit
         if audit is not None:
-            seq = publish.channel.before + publish.channel.published + ahead
-            audit.publish(template, publish, audit.facts(header, 0, len(header)), body_size, seq)
+            ending = audit.ending(template, publish, header, 0, len(header), body_size)
+            audit.publish(publish, ending, publish.channel.before + publish.channel.published + 1)
 
     @staticmethod
     def _count(channel: Channel) -> None:

@@ -15,7 +15,7 @@ from proxy.amqp.channel import Channel, Content, Publish
 from proxy.amqp.conversation import Conversation, Phase
 from proxy.amqp.distant import Distant
 from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, HEADER, KINDS, METHOD, OVERHEAD, check_head
-from proxy.amqp.known_heads import NO_FACTS, Head, KnownHeads
+from proxy.amqp.known_heads import Head, KnownHeads
 from proxy.amqp.known_publishes import KnownPublishes
 from proxy.amqp.producer_frames import ProducerFrames
 from proxy.amqp.shapes import WHOLE_BYTES, Shape, Shapes, header_may_come, whole_may_come
@@ -265,9 +265,8 @@ class Publishing:
             count += 1
             total += body_size
             if audit is not None:
-                facts = audit.facts(data, header_at, body_at)
-                seq = channel.before + channel.published + count
-                audit.publish(audit.passed(publish.exchange), publish, facts, body_size, seq)
+                ending = audit.passing(publish, data, header_at, body_at, body_size)
+                audit.publish(publish, ending, channel.before + channel.published + count)
             at = stop
             following = publish.successor
             if following is None or not starts(following.frame, stop):
@@ -351,9 +350,8 @@ class Publishing:
             tally.publishes += 1
             tally.body_bytes += head.body_size
             channel.published += 1
-            if audit is not None and head.record is not None:
-                seq = channel.before + channel.published
-                audit.publish(head.record, head.publish, head.facts, head.body_size, seq)
+            if audit is not None and head.ending:
+                audit.publish(head.publish, head.ending, channel.before + channel.published)
             if channel.sample is None and channel.confirming and conversation.now >= conversation.sample_after:
                 channel.sample = (channel.published, conversation.now)
             at = stop
@@ -388,13 +386,14 @@ class Publishing:
             leaves = came or data[at:body_at]
         elif outgoing.waits or outgoing.elsewhere or len(outgoing.copies) != 1 or len(leaves) > self._safe_bytes:
             return None
-        audit = self._conversation.audit
-        facts = NO_FACTS if audit is None else audit.facts(data, header_at, body_at)
-        tally, record = outgoing.tally, outgoing.record
         header_bytes, content_bytes, body_head, body_size = shape
+        tally, ending = outgoing.tally, ""
+        audit = self._conversation.audit
+        if audit is not None and outgoing.record is not None:
+            ending = audit.ending(outgoing.record, publish, data, header_at, body_at, body_size)
         if came and outgoing.decision.keep and plan.repeatable:
             body_bytes = content_bytes - header_bytes
-            made = Head(came, leaves, tally, record, facts, publish, body_head, body_bytes, body_size)
+            made = Head(came, leaves, tally, ending, publish, body_head, body_bytes, body_size)
             heads.keep(made)
             return made
-        return heads.once(leaves, tally, record, facts, publish, body_size)
+        return heads.once(leaves, tally, ending, publish, body_size)

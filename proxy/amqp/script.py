@@ -1,7 +1,8 @@
 """How do methods of ours run on a client's own channel, so that the broker checks that client's permissions?
 
 The client's frames on the channel wait meanwhile; the broker answers in order, so each answer is known by its place.
-A refusal is the broker's own Channel.Close, which goes to the client as it is.
+A refusal is the broker's own Channel.Close, which goes to the client as it is; where we only looked for something, it
+names the method that the client has sent.
 
 Source: architecture, "The broker is the store"; AMQP 0-9-1 spec, 1.3 (synchronous methods are answered in order).
 """
@@ -49,7 +50,13 @@ def go_on(conversation: Conversation, channel: Channel, answer: bytes) -> None:
     conversation.resumable.append(channel)
 
 
-def ahead(conversation: Conversation, channel: Channel, steps: Sequence[Step], then: Callable[[], None]) -> None:
+def ahead(
+    conversation: Conversation,
+    channel: Channel,
+    steps: Sequence[Step],
+    then: Callable[[], None],
+    asked: int = 0,
+) -> None:
     """Run methods in order on a client's channel; the client's frames wait until `go_on`.
 
     Args:
@@ -58,12 +65,19 @@ def ahead(conversation: Conversation, channel: Channel, steps: Sequence[Step], t
         steps: methods of ours, none of them nowait. Where there are none, one runs that changes nothing: what the
             client asked before is answered before.
         then: called when all were answered; ends in `go_on`, or goes further.
+        asked: class id << 16 | method id of the client's request, where steps are declares that only look.
     """
     hold(conversation, channel)
-    send(conversation, channel, steps or [_nothing(channel)], then)
+    send(conversation, channel, steps or [_nothing(channel)], then, asked)
 
 
-def send(conversation: Conversation, channel: Channel, steps: Sequence[Step], then: Callable[[], None]) -> None:
+def send(
+    conversation: Conversation,
+    channel: Channel,
+    steps: Sequence[Step],
+    then: Callable[[], None],
+    asked: int = 0,
+) -> None:
     """Send methods in order on a client's channel that is held already.
 
     Args:
@@ -71,6 +85,7 @@ def send(conversation: Conversation, channel: Channel, steps: Sequence[Step], th
         channel: the client's channel.
         steps: methods of ours, none of them nowait; at least one.
         then: called when all were answered.
+        asked: see `ahead`.
     """
 
     def answered(frame: bytes, last: bool) -> bool:
@@ -80,7 +95,7 @@ def send(conversation: Conversation, channel: Channel, steps: Sequence[Step], th
 
     for index, (frame, reply) in enumerate(steps, 1):
         conversation.to_upstream.append(frame)
-        channel.replies.append(Expected(reply, taken=partial(answered, last=index == len(steps))))
+        channel.replies.append(Expected(reply, taken=partial(answered, last=index == len(steps)), asked=asked))
 
 
 def run(conversation: Conversation, channel: Channel, steps: Sequence[Step], done: Callable[[], bytes]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from proxy.amqp.tokens import grant_key
+from proxy.amqp.tokens import grant_key, token
 from proxy.routing.address_targets import AddressBook
 from proxy.routing.bindings import Binding
 from proxy.routing.decision import QueueNames
@@ -56,9 +56,10 @@ class StoredBinding(NamedTuple):
     Args:
         binding: what routing knows; its `sequence` is ours.
         entries: raw entries of the client's argument table.
-        key: storage key on the carrier.
+        key: its storage key on the carrier.
         sequences: of every copy on the broker (two sidecars can make one each); the lowest counts.
         clients: the user that made each copy.
+        marks: sequences of the copies that lie under the destination's token: messages find it by them.
     """
 
     binding: Binding
@@ -66,11 +67,31 @@ class StoredBinding(NamedTuple):
     key: bytes
     sequences: tuple[int, ...]
     clients: tuple[str, ...] = ()
+    marks: frozenset[int] = frozenset()
 
     @property
     def client(self) -> str:
         """The user that made it first."""
         return self.clients[0] if self.clients else ""
+
+    @property
+    def destination(self) -> Destination:
+        """Kind and name of its destination."""
+        return self.binding.destination_type, self.binding.destination
+
+    @property
+    def is_mark(self) -> bool:
+        """Whether the copy made first lies under the destination's token."""
+        return self.sequences[0] in self.marks
+
+    def key_of(self, sequence: int) -> bytes:
+        """Give the key under which a copy lies on the carrier."""
+        return token(*self.destination) if sequence in self.marks else self.key
+
+    @property
+    def places(self) -> tuple[tuple[int, bytes], ...]:
+        """Sequence and key of each copy."""
+        return tuple((one, self.key_of(one)) for one in self.sequences)
 
     @property
     def copies(self) -> tuple[tuple[int, str], ...]:
@@ -82,7 +103,8 @@ class StoredBinding(NamedTuple):
         """Give what two records of one binding say together; the copy made first counts."""
         copies = sorted({*self.copies, *other.copies})
         first = min(self, other, key=lambda stored: stored.sequences[0])
-        return first._replace(sequences=tuple(one for one, _ in copies), clients=tuple(user for _, user in copies))
+        sequences, clients = tuple(one for one, _ in copies), tuple(user for _, user in copies)
+        return first._replace(sequences=sequences, clients=clients, marks=self.marks | other.marks)
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +123,7 @@ class OwnedExchange:
         clients: bindings that clients made, by identity; those of rules files are known to the router alone.
         receivers: the same bindings by their own destination (not those of their routes), then by identity.
         bound: destinations whose token binding on the carrier stands, as far as is known.
+        marked: destinations under whose token a client's binding was made through us, and the identity of that binding.
         sure: which connection bound a token, until somebody declares that queue again or looks.
         reaches: how far routes of clients' bindings reach, by client; where that is limited.
         grants: what clients were found to be allowed to bind, by grant key; on the carrier each is a binding.
@@ -117,6 +140,7 @@ class OwnedExchange:
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
     bound: set[Destination] = field(default_factory=set)
+    marked: dict[Destination, Hashable] = field(default_factory=dict)
     sure: dict[Destination, object] = field(default_factory=dict)
     reaches: dict[str, Reach] = field(default_factory=dict)
     grants: dict[bytes, Destination] = field(default_factory=dict)
@@ -145,10 +169,9 @@ class OwnedExchange:
 
     def keep(self, stored: StoredBinding) -> None:
         """Note a client's binding, in place of the one of its identity."""
-        binding = stored.binding
-        identity = binding.identity
+        identity = stored.binding.identity
         self.clients[identity] = stored
-        self.receivers.setdefault((binding.destination_type, binding.destination), {})[identity] = stored
+        self.receivers.setdefault(stored.destination, {})[identity] = stored
 
     def drop(self, binding: Binding) -> bool:
         """Forget the client's binding of that identity; answer whether there was one."""
@@ -156,6 +179,8 @@ class OwnedExchange:
         if self.clients.pop(identity, None) is None:
             return False
         destination = (binding.destination_type, binding.destination)
+        if self.marked.get(destination) == identity:
+            del self.marked[destination]
         alike = self.receivers[destination]
         del alike[identity]
         if not alike:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from proxy.amqp.auditing import Template
-from proxy.audit.record import Records, TimestampText
+from proxy.audit.record import Records, TimestampText, opening
 from proxy.audit.writer import AuditWriter
 
 
@@ -43,9 +43,9 @@ class PublishJournal:
         self.origin = records.origin
         self.headers = records.headers
 
-    def timestamp(self) -> str:
-        """The time of what is read now."""
-        return self._text(self._wall())
+    def opening(self) -> str:
+        """How the lines of what is read now begin."""
+        return opening(self._text(self._wall()))
 
     def template(
         self,
@@ -57,6 +57,7 @@ class PublishJournal:
         reason: str | None,
         remotes: Iterable[str] = (),
         rule: int | None = None,
+        decide_us: float | None = None,
     ) -> Template:
         """What a decision fixes in its lines, the version of the rules included."""
         return self._records.template(
@@ -69,8 +70,9 @@ class PublishJournal:
             rule=rule,
             rules=self._rules(),
             reason=reason,
+            decide_us=decide_us,
         )
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
         """Tell what the broker said of a publish."""
-        self.append(self._records.settle(self.timestamp(), conn, ch, seq, result, confirm_us))
+        self.append(self._records.settle(self._text(self._wall()), conn, ch, seq, result, confirm_us))

@@ -109,38 +109,22 @@ class Privacy:
 class RecordTemplate:
     """The constant part of the lines of one decision. Made by `Records.template`."""
 
-    __slots__ = ("_closed", "_open")
+    __slots__ = ("_constant", "decide_us")
 
-    def __init__(self, constant: str) -> None:
-        """Take the fields that the decision fixes, as `,"name":value...`."""
-        self._open = constant
-        self._closed = constant + ',"headers":{}}\n'
+    def __init__(self, constant: str, decide_us: float | None = None) -> None:
+        """Take the fields that the decision fixes, as `,"name":value...`, and how long it took."""
+        self._constant = constant
+        #: microseconds of the decision, until a line has told them
+        self.decide_us = decide_us
 
-    def line(
-        self,
-        ts: str,
-        origin: str,
-        seq: int,
-        routing_key: bytes,
-        message_id: bytes | None,
-        size: int,
-        headers: str = "{}",
-        decide_us: float | None = None,
-    ) -> bytes:
-        """Render the line of one publish.
+    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str = "{}") -> str:
+        """Render what lines of equal publishes end with, behind their number.
 
         Args:
-            ts: when it came, from a `TimestampText`.
-            origin: where it came from, from `Records.origin`.
-            seq: number of the publish on its channel, from 1.
-            routing_key: its routing key.
-            message_id: its message id, None where it has none.
-            size: bytes of its body.
+            routing_key: their routing key.
+            message_id: their message id, None where they have none.
+            size: bytes of the body.
             headers: allow-listed headers, from `Records.headers`.
-            decide_us: microseconds of the decision, where measured.
-
-        Returns:
-            The line, with its line break; for `AuditWriter.append`.
         """
         # Written out and not in functions: a call costs a tenth of it all.
         try:
@@ -149,12 +133,12 @@ class RecordTemplate:
         except UnicodeDecodeError:
             key = quoted(routing_key)
             identity = "null" if message_id is None else quoted(message_id)
-        tail = self._closed if headers == "{}" and decide_us is None else self._tail(headers, decide_us)
-        return f'{{"ts":"{ts}{origin}{seq},"rk":{key},"message_id":{identity},"size":{size}{tail}'.encode()
+        return f',"rk":{key},"message_id":{identity},"size":{size}{self._constant},"headers":{headers}}}\n'
 
-    def _tail(self, headers: str, decide_us: float | None) -> str:
-        decided = "" if decide_us is None else f',"decide_us":{decide_us:.1f}'
-        return f'{self._open},"headers":{headers}{decided}}}\n'
+    def timed(self, ending: str) -> str:
+        """Give an ending that tells how long the decision took; to be asked once, where `decide_us` says so."""
+        decide_us, self.decide_us = self.decide_us, None
+        return f'{ending[:-2]},"decide_us":{decide_us:.1f}}}\n'
 
 
 class _HashingTemplate(RecordTemplate):
@@ -162,27 +146,26 @@ class _HashingTemplate(RecordTemplate):
 
     __slots__ = ("_privacy",)
 
-    def __init__(self, constant: str, privacy: Privacy) -> None:
-        super().__init__(constant)
+    def __init__(self, constant: str, decide_us: float | None, privacy: Privacy) -> None:
+        super().__init__(constant, decide_us)
         self._privacy = privacy
 
-    def line(
-        self,
-        ts: str,
-        origin: str,
-        seq: int,
-        routing_key: bytes,
-        message_id: bytes | None,
-        size: int,
-        headers: str = "{}",
-        decide_us: float | None = None,
-    ) -> bytes:
+    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str = "{}") -> str:
         hashed = self._privacy.hashed
         if "rk" in hashed:
             routing_key = self._privacy.hash("rk", routing_key).encode()
         if message_id is not None and "message_id" in hashed:
             message_id = self._privacy.hash("message_id", message_id).encode()
-        return super().line(ts, origin, seq, routing_key, message_id, size, headers, decide_us)
+        return super().ending(routing_key, message_id, size, headers)
+
+
+def opening(ts: str) -> str:
+    """Give how lines begin; behind it come `Records.origin`, the publish's number and `RecordTemplate.ending`.
+
+    Args:
+        ts: when their publishes came, from a `TimestampText`.
+    """
+    return f'{{"ts":"{ts}'
 
 
 class Records:
@@ -229,6 +212,7 @@ class Records:
         rule: int | None = None,
         rules: str = "",
         reason: str | None = None,
+        decide_us: float | None = None,
     ) -> RecordTemplate:
         """Render what a decision fixes; keep it beside the cached plan.
 
@@ -242,6 +226,7 @@ class Records:
             rule: index of the rule of the address table that applied.
             rules: version of the rules.
             reason: short code that says why, where there is something to say.
+            decide_us: microseconds that the decision took, where measured.
         """
         fields = {
             "exchange": text(exchange),
@@ -256,8 +241,8 @@ class Records:
         }
         constant = "," + _json(fields)[1:-1]
         if self.privacy.hashed & {"rk", "message_id"}:
-            return _HashingTemplate(constant, self.privacy)
-        return RecordTemplate(constant)
+            return _HashingTemplate(constant, decide_us, self.privacy)
+        return RecordTemplate(constant, decide_us)
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
         """Render the allow-listed ones of some headers.

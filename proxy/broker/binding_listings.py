@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import NamedTuple, Protocol, TypeAlias
 
-from proxy.amqp.stored import STORAGE
 from proxy.amqp.vhost import OwnedExchange, StoredBinding, VhostState
 from proxy.broker.listed import BindingInfo
 from proxy.broker.restoring import binding_of
@@ -126,7 +125,7 @@ class BindingListings:
         for number, info in enumerate(listed):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
-            if not info.routing_key.startswith(STORAGE):
+            if not info.stores:
                 continue
             row = (info.destination_type, info.destination, info.routing_key, info.kept)
             decoded = last.get(row) or self._decode(name, info)
@@ -136,7 +135,8 @@ class BindingListings:
             identity, stored = decoded
             known = joined.get(identity)
             if known is not None and known.entries != stored.entries:
-                later = stored.sequences[0] > known.sequences[0]
+                # Messages find the destination by a mark: it is never the one to go.
+                later = (known.is_mark, -known.sequences[0]) > (stored.is_mark, -stored.sequences[0])
                 superfluous.append(info if later else winners[identity])
                 if later:
                     continue
@@ -200,7 +200,7 @@ class _Join:
                 self.doubtful.add(identity)
             else:
                 self._store.add_binding(stored)
-        elif known is self._before.clients.get(identity) and known.sequences != stored.sequences:
+        elif known is self._before.clients.get(identity) and known.places != stored.places:
             self._store.remove_binding(known)
             self._store.add_binding(stored)
 

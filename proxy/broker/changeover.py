@@ -72,6 +72,8 @@ class Changeover:
         self._prepared = naming
         #: Exchanges of rules that are prepared and not yet in force: what stands for them must not be taken away.
         self._coming: Mapping[bytes, OwnedExchange] = {}
+        #: By carrier, the exchange of the old rules and the tokens it had when new ones were begun to be prepared.
+        self._before: Mapping[bytes, tuple[OwnedExchange, frozenset[Destination]]] = {}
 
     async def prepare(
         self, old: Needs, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
@@ -82,6 +84,9 @@ class Changeover:
         for number, _ in enumerate(inheriting(self._state, exchanges, router)):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
+        self._before = {
+            carrier: (exchange, frozenset(exchange.bound)) for carrier, exchange in _by_carrier(old).items()
+        }
         carry_over(old, exchanges)
         self._coming = {}
         await self._repair.thorough(lambda: needs_of(exchanges, router, naming), queues)
@@ -102,6 +107,10 @@ class Changeover:
                 destination=f"{binding.destination_type} {binding.destination.decode(errors='replace')}",
                 error=why,
             )
+        for exchange in exchanges.values():
+            last, tokens = self._before.get(exchange.carrier, (exchange, exchange.bound))
+            exchange.bound -= tokens - last.bound  # clients have taken them away meanwhile
+        self._before = {}
         self._state.swap(exchanges, router)
         self._coming = {}
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from proxy.amqp.tokens import GRANTS, RESERVED, token
+from proxy.amqp.tokens import GRANTS, RESERVED
 from proxy.amqp.vhost import Destination, OwnedExchange
 from proxy.broker.declarations import MARK, unnameable
 from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
-#: Under it clients' bindings are kept on the carrier; publishes never use such a key.
-_STORAGE = RESERVED + b"b."
 #: The words of a token before its hash: queue or exchange.
 _TOKEN_WORDS = tuple((*RESERVED.rstrip(b".").split(b"."), letter) for letter in (b"q", b"e"))
 _HEX_DIGITS = frozenset(b"0123456789abcdef")
@@ -66,11 +64,7 @@ def foreign_bindings(bindings: Iterable[BindingInfo]) -> list[BindingInfo]:
 
 def tokens_bound(bindings: Iterable[BindingInfo]) -> set[Destination]:
     """Find the destinations whose token is bound."""
-    return {
-        (binding.destination_type, binding.destination)
-        for binding in bindings
-        if binding.routing_key == token(binding.destination_type, binding.destination)
-    }
+    return {(binding.destination_type, binding.destination) for binding in bindings if binding.marks}
 
 
 def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
@@ -134,9 +128,7 @@ def _is_hash(word: bytes) -> bool:
 
 
 def _ours(binding: BindingInfo) -> bool:
-    if binding.routing_key.startswith((_STORAGE, GRANTS)):
-        return True
-    return binding.routing_key == token(binding.destination_type, binding.destination)
+    return binding.stores or binding.marks or binding.routing_key.startswith(GRANTS)
 
 
 def _shown(exchange: OwnedExchange) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from proxy.amqp.stored import KEPT, MARK
+from proxy.amqp.stored import KEPT, MARK, STORAGE
+from proxy.amqp.tokens import token
 
 _MARK, _KEPT = MARK.decode(), KEPT.decode()
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -65,6 +66,16 @@ class BindingInfo(NamedTuple):
     routing_key: bytes
     properties_key: str
     kept: str = ""
+
+    @property
+    def marks(self) -> bool:
+        """Whether messages find its destination by it."""
+        return self.routing_key == token(self.destination_type, self.destination)
+
+    @property
+    def stores(self) -> bool:
+        """Whether a client's binding is kept in it."""
+        return self.routing_key.startswith(STORAGE) or (bool(self.kept) and self.marks)
 
     def __str__(self) -> str:
         """Destination and key, for operators."""

@@ -120,6 +120,7 @@ def records_of(states: Iterable[VhostState]) -> Records:
                         stored.entries,
                         stored.sequences,
                         stored.clients,
+                        tuple(sorted(stored.marks)),
                     )
                 )
             grants += [GrantRecord(state.name, name, *destination, key) for key, destination in owned.grants.items()]

@@ -15,8 +15,6 @@ from proxy.amqp.tokens import RESERVED
 from proxy.broker.inventory import Inventory, NotListed
 from proxy.broker.listed import BindingInfo, exchange_info
 
-_STORED = RESERVED + b"b."
-
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
@@ -36,7 +34,7 @@ class Leftover:
 
     def __str__(self) -> str:
         """One line for operators."""
-        stored = sum(binding.routing_key.startswith(_STORED) for binding in self.bindings)
+        stored = sum(binding.stores for binding in self.bindings)
         name = self.exchange.decode(errors="backslashreplace")
         counts = f"{len(self.bindings) - stored} tokens, {stored} stored bindings"
         others = "".join(f"; not ours, so the exchange stays: {binding}" for binding in self.foreign)

@@ -6,7 +6,7 @@ The kept form is the relay's (`amqp.stored`); a snapshot keeps the same parts. P
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import tzinfo
 
 from proxy.amqp.stored import Kept, storage_key, unpack
@@ -86,6 +86,8 @@ def binding_of(exchange: bytes, info: BindingInfo) -> StoredBinding:
         (kept.sequence,),
         (kept.client,),
     )
+    if info.marks:
+        return stored._replace(marks=frozenset(stored.sequences))
     if stored.key != info.routing_key:
         raise ValueError("it belongs to another binding")
     return stored
@@ -99,6 +101,7 @@ def stored_binding(
     entries: bytes,
     sequences: Sequence[int],
     clients: Sequence[str] = (),
+    marks: Iterable[int] = (),
 ) -> StoredBinding:
     """Make a client's binding from its parts.
 
@@ -110,6 +113,7 @@ def stored_binding(
         entries: raw entries of the client's table.
         sequences: of every copy, at least one.
         clients: users that made them.
+        marks: sequences of those under the destination's token.
 
     Raises:
         ValueError: the arguments are damaged.
@@ -119,7 +123,7 @@ def stored_binding(
     arguments = _table(entries)
     binding = Binding(exchange, destination_type, destination, routing_key, arguments, "", ordered[0])
     key = storage_key(destination_type, destination, routing_key, entries)
-    return StoredBinding(binding, entries, key, ordered, users)
+    return StoredBinding(binding, entries, key, ordered, users, frozenset(marks))
 
 
 def _table(entries: bytes) -> Table:

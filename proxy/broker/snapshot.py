@@ -42,6 +42,7 @@ class BindingRecord(NamedTuple):
         entries: raw entries of the client's table.
         sequences: of every copy on the broker.
         clients: users that made them.
+        marks: sequences of those under the destination's token.
     """
 
     vhost: str
@@ -52,6 +53,7 @@ class BindingRecord(NamedTuple):
     entries: bytes
     sequences: tuple[int, ...]
     clients: tuple[str, ...] = ()
+    marks: tuple[int, ...] = ()
 
 
 class GrantRecord(NamedTuple):
@@ -178,7 +180,7 @@ def _rows(records: Records) -> Iterator[Iterable[object]]:
         yield "exchange", one.vhost, _text(one.name), one.delivery.value, *kept
     for each in records.bindings:
         names = (_text(each.exchange), each.destination_type, _text(each.destination), _text(each.routing_key))
-        yield "binding", each.vhost, *names, _packed(each.entries), each.sequences, each.clients
+        yield "binding", each.vhost, *names, _packed(each.entries), each.sequences, each.clients, each.marks
     for grant in records.grants:
         names = (_text(grant.exchange), grant.destination_type, _text(grant.destination), _text(grant.key))
         yield "grant", grant.vhost, *names
@@ -195,12 +197,13 @@ def _exchange(vhost: str, name: str, delivery: str, *values: Any) -> ExchangeRec
 
 
 def _binding(vhost: str, exchange: str, kind: str, destination: str, *values: Any) -> BindingRecord:  # as above
-    key, entries, sequences, clients = values
+    key, entries, sequences, clients, *more = values  # what was written before there were marks has none
     numbers = tuple(int(number) for number in sequences)
     if not numbers:
         raise ValueError("a binding without a sequence")
     names = (_bytes(exchange), kind, _bytes(destination), _bytes(key))
-    return BindingRecord(vhost, *names, b64decode(entries), numbers, tuple(map(str, clients)))
+    marks = tuple(int(number) for found in more for number in found)
+    return BindingRecord(vhost, *names, b64decode(entries), numbers, tuple(map(str, clients)), marks)
 
 
 def _checksum(lines: bytes) -> bytes:

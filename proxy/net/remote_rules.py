@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.errors import ConfigError
 from proxy.net.remote_endpoints import RemoteBroker, RemoteLimits
-from proxy.net.tls import ClientTls
+from proxy.net.tls_faults import broker_tls
 from proxy.rules.faults import Faults
 from proxy.rules.loader import LoadedRules
 from proxy.rules.loops import Listening, check_loops
 from proxy.rules.model import BrokerRule
-from proxy.rules.nodes import join
 from proxy.rules.remotes import password_of
 
 
@@ -42,18 +40,10 @@ def remote_brokers(
 
 
 def _broker(rule: BrokerRule, environ: Mapping[str, str], faults: Faults) -> RemoteBroker:
-    tls = None
-    if rule.tls is not None:
-        tls = ClientTls(rule.tls.ca, rule.tls.server_name, rule.tls.certificate, rule.tls.key)
-        try:
-            tls.context()
-        except ConfigError as error:
-            path = join(join("brokers", rule.name.decode()), "tls")
-            faults.error(rule.places.get("tls", rule.place), path, str(error))
     return RemoteBroker(
         rule.host,
         rule.port,
-        tls,
+        broker_tls(rule, faults),
         None if rule.username is None else rule.username.encode(),
         password_of(rule, environ, faults).reveal().encode(),
         rule.vhost,

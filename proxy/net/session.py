@@ -128,7 +128,7 @@ class Session:
         if handshake.leftover_upstream:
             relay.receive_from_upstream(handshake.leftover_upstream, now)
         if handshake.leftover_producer:
-            relay.receive_from_producer(handshake.leftover_producer, now)
+            self._from_producer(handshake.leftover_producer)
         self._flush(relay, now)
         if not self._upstream.connected:  # lost while the virtual host was looked at
             self._upstream_lost(None)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from proxy.errors import ConfigError, ConfigErrors
+from proxy.net.certificates import certificate_end
 
 #: Gives the context for the connection that is made now.
 Provider: TypeAlias = Callable[[], ssl.SSLContext]
@@ -112,6 +113,8 @@ class Contexts:
     def __init__(self) -> None:
         """Start with none."""
         self._made: dict[ServerTls | ClientTls, ssl.SSLContext] = {}
+        #: of our own certificates in use, when they end (seconds since 1970), by side of the sidecar and file
+        self.ends: dict[tuple[str, str], float] = {}
 
     def of(self, tls: ServerTls | ClientTls) -> ssl.SSLContext:
         """Give the context in use, made now where there is none.
@@ -122,6 +125,7 @@ class Contexts:
         found = self._made.get(tls)
         if found is None:
             found = self._made[tls] = tls.context()
+            self.ends.update(_ends(tls))
         return found
 
     def read(self, wanted: Iterable[ServerTls | ClientTls]) -> Callable[[], None]:
@@ -137,17 +141,19 @@ class Contexts:
             ConfigErrors: files that can't be used; nothing has changed then.
         """
         made: dict[ServerTls | ClientTls, ssl.SSLContext] = {}
+        ends: dict[tuple[str, str], float] = {}
         errors = []
         for tls in dict.fromkeys(wanted):
             try:
                 made[tls] = tls.context()
+                ends.update(_ends(tls))
             except ConfigError as error:
                 errors.append(error)
         if errors:
             raise ConfigErrors(errors)
 
         def use() -> None:
-            self._made = made
+            self._made, self.ends = made, ends
 
         return use
 
@@ -162,6 +168,17 @@ def words(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
+
+
+def _ends(tls: ServerTls | ClientTls) -> dict[tuple[str, str], float]:
+    """Give when the certificate ends with which we prove ourselves, if we do, by side and file."""
+    if tls.certificate is None:
+        return {}
+    side = "downstream" if isinstance(tls, ServerTls) else "upstream"
+    try:
+        return {(side, str(tls.certificate)): certificate_end(tls.certificate.read_bytes())}
+    except (OSError, ValueError) as error:
+        raise _wrong(tls.certificate, f"when it ends can't be read: {error}") from error
 
 
 def _prove(context: ssl.SSLContext, certificate: Path, key: Path) -> None:

@@ -5,7 +5,7 @@ Source: the interface of the configuration; RabbitMQ "TLS Support", "Management 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,16 +29,20 @@ class WantedTls:
         self.contexts = Contexts()
         self._management = settings.upstream.management
         self._addresses = settings.upstream.addresses
+        #: what each section of the configuration asks for, by its dotted path
+        self.sections: dict[str, ServerTls | ClientTls] = {}
         #: of each listener that is not plain TCP, by (host, port)
         self.listeners: dict[tuple[str, int], ServerTls] = {}
-        for one in settings.listen:
+        for index, one in enumerate(settings.listen):
             if one.tls is not None and one.tls.certificate is not None and one.tls.key is not None:
-                self.listeners[one.address.host, one.address.port] = ServerTls(
+                found = ServerTls(
                     settings.folder / one.tls.certificate,
                     settings.folder / one.tls.key,
                     _beside(settings.folder, one.tls.client_ca),
                     one.tls.client_verify == "required",
                 )
+                self.listeners[one.address.host, one.address.port] = found
+                self.sections[f"listen[{index}].tls"] = found
         #: to the broker; None for plain TCP
         self.upstream: ClientTls | None = None
         tls = settings.upstream.tls
@@ -46,6 +50,9 @@ class WantedTls:
             files = (_beside(settings.folder, name) for name in (tls.ca, tls.certificate, tls.key))
             ca, certificate, key = files
             self.upstream = ClientTls(ca, tls.server_name, certificate, key, tls.verify)
+            self.sections["upstream.tls"] = self.upstream
+        #: to brokers that the rules in force name
+        self._remote: list[ClientTls] = []
 
     def read(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
         """Read all files, those of brokers that the rules name as well; see `Contexts.read`.
@@ -60,8 +67,13 @@ class WantedTls:
             ConfigErrors: files that can't be used.
         """
         remote = [one.tls for found in brokers.values() for one in found.values() if one.tls is not None]
-        own = [] if self.upstream is None else [self.upstream]
-        return self.contexts.read([*self.listeners.values(), *own, *remote])
+        use_contexts = self.contexts.read([*self.sections.values(), *remote])
+
+        def use() -> None:
+            self._remote = remote
+            use_contexts()
+
+        return use
 
     def read_for(self, remotes: RemotePool, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
         """As `read`; what it gives makes the brokers hold as well."""
@@ -74,12 +86,8 @@ class WantedTls:
         return use
 
     def files(self) -> list[Path]:
-        """List the files that the configuration names."""
-        wanted: Iterable[ServerTls | ClientTls] = [
-            *self.listeners.values(),
-            *([self.upstream] if self.upstream else []),
-        ]
-        return sorted({path for tls in wanted for path in _files(tls)})
+        """List the files that the configuration names, and those of brokers that the rules in force name."""
+        return sorted({path for tls in (*self.sections.values(), *self._remote) for path in files_of(tls)})
 
     def providers(self) -> dict[tuple[str, int], Provider]:
         """Give what makes contexts for producers, by (host, port) of the listener."""
@@ -106,6 +114,7 @@ def _beside(folder: Path, name: str | None) -> Path | None:
     return None if name is None else folder / name
 
 
-def _files(tls: ServerTls | ClientTls) -> Iterator[Path]:
+def files_of(tls: ServerTls | ClientTls) -> Iterator[Path]:
+    """List the files that it is made of."""
     authorities = tls.client_ca if isinstance(tls, ServerTls) else tls.ca
     yield from (path for path in (tls.certificate, tls.key, authorities) if path is not None)

@@ -9,10 +9,12 @@ import aiohttp
 
 #: Longest wait for an answer: a reload of ten thousand bindings takes seconds, all else milliseconds.
 ANSWER_SECONDS = 60.0
+#: Forms of an answer, as HTTP calls them.
+JSON, TEXT = "application/json", "text/plain"
 
 
 async def ask(
-    path: str, method: str, page: str, body: bytes = b"", seconds: float = ANSWER_SECONDS
+    path: str, method: str, page: str, body: bytes = b"", seconds: float = ANSWER_SECONDS, accept: str = JSON
 ) -> tuple[int, bytes] | None:
     """Ask over a Unix socket.
 
@@ -22,6 +24,7 @@ async def ask(
         page: path of the page.
         body: what is sent along.
         seconds: longest wait.
+        accept: form of the answer, where the page has several.
 
     Returns:
         Status and body of the answer; None where there is none.
@@ -30,9 +33,7 @@ async def ask(
         timeout = aiohttp.ClientTimeout(total=seconds)
         async with (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(path), timeout=timeout) as session,
-            session.request(
-                method, f"http://worker{page}", data=body, headers={"Accept": "application/json"}
-            ) as answer,
+            session.request(method, f"http://worker{page}", data=body, headers={"Accept": accept}) as answer,
         ):
             return answer.status, await answer.read()
     return None

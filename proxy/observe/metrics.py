@@ -148,6 +148,15 @@ METRICS: tuple[MetricSpec, ...] = (
         readings.one(lambda counters: counters.reused_connections),
         "Producers that got an upstream connection which another one had left.",
     ),
+    _metric(
+        "certificate_expiry_timestamp_seconds",
+        Kind.GAUGE,
+        "side file",
+        readings.certificates,
+        "When a certificate of the sidecar ends: one for producers (downstream) or for brokers (upstream).",
+        # the one that ends first: a worker may not have read the new file yet
+        Merge.MIN,
+    ),
     _metric("channels", Kind.GAUGE, "", readings.relays("channels"), "Open channels of producers."),
     _metric(
         "publishes_total",

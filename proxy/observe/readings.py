@@ -170,6 +170,11 @@ def remote_publishes(reading: Reading) -> Rows:
     return [((name, result), count) for name, remote in remotes for result, count in remote.results.items()]
 
 
+def certificates(reading: Reading) -> Rows:
+    """When certificates end, by side and file."""
+    return reading.counters.certificates.items()
+
+
 def reloads(reading: Reading) -> Rows:
     """Loads of the rules by result."""
     return [((result,), count) for result, count in reading.counters.rules.reloads.items()]

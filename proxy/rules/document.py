@@ -37,8 +37,8 @@ def read_document(data: str | bytes, source: str, faults: Faults) -> Node | None
     try:
         text = data if isinstance(data, str) else data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        faults.error(Place(source, line), "", "seen bytes that are not UTF-8, expected UTF-8 text")
+        message = "seen bytes that are not UTF-8, expected UTF-8 text"
+        faults.error(_end(source, error.object[: error.start].decode()), "", message)
         return None
     builder = _Builder(source, faults)
     try:
@@ -46,20 +46,28 @@ def read_document(data: str | bytes, source: str, faults: Faults) -> Node | None
             builder.take(event)
     except (yaml.YAMLError, _TooDeepError) as error:
         # Half a tree would only give faults that follow from this one.
-        faults.error(*_syntax_fault(error, source))
+        faults.error(*_syntax_fault(error, source, text))
         return None
     return builder.root
 
 
-def _syntax_fault(error: Exception, source: str) -> tuple[Place, str, str]:
+def _syntax_fault(error: Exception, source: str, text: str) -> tuple[Place, str, str]:
     if isinstance(error, _TooDeepError):
         return error.place, "", f"seen more than {MAX_DEPTH} lists and mappings inside each other"
     if not isinstance(error, yaml.MarkedYAMLError):
-        return Place(source, 0), "", f"YAML syntax: {str(error).splitlines()[0]}"
+        # A character that YAML does not take; the two parsers count to it in different units.
+        odd = yaml.reader.Reader.NON_PRINTABLE.search(text)
+        place = _end(source, text[: odd.start()]) if odd else Place(source, 0)
+        return place, "", f"YAML syntax: {str(error).splitlines()[0]}"
     mark = error.problem_mark or error.context_mark
     place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source, 0)
     context = f" {error.context}" if error.context else ""
     return place, "", f"YAML syntax: {error.problem}{context}; {_QUOTE}"
+
+
+def _end(source: str, text: str) -> Place:
+    """Give the place behind a text."""
+    return Place(source, text.count("\n") + 1, len(text) - text.rfind("\n"))
 
 
 class _TooDeepError(Exception):

@@ -56,7 +56,7 @@ def examine(files: Sequence[FileDraft], loaded: LoadedRules) -> list[ConfigWarni
         found += _bindings(exchange)
         for draft in exchange.drafts.values():
             found += _patterns(draft)
-    return sorted(found, key=lambda each: (each.place.source, each.place.line))
+    return sorted(found, key=lambda each: each.place)
 
 
 def _bindings(exchange: Exchange) -> Iterator[ConfigWarning]:

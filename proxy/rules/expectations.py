@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from proxy.errors import located
 from proxy.routing.address_targets import AddressBook, FailedTranslation, Publication
 from proxy.routing.bindings import QUEUE
 from proxy.routing.decision import Decision, Outcome, QueueNames
@@ -70,9 +71,8 @@ class Failure:
     differences: tuple[str, ...]
 
     def __str__(self) -> str:
-        """``file:line: tests[0]: name: differences``."""
-        place = f"{self.test.place.source}:{self.test.place.line}"
-        return f"{place}: {self.test.path}: {self.test.name}: {'; '.join(self.differences)}"
+        """``file:line:column: tests[0]: name: differences``."""
+        return f"{located(*self.test.place)}: {self.test.path}: {self.test.name}: {'; '.join(self.differences)}"
 
 
 @dataclass(frozen=True, slots=True)

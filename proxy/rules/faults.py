@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from proxy.errors import ConfigError, ConfigErrors
+from proxy.errors import ConfigError, ConfigErrors, located
 
 
 class Place(NamedTuple):
@@ -24,8 +24,8 @@ class ConfigWarning(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        """``file:line: key: warning: message``."""
-        where = f"{self.place.source}:{self.place.line}" if self.place.line else self.place.source
+        """``file:line:column: key: warning: message``."""
+        where = located(*self.place)
         return f"{where}: {self.key}: warning: {self.message}" if self.key else f"{where}: warning: {self.message}"
 
 

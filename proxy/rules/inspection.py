@@ -16,7 +16,7 @@ from proxy.rules.declaration import members
 from proxy.rules.document import read_document
 from proxy.rules.examination import Named, destinations, examine, untouched
 from proxy.rules.expectations import Failure
-from proxy.rules.faults import ConfigWarning, Faults
+from proxy.rules.faults import ConfigWarning, Faults, Place
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.loops import Listening, check_loops
 from proxy.rules.nodes import Mapping
@@ -39,6 +39,7 @@ class Findings:
         sets: every set of rules that could be compiled.
         uncovered: bindings that no test makes true.
         destinations: what must exist on the broker.
+        settings: every configuration that could be read.
     """
 
     errors: list[ConfigError] = field(default_factory=list)
@@ -48,6 +49,21 @@ class Findings:
     sets: list[LoadedRules] = field(default_factory=list)
     uncovered: list[ConfigWarning] = field(default_factory=list)
     destinations: list[Named] = field(default_factory=list)
+    settings: list[Settings] = field(default_factory=list)
+
+    def take(self, faults: Faults) -> None:
+        """Add what was found elsewhere; errors stay in the order of files and places."""
+        self.warnings += faults.warnings
+        self.errors += faults.errors
+        self.errors.sort(key=lambda error: (error.file, error.line, error.column))
+
+    @property
+    def secured(self) -> bool:
+        """Whether anything is said of TLS."""
+        sections: list[object] = [one.upstream.tls for one in self.settings]
+        sections += [each.tls for one in self.settings for each in one.listen]
+        vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
+        return any(sections) or any(broker.tls for vhost in vhosts for broker in vhost.brokers)
 
     @property
     def summary(self) -> str:
@@ -92,12 +108,11 @@ def inspect(paths: Sequence[Path], environ: Environment[str, str]) -> Findings:
     findings = Findings(files=set(paths))
     faults = Faults()
     kinds = {path: _kind(path, faults) for path in dict.fromkeys(paths)}
-    findings.errors += faults.errors
+    findings.take(faults)
     named = [each for path, kind in kinds.items() if kind == "settings" for each in _settings(path, environ, findings)]
     covered = {path.resolve() for path in named}
     alone = [path for path, kind in kinds.items() if kind == "rules" and path.resolve() not in covered]
     _rules(alone, environ, (), findings)
-    findings.errors.sort(key=lambda error: (error.file, error.line))
     return findings
 
 
@@ -111,7 +126,10 @@ def _kind(path: Path, faults: Faults) -> str | None:
         return None
     if not isinstance(root, Mapping):
         message = "seen neither a configuration nor a rules file, expected a mapping of the keys of one"
-        faults.errors += own.errors or [ConfigError(str(path), 1, "", message)]
+        place = Place(str(path), 1, 1) if root is None else root.place
+        if not own.errors:
+            own.error(place, "", message)
+        faults.errors += own.errors
         return None
     keys = [key.text for key, _ in root.entries]
     found = [name for name, known in (("settings", _SETTINGS_KEYS), ("rules", TOP_KEYS)) if set(keys) & set(known)]
@@ -119,7 +137,7 @@ def _kind(path: Path, faults: Faults) -> str | None:
         return found[0]
     seen = "keys of both a configuration and a rules file" if found else f"the keys {', '.join(keys) or '(none)'}"
     expected = f"a configuration ({', '.join(_SETTINGS_KEYS)}) or rules ({', '.join(TOP_KEYS)})"
-    faults.errors.append(ConfigError(str(path), 1, "", f"seen {seen}, expected those of {expected}"))
+    faults.error(root.place, "", f"seen {seen}, expected those of {expected}")
     return None
 
 
@@ -128,9 +146,10 @@ def _settings(path: Path, environ: Environment[str, str], findings: Findings) ->
     try:
         settings, warnings = load_settings(path, environ, secrets_required=False)
         findings.warnings += warnings
+        findings.settings.append(settings)
         named = rules_files(settings)
     except ConfigErrors as error:
-        findings.errors += error.errors
+        findings.take(Faults([*error.errors]))
         return []
     _rules(named, environ, [(one.address.host, one.address.port) for one in settings.listen], findings)
     return named
@@ -149,7 +168,7 @@ def _rules(paths: Sequence[Path], environ: Environment[str, str], listening: Lis
     try:
         loaded = load_rules(paths, look)
     except ConfigErrors as error:
-        findings.errors += error.errors
+        findings.take(Faults([*error.errors]))
         return
     findings.failures += loaded.failures()
     findings.sets.append(loaded)
@@ -158,8 +177,7 @@ def _rules(paths: Sequence[Path], environ: Environment[str, str], listening: Lis
     for vhost in loaded.rules.vhosts.values():
         for broker in vhost.brokers:
             password_of(broker, environ, here, required=False)
-    findings.errors += here.errors
-    findings.warnings += here.warnings
+    findings.take(here)
 
 
 def _count(number: int, what: str) -> str:

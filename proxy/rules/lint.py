@@ -71,13 +71,13 @@ def _carriers(exchanges: Sequence[ExchangeDraft], faults: Faults) -> None:
 
 
 def _binding_names(exchange: ExchangeDraft, faults: Faults) -> None:
-    first: dict[str, int] = {}
+    first: dict[str, Place] = {}
     for draft in exchange.bindings:
         if draft.name_place is None:
             continue
-        line = first.setdefault(draft.binding.id, draft.name_place.line)
-        if line != draft.name_place.line:
-            faults.error(draft.name_place, f"{draft.path}.name", f"the same name as in line {line}")
+        place = first.setdefault(draft.binding.id, draft.name_place)
+        if place is not draft.name_place:
+            faults.error(draft.name_place, f"{draft.path}.name", f"the same name as in line {place.line}")
 
 
 def _alternate(exchange: ExchangeDraft, owned: dict[bytes, ExchangeDraft], faults: Faults) -> None:

@@ -89,7 +89,8 @@ class BrokerRule:
         unconfirmed: publishes to it that may wait for their confirms before producers wait.
         unconfirmed_bytes: the same in bytes of their bodies.
         place: where it was written.
-        places: where its keys were, of those that can be wrong later: address, tls, password_env, password_file.
+        places: where its keys were, of those that can be wrong later: address, password_env, password_file, and those
+            under tls that name files.
     """
 
     name: bytes

@@ -1,4 +1,4 @@
-"""Which of the ways to give a password holds? As a text, in a variable, in a file.
+"""Who is the control user, and which of the ways to give its password holds? As a text, in a variable, in a file.
 
 Source: the interface of the configuration.
 """
@@ -6,15 +6,31 @@ Source: the interface of the configuration.
 from __future__ import annotations
 
 from collections.abc import Mapping as Environment
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
+from proxy.rules.declaration import Key
 from proxy.rules.faults import Faults, Place
-from proxy.rules.kinds import Secret
+from proxy.rules.kinds import SECRET, TEXT, Secret, optional
 
-if TYPE_CHECKING:
-    from proxy.rules.settings import Upstream
+_GUEST = Secret("guest")
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The user that declares carriers and reads the inventory; `password` holds the one to use."""
+
+    username: Annotated[str, Key(TEXT, "name of the control user")] = "guest"
+    password: Annotated[
+        Secret, Key(SECRET, "its password; here it is a warning unless every broker address is loopback")
+    ] = _GUEST
+    password_env: Annotated[
+        str | None, Key(optional(TEXT), "name of an environment variable that holds the password")
+    ] = None
+    password_file: Annotated[
+        str | None, Key(optional(TEXT), "file that holds the password; one line break at its end is left out")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +51,17 @@ class Passwords:
     faults: Faults
     required: bool
 
-    def control(self, upstream: Upstream) -> Secret:
-        """Give the password to use."""
-        control, path = upstream.control, "upstream.control."
+    def control(self, control: Control, loopback: bool) -> Control:
+        """Give the control user with the password to use.
+
+        Args:
+            control: as configured.
+            loopback: whether the broker is on this host.
+        """
+        return replace(control, password=self._password(control, loopback))
+
+    def _password(self, control: Control, loopback: bool) -> Secret:
+        path = "upstream.control."
         ways = {"password_env": control.password_env, "password_file": control.password_file}
         given = [key for key in ("password", *ways) if path + key in self.places]
         given = [key for key in given if key == "password" or ways[key] is not None]
@@ -53,7 +77,7 @@ class Passwords:
             return self._from_variable(control.password_env or "", key, place)
         if given[0] == "password_file":
             return self._from_file(self.folder / (control.password_file or ""), key, place)
-        if place.line and not all(each.loopback for each in upstream.addresses):
+        if place.line and not loopback:
             message = "a password as text, for a broker elsewhere: use password_env or password_file"
             self.faults.warn(place, key, message)
         return control.password

@@ -27,7 +27,8 @@ _UNCONFIRMED = whole(1, 1_000_000)
 _UNCONFIRMED_MIB = whole(1, 4096)
 _LONGEST_NAME = 255
 #: Keys whose value is right or wrong only where the sidecar runs.
-_JUDGED_LATER = ("address", "tls", "password_env", "password_file")
+_JUDGED_LATER = ("address", "password_env", "password_file")
+_TLS_FILES = ("ca", "certificate", "key")
 
 
 @dataclass(slots=True)
@@ -99,7 +100,8 @@ def _broker(name: str, place: Place, fields: Fields, source: str) -> BrokerRule 
     address = _read(fields, "address", ADDRESS)
     if "address" not in fields:
         fields.error("address", "seen nothing, expected host:port")
-    tls = _tls(fields, folder)
+    places: dict[str, Place] = {}
+    tls = _tls(fields, folder, places)
     username = fields.text("username", "the name of a user")
     password = _read(fields, "password", SECRET)
     variable = fields.text("password_env", "the name of an environment variable")
@@ -129,7 +131,7 @@ def _broker(name: str, place: Place, fields: Fields, source: str) -> BrokerRule 
         unconfirmed,
         mib << 20,
         place,
-        {key: fields.place_of(key) for key in _JUDGED_LATER},
+        places | {key: fields.place_of(key) for key in _JUDGED_LATER},
     )
 
 
@@ -143,7 +145,7 @@ def _read(fields: Fields, key: str, kind: Kind[T]) -> T | None:
     return None
 
 
-def _tls(fields: Fields, folder: Path) -> TlsRule | None:
+def _tls(fields: Fields, folder: Path, places: dict[str, Place]) -> TlsRule | None:
     node: Node | None = fields.take("tls")
     if node is None:
         return None
@@ -151,13 +153,11 @@ def _tls(fields: Fields, folder: Path) -> TlsRule | None:
         fields.wrong("tls", "a mapping, {} for the system's authorities")
         return None
     inner = Fields(node, fields.at("tls"), fields.faults)
-    names = [inner.text(key, "the name of a file") for key in ("ca", "certificate", "key")]
+    names = [inner.text(key, "the name of a file") for key in _TLS_FILES]
+    places |= {f"tls.{key}": inner.place_of(key) for key in _TLS_FILES}
     server_name = inner.text("server_name", "the name in the broker's certificate")
     inner.finish()
     ca, certificate, key = (folder / name if name is not None else None for name in names)
-    for path, what in ((ca, "ca"), (certificate, "certificate"), (key, "key")):
-        if path is not None and not path.is_file():
-            inner.error(what, "this file does not exist")
     if (certificate is None) != (key is None):
         fields.faults.error(inner.place, inner.path, "certificate and key go together")
     return TlsRule(ca, server_name, certificate, key)

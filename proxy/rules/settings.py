@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping as Environment
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.declaration import Key, read_section
@@ -22,24 +22,22 @@ from proxy.rules.kinds import (
     ADDRESSES,
     FLAG,
     HTTP_URL,
-    SECRET,
     TEXT,
     TEXTS,
     Address,
-    Secret,
     duration,
     optional,
     whole,
     word,
 )
 from proxy.rules.nodes import Mapping
-from proxy.rules.passwords import Passwords
+from proxy.rules.passwords import Control, Passwords
 from proxy.rules.tls_settings import ListenTls, TlsChecks, UpstreamTls
 
+Places: TypeAlias = Environment[str, Place]
 _HERE = Address("127.0.0.1", 5673)
 _BROKER = Address("127.0.0.1", 5672)
 _ADMIN = Address("127.0.0.1", 15693)
-_GUEST = Secret("guest")
 _WAIT = duration(0.01, 3600)
 
 
@@ -49,22 +47,6 @@ class Listener:
 
     address: Annotated[Address, Key(ADDRESS, "`host:port` where producers connect")] = _HERE
     tls: ListenTls | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """The user that declares carriers and reads the inventory; `password` holds the one to use."""
-
-    username: Annotated[str, Key(TEXT, "name of the control user")] = "guest"
-    password: Annotated[
-        Secret, Key(SECRET, "its password; here it is a warning unless every broker address is loopback")
-    ] = _GUEST
-    password_env: Annotated[
-        str | None, Key(optional(TEXT), "name of an environment variable that holds the password")
-    ] = None
-    password_file: Annotated[
-        str | None, Key(optional(TEXT), "file that holds the password; one line break at its end is left out")
-    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +262,7 @@ class Settings:
     """The whole configuration.
 
     `folder` is that of the file: `rules`, `password_file`, `declared.snapshot` and files of TLS are relative to it.
+    `places` has the dotted path of each key that was written.
     """
 
     listen: tuple[Listener, ...] = field(default_factory=lambda: (Listener(),))
@@ -299,6 +282,7 @@ class Settings:
     log: Log = field(default_factory=Log)
     shutdown: Shutdown = field(default_factory=Shutdown)
     folder: Path = field(default=Path())
+    places: Places = field(default_factory=dict, repr=False, compare=False)
 
 
 def load_settings(
@@ -310,7 +294,8 @@ def load_settings(
         path: the file.
         environ: the environment; variables that begin with ``OXPROXY_`` override keys.
         secrets_required: whether a password that is kept elsewhere, and the files of TLS, must be there; False makes
-            their absence a warning, for checks on a machine that must not know them.
+            their absence a warning, and that of the folder for the audit log (of which serve makes an error later), for
+            checks on a machine that must not know them.
 
     Returns:
         The settings, and what the operator should know about them.
@@ -338,11 +323,17 @@ def parse_settings(
     places: dict[str, Place] = {}
     settings = read_section(Settings, Fields(override(root, environ, faults), "", faults), places)
     passwords = Passwords(path.parent, environ, places, faults, secrets_required)
-    control = replace(settings.upstream.control, password=passwords.control(settings.upstream))
-    settings = replace(settings, upstream=replace(settings.upstream, control=control), folder=path.parent)
+    upstream = settings.upstream
+    control = passwords.control(upstream.control, all(each.loopback for each in upstream.addresses))
+    upstream = replace(upstream, control=control)
+    settings = replace(settings, upstream=upstream, folder=path.parent, places=places)
     tls = TlsChecks(path.parent, places, faults, secrets_required)
     for index, listener in enumerate(settings.listen):
         tls.listener(listener.tls, f"listen[{index}].tls")
     tls.upstream(settings.upstream.tls, "upstream.tls", settings.upstream.addresses)
+    audit = settings.audit.directory
+    if audit is not None and not secrets_required and not (path.parent / audit).is_dir():
+        place = places.get("audit.directory") or Place("configuration", 0)
+        faults.warn(place, "audit.directory", f"{path.parent / audit}: there is no such folder; serve won't make it")
     faults.check()
     return settings

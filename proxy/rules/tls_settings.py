@@ -101,13 +101,22 @@ class TlsChecks:
 
     def _files(self, path: str, **names: str | None) -> None:
         for key, name in names.items():
-            if name is not None and not (self.folder / name).is_file():
+            why = "" if name is None else _absence(self.folder / name)
+            if why:
                 report = self.faults.error if self.required else self.faults.warn
                 where = join(path, key)
-                report(self._place(where, path), where, f"{self.folder / name}: there is no such file")
+                report(self._place(where, path), where, f"{self.folder / (name or '')}: {why}")
 
     def _error(self, path: str, above: str, message: str) -> None:
         self.faults.error(self._place(path, above), path, message)
 
     def _place(self, path: str, above: str) -> Place:
         return self.places.get(path) or self.places.get(above) or Place("configuration", 0)
+
+
+def _absence(file: Path) -> str:
+    """Say why a file can't be found; nothing where it is there."""
+    try:
+        return "" if file.is_file() else "there is no such file"
+    except OSError as error:  # such as a folder that we may not look into
+        return error.strerror or str(error)

@@ -6,21 +6,23 @@ from collections.abc import Iterable
 
 from pamqp import commands
 
-from proxy.amqp.auditing import ConnectionAudit
 from proxy.routing.values import Table, Value
 from tests import client
 from tests.amqp.relaying import REPORT, Wire, publish, routed, say
 
 
 class Line:
-    def __init__(self, of: str) -> None:
+    def __init__(self, of: str, decide_us: float | None) -> None:
         self._of = of
+        self.decide_us = decide_us
 
-    def line(
-        self, ts: str, origin: str, seq: int, routing_key: bytes, message_id: bytes | None, size: int, headers: str
-    ) -> bytes:
+    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str) -> str:
         identity = "" if message_id is None else message_id.decode()
-        return f"{self._of} {origin} {seq} {routing_key.decode()} {identity} {size} {headers}".encode()
+        return f" {self._of} {routing_key.decode()} {identity} {size} {headers}"
+
+    def timed(self, ending: str) -> str:
+        self.decide_us = None
+        return f"{ending} timed"
 
 
 class Log:
@@ -31,15 +33,18 @@ class Log:
         self.ruled_only = ruled_only
         self.lines: list[str] = []
         self.settled: list[tuple[int, int, str]] = []
+        self.rules = ""
 
-    def timestamp(self) -> str:
-        return "now"
+    def opening(self) -> str:
+        return ""
 
     def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
-        return f"{conn}/{ch}"
+        return f"{conn}/{ch} "
 
-    def template(self, exchange: bytes, outcome: str, *more: object, **others: object) -> Line:
-        return Line(f"{exchange.decode()} {outcome}")
+    def template(
+        self, exchange: bytes, outcome: str, *more: object, decide_us: float | None = None, **others: object
+    ) -> Line:
+        return Line(f"{exchange.decode()} {outcome}" + ("/" + self.rules if self.rules else ""), decide_us)
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
         return ",".join(name.decode() for name, _ in entries)
@@ -63,10 +68,27 @@ def test_each_publish_has_one_line_whatever_becomes_of_it() -> None:
     wire = audited(log)
     wire.produce(publish("k1"), publish("k2", headers=None), publish("k3", to="amq.direct"))
     assert log.lines == [
-        "xo routed c/1 1 k1  4 {}",
-        "xo unrouted c/1 2 k2  4 {}",
-        "amq.direct passed c/1 3 k3  4 {}",
+        "c/1 1 xo routed k1  4 {} timed",
+        "c/1 2 xo unrouted k2  4 {} timed",
+        "c/1 3 amq.direct passed k3  4 {}",
     ]
+
+
+def test_a_decision_is_timed_in_the_line_of_the_publish_that_it_was_made_for() -> None:
+    log = Log()
+    wire = audited(log)
+    for _ in range(2):
+        wire.produce(publish("k1"), publish("k1"), publish("k1", body=b"another size"), publish("k1", headers=None))
+    assert [line.endswith(" timed") for line in log.lines] == [True, False, False, True] + [False] * 4
+
+
+def test_the_size_of_each_message_stands_in_its_line() -> None:
+    log = Log()
+    wire = audited(log)
+    for to in ("amq.direct", "xo"):
+        for size in (3, 3, 5, 3):
+            wire.produce(publish("k", to=to, body=bytes(size)))
+    assert [line.split()[5] for line in log.lines] == ["3", "3", "5", "3"] * 2
 
 
 def test_runs_of_publishes_are_numbered_through() -> None:
@@ -74,13 +96,13 @@ def test_runs_of_publishes_are_numbered_through() -> None:
     wire = audited(log)
     for _ in range(2):
         wire.produce(*[publish("k") for _ in range(5)], *[publish("k", to="amq.direct") for _ in range(5)])
-    assert [line.split()[3] for line in log.lines] == [str(number) for number in range(1, 21)]
+    assert [line.split()[1] for line in log.lines] == [str(number) for number in range(1, 21)]
 
 
 def test_publishes_that_no_rule_touches_are_left_out_where_only_ruled_ones_are_wanted() -> None:
     log = Log(ruled_only=True)
     audited(log).produce(publish("k1", to="amq.direct"), publish("k2"))
-    assert [line.split()[0] for line in log.lines] == ["xo"]
+    assert [line.split()[2] for line in log.lines] == ["xo"]
 
 
 def test_message_id_and_allowed_headers_are_read_past_every_other_property() -> None:
@@ -99,7 +121,8 @@ def test_message_id_and_allowed_headers_are_read_past_every_other_property() -> 
         "timestamp": 5,
     }
     wire.produce(client.publish(1, b"xo", b"k", table, b"body", properties))
-    assert log.lines == ["xo routed c/1 1 k the-id 4 type"]
+    wire.produce(client.publish(1, b"amq.direct", b"k", table, b"body", properties))
+    assert log.lines == ["c/1 1 xo routed k the-id 4 type timed", "c/1 2 amq.direct passed k the-id 4 type"]
 
 
 def test_numbers_go_on_where_tags_begin_anew() -> None:
@@ -108,7 +131,7 @@ def test_numbers_go_on_where_tags_begin_anew() -> None:
     wire.produce(publish("k1"))
     wire.produce(say(1, commands.Confirm.Select()))
     wire.produce(publish("k2"))
-    assert [line.split()[3] for line in log.lines] == ["1", "2"]
+    assert [line.split()[1] for line in log.lines] == ["1", "2"]
 
 
 def test_a_nack_and_a_return_name_the_publish_they_are_about() -> None:
@@ -132,9 +155,12 @@ def test_what_nobody_will_confirm_any_more_is_lost() -> None:
     assert (1, 1, "lost") not in log.settled
 
 
-def test_templates_of_exchanges_passed_through_are_kept() -> None:
-    audit = ConnectionAudit(Log(), "c", "guest", "/")
-    first = audit.passed(b"e")
-    assert audit.passed(b"e") is first
-    audit.renew()
-    assert audit.passed(b"e") is not first
+def test_lines_of_what_passes_name_the_rules_in_force() -> None:
+    log = Log()
+    wire = audited(log)
+    wire.produce(publish("k", to="amq.direct"))
+    log.rules = "v2"
+    wire.produce(publish("k", to="amq.direct"))
+    wire.state.changed()
+    wire.produce(publish("k", to="amq.direct"))
+    assert [line.split()[3] for line in log.lines] == ["passed", "passed", "passed/v2"]

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.amqp import known_heads
 from proxy.amqp.channel import Channel, Publish
-from proxy.amqp.known_heads import NO_FACTS, Head, KnownHeads
+from proxy.amqp.known_heads import Head, KnownHeads
 from proxy.amqp.traffic import Traffic
 
 TALLY = Traffic().tally("/", b"xo", "routed", (), ())
@@ -12,7 +12,7 @@ PUBLISH = Publish(b"method", None, b"xo", b"", Channel(1), False, True)
 
 
 def head(came: bytes, leaves: bytes = b"") -> Head:
-    return Head(came, leaves, TALLY, None, NO_FACTS, PUBLISH, b"", 0, 0)
+    return Head(came, leaves, TALLY, "", PUBLISH, b"", 0, 0)
 
 
 def test_what_is_kept_is_found_until_it_is_forgotten() -> None:
@@ -57,8 +57,8 @@ def test_large_ones_are_kept_in_smaller_number(monkeypatch: pytest.MonkeyPatch) 
 
 def test_one_that_is_not_remembered_holds_until_the_next() -> None:
     known = KnownHeads()
-    first = known.once(b"leaves", TALLY, None, NO_FACTS, PUBLISH, 4)
+    first = known.once(b"leaves", TALLY, "", PUBLISH, 4)
     assert (first.came, first.leaves, first.body_size, first.successor) == (b"", b"leaves", 4, None)
-    second = known.once(b"other", TALLY, None, (b"id", "{}"), PUBLISH, 5)
-    assert (second.came, second.leaves, second.facts, second.body_size) == (b"", b"other", (b"id", "{}"), 5)
+    second = known.once(b"other", TALLY, "line", PUBLISH, 5)
+    assert (second.came, second.leaves, second.ending, second.body_size) == (b"", b"other", "line", 5)
     assert not known

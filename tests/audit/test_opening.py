@@ -30,7 +30,7 @@ async def test_a_line_that_is_appended_stands_in_a_closed_segment_at_the_end(tmp
     await writer.start()
     template = journal.template(b"letters", "routed", [b"a"], [], ["to a"], None)
     origin = journal.origin("c1", "guest", "/", 1)
-    journal.append(template.line(journal.timestamp(), origin, 1, b"k", b"m", 3, "{}"))
+    journal.append((journal.opening() + origin + "1" + template.ending(b"k", b"m", 3, "{}")).encode())
     journal.settle("c1", 1, 1, "acked", 12.5)
     await writer.close(5.0)
     segment = only_segment(tmp_path)

@@ -22,15 +22,16 @@ def journal(folder: Path, lines: list[bytes], *, ruled_only: bool = False) -> Pu
 
 
 async def test_time_is_that_of_the_clock_it_was_given(tmp_path: Path) -> None:
-    assert journal(tmp_path, []).timestamp() == "1970-01-01T00:00:00.250000Z"
+    assert journal(tmp_path, []).opening() == '{"ts":"1970-01-01T00:00:00.250000Z'
 
 
 async def test_the_rules_in_force_when_the_decision_was_made_stand_in_its_lines(tmp_path: Path) -> None:
     lines: list[bytes] = []
     made = journal(tmp_path, lines)
-    template = made.template(b"e", "unrouted", (), (), (), "because")
-    lines.append(template.line(made.timestamp(), made.origin("c", "u", "/", 2), 7, b"rk", None, 0, "{}"))
-    record = json.loads(lines[0])
+    template = made.template(b"e", "unrouted", (), (), (), "because", decide_us=2.5)
+    assert template.decide_us == 2.5
+    ending = template.ending(b"rk", None, 0, "{}")
+    record = json.loads(made.opening() + made.origin("c", "u", "/", 2) + "7" + ending)
     assert (record["rules"], record["reason"], record["seq"], record["ch"]) == ("v2", "because", 7, 2)
 
 

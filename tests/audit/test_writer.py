@@ -26,6 +26,7 @@ from proxy.audit.record import Records
 from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditWriter
 from proxy.errors import ConfigError
+from tests.audit import lines
 
 #: in an hour that is not over
 TS = "2196-11-21T07:59:59.000001Z"
@@ -482,7 +483,7 @@ async def test_lines_of_the_record_renderer_are_taken_as_they_are(tmp_path: Path
     rendered = Records("m")
     template = rendered.template(b"x", "routed", [b"q"])
     async with writing(policy(tmp_path)) as (audit, _):
-        audit.append(template.line(TS, rendered.origin("c", "u", "/", 1), 1, b"\xff", None, 3))
+        audit.append(lines.line(template, TS, rendered.origin("c", "u", "/", 1), 1, b"\xff", None, 3))
         audit.append(rendered.settle(TS, "c", 1, 1, "nacked"))
     assert [record["kind"] for record in records(tmp_path)] == ["publish", "settle"]
     (path,) = found(tmp_path, "*.gz")

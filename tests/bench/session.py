@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tests.bench import cycles, lookups, memory, pauses, report
+from tests.bench import cycles, lookups, memory, pauses, report, turns
 from tests.bench.arena import Arena
 from tests.bench.cases import CASES, EXTRA_ROWS, ROWS, Round
 from tests.bench.link import LinkError
@@ -32,6 +32,7 @@ SINGLES = (
     (pauses.PAUSE_ROWS, pauses.measure_pause),
     (cycles.CYCLE_ROWS, cycles.measure_cycles),
     (pauses.SCRAPE_ROWS, pauses.measure_scrape),
+    (turns.HELD_ROWS, turns.measure_turns),
 )
 """What is measured once, beside the rounds: rows, and what gives the values of each."""
 STANDARD = unique(row.name for row in (*ROWS, *(rows[0] for rows, _ in SINGLES)))

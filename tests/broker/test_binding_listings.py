@@ -37,7 +37,7 @@ def listings(known: State, ox: OwnedExchange) -> BindingListings:
 def row(binding: StoredBinding) -> BindingInfo:
     asked = binding.binding
     kept = pack(binding.sequences[0], binding.entries, asked.routing_key).decode()
-    return BindingInfo(asked.destination_type, asked.destination, binding.key, "", kept)
+    return BindingInfo(*binding.destination, binding.key_of(binding.sequences[0]), "", kept)
 
 
 def rows(*bindings: StoredBinding) -> list[BindingInfo]:
@@ -96,6 +96,25 @@ async def test_copies_that_an_unbind_would_not_find_are_superfluous(
         superfluous = await listings.take(ox, listings.before(ox), rows(*order))
         assert superfluous == [row(second)]
         assert list(ox.clients.values()) == [first]
+
+
+async def test_a_copy_by_which_messages_find_the_destination_is_not_superfluous(
+    listings: BindingListings, ox: OwnedExchange
+) -> None:
+    one, other = (b"x-?hkv= a", Value("I", 1)), (b"x-?hkv= b", Value("I", 2))
+    first, second = stored("ox", "a", (one, other), 10), stored("ox", "a", (other, one), 20)
+    mark = second._replace(marks=frozenset((20,)))
+    for order in ((first, mark), (mark, first)):
+        superfluous = await listings.take(ox, listings.before(ox), rows(*order))
+        assert superfluous == [row(first)]
+        assert list(ox.clients.values()) == [mark]
+
+
+async def test_where_a_known_copy_lies_is_learned(listings: BindingListings, ox: OwnedExchange, known: State) -> None:
+    known.add_binding(A)
+    await take(listings, ox, A._replace(marks=frozenset((1,))))
+    (found,) = ox.clients.values()
+    assert found.is_mark
 
 
 async def test_what_passed_through_us_meanwhile_counts_more(

@@ -9,7 +9,7 @@ import pytest
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarations import bind_token, declare_carrier, declare_queue, find
 from proxy.errors import Failure, UpstreamError
-from tests.broker.world import Outside, owned, settings
+from tests.broker.world import Outside, answering, owned, settings
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 
@@ -141,16 +141,14 @@ async def test_a_broker_that_goes_silent_counts_as_lost(broker: Broker, vhost: s
         beyond, to_broker = await asyncio.open_connection(broker.host, broker.port)
         await asyncio.gather(pump(reader, to_broker), pump(beyond, writer))
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    between = Broker("127.0.0.1", server.sockets[0].getsockname()[1], "", broker.username, broker.password)
-    connection = ControlConnection(settings(between, deadline_seconds=1), vhost)
-    await connection.connect()
-    talking.clear()
-    with pytest.raises(UpstreamError) as caught:
-        await connection.call(declare_queue(b"q"))
-    assert caught.value.failure is Failure.TIMEOUT
-    assert await connection.wait_lost(30)
-    talking.set()
-    await connection.close()
-    server.close()
-    await server.wait_closed()
+    async with answering(accept) as port:
+        between = Broker("127.0.0.1", port, "", broker.username, broker.password)
+        connection = ControlConnection(settings(between, deadline_seconds=1), vhost)
+        await connection.connect()
+        talking.clear()
+        with pytest.raises(UpstreamError) as caught:
+            await connection.call(declare_queue(b"q"))
+        assert caught.value.failure is Failure.TIMEOUT
+        assert await connection.wait_lost(30)
+        talking.set()
+        await connection.close()

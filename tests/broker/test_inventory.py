@@ -11,7 +11,7 @@ from proxy.broker.inventory import Inventory, listings
 from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
 from proxy.broker.settings import ControlSettings
 from proxy.errors import Failure, UpstreamError
-from tests.broker.world import Outside, settings
+from tests.broker.world import Outside, answering, settings
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 
@@ -146,20 +146,18 @@ async def test_nobody_there_is_unavailable(broker: Broker) -> None:
 
 
 async def test_silence_ends_at_the_deadline(broker: Broker) -> None:
-    silent = asyncio.Event()
+    came, done = asyncio.Event(), asyncio.Event()
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await silent.wait()
-        writer.close()
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        await done.wait()
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    asked = Inventory(settings(broker, deadline_seconds=0.05), f"http://127.0.0.1:{port}")
-    error = await failure(asked.queues("/"))
-    await asked.close()
-    silent.set()
-    server.close()
-    await server.wait_closed()
+    async with answering(silent) as port:
+        asked = Inventory(settings(broker, deadline_seconds=0.05), f"http://127.0.0.1:{port}")
+        error = await failure(asked.queues("/"))
+        await asked.close()
+        await came.wait()
+        done.set()
     assert error.failure is Failure.TIMEOUT
 
 

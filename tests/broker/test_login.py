@@ -10,7 +10,7 @@ from proxy.broker.declarations import declare_queue
 from proxy.broker.login import log_in
 from proxy.broker.settings import TlsSettings
 from proxy.errors import Failure, UpstreamError
-from tests.broker.world import Outside, settings
+from tests.broker.world import Outside, answering, settings
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 
@@ -34,31 +34,26 @@ async def test_nobody_there_is_unavailable() -> None:
 
 
 async def test_silence_ends_at_the_deadline() -> None:
-    done = asyncio.Event()
+    came, done = asyncio.Event(), asyncio.Event()
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
         await done.wait()
-        writer.close()
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    error = await failure(Broker("127.0.0.1", port, ""), "/", deadline_seconds=0.05)
-    done.set()
-    server.close()
-    await server.wait_closed()
+    async with answering(silent) as port:
+        error = await failure(Broker("127.0.0.1", port, ""), "/", deadline_seconds=0.05)
+        await came.wait()
+        done.set()
     assert error.failure is Failure.TIMEOUT
     assert "0.05 s" in error.message
 
 
 async def test_somebody_who_speaks_otherwise_is_unavailable() -> None:
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"AMQP\x00\x01\x00\x00")
-        writer.close()
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    error = await failure(Broker("127.0.0.1", server.sockets[0].getsockname()[1], ""), "/")
-    server.close()
-    await server.wait_closed()
+    async with answering(odd) as port:
+        error = await failure(Broker("127.0.0.1", port, ""), "/")
     assert error.failure is Failure.UNAVAILABLE
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from proxy.amqp.stored import pack
 from proxy.amqp.tables import encode_table
+from proxy.amqp.tokens import token
 from proxy.amqp.vhost import Declared, Delivery
 from proxy.broker.listed import BindingInfo, ExchangeInfo
 from proxy.broker.restoring import binding_of, declared_exchange, exchange_of, stored_binding
@@ -57,6 +58,13 @@ def test_a_binding_is_made_of_what_is_kept_in_it() -> None:
     made = stored("ox", "q", ARGUMENTS, 9, key="k")
     assert binding_of(b"ox", listed(made.key, pack(9, made.entries, b"k"))) == made
     assert (made.binding.routing_key, made.binding.sequence, made.sequences) == (b"k", 9, (9,))
+
+
+def test_a_binding_under_the_token_is_one_by_which_messages_find_the_destination() -> None:
+    made = stored("ox", "q", ARGUMENTS, 9)
+    found = binding_of(b"ox", listed(token("queue", b"q"), pack(9, made.entries)))
+    assert found == made._replace(marks=frozenset((9,)))
+    assert (found.is_mark, found.key_of(9), found.key_of(8)) == (True, token("queue", b"q"), made.key)
 
 
 def test_what_is_kept_of_another_binding_is_an_error() -> None:

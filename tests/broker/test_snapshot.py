@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ BINDINGS = st.builds(
     NAMES,
     NAMES,
     st.lists(NUMBERS, min_size=1, max_size=3).map(tuple),
+    st.lists(st.text(max_size=5), max_size=3).map(tuple),
+    st.lists(NUMBERS, max_size=3).map(tuple),
 )
 RECORDS = st.builds(Records, st.lists(EXCHANGES).map(tuple), st.lists(BINDINGS).map(tuple))
 ONE = Records((ExchangeRecord("/", b"ox", Delivery.QUEUE, Declared(True, False, False, b"\xff", 1)),))
@@ -36,6 +39,14 @@ ONE = Records((ExchangeRecord("/", b"ox", Delivery.QUEUE, Declared(True, False, 
 @given(RECORDS)
 def test_what_is_written_is_read_back(records: Records) -> None:
     assert decode(encode(records)) == records
+
+
+def test_a_file_from_before_there_were_marks_is_read() -> None:
+    one = BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), ("guest",))
+    line = encode(Records((), (one,))).partition(b"\n")[2].replace(b",[]]", b"]")
+    assert line.count(b"[") == 3
+    checksum = blake2b(line, digest_size=16).hexdigest().encode()
+    assert decode(b"oxproxy-snapshot 1 " + checksum + b"\n" + line).bindings == (one,)
 
 
 @given(RECORDS, st.data())

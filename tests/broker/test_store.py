@@ -165,7 +165,7 @@ def test_faults_without_end_are_not_written_without_end(store: Store) -> None:
 
 def records(delivery: Delivery, *more: BindingRecord) -> Records:
     exchange = ExchangeRecord("/", b"ox", delivery, Declared(True, False, False, b"", 3))
-    return Records((exchange,), (BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6)), *more))
+    return Records((exchange,), (BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), (), (4,)), *more))
 
 
 @pytest.mark.parametrize("carriers", [True, False])
@@ -174,7 +174,7 @@ async def test_a_snapshot_is_taken_in(store: Store, known: State, carriers: bool
     back = known.exchanges[b"ox"]
     assert back.delivery is Delivery.QUEUE
     [binding] = back.clients.values()
-    assert (binding.sequences, known.last_sequence) == ((4, 6), 6)
+    assert (binding.sequences, binding.marks, known.last_sequence) == ((4, 6), frozenset((4,)), 6)
 
 
 @pytest.mark.parametrize(("carriers", "expected"), [(True, {b"ox"}), (False, set())])

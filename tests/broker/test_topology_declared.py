@@ -676,3 +676,25 @@ async def test_new_rules_leave_what_clients_declared(start: Start, app: Client, 
     await topology.refresh(vhost)
     assert outside.bound("documents") == queues("a", "c", "d")
     assert routed(mine, b"documents") == (b"a", b"c", b"d")
+
+
+async def test_a_token_that_a_client_takes_away_before_the_swap_is_not_relied_on(
+    start: Start, app: Client, outside: Outside, vhost: str
+) -> None:
+    outside.make_queues("a", "b")
+    mine = state(vhost, {"documents": queues("b")})
+    topology = await start({vhost: mine}, grace_seconds=0.0)
+    only = stored("documents", "a")
+    await app.bind(only)
+    await topology.refresh(vhost)
+    assert ("queue", b"a") in mine.exchanges[b"documents"].bound
+
+    rules, evaluated = router({"documents": queues("a", "b")}), {b"documents": owned("documents")}
+    await topology.prepare(vhost, evaluated, rules, [])
+    await app.unbind(only)  # to the old rules nothing else leads there
+    mine.remove_binding(only)
+    mine.exchanges[b"documents"].bound.discard(("queue", b"a"))
+    topology.swap(vhost, evaluated, rules)
+    assert mine.exchanges[b"documents"].bound == queues("b")
+    await topology.refresh(vhost)
+    assert mine.exchanges[b"documents"].bound == outside.bound("documents") == queues("a", "b")

@@ -6,8 +6,8 @@ It must not know how the control plane works; it uses blocking calls of the mana
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +153,31 @@ class Outside:
         finally:
             if connection.is_open:
                 connection.close()
+
+
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def answering(accept: Accept) -> AsyncIterator[int]:
+    """Somebody who listens in place of the broker: give the port; at the end every connection that came is over."""
+    handlers: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (task := asyncio.current_task()) is not None:
+            handlers.add(task)
+        await accept(reader, writer)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield int(server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        await asyncio.gather(*handlers)
+        await server.wait_closed()
 
 
 def has(events: list[Any], event: str) -> list[Any]:

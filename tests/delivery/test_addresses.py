@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,10 @@ import pytest
 from pamqp import commands
 
 from tests.broker.world import Outside
-from tests.delivery.distance import QUOTED, SECRET, VHOST, Far, distant
+from tests.delivery.distance import QUOTED, SECRET, VHOST, Far
 from tests.delivery.site import Site, standing
 from tests.delivery.test_audit import records
-from tests.private_broker import BrokerMissing, free_port
+from tests.private_broker import free_port
 from tests.producer import Closed, Message, Producer, Settled, until, value
 from tests.rabbitmq import Broker
 
@@ -64,17 +63,6 @@ addresses:
   - {{pattern: "amqp://*", translation: /queue/b}}
   - {{pattern: "loop/*", translation: "amqp://guest:guest@$1/loop/$1", hosts: ["*"]}}
 """
-
-
-@pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command")
-    try:
-        with distant(tmp_path_factory.mktemp("authority")) as far:
-            yield far
-    except BrokerMissing as missing:
-        pytest.skip(str(missing))
 
 
 def prepare(outside: Outside) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from pamqp import commands
 
-from tests.delivery.distance import SECRET, VHOST, Far, distant
+from tests.delivery.distance import SECRET, VHOST, Far
 from tests.delivery.site import Site, standing
-from tests.private_broker import BrokerMissing, free_port
+from tests.private_broker import free_port
 from tests.producer import Closed, Producer, until
 from tests.rabbitmq import Broker
 from tests.tap import Tap
@@ -49,17 +47,6 @@ def rules(address: str) -> str:
         hasty=HASTY_SECONDS,
         nobody=free_port(),
     )
-
-
-@pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command")
-    try:
-        with distant(tmp_path_factory.mktemp("authority")) as far:
-            yield far
-    except BrokerMissing as missing:
-        pytest.skip(str(missing))
 
 
 class Verdicts:

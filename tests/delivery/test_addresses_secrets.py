@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import resource
-import shutil
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -33,10 +32,10 @@ from proxy.rules.kinds import Secret
 from proxy.rules.loader import load_rules
 from proxy.rules.settings import load_settings
 from tests.broker.world import Outside
-from tests.delivery.distance import QUOTED, SECRET, VHOST, Far, distant
+from tests.delivery.distance import QUOTED, SECRET, VHOST, Far
 from tests.delivery.site import Site, standing
 from tests.delivery.test_audit import records
-from tests.private_broker import BrokerMissing, free_port
+from tests.private_broker import free_port
 from tests.producer import Closed, Gone, Producer, until
 from tests.rabbitmq import Broker
 
@@ -107,17 +106,6 @@ def rules(far: Far) -> str:
         vhost=json.dumps(VHOST),
         nobody=free_port(),
     )
-
-
-@pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command")
-    try:
-        with distant(tmp_path_factory.mktemp("authority")) as far:
-            yield far
-    except BrokerMissing as missing:
-        pytest.skip(str(missing))
 
 
 @contextlib.contextmanager

@@ -79,6 +79,8 @@ def test_as_many_lines_as_publishes_and_queues_as_the_broker_has_them(broker: Br
     assert Counter(str(line["outcome"]) for line in lines) == {"routed": 150, "unrouted": 150, "passed": 1}
     assert {str(line["headers"]) for line in lines} == {"{'to': 'a'}", "{'to': 'nobody'}", "{}"}
     assert {tuple(line["bindings"]) for line in lines} == {("to a",), ()}  # type: ignore[arg-type]
+    # One decision for each value of the header that rules look at.
+    assert ["decide_us" in line for line in lines] == [True, True] + [False] * (count - 1)
 
 
 def test_only_what_rules_touch_where_the_scope_is_ruled(broker: Broker, tmp_path: Path) -> None:

@@ -17,19 +17,7 @@ from tests.producer import until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
-DELIVERIES = ("carrier", "queue")
 STOP = {"x-stop-ontrue": ""}
-
-
-@pytest.fixture(scope="module")
-def sidecar(broker: Broker) -> Iterator[Sidecar]:
-    with Sidecar(broker, settings={"inventory": {"refresh": "200ms"}}) as running:
-        yield running
-
-
-@pytest.fixture(params=DELIVERIES)
-def delivery(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture
@@ -38,11 +26,6 @@ def app(sidecar: Sidecar, vhost: str, delivery: str) -> Iterator[Application]:
         made.exchange("ox")
         made.queues("a", "b")
         yield made
-
-
-@pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    return Outside(broker, vhost)
 
 
 @pytest.fixture
@@ -109,12 +92,44 @@ def test_without_an_answer_a_refusal_closes_the_channel_all_the_same(app: Applic
 
 
 def test_a_queue_or_exchange_that_is_not_there_is_the_brokers_404(app: Application) -> None:
-    for frame in (app.binding("nowhere", "ox"), app.chaining("nowhere", "ox")):
+    for frame, asked in ((app.binding("nowhere", "ox"), (50, 20)), (app.chaining("nowhere", "ox"), (40, 30))):
         close = app.refused(frame)
-        assert close.code == 404
+        assert (close.code, close.method) == (404, asked)
         assert "nowhere" in close.text
     assert app.refused(app.binding("a", "no exchange")).code == 404
     assert app.send_settled("ox", "k", {}, mandatory=True).returned
+
+
+def test_an_exclusive_queue_of_another_connection_is_the_brokers_405(
+    app: Application, sidecar: Sidecar, vhost: str
+) -> None:
+    with Application(sidecar.port, vhost) as owner:
+        owner.send(method(1, commands.Queue.Declare(queue="own", exclusive=True)))
+        owner.expect("Queue.DeclareOk")
+        close = app.refused(app.binding("own", "ox"))
+        assert (close.code, close.method) == (405, (50, 20))
+        owner.bind("own", "ox")
+
+
+def test_an_exchange_is_bound_and_unbound_by_the_clients_permissions(
+    broker: Broker, sidecar: Sidecar, vhost: str, app: Application, outside: Outside, user: str
+) -> None:
+    outside.make_exchange("far", "fanout")
+    broker.grant(user, vhost, configure="", write="^amq.fanout$", read="^ox$")
+    with Application(sidecar.port, vhost, user) as other:
+        for frame, asked in ((other.chaining("far", "ox"), (40, 30)), (other.unchaining("far", "ox"), (40, 40))):
+            close = other.refused(frame)
+            assert (close.code, close.method) == (403, asked)
+            assert "access to exchange 'far'" in close.text
+        other.chain("amq.fanout", "ox")
+        other.unchain("amq.fanout", "ox")
+
+
+def test_a_declare_of_the_clients_own_that_is_refused_behind_a_bind_names_itself(app: Application) -> None:
+    app.send(app.binding("a", "ox"), method(1, commands.Queue.Declare(queue="nowhere", passive=True)))
+    app.expect("Queue.BindOk")
+    close = app.closed()
+    assert (close.code, close.method) == (404, (50, 10))
 
 
 def test_the_brokers_permissions_of_the_client_decide(
@@ -123,16 +138,16 @@ def test_the_brokers_permissions_of_the_client_decide(
     broker.grant(user, vhost, configure="", write="^a$", read="^ox$")
     with Application(sidecar.port, vhost, user) as other:
         other.bind("a", "ox")
-        for frame in (other.binding("b", "ox"), other.unbinding("b", "ox")):
+        for frame, asked in ((other.binding("b", "ox"), (50, 20)), (other.unbinding("b", "ox"), (50, 50))):
             close = other.refused(frame)
-            assert close.code == 403
+            assert (close.code, close.method) == (403, asked)
             assert "access to queue 'b'" in close.text
         assert app.reached("ox", {}, "a", "b") == ["a"]
         other.unbind("a", "ox")
     broker.grant(user, vhost, configure="", write="^a$", read="")
     with Application(sidecar.port, vhost, user) as other:
         close = other.refused(other.binding("a", "ox"))
-        assert close.code == 403
+        assert (close.code, close.method) == (403, (50, 20))
         assert "access to exchange 'ox'" in close.text
     assert app.send_settled("ox", "k", {}, mandatory=True).returned
 
@@ -306,6 +321,37 @@ def test_what_is_sent_ahead_happens_in_order(app: Application) -> None:
             acks = max(acks, int(str(tag))) if found.arguments["multiple"] else acks + 1
     assert bound == 1
     assert [[message.body for message in app.take(queue)] for queue in ("a", "b")] == [[b"2", b"3"], [b"1", b"2", b"3"]]
+
+
+def test_an_exchange_deleted_and_declared_again_behind_binds_sent_ahead_has_none_of_them(
+    app: Application,
+) -> None:
+    """All of it before the first answer: what comes behind the delete is about another exchange."""
+    count = 40
+    binds = [app.binding(queue, "ox", {"x-?hkv= n": n}) for n in range(count) for queue in ("a", "b")]
+    app.send(
+        *binds,
+        app.deleting("ox"),
+        app.declaring("ox", {"max-payload-size": 4}),
+        app.binding("a", "ox", {"x-?hkv= n": 7}),
+        app.deleting("ox"),
+        app.declaring("ox", {"max-payload-size": 3}),
+        app.binding("b", "ox", {"x-?hkv= n": 7}),
+    )
+    app.publish("ox", "k", {"n": 7}, b"123")
+    app.publish("ox", "k", {"n": 8}, b"123")
+    expected = ["Queue.BindOk"] * len(binds)
+    for _ in range(2):
+        expected += ["Exchange.DeleteOk", "Exchange.DeclareOk", "Queue.BindOk"]
+    for name in expected:
+        app.expect(name)
+    app.settle_all(2)
+    assert [[message.body for message in app.take(queue)] for queue in ("a", "b")] == [[], [b"123"]]
+    app.publish("ox", "k", body=b"1234")
+    assert app.closed().text == "PRECONDITION_FAILED - Max size payload hit."
+    app.open(confirm=True)
+    app.unbind("b", "ox", {"x-?hkv= n": 7})
+    app.delete("ox", if_unused=True)
 
 
 # -- exchanges behind exchanges ----------------------------------------------------------------------------------------

@@ -15,29 +15,11 @@ from tests.producer import until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
-DELIVERIES = ("carrier", "queue")
-
-
-@pytest.fixture(scope="module")
-def sidecar(broker: Broker) -> Iterator[Sidecar]:
-    with Sidecar(broker, settings={"inventory": {"refresh": "200ms"}}) as running:
-        yield running
-
-
-@pytest.fixture(params=DELIVERIES)
-def delivery(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
 
 @pytest.fixture
 def app(sidecar: Sidecar, vhost: str, delivery: str) -> Iterator[Application]:
     with Application(sidecar.port, vhost, delivery=delivery) as made:
         yield made
-
-
-@pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    return Outside(broker, vhost)
 
 
 def on_broker(outside: Outside, name: str) -> dict[str, Any] | None:

@@ -20,11 +20,6 @@ Start = Callable[..., Sidecar]
 
 
 @pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    return Outside(broker, vhost)
-
-
-@pytest.fixture
 def start(broker: Broker) -> Iterator[Start]:
     """Start sidecars, each with a disk of its own unless a snapshot is named."""
     with ExitStack() as stack:

@@ -191,6 +191,22 @@ def test_after_the_patience_its_channel_is_closed_with_406_and_another_one_may_g
     assert slow.metric("limit_hits_total", limit="patience") == 1
 
 
+def test_what_comes_in_one_write_with_the_login_counts_too(slow: Site) -> None:
+    with Producer(slow.sidecar.port, log_in=False) as producer:
+        producer.send(client.PROTOCOL_HEADER)
+        producer.expect("Connection.Start")
+        producer.call(commands.Connection.StartOk({}, "PLAIN", "\0anna\0guest", "en_US"), channel=0)
+        producer.expect("Connection.Tune")
+        login = (commands.Connection.TuneOk(3, 131072, 0), commands.Connection.Open(slow.vhost))
+        first = (client.method(0, one) for one in login)
+        publishes = client.publish(1, b"letters", b"", (), b"x") * 200
+        producer.send(*first, client.method(1, commands.Channel.Open()), publishes)
+        producer.expect("Connection.OpenOk")
+        producer.expect("Channel.OpenOk")
+        assert producer.closed().code == 406
+    assert [slow.next("kept").body for _ in range(200)] == [b"x"] * 200
+
+
 def pushed(producer: Producer, data: bytes) -> int:
     """Send what goes into the socket without waiting, and say how much that was."""
     producer.socket.setblocking(False)

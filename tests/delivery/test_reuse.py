@@ -13,6 +13,7 @@ import pika
 import pytest
 from pamqp import commands
 
+from tests import client
 from tests.client import split
 from tests.delivery.site import Site, standing
 from tests.producer import Closed, Producer, until
@@ -332,3 +333,65 @@ def test_a_producer_beyond_the_limit_gets_no_kept_connection(broker: Broker, tmp
         assert (caught.value.code, kept(site), reused(site)) == (530, 1, 0)
         for one in (first, other):
             one.vanish()
+
+
+# -- rates of a user over producers that come one after another --------------------------------------------------------
+
+#: A hundred at once, then ten a second: what is charged twice, or not at all, is seen whatever time a test takes.
+RATES = {"publish_rate": 10, "burst": "10s", "patience": "60s"}
+
+
+@pytest.fixture(params=[{}])
+def slow(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    with standing(broker, tmp_path, RULES, {"upstream": {"reuse": "60s"}, "limits": RATES | request.param}) as site:
+        site.user = "guest"  # type: ignore[attr-defined]
+        yield site
+
+
+def publish(producer: Producer, count: int) -> None:
+    """Publish in one write, and wait until the sidecar has read all of it: nobody is slowed down in between."""
+    producer.send(client.publish(1, b"post", b"", (), b"x") * count + client.method(1, commands.Basic.Qos()))
+    producer.expect("Basic.QosOk")
+
+
+def hits(site: Site, limit: str) -> float:
+    return site.metric("limit_hits_total", limit=limit)
+
+
+def test_what_the_last_producer_has_left_of_its_burst_is_what_the_next_one_has(slow: Site) -> None:
+    for count in (90, 10):
+        producer = come(slow)
+        publish(producer, count)
+        leave(producer)
+    assert (reused(slow), hits(slow, "publish_rate")) == (1, 0)
+    third = come(slow)
+    publish(third, 100)
+    until(lambda: slow.metric("throttled_producers") == 1)
+    assert (reused(slow), hits(slow, "publish_rate"), hits(slow, "patience")) == (2, 1, 0)
+    third.vanish()
+
+
+def test_who_takes_a_connection_over_has_the_debt_of_its_user(slow: Site) -> None:
+    leave(come(slow))
+    other = Producer(slow.sidecar.port, slow.vhost, heartbeat=7).open()  # needs a connection of its own
+    publish(other, 200)
+    second = come(slow)  # opens a channel: nothing behind that is read
+    assert reused(slow) == 1
+    until(lambda: slow.metric("throttled_producers") == 2)
+    assert hits(slow, "patience") == 0
+    for producer in (other, second):
+        producer.vanish()
+
+
+@pytest.mark.parametrize("slow", [{"patience": "1s"}], indirect=True)
+def test_what_one_producer_was_told_is_not_told_to_the_next(slow: Site) -> None:
+    first = come(slow)
+    publish(first, 120)
+    assert first.closed().code == 406
+    first.open()  # once the debt is paid
+    leave(first)
+    second = come(slow)
+    second.ask(commands.Confirm.Select())
+    assert second.send_settled("post").acked
+    assert (reused(slow), hits(slow, "patience")) == (1, 1)
+    second.vanish()

@@ -510,6 +510,58 @@ def test_no_key_and_no_password_is_in_the_log(world: World, sealed: Sealed) -> N
     assert "guest:guest" not in said
 
 
+# -- what the command line asks the broker -------------------------------------------------------------------------
+
+
+def ask_broker(world: World, url: str, *files: Path) -> tuple[int, list[str]]:
+    command = [str(PROGRAM), "check", "--broker", url, *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("scheme", ["amqps", "https"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_check_asks_a_broker_by_the_tls_of_the_configuration(world: World, scheme: str, host: str) -> None:
+    folder = world.new_folder()
+    rules = folder / "rules.yaml"
+    rules.write_text(f"vhost: {VHOST}\n{RULES}  - name: more\n    bindings: [{{queue: nowhere}}]\n")
+    settings = merged(world.settings(folder), {"rules": ["rules.yaml"]})
+    if host != "localhost":  # not a name of the certificate
+        tls = {"address": f"{host}:{world.tls_port}", "tls": {"server_name": "localhost"}}
+        settings = merged(settings, {"upstream": tls})
+    config = folder / "oxproxy.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    port = world.tls_port if scheme == "amqps" else world.management.rpartition(":")[2]
+    status, lines = ask_broker(world, f"{scheme}://guest:guest@{host}:{port}", config)
+    found = f"{rules}:8:16: exchanges[1].bindings[0].queue: warning: the broker has no such queue"
+    assert (status, lines[-1:]) == (0, [found])
+    assert not [line for line in lines if "--broker" in line]
+
+
+@pytest.mark.parametrize("scheme", ["amqps", "https"])
+def test_without_the_configuration_a_private_authority_is_not_trusted(world: World, scheme: str) -> None:
+    rules = world.new_folder() / "rules.yaml"
+    rules.write_text(f"vhost: {VHOST}\nexchanges: [{{name: e, bindings: [{{queue: nowhere}}]}}]\n")
+    port = world.tls_port if scheme == "amqps" else world.management.rpartition(":")[2]
+    status, lines = ask_broker(world, f"{scheme}://guest:s3cret@localhost:{port}", rules)
+    assert status == 2
+    assert lines[-1].startswith("--broker: ")
+    assert "certificate refused" in lines[-1]
+    assert "the system's authorities" in lines[-1]
+    assert "s3cret" not in "".join(lines)
+
+
+def test_check_names_authorities_that_can_not_be_used_and_asks_nobody(world: World) -> None:
+    folder = world.new_folder()
+    (folder / "no-ca.pem").write_text("none")
+    config = folder / "oxproxy.yaml"
+    tls = {"upstream": {"tls": {"ca": "no-ca.pem"}}, "rules": ["rules.yaml"]}
+    config.write_text(yaml.safe_dump(merged(world.settings(folder), tls)))
+    status, lines = ask_broker(world, f"amqps://guest:guest@localhost:{world.tls_port}", config)
+    assert status == 2
+    assert f"{folder / 'no-ca.pem'}: seen no CERTIFICATE in PEM" in lines[-1]
+
+
 # -- ends ----------------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ import matplotlib.ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 JSON: TypeAlias = dict[str, Any]  # JSON of any shape
 #: What a panel's expressions gave: for each target its series, as Prometheus' API returns them.
@@ -29,6 +30,8 @@ COLUMN, ROW, GAP = 0.56, 0.33, 0.09
 DPI = 84
 #: Colours of a picture: a palette makes the file a third of the size, and nobody sees the difference.
 COLORS = 64
+#: Under this name a picture bears the titles of its panels.
+TITLES = "Panels"
 #: Names below a panel.
 LEGENDS = 6
 #: Inches left free in a panel: above for its title, below for times and names, beside for values.
@@ -99,9 +102,9 @@ def lines(axes: Axes, panel: JSON, answers: Answers) -> None:
     if custom["scaleDistribution"]["type"] == "log":
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
+    else:
+        from_zero(axes, unit_of(panel), any(value for _, each in named for value in points(each)[1]))
     axes.yaxis.set_major_formatter(lambda value, _: shown(value, unit_of(panel)))
-    if custom["scaleDistribution"]["type"] != "log":
-        axes.set_ylim(bottom=0)
     clock(axes)
     handles, names = axes.get_legend_handles_labels()
     # Where there is room for a few names only, those of series that are not always 0.
@@ -110,7 +113,7 @@ def lines(axes: Axes, panel: JSON, answers: Answers) -> None:
     axes.legend(
         [handles[place] for place in told],
         [names[place] for place in told],
-        fontsize=5.5,
+        fontsize=6.5,
         frameon=False,
         loc="upper center",
         bbox_to_anchor=(0.45, -0.1),
@@ -118,6 +121,15 @@ def lines(axes: Axes, panel: JSON, answers: Answers) -> None:
         handlelength=1,
         columnspacing=1,
     )
+
+
+def from_zero(axes: Axes, unit: str, anything: bool) -> None:
+    """Let values begin at 0, seen above the axis, with round numbers of the unit beside them."""
+    top = axes.get_ylim()[1] if anything else 1.0
+    size = next((size for size, _ in SCALES.get(unit, ()) if top >= size), 1.0)
+    round_numbers = mpl.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
+    axes.set_yticks([size * tick for tick in round_numbers.tick_values(0, top / size)])
+    axes.set_ylim(-0.02 * top, 1.04 * top)
 
 
 def clock(axes: Axes) -> None:
@@ -145,9 +157,10 @@ def bars(axes: Axes, panel: JSON, answers: Answers) -> None:
     named = [(name, last(each)) for name, each in named_series(panel, answers)]
     named.sort(key=lambda pair: pair[1])
     axes.barh([name for name, _ in named], [value for _, value in named], color="darkorange", alpha=0.6)
-    for place, (_, value) in enumerate(named):
-        axes.text(value, place, " " + shown(value, unit_of(panel)), va="center", fontsize=6)
+    for place, (name, value) in enumerate(named):
+        axes.text(0, place, f" {name}: {shown(value, unit_of(panel))}", va="center", fontsize=7)
     axes.set_xticks([])
+    axes.set_yticks([])
 
 
 def table(axes: Axes, panel: JSON, answers: Answers) -> None:
@@ -157,12 +170,19 @@ def table(axes: Axes, panel: JSON, answers: Answers) -> None:
     names = sorted(organize["indexByName"], key=organize["indexByName"].get)
     found = sorted(answers[0], key=last, reverse=True)
     rows = [
-        [shown(last(each), unit_of(panel)) if name == "Value" else each["metric"][name][:21] for name in names]
+        [shown(last(each), unit_of(panel)) if name == "Value" else each["metric"][name][:32] for name in names]
         for each in found
     ]
     heads = [organize["renameByName"][name] for name in names]
+    rows = rows[:10] or [["-"] * len(names)]
+    widths = [max(map(len, column)) + 3 for column in zip(heads, *rows, strict=True)]
     drawn = axes.table(
-        [*rows[:10]] or [["-"] * len(names)], colLabels=heads, loc="upper center", cellLoc="left", edges="horizontal"
+        rows,
+        colLabels=heads,
+        colWidths=[width / sum(widths) for width in widths],
+        loc="upper center",
+        cellLoc="left",
+        edges="horizontal",
     )
     drawn.auto_set_font_size(False)
     drawn.set_fontsize(6)
@@ -195,6 +215,8 @@ def heatmap(axes: Axes, panel: JSON, answers: Answers) -> None:
     clock(axes)
 
 
+#: Kinds of panels that show the whole time.
+OVER_TIME = frozenset(("timeseries", "state-timeline", "heatmap"))
 KINDS: Mapping[str, Callable[[Axes, JSON, Answers], None]] = {
     "timeseries": lines,
     "stat": number,
@@ -205,12 +227,13 @@ KINDS: Mapping[str, Callable[[Axes, JSON, Answers], None]] = {
 }
 
 
-def draw(dashboard: JSON, ask: Callable[[JSON], list[JSON]], path: Path) -> None:
+def draw(dashboard: JSON, ask: Callable[[JSON], list[JSON]], span: tuple[float, float], path: Path) -> None:
     """Draw a dashboard into a PNG file.
 
     Args:
         dashboard: as Grafana would read it.
         ask: gives the answer to one target.
+        span: first and last second of the time shown, since 1970.
         path: the file.
     """
     panels = dashboard["panels"]
@@ -222,10 +245,20 @@ def draw(dashboard: JSON, ask: Callable[[JSON], list[JSON]], path: Path) -> None
                 headline(figure, panel, 0.7 * ROW, weight="bold", fontsize=10)
             else:
                 headline(figure, panel, GAP + 0.1, fontsize=7.5, color="dimgrey")
-                KINDS[panel["type"]](axes_of(figure, panel), panel, [ask(target) for target in panel["targets"]])
+                axes = axes_of(figure, panel)
+                KINDS[panel["type"]](axes, panel, [ask(target) for target in panel["targets"]])
+                if panel["type"] in OVER_TIME:
+                    axes.set_xlim(*span)
         memory = io.BytesIO()
         figure.savefig(memory, format="png")
-    Image.open(memory).convert("RGB").quantize(COLORS).save(path, optimize=True)
+    about = PngInfo()
+    about.add_itxt(TITLES, titles(dashboard))
+    Image.open(memory).convert("RGB").quantize(COLORS).save(path, optimize=True, pnginfo=about)
+
+
+def titles(dashboard: JSON) -> str:
+    """Return the titles of all panels, which a picture bears so that an old one is found out."""
+    return "\n".join(panel["title"] for panel in dashboard["panels"])
 
 
 def headline(figure: Figure, panel: JSON, below_top: float, **looks: Any) -> None:  # Any: as matplotlib takes it

@@ -19,8 +19,8 @@ from tests.deploy.expressions import CHOICES, with_choices
 from tests.deploy.load import traffic
 from tests.deploy.prometheus import ROOT, Prometheus
 from tests.deploy.remotes import page_with_other_brokers
+from tests.deploy.whole import whole_sidecar
 from tests.private_broker import PrivateBroker, free_port
-from tests.sidecar import Sidecar
 
 PICTURES = ROOT / "docs" / "dashboards"
 RULES = ROOT / "config" / "rules" / "documents.yaml"
@@ -43,11 +43,9 @@ class Story:
         """Run it all, and draw at the end."""
         rules = folder / "documents.yaml"
         rules.write_text(RULES.read_text())
-        audit = folder / "audit"
-        audit.mkdir()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._broker)
-            sidecar = Sidecar(self._broker, [rules], {"audit": {"directory": str(audit)}})
+            sidecar = whole_sidecar(self._broker, rules, folder)
             targets = {
                 "oxproxy": sidecar.admin.removeprefix("http://"),
                 "oxproxy-more": stack.enter_context(page_with_other_brokers()),
@@ -78,10 +76,13 @@ class Story:
                 )
                 if found:
                     break
+            for labels in (each["metric"] for each in found):
+                if "file" in labels:
+                    labels["file"] = Path(labels["file"]).name
             return found
 
         for dashboard in DASHBOARDS:
-            draw(dashboard.json(), ask, PICTURES / f"{dashboard.uid}.png")
+            draw(dashboard.json(), ask, (self.start, self.end), PICTURES / f"{dashboard.uid}.png")
 
 
 def main() -> int:

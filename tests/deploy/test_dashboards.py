@@ -14,9 +14,10 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from PIL import Image
 
 from deploy.grafana.build import DASHBOARDS, FOLDER, text
-from tests.deploy.drawing import KINDS
+from tests.deploy.drawing import KINDS, TITLES, titles
 from tests.deploy.prometheus import ROOT
 from tests.deploy.test_prometheus import exposed_names, metric_names
 
@@ -131,10 +132,12 @@ def test_provisioning_names_one_data_source_that_is_a_prometheus() -> None:
 
 
 @every_dashboard
-def test_there_is_a_small_picture_of_each_dashboard(dashboard: Any) -> None:
-    picture = ROOT / "docs" / "dashboards" / f"{dashboard.uid}.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert picture.stat().st_size < 100_000
+def test_there_is_a_small_picture_of_each_dashboard_with_the_panels_that_it_has(dashboard: Any) -> None:
+    path = ROOT / "docs" / "dashboards" / f"{dashboard.uid}.png"
+    assert path.stat().st_size < 100_000
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        assert picture.info[TITLES] == titles(dashboard.json()), "run python -m tests.deploy.preview"
 
 
 def test_a_panel_of_every_kind_can_be_drawn() -> None:

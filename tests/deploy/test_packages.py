@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -22,7 +23,9 @@ RULES = ROOT / "config" / "rules" / "documents.yaml"
 
 
 def run(*command: str | Path, where: Path) -> str:
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd=where)
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    words = list(map(str, command))
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=where, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

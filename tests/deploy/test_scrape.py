@@ -12,6 +12,7 @@ from tests.deploy.expressions import always_answered, every_expression, of_rules
 from tests.deploy.load import traffic
 from tests.deploy.prometheus import ROOT, Prometheus
 from tests.deploy.remotes import page_with_other_brokers
+from tests.deploy.whole import whole_sidecar
 from tests.private_broker import BrokerMissing, PrivateBroker, free_port
 from tests.sidecar import Sidecar
 
@@ -34,8 +35,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             broker = stack.enter_context(PrivateBroker(lines, ("rabbitmq_prometheus",)))
         except BrokerMissing as missing:
             pytest.skip(str(missing))
-        audit = {"audit": {"directory": str(tmp_path_factory.mktemp("audit"))}}
-        sidecar = stack.enter_context(Sidecar(broker, [ROOT / "config" / "rules" / "documents.yaml"], audit))
+        rules = ROOT / "config" / "rules" / "documents.yaml"
+        sidecar = stack.enter_context(whole_sidecar(broker, rules, tmp_path_factory.mktemp("whole")))
         stack.enter_context(traffic(sidecar.address))
         more = stack.enter_context(page_with_other_brokers())
         jobs = {

@@ -22,13 +22,13 @@ def test_brokers_are_given_by_virtual_host_with_their_passwords() -> None:
     [
         (
             "brokers:\n  a:\n    address: 'h:1'\n    username: u\n    password_env: WORD",
-            'a.yaml:5: brokers.a.password_env: there is no environment variable "WORD"',
+            'a.yaml:5:5: brokers.a.password_env: there is no environment variable "WORD"',
         ),
         (
             "brokers:\n  a:\n    address: 'h:1'\n    tls: {ca: FILE}",
-            "a.yaml:4: brokers.a.tls: ",
+            "a.yaml:4:11: brokers.a.tls.ca: ",
         ),
-        ("brokers: {a: {address: '127.0.0.1:5673'}}", "a.yaml:1: brokers.a.address: leads back to this proxy"),
+        ("brokers: {a: {address: '127.0.0.1:5673'}}", "a.yaml:1:15: brokers.a.address: leads back to this proxy"),
     ],
 )
 def test_what_can_not_be_served_is_a_fault_with_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -4,6 +4,7 @@ import os
 import shutil
 import ssl
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,27 @@ def test_a_context_stays_until_files_are_read_again(authority: Authority, tmp_pa
     assert names(contexts.of(tls), authority) == before
     use()
     assert names(contexts.of(tls), authority) != before
+
+
+def test_when_certificates_in_use_end_is_told_by_side_and_file(authority: Authority, tmp_path: Path) -> None:
+    pair = (tmp_path / "cert", tmp_path / "key")
+
+    def install(*, expired: bool) -> None:
+        for source, target in zip(authority.certificate("localhost", expired=expired), pair, strict=True):
+            shutil.copy(source, target)
+
+    contexts, server = Contexts(), ServerTls(*pair)
+    wanted: list[ServerTls | ClientTls] = [server, ClientTls(authority.ca, None, *pair), ClientTls(authority.ca)]
+    install(expired=True)
+    contexts.of(server)
+    first = datetime(2020, 1, 2, tzinfo=UTC).timestamp()
+    assert contexts.ends == {("downstream", str(pair[0])): first}
+    install(expired=False)
+    use = contexts.read(wanted)
+    assert set(contexts.ends.values()) == {first}
+    use()
+    assert set(contexts.ends) == {("downstream", str(pair[0])), ("upstream", str(pair[0]))}
+    assert min(contexts.ends.values()) > first
 
 
 def test_where_one_file_is_bad_none_is_taken(authority: Authority, pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from proxy.net.tls import ClientTls, ServerTls
 from proxy.net.tls_wanted import WantedTls
 from proxy.rules.faults import Faults
 from proxy.rules.settings import parse_settings
+from tests.certificates import Authority
 
 HERE = Path("/etc/oxproxy")
 
@@ -60,3 +61,14 @@ def test_files_of_all_are_read_and_each_fault_is_told() -> None:
     with pytest.raises(ConfigErrors) as caught:
         wanted(BOTH).read({"/": {b"far": broker}})
     assert [error.file for error in caught.value.errors] == [f"{HERE}/c", f"{HERE}/ca", f"{HERE}/far"]
+
+
+def test_files_of_brokers_that_rules_name_are_followed_once_the_rules_hold(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    found = wanted("{}")
+    use = found.read({"/": {b"far": RemoteBroker("far", 1, ClientTls(authority.ca))}})
+    assert found.files() == []
+    use()
+    assert found.files() == [authority.ca]
+    found.read({})()
+    assert found.files() == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import string
+from collections.abc import Iterable
 from textwrap import dedent
 
 import pytest
@@ -23,6 +25,12 @@ def faults(*texts: str) -> list[str]:
     with pytest.raises(ConfigErrors) as raised:
         load(*texts)
     return str(raised.value).splitlines()
+
+
+def by_line(said: Iterable[str]) -> list[str]:
+    """Messages without their columns, each of which must have one."""
+    parted = [re.fullmatch(r"([^:]+:\d+):[1-9]\d*(: .*)", each, re.DOTALL) for each in said]
+    return ["".join(each.groups()) for each in parted if each is not None]
 
 
 def warnings(*texts: str) -> list[str]:

@@ -9,6 +9,7 @@ from proxy.rules.arguments import read_table
 from proxy.rules.document import read_document
 from proxy.rules.faults import Faults
 from proxy.rules.nodes import Mapping
+from tests.rules.loading import by_line
 
 
 def read(text: str) -> tuple[Table, list[str]]:
@@ -82,13 +83,13 @@ def test_a_key_without_a_value_is_a_fault_that_says_to_quote(key: str) -> None:
     table, errors = read(f"first: 1\n{key}: # not a value\n")
     assert [name for name, _ in table] == [b"first"]
     assert len(errors) == 1
-    assert errors[0].startswith("f.yaml:2: arguments")
+    assert by_line(errors)[0].startswith("f.yaml:2: arguments")
     assert "no value" in errors[0]
     assert "in quotes" in errors[0]
 
 
 def test_a_list_item_without_a_value_is_a_fault_at_its_place() -> None:
-    assert read("a:\n  - 1\n  -\n")[1][0].startswith("f.yaml:3: arguments.a[1]: seen no value")
+    assert read("a:\n  - 1\n  -\n")[1][0].startswith("f.yaml:3:4: arguments.a[1]: seen no value")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_a_list_item_without_a_value_is_a_fault_at_its_place() -> None:
     ],
 )
 def test_a_value_that_no_message_can_carry_is_a_fault(written: str, seen: str) -> None:
-    assert read(f"a: {written}\n") == ((), [f"f.yaml:1: arguments.a: {seen}"])
+    assert read(f"a: {written}\n") == ((), [f"f.yaml:1:4: arguments.a: {seen}"])
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_an_unknown_tag_is_a_fault_that_lists_the_known_ones() -> None:
 
 def test_a_fault_inside_a_nested_value_names_its_path() -> None:
     assert read("a:\n  b c:\n    - 1\n    - .nan\n")[1] == [
-        'f.yaml:4: arguments.a["b c"][1]: seen .nan, expected a finite number'
+        'f.yaml:4:7: arguments.a["b c"][1]: seen .nan, expected a finite number'
     ]
 
 

@@ -51,14 +51,14 @@ def test_the_place_of_every_written_key_is_known() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("floors: 10", "f.yaml:1: floors: seen the number 10, expected a whole number from 1 to 9"),
-        ("front: {color: blue}", "f.yaml:1: front.color: unknown key; did you mean colour?"),
-        ("front: blue", "f.yaml:1: front: seen a single value, expected a mapping"),
-        ("doors: []", "f.yaml:1: doors: seen an empty list, expected a list with at least one item"),
-        ("doors: {}", "f.yaml:1: doors: seen a mapping, expected a list with at least one item"),
-        ("doors: [{}, {colour: 5}]", "f.yaml:1: doors[1].colour: seen the number 5, expected a text"),
-        ("wait_seconds: 2s", "f.yaml:1: wait_seconds: unknown key, expected one of doors, floors, front, wait"),
-        ("unseen: 1", "f.yaml:1: unseen: unknown key, expected one of doors, floors, front, wait"),
+        ("floors: 10", "f.yaml:1:9: floors: seen the number 10, expected a whole number from 1 to 9"),
+        ("front: {color: blue}", "f.yaml:1:9: front.color: unknown key; did you mean colour?"),
+        ("front: blue", "f.yaml:1:8: front: seen a single value, expected a mapping"),
+        ("doors: []", "f.yaml:1:8: doors: seen an empty list, expected a list with at least one item"),
+        ("doors: {}", "f.yaml:1:8: doors: seen a mapping, expected a list with at least one item"),
+        ("doors: [{}, {colour: 5}]", "f.yaml:1:22: doors[1].colour: seen the number 5, expected a text"),
+        ("wait_seconds: 2s", "f.yaml:1:1: wait_seconds: unknown key, expected one of doors, floors, front, wait"),
+        ("unseen: 1", "f.yaml:1:1: unseen: unknown key, expected one of doors, floors, front, wait"),
     ],
 )
 def test_what_can_not_be_read_is_a_fault_and_keeps_the_default(text: str, message: str) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from proxy.rules.document import MAX_DEPTH, read_document
 from proxy.rules.faults import Faults
 from proxy.rules.nodes import Mapping, Node, Plain, Scalar, Sequence
+from tests.rules.loading import by_line
 
 Tree = dict[str, "Tree"] | list["Tree"] | Plain
 
@@ -55,19 +56,19 @@ def test_every_node_knows_its_line_and_column() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", "f.yaml:3: a: the key is there twice"),
-        ('a: {"x y": 1, "x y": 2}\n', 'f.yaml:1: a["x y"]: the key is there twice'),
-        ("a: 1\n'a': 2\n", "f.yaml:2: a: the key is there twice"),
-        ("a:\n  - &x 1\n", "f.yaml:2: a[0]: seen the anchor &x; there are no anchors here: put a text in quotes"),
-        ("a: &x {}\n", "f.yaml:1: a: seen the anchor &x; there are no anchors here: put a text in quotes"),
-        ("a: *x\n", "f.yaml:1: a: seen the alias *x; there are no aliases here: put a text in quotes"),
-        ("a:\n  <<: {b: 1}\n", 'f.yaml:2: a["<<"]: merge keys are not supported'),
-        ("a: {5: 1}\n", "f.yaml:1: a: seen the number 5 as a key, expected a text: put it in quotes"),
-        ("true: 1\n", "f.yaml:1: seen the boolean true as a key, expected a text: put it in quotes"),
-        ("? [1, 2]\n: 3\n", "f.yaml:1: seen a list as a key, expected a text"),
-        ("a: !!python/name:x y\n", "f.yaml:1: a: seen the tag !!python/name:x, which is not supported"),
-        ("a: !set [1]\n", "f.yaml:1: a: seen the tag !set before a list; put text in quotes"),
-        ("a: 1\n---\nb: 2\n", "f.yaml:2: seen a second document, expected one to a file"),
+        ("a: 1\nb: 2\na: 3\n", "f.yaml:3:1: a: the key is there twice"),
+        ('a: {"x y": 1, "x y": 2}\n', 'f.yaml:1:15: a["x y"]: the key is there twice'),
+        ("a: 1\n'a': 2\n", "f.yaml:2:1: a: the key is there twice"),
+        ("a:\n  - &x 1\n", "f.yaml:2:5: a[0]: seen the anchor &x; there are no anchors here: put a text in quotes"),
+        ("a: &x {}\n", "f.yaml:1:4: a: seen the anchor &x; there are no anchors here: put a text in quotes"),
+        ("a: *x\n", "f.yaml:1:4: a: seen the alias *x; there are no aliases here: put a text in quotes"),
+        ("a:\n  <<: {b: 1}\n", 'f.yaml:2:3: a["<<"]: merge keys are not supported'),
+        ("a: {5: 1}\n", "f.yaml:1:5: a: seen the number 5 as a key, expected a text: put it in quotes"),
+        ("true: 1\n", "f.yaml:1:1: seen the boolean true as a key, expected a text: put it in quotes"),
+        ("? [1, 2]\n: 3\n", "f.yaml:1:3: seen a list as a key, expected a text"),
+        ("a: !!python/name:x y\n", "f.yaml:1:4: a: seen the tag !!python/name:x, which is not supported"),
+        ("a: !set [1]\n", "f.yaml:1:4: a: seen the tag !set before a list; put text in quotes"),
+        ("a: 1\n---\nb: 2\n", "f.yaml:2:1: seen a second document, expected one to a file"),
     ],
 )
 def test_what_makes_a_file_mean_something_else_is_a_fault(text: str, message: str) -> None:
@@ -92,7 +93,7 @@ def test_a_list_as_a_key_does_not_put_keys_and_values_out_of_step() -> None:
 def test_a_syntax_error_names_its_line_and_says_to_quote(text: str) -> None:
     _, errors = read("first: 1\n" + text)
     assert len(errors) == 1
-    assert errors[0].startswith(("f.yaml:2: YAML syntax: ", "f.yaml:3: YAML syntax: "))
+    assert by_line(errors)[0].startswith(("f.yaml:2: YAML syntax: ", "f.yaml:3: YAML syntax: "))
     assert "in quotes" in errors[0]
 
 
@@ -101,7 +102,9 @@ def test_faults_before_a_syntax_error_are_reported_too() -> None:
 
 
 def test_bytes_that_are_not_utf_8_are_a_fault_with_their_line() -> None:
-    assert read(b"a: 1\nb: \xff\n")[1] == ["f.yaml:2: seen bytes that are not UTF-8, expected UTF-8 text"]
+    assert read("a: 1\nä: ".encode() + b"\xff\n")[1] == [
+        "f.yaml:2:4: seen bytes that are not UTF-8, expected UTF-8 text"
+    ]
 
 
 def test_a_byte_order_mark_is_not_part_of_the_first_key() -> None:
@@ -109,17 +112,19 @@ def test_a_byte_order_mark_is_not_part_of_the_first_key() -> None:
 
 
 def test_control_characters_are_a_fault() -> None:
-    assert "control characters are not allowed" in read("a: \x01\n")[1][0]
+    (error,) = read("a: 1\nä: é\x01\n")[1]
+    assert error.startswith("f.yaml:2:5: YAML syntax: ")
+    assert error.endswith("control characters are not allowed")
 
 
 def test_an_empty_file_has_no_root_and_no_fault() -> None:
     assert read("# nothing\n") == (None, [])
 
 
-@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
-def test_nesting_beyond_the_limit_is_a_fault_and_no_recursion_error(opening: str) -> None:
+@pytest.mark.parametrize(("opening", "column"), [("[", 65), ("{a: ", 257), ("- ", 129)])
+def test_nesting_beyond_the_limit_is_a_fault_and_no_recursion_error(opening: str, column: int) -> None:
     errors = read(opening * 50_000)[1]
-    assert errors == [f"f.yaml:1: seen more than {MAX_DEPTH} lists and mappings inside each other"]
+    assert errors == [f"f.yaml:1:{column}: seen more than {MAX_DEPTH} lists and mappings inside each other"]
 
 
 @pytest.mark.parametrize("text", ["!!str 5", "! 5", "'5'", '"5"'])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rules.loading import faults, load
+from tests.rules.loading import by_line, faults, load
 
 RULES = """
 queues: [spare]
@@ -81,7 +81,7 @@ def test_a_test_that_says_what_happens_holds(test: str) -> None:
     ],
 )
 def test_a_test_that_says_something_else_fails_with_every_difference(test: str, difference: str) -> None:
-    assert failures(f"{{name: the name, {test}}}") == [f"a.yaml:15: tests[0]: the name: {difference}"]
+    assert failures(f"{{name: the name, {test}}}") == [f"a.yaml:15:5: tests[0]: the name: {difference}"]
 
 
 def test_every_failing_test_of_every_file_is_told() -> None:
@@ -89,9 +89,9 @@ def test_every_failing_test_of_every_file_is_told() -> None:
     rules = "exchanges: [{name: e, bindings: [{queue: a}]}]\n"
     found = load(rules + f"tests: [{test}]\n", f"tests: [{test}, {test}]\n").failures()
     assert [str(failure).split(": t:")[0] for failure in found] == [
-        "a.yaml:2: tests[0]",
-        "b.yaml:1: tests[0]",
-        "b.yaml:1: tests[1]",
+        "a.yaml:2:9: tests[0]",
+        "b.yaml:1:9: tests[0]",
+        "b.yaml:1:67: tests[1]",
     ]
 
 
@@ -125,12 +125,12 @@ def test_a_test_asks_the_rules_of_its_file_s_virtual_host() -> None:
     ],
 )
 def test_a_test_that_can_not_be_read_is_a_fault(test: str, message: str) -> None:
-    assert faults(f"tests: [{{name: t, {test}}}]") == [f"a.yaml:1: tests[0].{message}"]
+    assert by_line(faults(f"tests: [{{name: t, {test}}}]")) == [f"a.yaml:1: tests[0].{message}"]
 
 
 def test_a_test_needs_a_name_a_message_and_an_expectation() -> None:
     assert faults("tests: [{}]") == [
-        "a.yaml:1: tests[0].name: seen nothing, expected a sentence that says what must hold",
-        "a.yaml:1: tests[0].publish: seen nothing, expected the message to publish",
-        "a.yaml:1: tests[0].expect: seen nothing, expected queues, exchanges, remotes, outcome or error",
+        "a.yaml:1:9: tests[0].name: seen nothing, expected a sentence that says what must hold",
+        "a.yaml:1:9: tests[0].publish: seen nothing, expected the message to publish",
+        "a.yaml:1:9: tests[0].expect: seen nothing, expected queues, exchanges, remotes, outcome or error",
     ]

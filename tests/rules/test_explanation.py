@@ -174,9 +174,9 @@ def test_an_exchange_of_two_virtual_hosts_needs_the_name_of_one() -> None:
 
 def test_every_fault_of_a_message_is_told_with_its_line() -> None:
     assert refused(b"exchange: 5\nbody_size: x\nbody: a\n").splitlines() == [
-        "m.yaml:1: exchange: seen the number 5, expected the name of the exchange: put it in quotes",
-        'm.yaml:2: body_size: seen the text "x", expected a whole number from 0 to 9223372036854775807',
-        "m.yaml:3: body: unknown key, expected one of body_size, exchange, headers, properties, queues, "
+        "m.yaml:1:11: exchange: seen the number 5, expected the name of the exchange: put it in quotes",
+        'm.yaml:2:12: body_size: seen the text "x", expected a whole number from 0 to 9223372036854775807',
+        "m.yaml:3:1: body: unknown key, expected one of body_size, exchange, headers, properties, queues, "
         "routing_key, vhost",
     ]
 
@@ -187,7 +187,7 @@ def test_an_empty_message_is_a_fault(data: bytes) -> None:
 
 
 def test_a_message_that_is_no_yaml_is_a_fault() -> None:
-    assert refused(b"exchange: [").startswith("m.yaml:2: YAML syntax: ")
+    assert refused(b"exchange: [").startswith("m.yaml:2:1: YAML syntax: ")
 
 
 @pytest.mark.parametrize("text", ["\U0001f600", "a\\ud83d\\ude00", "\\", '"', "\n\t\u0000é", "\\\\U0001f600"])

@@ -5,6 +5,7 @@ import pytest
 from proxy.rules.document import read_document
 from proxy.rules.faults import Faults
 from proxy.rules.fields import Fields, name_fault, short_fault
+from tests.rules.loading import by_line
 
 
 def fields(text: str) -> Fields:
@@ -27,7 +28,7 @@ def test_a_missing_text_is_a_fault_where_it_is_required() -> None:
     read = fields("a: b")
     assert read.text("c") is None
     assert read.text("d", "a name", required=True) is None
-    assert errors(read) == ["f.yaml:1: d: seen nothing, expected a name"]
+    assert errors(read) == ["f.yaml:1:1: d: seen nothing, expected a name"]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_a_missing_text_is_a_fault_where_it_is_required() -> None:
 def test_what_is_no_text_is_a_fault(written: str, message: str) -> None:
     read = fields(f"a: {written}")
     assert read.text("a") is None
-    assert errors(read) == [f"f.yaml:1: a: {message}"]
+    assert by_line(errors(read)) == [f"f.yaml:1: a: {message}"]
 
 
 def test_a_word_outside_the_choice_is_a_fault_and_gives_the_default() -> None:
@@ -50,14 +51,14 @@ def test_a_word_outside_the_choice_is_a_fault_and_gives_the_default() -> None:
     assert read.choice("a", ("b", "c"), "b") == "c"
     assert read.choice("b", ("y", "z"), "z") == "z"
     assert read.choice("d", ("y", "z"), "z") == "z"
-    assert errors(read) == ['f.yaml:2: b: seen the text "x", expected one of y, z']
+    assert errors(read) == ['f.yaml:2:4: b: seen the text "x", expected one of y, z']
 
 
 @pytest.mark.parametrize("written", ["''", "x.o.p.e.n.x.q.1", "a" * 256])
 def test_a_name_that_no_rule_may_use_is_a_fault(written: str) -> None:
     read = fields(f"a: {written}")
     assert read.name("a", "the name of a queue") is None
-    assert errors(read)[0].startswith("f.yaml:1: a: seen ")
+    assert errors(read)[0].startswith("f.yaml:1:4: a: seen ")
     assert errors(read)[0].endswith(", expected the name of a queue")
 
 
@@ -74,8 +75,8 @@ def test_items_and_texts_know_their_paths() -> None:
     assert read.items("d") == []
     assert read.items("e") == []
     assert errors(read) == [
-        "f.yaml:1: a[1]: seen the number 5, expected a list of texts",
-        "f.yaml:2: d: seen a mapping, expected a list",
+        "f.yaml:1:8: a[1]: seen the number 5, expected a list of texts",
+        "f.yaml:2:4: d: seen a mapping, expected a list",
     ]
 
 
@@ -84,13 +85,13 @@ def test_a_section_has_fields_of_its_own() -> None:
     assert section is not None
     assert section.text("b") == "c"
     section.text("d")
-    assert errors(section) == ["f.yaml:3: a.d: seen the number 5, expected a text: put it in quotes"]
+    assert errors(section) == ["f.yaml:3:6: a.d: seen the number 5, expected a text: put it in quotes"]
 
 
 def test_a_section_that_is_no_mapping_is_a_fault() -> None:
     read = fields("a: [b]")
     assert read.section("a") is None
-    assert errors(read) == ["f.yaml:1: a: seen a list, expected a mapping"]
+    assert errors(read) == ["f.yaml:1:4: a: seen a list, expected a mapping"]
 
 
 def test_keys_that_nobody_asked_for_are_faults_with_what_was_probably_meant() -> None:
@@ -98,13 +99,13 @@ def test_keys_that_nobody_asked_for_are_faults_with_what_was_probably_meant() ->
     read.text("address")
     read.finish()
     assert errors(read) == [
-        "f.yaml:1: adress: unknown key; did you mean address?",
-        "f.yaml:2: zzz: unknown key, expected one of address",
+        "f.yaml:1:1: adress: unknown key; did you mean address?",
+        "f.yaml:2:1: zzz: unknown key, expected one of address",
     ]
 
 
 def test_a_single_value_in_place_of_a_mapping_is_not_shown() -> None:
-    assert errors(fields("hunter2")) == ["f.yaml:1: seen a single value, expected a mapping"]
+    assert errors(fields("hunter2")) == ["f.yaml:1:1: seen a single value, expected a mapping"]
 
 
 def test_the_reserved_prefix_is_refused_for_names_and_keys() -> None:

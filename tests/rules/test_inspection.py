@@ -62,13 +62,13 @@ def test_faults_of_all_files_are_found_at_once(tmp_path: Path) -> None:
     )
     found = errors(inspect([*paths.values(), tmp_path / "none.yaml"], {}), tmp_path)
     assert [line.split(": ")[0] for line in found] == [
-        "both.yaml:1",
-        "broken.yaml:2",
-        "config.yaml:1",
-        "neither.yaml:1",
+        "both.yaml:1:1",
+        "broken.yaml:2:1",
+        "config.yaml:1:14",
+        "neither.yaml:1:1",
         "none.yaml",
-        "plain.yaml:1",
-        "rules.yaml:1",
+        "plain.yaml:1:1",
+        "rules.yaml:1:20",
     ]
     assert "seen keys of both a configuration and a rules file" in found[0]
     assert "seen the keys a, expected those of a configuration" in found[3]
@@ -77,7 +77,9 @@ def test_faults_of_all_files_are_found_at_once(tmp_path: Path) -> None:
 def test_rules_files_given_together_are_one_set(tmp_path: Path) -> None:
     paths = write(tmp_path, a="exchanges: [{name: e}]", b="exchanges: [{name: e}]")
     assert errors(inspect(list(paths.values()), {}), tmp_path) == [
-        f"b.yaml:1: exchanges[0].name: {paths['a']}:1 has an exchange of this name already".replace(f"{tmp_path}/", "")
+        f"b.yaml:1:14: exchanges[0].name: {paths['a']}:1 has an exchange of this name already".replace(
+            f"{tmp_path}/", ""
+        )
     ]
 
 
@@ -124,7 +126,7 @@ def test_a_way_back_to_where_the_configuration_listens_is_an_error(tmp_path: Pat
     config = "listen: [{address: 127.0.0.1:7001}, {address: 0.0.0.0:7002}]\nrules: [rules.yaml]\n"
     paths = write(tmp_path, rules=rules, config=config)
     assert errors(inspect([paths["config"]], {}), tmp_path) == [
-        "rules.yaml:2: brokers.near.address: leads back to this proxy",
-        "rules.yaml:4: addresses[0].translation: leads back to this proxy",
+        "rules.yaml:2:10: brokers.near.address: leads back to this proxy",
+        "rules.yaml:4:18: addresses[0].translation: leads back to this proxy",
     ]
     assert inspect([paths["rules"]], {}).errors == []

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rules.loading import binding, faults, load, warnings
+from tests.rules.loading import binding, by_line, faults, load, warnings
 
 PASS = "{name: e, carrier: c, unmatched: pass}"
 UNREACHABLE = "an exchange with unmatched: pass can't be reached from another one that is evaluated here"
@@ -10,12 +10,12 @@ UNREACHABLE = "an exchange with unmatched: pass can't be reached from another on
 
 def test_one_exchange_in_two_files_is_a_fault_that_names_both() -> None:
     text = "exchanges:\n  - {name: e}\n"
-    assert faults(text, text) == ["b.yaml:2: exchanges[0].name: a.yaml:2 has an exchange of this name already"]
+    assert faults(text, text) == ["b.yaml:2:6: exchanges[0].name: a.yaml:2 has an exchange of this name already"]
 
 
 def test_one_exchange_twice_in_a_file_is_a_fault() -> None:
     text = "exchanges:\n  - {name: e}\n  - {name: e}\n"
-    assert faults(text) == ["a.yaml:3: exchanges[1].name: a.yaml:2 has an exchange of this name already"]
+    assert faults(text) == ["a.yaml:3:6: exchanges[1].name: a.yaml:2 has an exchange of this name already"]
 
 
 def test_equal_names_in_two_virtual_hosts_are_two_exchanges() -> None:
@@ -30,12 +30,12 @@ def test_two_files_may_ask_for_the_same_queue_with_the_same_arguments() -> None:
 
 def test_two_files_may_not_ask_for_a_queue_with_different_arguments() -> None:
     assert faults("queues: [q]\n", "queues: [{name: q, arguments: {x-message-ttl: 5}}]\n") == [
-        "b.yaml:1: queues[0]: a.yaml:1 asks for the same queue with other arguments"
+        "b.yaml:1:10: queues[0]: a.yaml:1 asks for the same queue with other arguments"
     ]
 
 
 def test_a_queue_twice_in_a_file_is_a_fault() -> None:
-    assert faults("queues:\n  - q\n  - q\n") == ["a.yaml:3: queues[1]: the same queue as in line 2"]
+    assert faults("queues:\n  - q\n  - q\n") == ["a.yaml:3:5: queues[1]: the same queue as in line 2"]
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,15 @@ def test_a_queue_twice_in_a_file_is_a_fault() -> None:
     [
         (
             "  - {name: a, carrier: c}\n  - {name: b, carrier: c}\n",
-            "a.yaml:3: exchanges[1].carrier: this name is used by the exchange of a.yaml:2",
+            "a.yaml:3:15: exchanges[1].carrier: this name is used by the exchange of a.yaml:2",
         ),
         (
             "  - {name: a}\n  - {name: b, carrier: a}\n",
-            "a.yaml:3: exchanges[1].carrier: this name is used by the exchange of a.yaml:2",
+            "a.yaml:3:15: exchanges[1].carrier: this name is used by the exchange of a.yaml:2",
         ),
         (
             "  - {name: b, carrier: a}\n  - {name: a, delivery: queue}\n",
-            "a.yaml:2: exchanges[0].carrier: this name is used by the exchange of a.yaml:3",
+            "a.yaml:2:15: exchanges[0].carrier: this name is used by the exchange of a.yaml:3",
         ),
     ],
 )
@@ -61,7 +61,9 @@ def test_two_exchanges_can_not_have_one_carrier(exchanges: str, message: str) ->
 
 def test_two_bindings_of_an_exchange_can_not_have_one_name() -> None:
     text = "exchanges:\n  - name: e\n    bindings:\n      - {queue: a, name: n}\n      - {queue: b, name: n}\n"
-    assert faults(text) == ["a.yaml:5: exchanges[0].bindings[1].name: the same name as in line 4"]
+    assert faults(text) == ["a.yaml:5:20: exchanges[0].bindings[1].name: the same name as in line 4"]
+    one_line = "exchanges: [{name: e, bindings: [{queue: a, name: n}, {queue: b, name: n}]}]"
+    assert faults(one_line) == ["a.yaml:1:66: exchanges[0].bindings[1].name: the same name as in line 1"]
 
 
 def test_bindings_of_two_exchanges_may_have_one_name() -> None:
@@ -71,22 +73,22 @@ def test_bindings_of_two_exchanges_may_have_one_name() -> None:
 
 def test_an_exchange_is_not_its_own_alternate() -> None:
     assert faults("exchanges: [{name: e, arguments: {alternate-exchange: e}}]") == [
-        "a.yaml:1: exchanges[0].arguments.alternate-exchange: seen the exchange itself, expected another one"
+        "a.yaml:1:35: exchanges[0].arguments.alternate-exchange: seen the exchange itself, expected another one"
     ]
 
 
 def test_what_passes_unmatched_messages_has_no_alternate_that_is_evaluated_here() -> None:
     text = "exchanges: [{name: e, carrier: c, unmatched: pass, arguments: {alternate-exchange: f}}, {name: f}]"
     assert faults(text) == [
-        "a.yaml:1: exchanges[0].arguments.alternate-exchange: an exchange with unmatched: pass can't have an alternate "
-        "that is evaluated here"
+        "a.yaml:1:64: exchanges[0].arguments.alternate-exchange: an exchange with unmatched: pass can't have an "
+        "alternate that is evaluated here"
     ]
 
 
 def test_an_alternate_beside_unmatched_pass_is_a_warning() -> None:
     assert warnings("exchanges: [{name: e, carrier: c, unmatched: pass, arguments: {alternate-exchange: f}}]") == [
-        "a.yaml:1: exchanges[0].arguments.alternate-exchange: warning: unmatched: pass wins: only what a silent filter "
-        "dropped goes there"
+        "a.yaml:1:64: exchanges[0].arguments.alternate-exchange: warning: unmatched: pass wins: only what a silent "
+        "filter dropped goes there"
     ]
 
 
@@ -100,13 +102,13 @@ def test_an_alternate_beside_unmatched_pass_is_a_warning() -> None:
 )
 def test_an_exchange_that_passes_unmatched_messages_is_reached_by_producers_alone(other: str, key: str) -> None:
     text = f"exchanges:\n  - {PASS}\n  - {{name: f, {other}}}\n"
-    assert faults(text) == [f"a.yaml:3: exchanges[1].{key}: {UNREACHABLE}"]
+    assert by_line(faults(text)) == [f"a.yaml:3: exchanges[1].{key}: {UNREACHABLE}"]
 
 
 def test_a_carrier_is_not_a_destination() -> None:
     text = "exchanges: [{name: e, carrier: c}, {name: f, bindings: [{exchange: c}]}]"
     assert faults(text) == [
-        "a.yaml:1: exchanges[1].bindings[0].exchange: this is a carrier: name the exchange it stands for"
+        "a.yaml:1:57: exchanges[1].bindings[0].exchange: this is a carrier: name the exchange it stands for"
     ]
 
 
@@ -131,13 +133,13 @@ def test_a_carrier_is_not_a_destination() -> None:
     ],
 )
 def test_what_a_type_ignores_is_a_warning(exchange: str, key: str, message: str) -> None:
-    assert warnings(f"exchanges: [{exchange}]") == [f"a.yaml:1: exchanges[0].{key}: warning: {message}"]
+    assert by_line(warnings(f"exchanges: [{exchange}]")) == [f"a.yaml:1: exchanges[0].{key}: warning: {message}"]
 
 
 def test_operators_in_a_headers_exchange_are_a_warning_unless_asked_for() -> None:
     assert warnings(binding('{"x-?hkv= a": 1}', "headers")) == [
-        'a.yaml:4: exchanges[0].bindings[0].arguments["x-?hkv= a"]: warning: is an operator of type x-open and has no '
-        "effect for type headers"
+        'a.yaml:4:39: exchanges[0].bindings[0].arguments["x-?hkv= a"]: warning: is an operator of type x-open and has '
+        "no effect for type headers"
     ]
     assert warnings(binding('{x-match: all-with-x, "x-?hkv= a": 1}', "headers")) == []
     assert warnings(binding("{x-match: any, x-a: 1, b: 2}", "headers")) == []

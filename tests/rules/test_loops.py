@@ -39,21 +39,21 @@ def test_an_address_leads_back_where_its_text_says_so(host: str, port: int, back
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("addresses:\n  - pattern: a\n    translation: 'localhost:5674/q'", "a.yaml:3: addresses[0].translation"),
-        ("addresses:\n  - pattern: a\n    translation: 'amqp://[::1]:5676'", "a.yaml:3: addresses[0].translation"),
+        ("addresses:\n  - pattern: a\n    translation: 'localhost:5674/q'", "a.yaml:3:5: addresses[0].translation"),
+        ("addresses:\n  - pattern: a\n    translation: 'amqp://[::1]:5676'", "a.yaml:3:5: addresses[0].translation"),
         (
             "addresses:\n  - {pattern: a, translation: /q}\n  - {pattern: b, translation: 'amqp://proxy.example:5675/$0'}",
-            "a.yaml:3: addresses[1].translation",
+            "a.yaml:3:18: addresses[1].translation",
         ),
         (
             "addresses:\n  - pattern: 'a/*'\n    translation: 'amqp://$1'\n    hosts: [h.example, 'localhost:5673']",
-            "a.yaml:4: addresses[0].hosts",
+            "a.yaml:4:5: addresses[0].hosts",
         ),
-        ("brokers:\n  near:\n    address: 127.0.0.1:5673", "a.yaml:3: brokers.near.address"),
+        ("brokers:\n  near:\n    address: 127.0.0.1:5673", "a.yaml:3:5: brokers.near.address"),
         (
             "brokers: {near: {address: 'h:1'}, localhost: {address: 'h:1'}}\n"
             "addresses: [{pattern: a, translation: 'localhost:5673/q'}]",
-            "a.yaml:2: addresses[0].translation",
+            "a.yaml:2:26: addresses[0].translation",
         ),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_way_back_is_a_fault_with_its_line(text: str, key: str) -> None:
 def test_a_rule_of_a_second_file_is_named_as_that_file_has_it() -> None:
     first = "addresses: [{pattern: a, translation: /q}]"
     second = "addresses:\n  - {pattern: b, translation: 'localhost:5673'}"
-    assert loops(first, second) == ["b.yaml:2: addresses[0].translation: leads back to this proxy"]
+    assert loops(first, second) == ["b.yaml:2:18: addresses[0].translation: leads back to this proxy"]
 
 
 @pytest.mark.parametrize(

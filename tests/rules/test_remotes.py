@@ -7,7 +7,7 @@ import pytest
 from proxy.rules.faults import Faults
 from proxy.rules.model import BrokerRule, TlsRule
 from proxy.rules.remotes import password_of
-from tests.rules.loading import faults, load, warnings
+from tests.rules.loading import by_line, faults, load, warnings
 
 SECRET = "s3cret-word"
 
@@ -90,7 +90,7 @@ def test_a_broker_says_how_it_is_reached() -> None:
         ("brokers: {a: {address: h}}", "brokers.a.address: seen the text"),
         ("brokers: {'a/b': {address: 'h:1'}}", 'brokers["a/b"]: a broker\'s name is what stands for a host'),
         ("brokers: {a: {address: 'h:1', tls: true}}", "brokers.a.tls: seen the boolean true, expected a mapping"),
-        ("brokers: {a: {address: 'h:1', tls: {ca: none.pem}}}", "brokers.a.tls.ca: this file does not exist"),
+        ("brokers: {a: {address: 'h:1', tls: {certificate: c.pem}}}", "brokers.a.tls: certificate and key go together"),
         ("brokers: {a: {address: 'h:1', tls: {verify: false}}}", "brokers.a.tls.verify: unknown key"),
         ("brokers: {a: {address: 'h:1', username: u}}", "brokers.a.username: a username without password"),
         (
@@ -106,13 +106,13 @@ def test_a_broker_says_how_it_is_reached() -> None:
 )
 def test_what_is_wrong_is_a_fault_with_its_line_and_shows_no_password(text: str, message: str) -> None:
     found = faults(text)
-    assert any(line.startswith(f"a.yaml:1: {message}") for line in found), found
+    assert any(line.startswith(f"a.yaml:1: {message}") for line in by_line(found)), found
     assert SECRET not in "\n".join(found)
 
 
 def test_a_broker_in_two_files_is_a_fault() -> None:
     text = "brokers: {a: {address: 'h:1'}}"
-    assert faults(text, text) == ["b.yaml:1: brokers.a: a.yaml:1 has a broker of this name"]
+    assert faults(text, text) == ["b.yaml:1:11: brokers.a: a.yaml:1 has a broker of this name"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from proxy.routing.bindings import binding_hash
 from proxy.routing.values import Value
 from proxy.rules.clock import SystemZone
 from proxy.rules.model import ExchangeRule, QueueRule
-from tests.rules.loading import exchange, faults, load
+from tests.rules.loading import by_line, exchange, faults, load
 
 EVERYTHING = """
 vhost: shop
@@ -80,39 +80,39 @@ def test_without_a_time_zone_the_machine_s_own_is_used() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("vhosts: /", "a.yaml:1: vhosts: unknown key; did you mean vhost?"),
-        ("vhost: ''", 'a.yaml:1: vhost: seen the text "", expected the name of a virtual host, 1 to 255 bytes'),
+        ("vhosts: /", "a.yaml:1:1: vhosts: unknown key; did you mean vhost?"),
+        ("vhost: ''", 'a.yaml:1:8: vhost: seen the text "", expected the name of a virtual host, 1 to 255 bytes'),
         (
             "remotes: []",
-            "a.yaml:1: remotes: unknown key, expected one of addresses, brokers, exchanges, queues, tests, timezone, "
+            "a.yaml:1:1: remotes: unknown key, expected one of addresses, brokers, exchanges, queues, tests, timezone, "
             "vhost",
         ),
         (
             "timezone: Mars/Base",
-            'a.yaml:1: timezone: seen the text "Mars/Base", expected a name of the time zone database such as '
+            'a.yaml:1:11: timezone: seen the text "Mars/Base", expected a name of the time zone database such as '
             "Europe/Berlin or UTC",
         ),
-        ("queues: {a: b}", "a.yaml:1: queues: seen a mapping, expected a list"),
+        ("queues: {a: b}", "a.yaml:1:9: queues: seen a mapping, expected a list"),
         (
             "queues: [5]",
-            "a.yaml:1: queues[0]: seen the number 5, expected the name of a queue, or a mapping with its name",
+            "a.yaml:1:10: queues[0]: seen the number 5, expected the name of a queue, or a mapping with its name",
         ),
         (
             "queues: ['']",
-            "a.yaml:1: queues[0]: seen an empty name, expected the name of a queue, or a mapping with its name",
+            "a.yaml:1:10: queues[0]: seen an empty name, expected the name of a queue, or a mapping with its name",
         ),
-        ("queues: [{}]", "a.yaml:1: queues[0].name: seen nothing, expected the name of a queue"),
+        ("queues: [{}]", "a.yaml:1:10: queues[0].name: seen nothing, expected the name of a queue"),
         (
             "queues: [amq.a]",
-            "a.yaml:1: queues[0]: names that begin with \"amq.\" are the broker's own and can't be declared",
+            "a.yaml:1:10: queues[0]: names that begin with \"amq.\" are the broker's own and can't be declared",
         ),
-        ("exchanges: [{}]", "a.yaml:1: exchanges[0].name: seen nothing, expected the name of an exchange"),
-        ("exchanges: [e]", "a.yaml:1: exchanges[0]: seen a single value, expected a mapping"),
+        ("exchanges: [{}]", "a.yaml:1:13: exchanges[0].name: seen nothing, expected the name of an exchange"),
+        ("exchanges: [e]", "a.yaml:1:13: exchanges[0]: seen a single value, expected a mapping"),
         (
             "exchanges: [{name: ''}]",
-            "a.yaml:1: exchanges[0].name: seen an empty name, expected the name of an exchange",
+            "a.yaml:1:20: exchanges[0].name: seen an empty name, expected the name of an exchange",
         ),
-        ("- a", "a.yaml:1: seen a list, expected a mapping"),
+        ("- a", "a.yaml:1:1: seen a list, expected a mapping"),
     ],
 )
 def test_what_the_file_can_not_mean_is_a_fault(text: str, message: str) -> None:
@@ -166,7 +166,7 @@ def test_what_the_file_can_not_mean_is_a_fault(text: str, message: str) -> None:
 )
 def test_what_an_exchange_can_not_mean_is_a_fault_at_its_line(lines: list[str], message: str) -> None:
     number = 2 + len(lines)
-    assert faults(exchange(*lines)) == [f"a.yaml:{number}: exchanges[0].{message}"]
+    assert by_line(faults(exchange(*lines))) == [f"a.yaml:{number}: exchanges[0].{message}"]
 
 
 @pytest.mark.parametrize("carrier", [["delivery: queue"], ["carrier: other"]])

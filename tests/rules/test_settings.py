@@ -73,11 +73,11 @@ admin: {address: 127.0.0.1:1}
 def test_all_faults_are_reported_at_once_with_file_and_line(tmp_path: Path) -> None:
     text = "listen:\n  - adress: a:1\nlimits: {connections: 0}\nlog: {level: loud}\nnothing: {directory: x}\n"
     assert faults(tmp_path, text, OXPROXY_ADMIN__ADDRESS="nowhere") == [
-        "oxproxy.yaml:2: listen[0].adress: unknown key; did you mean address?",
-        "oxproxy.yaml:3: limits.connections: seen the number 0, expected a whole number from 1 to 1000000",
-        'oxproxy.yaml:4: log.level: seen the text "loud", expected one of debug, info, warning, error',
-        "oxproxy.yaml:5: nothing: unknown key, expected one of admin, audit, declared, inventory, limits, listen, log, "
-        "metrics, rules, shutdown, upstream, workers",
+        "oxproxy.yaml:2:5: listen[0].adress: unknown key; did you mean address?",
+        "oxproxy.yaml:3:23: limits.connections: seen the number 0, expected a whole number from 1 to 1000000",
+        'oxproxy.yaml:4:14: log.level: seen the text "loud", expected one of debug, info, warning, error',
+        "oxproxy.yaml:5:1: nothing: unknown key, expected one of admin, audit, declared, inventory, limits, listen, "
+        "log, metrics, rules, shutdown, upstream, workers",
         'OXPROXY_ADMIN__ADDRESS: admin.address: seen the text "nowhere", expected host:port such as '
         "127.0.0.1:5672 or [::1]:5672",
     ]
@@ -93,18 +93,18 @@ def test_what_holds_for_clients_declarations_is_read(tmp_path: Path) -> None:
 
 def test_a_flag_is_true_or_false(tmp_path: Path) -> None:
     assert faults(tmp_path, "declared: {announce: yes}\n") == [
-        'oxproxy.yaml:1: declared.announce: seen the text "yes", expected true or false'
+        'oxproxy.yaml:1:22: declared.announce: seen the text "yes", expected true or false'
     ]
 
 
 def test_a_key_that_is_there_without_a_value_is_a_fault(tmp_path: Path) -> None:
     assert faults(tmp_path, "upstream:\n  address:\n") == [
-        "oxproxy.yaml:2: upstream.address: seen no value, expected a text"
+        "oxproxy.yaml:2:11: upstream.address: seen no value, expected a text"
     ]
 
 
 def test_a_list_in_place_of_the_configuration_is_a_fault(tmp_path: Path) -> None:
-    assert faults(tmp_path, "- a\n") == ["oxproxy.yaml:1: seen a list, expected a mapping"]
+    assert faults(tmp_path, "- a\n") == ["oxproxy.yaml:1:1: seen a list, expected a mapping"]
 
 
 def test_a_file_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_password_is_read_from_a_named_variable(tmp_path: Path) -> None:
 
 def test_a_named_variable_that_is_not_set_is_a_fault(tmp_path: Path) -> None:
     assert faults(tmp_path, "upstream:\n  control: {password_env: SECRET}\n") == [
-        'oxproxy.yaml:2: upstream.control.password_env: there is no environment variable "SECRET"'
+        'oxproxy.yaml:2:13: upstream.control.password_env: there is no environment variable "SECRET"'
     ]
 
 
@@ -164,13 +164,13 @@ def test_a_password_file_that_can_not_be_read_is_a_fault(tmp_path: Path, content
         (tmp_path / "password").write_bytes(content)
     errors = faults(tmp_path, "upstream: {control: {password_file: password}}")
     assert len(errors) == 1
-    assert errors[0].startswith("oxproxy.yaml:1: upstream.control.password_file: password ")
+    assert errors[0].startswith("oxproxy.yaml:1:22: upstream.control.password_file: password ")
 
 
 def test_two_ways_to_give_the_password_are_a_fault(tmp_path: Path) -> None:
     text = "upstream:\n  control:\n    password: a\n    password_env: B\n"
     assert faults(tmp_path, text, B="b") == [
-        "oxproxy.yaml:4: upstream.control.password_env: seen password and password_env, expected one of them"
+        "oxproxy.yaml:4:5: upstream.control.password_env: seen password and password_env, expected one of them"
     ]
 
 
@@ -183,7 +183,7 @@ def test_a_password_as_text_is_a_warning_unless_every_broker_is_on_loopback(tmp_
     control = "  control: {password: a}\n"
     assert warnings(tmp_path, "upstream:\n  address: [127.0.0.1:1, localhost:2, '[::1]:3']\n" + control) == []
     assert warnings(tmp_path, "upstream:\n  tls: {}\n  address: [127.0.0.1:1, rabbit:2]\n" + control) == [
-        "oxproxy.yaml:4: upstream.control.password: warning: a password as text, for a broker elsewhere: "
+        "oxproxy.yaml:4:13: upstream.control.password: warning: a password as text, for a broker elsewhere: "
         "use password_env or password_file"
     ]
 
@@ -203,6 +203,16 @@ def test_a_way_to_give_the_password_that_is_null_is_not_given(tmp_path: Path) ->
 def test_a_password_that_is_kept_elsewhere_can_be_left_out_of_a_check(tmp_path: Path, way: str) -> None:
     found = load_settings(write(tmp_path, f"upstream: {{control: {{{way}}}}}"), {}, secrets_required=False)[1]
     assert len(found) == 1
+
+
+def test_a_check_says_that_the_folder_of_the_audit_log_is_not_there(tmp_path: Path) -> None:
+    path = write(tmp_path, "audit: {directory: audit}")
+    (warning,) = load_settings(path, {}, secrets_required=False)[1]
+    assert str(warning).endswith(
+        f"audit.directory: warning: {tmp_path / 'audit'}: there is no such folder; serve won't make it"
+    )
+    (tmp_path / "audit").mkdir()
+    assert load_settings(path, {}, secrets_required=False)[1] == []
 
 
 @given(st.dictionaries(KEYS, TREES, max_size=6), st.dictionaries(VARIABLES, st.text('ab:[]{}" 5s', max_size=8)))

@@ -1,0 +1,67 @@
+"""For how long does the sidecar itself hold its event loop while the page of metrics is read?
+
+In this process, without a broker: an admin server with a series for each of 10,000 bindings, scraped by another process
+over HTTP, and a task that asks at each turn of the loop how much CPU time its thread has used since the last. So
+neither the broker nor others on the machine are in it, unlike in the longest confirm of `pauses`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from time import thread_time
+
+import uvloop
+
+from proxy.amqp.counters import Counters
+from proxy.observe.admin import Admin
+from proxy.observe.exposition import Exposition
+from proxy.reload import name_traffic
+from proxy.rules.loader import load_rules
+from tests.bench import arrangement
+from tests.bench.arena import Arena
+from tests.bench.cases import MANY, Row
+from tests.bench.pauses import SCRAPE_CODE, SCRAPES
+from tests.bench.processes import ChildError
+
+HELD = Row("metrics", "CPU time for which that page holds the event loop", "ms", 10, at_least=False)
+HELD_ROWS = (HELD,)
+
+
+async def longest_turn_seconds(counters: Counters) -> tuple[float, int]:
+    """Have the page read once: the longest turn meanwhile, and how many series of bindings were on it."""
+    admin = Admin(Exposition(counters, "bench"), list, dict)
+    try:
+        _, port = await admin.start("127.0.0.1", 0)
+        code = (sys.executable, "-c", SCRAPE_CODE, str(port))
+        reader = await asyncio.create_subprocess_exec(*code, stdout=asyncio.subprocess.PIPE)
+        reading = asyncio.ensure_future(reader.communicate())
+        longest, before = 0.0, thread_time()
+        while not reading.done():
+            await asyncio.sleep(0)
+            now = thread_time()
+            longest, before = max(longest, now - before), now
+        return longest, int(reading.result()[0])
+    finally:
+        await admin.stop()
+
+
+def measure_turns(arena: Arena) -> list[list[float]]:
+    """The values of `HELD_ROWS`: of each scrape the longest turn in milliseconds."""
+    loaded = load_rules([arrangement.many_rules(arena.folder).rename(arena.folder / "turns.yaml")])
+    counters = Counters(MANY)
+    name_traffic(counters, loaded)
+    gc.collect()
+    gc.freeze()  # as the sidecar does when it is ready
+    found = []
+    try:
+        for _ in range(SCRAPES):
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                seconds, series = runner.run(longest_turn_seconds(counters))
+            if series < MANY:
+                raise ChildError(f"seen {series} series of bindings, expected {MANY}")
+            found.append(seconds * 1e3)
+    finally:
+        gc.unfreeze()
+    return [found]

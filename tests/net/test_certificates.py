@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import base64
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from proxy.net.certificates import certificate_end
+from tests.certificates import Authority
+
+OPENSSL = shutil.which("openssl")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if OPENSSL is None:
+        pytest.skip("no openssl command")
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def openssl(*arguments: object) -> str:
+    """Return what the command says: it reads certificates without us."""
+    assert OPENSSL
+    done = subprocess.run([OPENSSL, *map(str, arguments)], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def told(certificate: Path) -> float:
+    said = openssl("x509", "-enddate", "-noout", "-in", certificate)
+    return float(ssl.cert_time_to_seconds(said.removeprefix("notAfter=").strip()))
+
+
+def test_the_end_is_the_one_that_openssl_reads(authority: Authority) -> None:
+    for certificate in (authority.certificate("a.example")[0], authority.certificate("a.example", expired=True)[0]):
+        assert certificate_end(certificate.read_bytes()) == told(certificate)
+
+
+@pytest.mark.parametrize("end", ["20491231235959Z", "20500101000000Z", "99991231235959Z"])
+def test_years_of_two_and_of_four_digits_are_read(end: str, authority: Authority) -> None:
+    certificate, _ = authority.certificate("long.example")
+    request, made = certificate.with_suffix(".csr"), certificate.with_name("long.pem")
+    signed = ("-config", authority.folder / "ca.conf", "-cert", authority.ca, "-keyfile", authority.folder / "ca.key")
+    openssl("ca", "-batch", "-notext", "-in", request, *signed, "-enddate", end, "-out", made)
+    assert certificate_end(made.read_bytes()) == told(made)
+
+
+def test_of_several_certificates_the_first_counts_wherever_it_stands(authority: Authority) -> None:
+    (old, key), other = authority.certificate("b.example", expired=True), authority.certificate("c.example")[0]
+    chain = key.read_bytes() + b"as text\r\n" + old.read_bytes().replace(b"\n", b"\r\n") + other.read_bytes()
+    assert certificate_end(chain) == told(old)
+
+
+def test_a_certificate_of_the_first_version_has_no_version_in_it(authority: Authority) -> None:
+    key, made = authority.folder / "v1.key", authority.folder / "v1.pem"
+    openssl("req", "-new", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-subj", "/CN=v1", "-out", made)
+    openssl("x509", "-req", "-in", made, "-signkey", key, "-days", 3, "-out", made.with_suffix(".crt"))
+    assert "Version: 1 " in openssl("x509", "-text", "-noout", "-in", made.with_suffix(".crt"))
+    assert certificate_end(made.with_suffix(".crt").read_bytes()) == told(made.with_suffix(".crt"))
+
+
+def test_what_is_no_certificate_is_said_to_be_none(authority: Authority) -> None:
+    with pytest.raises(ValueError, match="no certificate"):
+        certificate_end(authority.certificate("d.example")[1].read_bytes())
+
+
+@given(st.binary(max_size=60))
+def test_whatever_stands_in_pem_nothing_but_a_value_error_comes_of_it(der: bytes) -> None:
+    for content in (der, b"\x30\x7f\x30\x7f" + der):
+        with pytest.raises(ValueError, match="can't be read"):
+            certificate_end(b"-----BEGIN CERTIFICATE-----" + base64.b64encode(content) + b"-----END CERTIFICATE-----")

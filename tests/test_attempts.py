@@ -1,0 +1,117 @@
+"""When rules are loaded again; `test_reload` and `test_joint_reload` have what attempts come to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from proxy.amqp.counters import RulesCounters
+from proxy.attempts import Attempts, Use, Verdict
+from proxy.errors import ConfigError, ConfigErrors
+from proxy.net.tasks import Tasks
+from proxy.rules.loader import LoadedRules, load_rules
+
+BEFORE = "exchanges: [{name: letters, bindings: [{queue: a}]}]\n"
+AFTER = "exchanges: [{name: letters, bindings: [{queue: b}]}]\n"
+
+
+class Asked(Attempts):
+    """Attempts that come to what a test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file, self.certificate = folder / "rules.yaml", folder / "cert.pem"
+        self.file.write_text(BEFORE)
+        self.certificate.write_text("first")
+        version = load_rules([self.file]).rules.version
+        self.counters = RulesCounters(version=version)
+        self.verdicts: list[Verdict] = []
+        self.held: list[str] = []
+        self.fault: Exception | None = None
+        self.at_work = 0
+        super().__init__(lambda: [self.file], version, self.counters, Tasks(), lambda: [self.certificate])
+
+    def _prepare(self, loaded: LoadedRules) -> Use:
+        if self.fault is not None:
+            raise self.fault
+        return lambda: self.held.append(loaded.rules.version)
+
+    async def _hold(self, loaded: LoadedRules, use: Use) -> Verdict:
+        assert not self.at_work
+        self.at_work += 1
+        await asyncio.sleep(0)
+        self.at_work -= 1
+        verdict = self.verdicts.pop(0) if self.verdicts else Verdict()
+        if not verdict.errors:
+            use()
+        return verdict
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Asked:
+    return Asked(tmp_path)
+
+
+async def test_an_attempt_that_holds_is_counted_and_is_the_version_from_then_on(asked: Asked) -> None:
+    before = (await asked.reload("request")).version
+    asked.file.write_text(AFTER)
+    asked.verdicts = [Verdict(missing=["queue b"])]
+    answer = await asked.reload("request")
+    assert (answer.errors, answer.missing, asked.last) == ((), ("queue b",), answer)
+    assert asked.held == [before, answer.version]
+    assert asked.counters.reloads == {"ok": 2, "error": 0}
+    assert asked.counters.last_success_seconds == answer.at
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (ConfigErrors([ConfigError("rules.yaml", 1, "brokers", "no password", 7)]), "rules.yaml:1:7: brokers: no"),
+        (ZeroDivisionError("oh"), "ZeroDivisionError while loading: oh"),
+    ],
+)
+async def test_what_can_not_be_prepared_is_an_answer_and_holds_nowhere(
+    asked: Asked, fault: Exception, error: str
+) -> None:
+    asked.fault = fault
+    asked.file.write_text(AFTER)
+    answer = await asked.reload("request")
+    assert answer.errors[0].startswith(error)
+    assert answer.faulty
+    assert answer.version == asked.counters.version
+    assert asked.held == []
+    assert asked.counters.reloads == {"ok": 0, "error": 1}
+
+
+async def test_attempts_do_not_meet(asked: Asked) -> None:
+    answers: Sequence[object] = await asyncio.gather(*(asked.reload("request") for _ in range(5)))
+    assert len(answers) == len(asked.held) == 5
+
+
+async def followed(asked: Asked, change: Callable[[], object], attempts: int) -> None:
+    """Watch until so many attempts have been made."""
+    watching = asyncio.ensure_future(asked.watch())
+    change()
+    try:
+        async with asyncio.timeout(30):
+            while sum(asked.counters.reloads.values()) < attempts:  # noqa: ASYNC110 -- files are looked at in turns
+                await asyncio.sleep(0.01)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.parametrize("which", ["file", "certificate"])
+async def test_files_that_change_are_taken(asked: Asked, which: str) -> None:
+    await followed(asked, lambda: getattr(asked, which).write_text(AFTER), 1)
+    assert asked.last is not None
+    assert (asked.last.reason, asked.last.errors) == ("file", ())
+
+
+async def test_good_rules_that_could_not_hold_are_tried_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.attempts.AGAIN_SECONDS", 0.01)
+    asked.verdicts = [Verdict(["the broker is away"])]
+    await followed(asked, lambda: asked.file.write_text(AFTER), 2)
+    assert asked.counters.reloads == {"ok": 1, "error": 1}
