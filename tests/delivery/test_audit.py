@@ -207,13 +207,14 @@ def test_on_a_full_disk_each_mode_keeps_its_promise_and_says_so(
     settings = {"audit": {"directory": str(small_disk), "mode": mode, "buffer_mib": 1}}
     count, confirmed = 2200, 0
     with standing(broker, tmp_path, RULES, settings) as site:
-        producer = site.producer()
+        # Where lines may be lost there are only those of publishes, so that they can be counted.
+        producer = site.producer(confirm=mode != "best_effort")
         for number in range(count):
             producer.publish("letters", "k" * 200, {"to": "a"}, message_id=b"%0200d" % number)
         until(lambda: site.metric("audit_failing") == 1)
         assert site.logged("audit log can't be written")
         if mode == "best_effort":
-            producer.settle_all(count)
+            until(lambda: site.metric("publishes_total", exchange="letters", outcome="routed") == count)
             until(lambda: site.metric("audit_dropped_total") > 0)
         else:
             until(lambda: site.metric("paused_producers") == 1)
@@ -221,8 +222,7 @@ def test_on_a_full_disk_each_mode_keeps_its_promise_and_says_so(
                 site.sidecar.get("/readyz")
             while not producer.silent():
                 confirmed = int(str(producer.expect("Basic.Ack").arguments["delivery_tag"]))
-            assert (confirmed <= len(records(small_disk))) is (mode == "strict")
-            assert confirmed < count
+            assert mode != "strict" or confirmed <= len(records(small_disk)) < count
         subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
         until(lambda: site.metric("audit_failing") == 0)
         while mode != "best_effort" and confirmed < count:
