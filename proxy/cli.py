@@ -147,9 +147,9 @@ def _serve(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     findings = inspect(options.files, os.environ)
     if findings.secured:
-        from proxy.certificates import check_certificates
+        from proxy.net.tls_faults import check_findings
 
-        check_certificates(findings)
+        check_findings(findings)
     if options.broker is not None:
         from proxy.destinations import lacking
 

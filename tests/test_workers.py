@@ -196,6 +196,10 @@ def test_a_reload_holds_in_all_workers_and_a_bad_file_in_none(pair: Pair) -> Non
     assert said["rules"] == before
     assert "quee" in str(said["errors"])
     assert pair.metric("rules_reload_total", result="error") >= 1
+    last = pair.status()["last_reload"]
+    assert isinstance(last, dict)
+    assert last["errors"] == said["errors"]
+    assert "reload failed" in pair.running.log.read_text()
     for producer in pair.producers(8):
         assert producer.send_settled("letters", "k") == (True, [])
         producer.vanish()

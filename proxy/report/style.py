@@ -19,7 +19,7 @@ section{border-top:1px solid var(--line);padding:20px 0;margin-top:20px}
 .tile{background:var(--tile);border-radius:6px;padding:12px}
 .tile b{display:block;font-size:22px}.tile span{display:block}
 .tile small{color:var(--soft);overflow-wrap:anywhere}
-.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:24px}
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));gap:24px}
 svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{font-size:12px;fill:var(--soft)}
 svg .y,svg .name{text-anchor:end}svg .x,svg .title{text-anchor:middle}

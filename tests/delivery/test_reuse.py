@@ -235,6 +235,25 @@ def test_a_consumer_that_has_left_is_gone_for_the_next_producer(site: Site) -> N
     assert [message.body for message in site.take("letters")] == [b"body"]
 
 
+def test_publishes_that_a_producer_left_unsettled_are_not_settled_for_the_next_one(site: Site) -> None:
+    before = reused(site)
+    first = come(site)
+    first.ask(commands.Confirm.Select())
+    first.send(client.publish(1, b"post", b"", (), b"first") * 50)
+    first.call(commands.Channel.Close(200, "", 0, 0))
+    while first.frame().name != "Channel.CloseOk":
+        pass  # confirmed or not: it does not look
+    first.close()
+    second = come(site)
+    second.ask(commands.Confirm.Select())
+    second.publish("post", body=b"second")
+    assert second.expect("Basic.Ack").arguments["delivery_tag"] == 1
+    assert second.silent()
+    leave(second)
+    assert reused(site) == before + 1
+    assert [message.body for message in site.take("letters")] == [b"first"] * 50 + [b"second"]
+
+
 # -- while it waits ------------------------------------------------------------------------------------------------
 
 

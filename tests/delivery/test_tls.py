@@ -562,6 +562,14 @@ def test_check_names_authorities_that_can_not_be_used_and_asks_nobody(world: Wor
     assert f"{folder / 'no-ca.pem'}: seen no CERTIFICATE in PEM" in lines[-1]
 
 
+def test_cleanup_asks_a_management_api_by_the_tls_of_the_configuration(world: World) -> None:
+    with Sealed(world) as sidecar:
+        command = [str(PROGRAM), "cleanup", "--vhost", VHOST, "--config", str(sidecar.configuration)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "post" in done.stdout
+
+
 # -- ends ----------------------------------------------------------------------------------------------------------
 
 

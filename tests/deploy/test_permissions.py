@@ -20,6 +20,7 @@ from tests.broker.world import Outside
 from tests.deploy.prometheus import ROOT
 from tests.private_broker import BrokerMissing, PrivateBroker
 from tests.producer import Closed, Producer, until
+from tests.rabbitmq import quoted
 from tests.sidecar import Sidecar
 
 PAGE = (ROOT / "docs" / "security.md").read_text()
@@ -138,15 +139,18 @@ def test_a_team_declares_binds_publishes_and_consumes_its_own(
         client.ask(commands.Queue.Declare(queue=queue, durable=True))
         arguments: FieldTable = {"x-match": "all", "x-?hkv= to": queue}
         client.ask(commands.Queue.Bind(queue=queue, exchange="team.letters", routing_key="", arguments=arguments))
+    arguments = {"x-match": "all", "x-?hkv= copy": "team.b"}
+    client.ask(commands.Queue.Bind(queue="team.b", exchange="team.letters", routing_key="", arguments=arguments))
     assert client.send_settled("team.letters", "k", {"to": "team.b"}, b"letter") == (True, [])
     message = client.get("team.b")
     assert message is not None
     assert (message.body, client.get("team.a")) == (b"letter", None)
     until(lambda: "topology_missing_destinations 0" in sidecar.get("/metrics"))
-    # The control user's part: what somebody takes away at the broker is put back.
+    # The control user's part: a token that somebody takes away at the broker is put back while a binding needs it.
     outside = Outside(broker, "/")
-    key = token("queue", b"team.b").decode()
-    broker.api("DELETE", f"bindings/%2F/e/team.letters/q/team.b/{key}")
+    here, key = "bindings/%2F/e/team.letters/q/team.b", token("queue", b"team.b").decode()
+    [taken] = [one["properties_key"] for one in broker.api("GET", here) if one["routing_key"] == key]
+    broker.api("DELETE", f"{here}/{quoted(taken)}")
     assert outside.bound("team.letters") == {("queue", b"team.a")}
     until(lambda: outside.bound("team.letters") == {("queue", b"team.a"), ("queue", b"team.b")})
     client.ask(commands.Exchange.Delete(exchange="team.letters"))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import signal
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,6 +17,7 @@ from tests.deploy.prometheus import ROOT, Prometheus
 from tests.deploy.remotes import page_with_other_brokers
 from tests.deploy.whole import whole_sidecar
 from tests.private_broker import BrokerMissing, PrivateBroker, free_port
+from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
 pytestmark = pytest.mark.broker
@@ -70,3 +74,15 @@ def test_the_broker_counts_what_the_sidecar_counts(watched: Watched) -> None:
 @pytest.mark.parametrize("name", [rule.where for rule in of_rules() if rule.where.startswith("Oxproxy")])
 def test_no_alert_is_raised_by_a_sidecar_that_is_well(name: str, watched: Watched) -> None:
     assert [alert for alert in watched.prometheus.alerts() if alert["labels"]["alertname"] == name] == []
+
+
+def test_a_worker_that_is_killed_raises_its_alert_and_no_other_one(broker: Broker) -> None:
+    with Sidecar(broker, settings={"workers": 2}) as sidecar:
+        with Prometheus({"oxproxy": [sidecar.admin.removeprefix("http://")]}) as prometheus:
+            assert prometheus.await_data("oxproxy_worker_restarts_total == 0 and oxproxy_workers == 2")
+            victim = json.loads(sidecar.get("/status"))["workers"][0]["process"]
+            os.kill(victim, signal.SIGKILL)
+            assert prometheus.await_data('ALERTS{alertname="OxproxyWorkerEnded", alertstate="firing"}', 60)
+            assert prometheus.await_data("oxproxy_workers == 2", 60)
+            firing = {one["labels"]["alertname"] for one in prometheus.alerts() if one["state"] == "firing"}
+            assert firing == {"OxproxyWorkerEnded"}

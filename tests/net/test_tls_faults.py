@@ -1,4 +1,4 @@
-"""Which key names a file that TLS can't use; `test_certificates` has the same of whole files."""
+"""Which key names a file that TLS can't use; `test_check_tls` has the same of whole files."""
 
 from __future__ import annotations
 

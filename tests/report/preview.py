@@ -5,32 +5,30 @@ It shows made-up figures and is written to docs/dashboards. The browser may reac
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from proxy.report.page import render
+from tests.report.browser import OPTIONS, program
 from tests.report.sample import figures
 
 TARGET = Path(__file__).resolve().parents[2] / "docs/dashboards/oxproxy-report.png"
 #: The upper part: tiles, charts over time, the beginning of the lists.
 SIZE = "1120,1900"
-OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
-QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
 
 
 def main() -> int:
     """Draw it."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    browser = program()
     if browser is None:
         print("no Chromium (apt-get install chromium)", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "report.html")
         page.write_text(render(figures()))
-        command = [browser, *OPTIONS, *QUIET, f"--user-data-dir={folder}/profile", f"--window-size={SIZE}"]
+        command = [browser, *OPTIONS, f"--user-data-dir={folder}/profile", f"--window-size={SIZE}"]
         subprocess.run([*command, f"--screenshot={TARGET}", page.as_uri()], check=True, capture_output=True, timeout=60)
     return 0
 

@@ -1,0 +1,22 @@
+"""Are the tables of settings and metrics in docs those of the code?"""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.reference import TABLES, metrics, pages, settings
+
+
+def test_the_pages_are_what_the_code_makes() -> None:
+    for path, text in pages().items():
+        assert path.read_text() == text, "run python -m deploy.reference"
+
+
+@pytest.mark.parametrize(("name", "head"), [table[:2] for table in TABLES])
+def test_each_page_has_its_table_once(name: str, head: str) -> None:
+    assert [text.count(head) for path, text in pages().items() if path.name == name] == [1]
+
+
+def test_the_tables_have_every_row() -> None:
+    assert "| `listen[].address` | `127.0.0.1:5673` | " in settings()
+    assert "| `oxproxy_connections` | gauge | side | " in metrics()
