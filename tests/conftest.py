@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import subprocess
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +56,15 @@ def vhost(broker: Broker) -> Iterator[str]:
         yield name
     finally:
         broker.delete_vhost(name)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB."""
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(mounted)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield mounted
+    subprocess.run(["umount", str(mounted)], check=True)

@@ -131,11 +131,12 @@ class LimitCounters:
 
 @dataclass(slots=True, eq=False)
 class AuditCounters:
-    """Audit lines written, lines given up, and bytes of text written."""
+    """Audit lines written, lines given up, bytes of text written, and whether the disk refuses more (a gauge)."""
 
     lines: int = 0
     dropped: int = 0
     text_bytes: int = 0
+    failing: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -266,7 +266,11 @@ class AuditWriter:
             _log().error("audit log can't be written", reason=error, mode=mode, repeat="audit")
         elif self.failure is not None:
             _log().info("audit log is written again")
-        self.failure = error
+        self._fails(error)
+
+    def _fails(self, reason: str | None) -> None:
+        self.failure = reason
+        self._counters.failing = reason is not None
 
     def _settle_gap(self, report: Report) -> None:
         """Account for lines that were lost on disk, and for gap records among them."""
@@ -288,7 +292,7 @@ class AuditWriter:
 
     def _on_end(self) -> None:
         if not self._closing:
-            self.failure = "the thread that writes it has ended"
+            self._fails("the thread that writes it has ended")
             self._closing = True
             _log().critical("audit log is not written any more", reason=self.failure)
             if not self._may_lose and not self.full:

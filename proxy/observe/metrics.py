@@ -298,6 +298,14 @@ METRICS: tuple[MetricSpec, ...] = (
         "Bytes of audit text written to disk, before compression.",
     ),
     _metric(
+        "audit_failing",
+        Kind.GAUGE,
+        "",
+        readings.one(lambda counters: counters.audit.failing),
+        "1 while the disk refuses audit lines.",
+        Merge.MAX,
+    ),
+    _metric(
         "remote_up",
         Kind.GAUGE,
         "broker",

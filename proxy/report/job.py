@@ -25,9 +25,8 @@ from proxy.report.page import render
 from proxy.report.producers import producers
 from proxy.report.request import KnownBinding, Request
 from proxy.report.selection import counted, select, ways
-from proxy.report.session import session
-from proxy.report.sizing import settings
-from proxy.report.source import find, volume
+from proxy.report.session import fitted, session
+from proxy.report.source import Source, find, volume
 from proxy.report.staging import Staged, stage
 from proxy.report.storage import Storage, StorageError
 from proxy.report.tables import Tables
@@ -87,7 +86,7 @@ def run(spark: SparkSession, request: Request) -> Summary:
     """Make the report.
 
     Args:
-        spark: a running session; its settings are changed to fit the input.
+        spark: a running session; meanwhile its settings are those that fit the input.
         request: what is asked for.
 
     Raises:
@@ -99,25 +98,29 @@ def run(spark: SparkSession, request: Request) -> Summary:
     tables = Tables(spark, storage, request.output)
     source = find(storage, request)
     size = volume(spark, source)
-    fitting = settings(size, spark.sparkContext.defaultParallelism)
-    for name in fitting.keys() - dict(request.settings).keys():
-        spark.conf.set(name, fitting[name])
     figures = Figures(tuple(sorted(source.days)), request.now, size.segments)
     tables.begin()
     try:
-        if source.empty:
-            gone = tables.replace(source.days)
-        else:
-            ranged = request.since is not None or request.until is not None
-            staged = stage(spark, storage, source, tables.staging(_RECORDS), ranged)
-            figures = replace(figures, days=tuple(sorted(staged.days)))
-            figures = _write(spark, request, tables, staged, figures)
-            gone = tables.replace(staged.days)
+        with fitted(spark, request, size):
+            figures, gone = _replace(spark, request, tables, source, figures)
     finally:
         tables.end()
     summary = Summary(figures, tuple(gone), storage.whole(request.output))
     _write_page(storage, summary)
     return summary
+
+
+def _replace(
+    spark: SparkSession, request: Request, tables: Tables, source: Source, figures: Figures
+) -> tuple[Figures, list[date]]:
+    """Put new tables in place; what the page shows, and the days that have none any more."""
+    if source.empty:
+        return figures, tables.replace(source.days)
+    ranged = request.since is not None or request.until is not None
+    staged = stage(spark, Storage(spark), source, tables.staging(_RECORDS), ranged)
+    figures = replace(figures, days=tuple(sorted(staged.days)))
+    figures = _write(spark, request, tables, staged, figures)
+    return figures, tables.replace(staged.days)
 
 
 def _write(spark: SparkSession, request: Request, tables: Tables, staged: Staged, figures: Figures) -> Figures:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from pyspark.errors import PySparkRuntimeError
@@ -18,6 +18,8 @@ from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report.request import Request
+from proxy.report.sizing import settings
+from proxy.report.source import Volume
 
 #: Set by spark-submit for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -54,11 +56,11 @@ def session(request: Request) -> Iterator[SparkSession]:
     Raises:
         ConfigError: there is no Java, or Spark does not start.
     """
-    settings = chosen(request, os.environ)
+    wanted = chosen(request, os.environ)
     if _SUBMITTED not in os.environ and not _has_java(os.environ):
         raise ConfigError("oxproxy report", 0, "", "needs Java 17 or newer (apt-get install default-jre-headless)")
     builder = SparkSession.builder.appName("oxproxy report")
-    for name, value in settings.items():
+    for name, value in wanted.items():
         builder = builder.config(name, value)
     try:
         spark = builder.getOrCreate()
@@ -70,6 +72,36 @@ def session(request: Request) -> Iterator[SparkSession]:
         spark.stop()
 
 
+def fitted(spark: SparkSession, request: Request, size: Volume) -> AbstractContextManager[None]:
+    """Have the settings that fit an input for a while, those of the operator excepted.
+
+    Args:
+        spark: a running session.
+        request: has the operator's settings.
+        size: of the input.
+    """
+    fitting = settings(size, spark.sparkContext.defaultParallelism)
+    return changed(spark, {name: fitting[name] for name in fitting.keys() - dict(request.settings).keys()})
+
+
+@contextmanager
+def changed(spark: SparkSession, others: Mapping[str, str]) -> Iterator[None]:
+    """Have other settings for a while.
+
+    Args:
+        spark: a running session.
+        others: those that may be changed in it, by name.
+    """
+    before = {name: spark.conf.get(name) or "" for name in others}
+    try:
+        for name, value in others.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+
+
 def chosen(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
     """Choose the settings to start with.
 
@@ -77,13 +109,13 @@ def chosen(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
         request: what is asked for.
         environment: of the process; tells whether spark-submit started it.
     """
-    settings = dict(FIXED)
+    wanted = dict(FIXED)
     local = request.master is None and _SUBMITTED not in environment
     if local or (request.master or "").startswith("local"):
-        settings |= LOCAL
+        wanted |= LOCAL
     if request.master is not None:
-        settings["spark.master"] = request.master
-    return settings | dict(request.settings)
+        wanted["spark.master"] = request.master
+    return wanted | dict(request.settings)
 
 
 def _has_java(environment: Mapping[str, str]) -> bool:

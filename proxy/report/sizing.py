@@ -2,7 +2,9 @@
 
 gzip can't be split, so a segment is the smallest piece of reading; small ones are read together, large ones alone.
 Shuffles get as many partitions as keep each at some dozens of megabytes; Spark's adaptive execution joins those that
-turn out smaller and splits those that turn out larger. Source: Spark's SQL performance tuning guide.
+turn out smaller and splits those that turn out larger. A small input is one task from its beginning to its end: there
+planning anew between two stages, and making code for a query, take longer than the query. Source: Spark's SQL
+performance tuning guide; the way its factories of code fall back is told in `SQLConf` alone.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ _READ_BYTES = 128 << 20
 _OPEN_BYTES = 4 << 20
 #: Text behind one partition of a shuffle. What is shuffled is a tenth of the text: it fits into memory anywhere.
 _SHUFFLE_BYTES = 256 << 20
+#: Text up to which an input is small: some ten thousand records.
+_SMALL_BYTES = 16 << 20
 #: More partitions would cost the driver more than they save; at this number an input has 2.5 terabytes of text.
 _MOST_PARTITIONS = 10_000
 
@@ -40,9 +44,13 @@ def settings(volume: Volume, cores: int) -> dict[str, str]:
     stored = volume.packed_bytes + volume.plain_bytes
     # Spark counts bytes as they are stored.
     packing = text / stored if stored else 1
-    partitions = min(_MOST_PARTITIONS, max(cores, -(-text // _SHUFFLE_BYTES)))
+    is_small = text <= _SMALL_BYTES
+    partitions = 1 if is_small else min(_MOST_PARTITIONS, max(cores, -(-text // _SHUFFLE_BYTES)))
     return {
         "spark.sql.files.maxPartitionBytes": str(int(_READ_BYTES / packing)),
         "spark.sql.files.openCostInBytes": str(int(_OPEN_BYTES / packing)),
         "spark.sql.shuffle.partitions": str(partitions),
+        "spark.sql.adaptive.enabled": str(not is_small).lower(),
+        "spark.sql.codegen.wholeStage": str(not is_small).lower(),
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN" if is_small else "FALLBACK",
     }

@@ -31,8 +31,8 @@ from proxy.report.compaction import Compaction
 from proxy.report.flows import bindings, destinations, flows, matches, traffic
 from proxy.report.records import PUBLISH, records
 from proxy.report.request import Request
-from proxy.report.session import session
-from proxy.report.source import SEGMENTS, lines
+from proxy.report.session import fitted, session
+from proxy.report.source import SEGMENTS, Source, lines, volume
 from proxy.report.staging import damage, find_damaged, no_records, read_all
 from proxy.report.storage import Storage, StorageError, literal
 from proxy.report.tables import BINDINGS, DESTINATIONS, REJECTED, TRAFFIC, UNDATED
@@ -103,7 +103,7 @@ def start(spark: SparkSession, request: Request, once: bool, segments: int = BAT
     hours = files.select("path", F.coalesce(_hour(), "modificationTime").alias("hour")).withWatermark("hour", LATE)
     writer = hours.writeStream.queryName("oxproxy report").option("checkpointLocation", f"{output}/{CHECKPOINT}")
     writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{LOOK_SECONDS} seconds")
-    return writer.foreachBatch(_Counting(storage, output)).start()
+    return writer.foreachBatch(_Counting(storage, output, request)).start()
 
 
 def _hour() -> Column:
@@ -115,9 +115,10 @@ def _hour() -> Column:
 class _Counting:
     """Counts one batch after the other."""
 
-    def __init__(self, storage: Storage, output: str) -> None:
+    def __init__(self, storage: Storage, output: str, request: Request) -> None:
         self._storage = storage
         self._output = output
+        self._request = request
         self._compaction = Compaction(storage, output)
         self._compact_until: date | None = None
         self._recovered = self._begun = False
@@ -125,10 +126,15 @@ class _Counting:
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Count a batch; Spark calls this with the names of its segments."""
         spark = batch.sparkSession
+        paths = sorted(row.path for row in batch.collect())
+        # Within a stream not every version of Spark adapts anything to its input by itself.
+        with fitted(spark, self._request, volume(spark, Source(loose=tuple(paths)))):
+            self._take(spark, paths, number)
+
+    def _take(self, spark: SparkSession, paths: list[str], number: int) -> None:
         if not self._recovered:
             self._compaction.recover()
         self._make_compact(spark, number)
-        paths = sorted(row.path for row in batch.collect())
         # Only the first batch of a process can have been begun before.
         self._begun = not self._recovered
         self._recovered = True

@@ -15,7 +15,7 @@ h1{font-size:26px;margin:0}h2{font-size:20px;margin:0}h3{font-size:15px;margin:2
 header p,.about{color:var(--soft);margin:4px 0 12px}
 section{border-top:1px solid var(--line);padding:20px 0;margin-top:20px}
 .empty{max-width:680px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:12px;margin-top:20px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(128px,1fr));gap:12px;margin-top:20px}
 .tile{background:var(--tile);border-radius:6px;padding:12px}
 .tile b{display:block;font-size:22px}.tile span{display:block}
 .tile small{color:var(--soft);overflow-wrap:anywhere}

@@ -6,14 +6,17 @@ import gzip
 import json
 import os
 import signal
+import subprocess
 from collections import Counter
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from pamqp import commands
 
 from tests.delivery.site import standing
-from tests.producer import Gone, Producer
+from tests.producer import Gone, Producer, until
 from tests.rabbitmq import Broker
 from tests.sidecar import SidecarFailed
 
@@ -27,15 +30,24 @@ exchanges:
       - {queue: full, name: to full, arguments: {"x-?hkv= to": full}}
 """
 SECRET = "hunter2-never-to-be-seen"
+TEXT_PROPERTIES = (
+    *("content_type", "content_encoding", "correlation_id", "reply_to"),
+    *("message_id", "type", "app_id", "cluster_id"),
+)
+
+
+def written(directory: Path) -> str:
+    """All text of closed and open segments, in order."""
+    texts = [
+        gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for path in sorted(directory.rglob("*.jsonl*"))
+    ]
+    return b"".join(texts).decode()
 
 
 def records(directory: Path, kind: str = "publish") -> list[dict[str, object]]:
-    """All records of a kind, of closed and open segments, in order."""
-    lines: list[bytes] = []
-    for path in sorted(directory.rglob("*.jsonl*")):
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        lines += [line for line in data.split(b"\n") if line.endswith(b"}")]
-    found = [json.loads(line) for line in lines]
+    """All whole records of a kind, of closed and open segments, in order."""
+    found = [json.loads(line) for line in written(directory).split("\n") if line.endswith("}")]
     return [record for record in found if record["kind"] == kind]
 
 
@@ -109,21 +121,32 @@ def test_a_refused_publish_has_its_line(broker: Broker, tmp_path: Path) -> None:
 def test_secrets_reach_neither_log_nor_metrics_nor_audit(broker: Broker, tmp_path: Path) -> None:
     directory, settings = audited(tmp_path, headers=["to"], hash=["message_id", "user", "rk"], hash_key_env="AUDIT_KEY")
     key = "a key that is long enough for a hash"
+    user, password = f"user-{SECRET}", f"password-{SECRET}"
+    text = SECRET.encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUDIT_KEY", key)
         with standing(broker, tmp_path, RULES, settings) as site:
-            producer = site.producer()
-            table = {"to": "a", "password": SECRET, SECRET: "x"}
-            producer.publish("letters", SECRET, table, SECRET.encode(), message_id=SECRET.encode())
-            producer.settle()
+            broker.create_user(user, password)
+            broker.grant(user, site.vhost)
+            try:
+                producer = Producer(site.sidecar.port, site.vhost, user, password).open(confirm=True)
+                nested = {SECRET: {SECRET: [SECRET, text]}}
+                table = {"to": "a", "password": SECRET, SECRET: nested}
+                of_text: dict[str, Any] = dict.fromkeys(TEXT_PROPERTIES, text)
+                producer.publish("letters", SECRET, table, text, user_id=user.encode(), **of_text)
+                producer.settle()
+                producer.vanish()
+            finally:
+                broker.delete_user(user)
             page = site.sidecar.get("/metrics") + site.sidecar.get("/status")
         log = (tmp_path / "oxproxy.log").read_text()
-    seen = json.dumps(records(directory)) + json.dumps(records(directory, "settle"))
     assert len(records(directory)) == 1
-    for text in (SECRET, key):
-        assert text not in seen
-        assert text not in page
-        assert text not in log
+    # The log of the process names users; the audit log here does not.
+    log = log.replace(user, "")
+    for secret in (SECRET, key):
+        assert secret not in written(directory)
+        assert secret not in page
+        assert secret not in log
 
 
 @pytest.mark.parametrize("mode", ["strict", "backpressure"])
@@ -175,3 +198,38 @@ def test_a_publish_that_nobody_confirmed_is_lost_in_the_log(broker: Broker, tmp_
             other.ask(commands.Queue.Declare(queue="a", passive=True))
     assert len(records(directory)) <= 500
     assert all(line["result"] in ("lost", "acked") for line in records(directory, "settle"))
+
+
+@pytest.mark.parametrize("mode", ["best_effort", "backpressure", "strict"])
+def test_on_a_full_disk_each_mode_keeps_its_promise_and_says_so(
+    broker: Broker, small_disk: Path, tmp_path: Path, mode: str
+) -> None:
+    settings = {"audit": {"directory": str(small_disk), "mode": mode, "buffer_mib": 1}}
+    count, confirmed = 2200, 0
+    with standing(broker, tmp_path, RULES, settings) as site:
+        # Where lines may be lost there are only those of publishes, so that they can be counted.
+        producer = site.producer(confirm=mode != "best_effort")
+        for number in range(count):
+            producer.publish("letters", "k" * 200, {"to": "a"}, message_id=b"%0200d" % number)
+        until(lambda: site.metric("audit_failing") == 1)
+        assert site.logged("audit log can't be written")
+        if mode == "best_effort":
+            until(lambda: site.metric("publishes_total", exchange="letters", outcome="routed") == count)
+            until(lambda: site.metric("audit_dropped_total") > 0)
+        else:
+            until(lambda: site.metric("paused_producers") == 1)
+            with pytest.raises(HTTPError, match="503"):
+                site.sidecar.get("/readyz")
+            while not producer.silent():
+                confirmed = int(str(producer.expect("Basic.Ack").arguments["delivery_tag"]))
+            assert mode != "strict" or confirmed <= len(records(small_disk)) < count
+        subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+        until(lambda: site.metric("audit_failing") == 0)
+        while mode != "best_effort" and confirmed < count:
+            confirmed = int(str(producer.expect("Basic.Ack").arguments["delivery_tag"]))
+        until(lambda: site.metric("paused_producers") == 0)
+        dropped = site.metric("audit_dropped_total")
+    kept = {line["message_id"] for line in records(small_disk)}
+    assert len(kept) == len(records(small_disk)) == count - dropped
+    assert (dropped > 0) is (mode == "best_effort")
+    assert sum(int(str(gap["dropped"])) for gap in records(small_disk, "gap")) == dropped

@@ -55,6 +55,7 @@ async def test_every_plain_counter_shows_under_its_name() -> None:
     counters.rules.reloads["error"] += 1
     counters.rules.last_success_seconds = 1700000000.5
     counters.audit.lines, counters.audit.dropped, counters.audit.text_bytes = 21, 22, 23
+    counters.audit.failing = True
     counters.remotes["archive"] = RemoteCounters(up=True)
     counters.remotes["archive"].results["lost"] += 1
     counters.missing_destinations = 8
@@ -86,6 +87,7 @@ async def test_every_plain_counter_shows_under_its_name() -> None:
         "oxproxy_audit_lines_total{}": 21,
         "oxproxy_audit_dropped_total{}": 22,
         "oxproxy_audit_bytes_total{}": 23,
+        "oxproxy_audit_failing{}": 1,
         "oxproxy_remote_up{broker=archive}": 1,
         "oxproxy_remote_publishes_total{broker=archive,result=lost}": 1,
         "oxproxy_protocol_errors_total{reply_code=406}": 1,

@@ -12,6 +12,7 @@ from proxy.errors import ConfigError
 from proxy.report.job import run
 from proxy.report.request import KnownBinding, Request
 from proxy.report.storage import literal
+from proxy.report.stream import start
 from proxy.report.tables import TABLES
 from tests.report.lines import gap, publish, segment, settle
 
@@ -212,3 +213,24 @@ def test_names_that_mean_something_to_patterns_are_no_patterns(spark: SparkSessi
     segment(place.input, [publish()])
     place.run()
     assert spark.read.parquet(literal(str(folder / "out/traffic"))).count() == 1
+
+
+def test_all_file_work_goes_through_hadoops_file_systems(place: Place) -> None:
+    """Paths of ``viewfs:`` mean nothing to whoever does not ask Hadoop, as those of a cluster do."""
+    place.output.mkdir()
+    hadoop = place.spark._jsc.hadoopConfiguration()
+    for folder in (place.input, place.output):
+        hadoop.set(f"fs.viewfs.mounttable.logs.link./{folder.name}", folder.as_uri())
+    request = Request("viewfs://logs/in", "viewfs://logs/out", since=D20, until=D20, now=NOW)
+    broken = segment(place.input, [publish(proxy="b")], name="broken")
+    broken.write_bytes(broken.read_bytes()[:-9])
+    segment(place.input, [publish(), "rubbish"])
+    for _ in range(2):
+        said = str(run(place.spark, request))
+    assert said.splitlines()[-1] == "viewfs://logs/out/report.html"
+    assert "1 damaged file, 1 foreign" in said
+    assert place.publishes()[D20] in (1, 2)
+    shown = {path.name for path in place.output.iterdir() if not path.name.startswith(".")}
+    assert shown == {*TABLES, "_rejected", "report.html", "pages"}
+    assert start(place.spark, request, once=True).awaitTermination(100)
+    assert place.spark.read.parquet(f"{place.output}/stream/traffic").where("proxy = 'p'").count() == 1

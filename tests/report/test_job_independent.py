@@ -9,7 +9,6 @@ from pyspark.sql import SparkSession
 
 from proxy.report.job import run
 from proxy.report.request import Request
-from tests.report.conftest import SETTINGS
 from tests.report.generator import Day
 from tests.report.independent import Computed
 
@@ -39,12 +38,4 @@ def test_a_day_of_a_hundred_thousand_records_has_the_numbers_that_duckdb_finds(
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
 def test_a_day_of_two_million_records_has_the_numbers_that_duckdb_finds(spark: SparkSession, tmp_path: Path) -> None:
-    # What small frames do without pays here, and is what runs in earnest.
-    in_earnest = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-    try:
-        for name, value in in_earnest.items():
-            spark.conf.set(name, value)
-        compared(spark, tmp_path, 2_000_000)
-    finally:
-        for name in in_earnest:
-            spark.conf.set(name, SETTINGS[name])
+    compared(spark, tmp_path, 2_000_000)

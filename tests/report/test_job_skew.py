@@ -12,6 +12,7 @@ from proxy.report.continuity import seq_gaps
 from proxy.report.flows import bindings, destinations, flows, matches, traffic
 from proxy.report.latency import latency
 from proxy.report.producers import producers
+from proxy.report.session import changed
 from proxy.report.trace import repeated_ids, trace
 from tests.report.lines import publish, publishes
 
@@ -45,15 +46,11 @@ def hot(spark: SparkSession) -> Iterator[DataFrame]:
         for number in range(ALL)
     ]
     own = {"spark.sql.shuffle.partitions": str(PARTITIONS), "spark.sql.adaptive.enabled": "false"}
-    before = {name: spark.conf.get(name) or "" for name in own}
-    for name, value in own.items():
-        spark.conf.set(name, value)
-    frame = publishes(spark, *lines).coalesce(SEGMENTS).persist()
-    assert frame.count() == ALL
-    yield frame
-    frame.unpersist()
-    for name, value in before.items():
-        spark.conf.set(name, value)
+    with changed(spark, own):
+        frame = publishes(spark, *lines).coalesce(SEGMENTS).persist()
+        assert frame.count() == ALL
+        yield frame
+        frame.unpersist()
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report.request import Request
-from proxy.report.session import FIXED, LOCAL, chosen, session
+from proxy.report.session import FIXED, LOCAL, changed, chosen, session
 
 SUBMITTED = {"PYSPARK_GATEWAY_PORT": "1"}
 
@@ -42,6 +42,17 @@ def test_the_running_session_has_what_the_numbers_depend_on(spark: SparkSession)
     assert {name: spark.conf.get(name) for name in FIXED if name.startswith("spark.sql")} == {
         name: value for name, value in FIXED.items() if name.startswith("spark.sql")
     }
+
+
+def test_other_settings_hold_for_a_while_also_where_it_ends_badly(spark: SparkSession) -> None:
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    with changed(spark, {name: "77"}):
+        assert spark.conf.get(name) == "77"
+    assert spark.conf.get(name) == before
+    with pytest.raises(ZeroDivisionError), changed(spark, {name: "77"}):
+        _ = 1 / 0
+    assert spark.conf.get(name) == before
 
 
 def test_without_java_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from proxy.report.sizing import settings, text_bytes
 from proxy.report.source import Volume
 
 MIB = 1 << 20
+ADAPTIVE, CODE = "spark.sql.adaptive.enabled", "spark.sql.codegen.wholeStage"
 READ, OPEN, SHUFFLE = (
     "spark.sql.files.maxPartitionBytes",
     "spark.sql.files.openCostInBytes",
@@ -17,8 +18,10 @@ def test_compressed_bytes_count_for_the_text_in_them() -> None:
     assert text_bytes(Volume(2, packed_bytes=10, plain_bytes=7)) == 127
 
 
-def test_a_small_input_has_a_partition_for_each_core() -> None:
-    assert settings(Volume(1, packed_bytes=1000), cores=4)[SHUFFLE] == "4"
+def test_a_small_input_is_one_task_without_plans_made_anew_or_code_made_for_it() -> None:
+    small, other = (settings(Volume(1, packed_bytes=size * MIB), cores=4) for size in (1, 2))
+    assert (small[SHUFFLE], small[ADAPTIVE], small[CODE]) == ("1", "false", "false")
+    assert (other[SHUFFLE], other[ADAPTIVE], other[CODE]) == ("4", "true", "true")
 
 
 def test_shuffles_grow_with_the_input() -> None:
@@ -43,4 +46,4 @@ def test_small_segments_are_read_together() -> None:
 
 
 def test_nothing_to_read_is_no_fault() -> None:
-    assert settings(Volume(), 2)[SHUFFLE] == "2"
+    assert settings(Volume(), 2)[SHUFFLE] == "1"

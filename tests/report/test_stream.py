@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report.request import Request
+from proxy.report.session import changed
 from proxy.report.stream import start
 from tests.producer import until
 from tests.report.lines import publish, segment, table
@@ -64,6 +65,19 @@ def test_new_segments_are_counted_and_those_of_before_are_not_again(spark: Spark
     ]
     rejected = spark.read.json(f"{tmp_path}/out/stream/_rejected")
     assert table(rejected, "why", "line") == [("foreign", "rubbish")]
+
+
+def test_a_small_batch_is_counted_in_few_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    segment(tmp_path / "in", [publish()])
+    with changed(spark, {"spark.sql.shuffle.partitions": "50", "spark.sql.adaptive.enabled": "false"}):
+        query = start(spark, Request(str(tmp_path / "in"), str(tmp_path / "out")), once=True)
+        assert query.awaitTermination(100)
+    tracker = spark.sparkContext.statusTracker()
+    infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(str(query.runId))]
+    stages = [tracker.getStageInfo(stage) for info in infos if info for stage in info.stageIds]
+    tasks = [stage.numTasks for stage in stages if stage]
+    assert len(tasks) > 3
+    assert max(tasks) < 10
 
 
 def test_a_damaged_segment_stops_nothing(spark: SparkSession, tmp_path: Path) -> None:
