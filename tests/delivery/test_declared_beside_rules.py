@@ -22,6 +22,7 @@ exchanges:
       - {queue: a, arguments: {"x-?hkv= to": a}}
       - {queue: a, arguments: {"x-?hkv= to": tie, x-stop-ontrue: ""}}
       - {queue: secret, arguments: {"x-?hkv= to": secret}}
+      - {exchange: amq.fanout, arguments: {"x-?hkv= to": copies}}
   - name: routed
     delivery: DELIVERY
     type: topic
@@ -79,6 +80,8 @@ def test_what_the_file_binds_is_not_the_applications_to_unbind(app: Application)
     assert close.text == "ACCESS_REFUSED - the binding to 'a' belongs to a rules file of the proxy"
     app.bind("a", "filed", {"x-?hkv= to": "a"})  # it is there already
     assert app.refused(app.unbinding("a", "filed", {"x-?hkv= to": "a"})).code == 403
+    close = app.refused(app.unchaining("amq.fanout", "filed", {"x-?hkv= to": "copies"}))
+    assert (close.code, close.method) == (403, (40, 40))
     assert app.reached("filed", {"to": "a"}, *ALL) == ["a"]
 
 
