@@ -169,14 +169,20 @@ _AUDIT = Row(
                 per_second("oxproxy_audit_dropped_total", legend="lost"),
             ],
             "cps",
-            width=9,
+            width=6,
+        ),
+        Lines(
+            "Disk refuses",
+            "Does the disk take no lines? 1 meanwhile: by `audit.mode` producers wait, or lines are lost.",
+            [each("oxproxy_audit_failing")],
+            width=6,
         ),
         Lines(
             "Audit text",
             "How much does the disk take, before compression?",
             [per_second("oxproxy_audit_bytes_total", "instance")],
             "Bps",
-            width=9,
+            width=6,
         ),
     ],
 )
