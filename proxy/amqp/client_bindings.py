@@ -24,7 +24,7 @@ from proxy.amqp.conversation import Conversation
 from proxy.amqp.method_frames import exchange_declare
 from proxy.amqp.methods import method_frame
 from proxy.amqp.own_bindings import bind_step, bind_tokens, unbind_step
-from proxy.amqp.stored import drop_steps, keep_step
+from proxy.amqp.stored import kept_rows
 from proxy.amqp.tables import decode_table
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.errors import ProtocolError, Scope
@@ -134,8 +134,8 @@ class ClientBindings:
         self._refuse_unkept(asked, owned)
         known = owned.clients.get(binding.identity)
         kept = self._is_clients(owned, binding)
-        user = self._conversation.user
-        stored = known or StoredBinding(binding, asked.entries, asked.key, (binding.sequence,), (user,))
+        by = (self._conversation.user,)
+        stored = known or StoredBinding(binding, asked.entries, asked.key, (binding.sequence,), by)
         carried = owned.delivery is Delivery.CARRIER
         tokens = (asked.receiver,) if carried and not self._evaluated(asked) else ()
         chosen = self._reach.chosen(owned, compiled) if kept and known is None and self._state.own_routes else []
@@ -143,7 +143,8 @@ class ClientBindings:
             chosen = list(dict.fromkeys((asked.receiver, *chosen)))
         if kept and known is None and tokens and not chosen and not self._is_marked(channel, owned, asked.receiver):
             stored = stored._replace(marks=frozenset(stored.sequences))
-        keep = [keep_step(channel.number, owned.carrier, stored)] if kept and carried else []
+        rows = kept_rows(stored)[:1] if kept and carried else []
+        keep = [bind_step(channel.number, owned.carrier, asked.receiver, *row) for row in rows]
         named = [one for one in chosen if one in compiled.destinations]
         made = _Made(channel, asked, owned, stored if kept else None, tokens)
         return _Planned(made, binding, keep, chosen, named)
@@ -263,7 +264,7 @@ class ClientBindings:
         if owned.delivery is Delivery.CARRIER:
             # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
             steps = [unbind_step(channel.number, owned.carrier, one) for one in needless]
-            steps += drop_steps(channel.number, owned.carrier, stored)
+            steps += [unbind_step(channel.number, owned.carrier, asked.receiver, *row) for row in kept_rows(stored)]
             if stored.marks and not needless and asked.receiver in owned.bound:
                 self._replace(made, steps)
             else:

@@ -18,36 +18,45 @@ from proxy.amqp.conversation import Conversation
 from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind, queue_unbind
 from proxy.amqp.tokens import grant_key, token
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.routing.bindings import QUEUE
 from proxy.routing.reach import Reach
 
 #: how a refusal begins where source or destination does not exist: the permissions were looked at before
 _NOT_FOUND = "404 "
 
 
-def bind_frame(channel: int, carrier: bytes, destination: Destination, key: bytes | None = None) -> bytes:
+def bind_frame(
+    channel: int, carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b""
+) -> bytes:
     """Build the method that binds a destination to a carrier, under its token or another key."""
     kind, name = destination
-    make = queue_bind if kind == "queue" else exchange_bind
-    return make(channel, name, carrier, token(kind, name) if key is None else key)
+    make = queue_bind if kind == QUEUE else exchange_bind
+    return make(channel, name, carrier, token(kind, name) if key is None else key, entries)
 
 
-def bind_step(channel: int, carrier: bytes, destination: Destination) -> tuple[bytes, int]:
-    """Build the method that binds a token, and say what answers it."""
-    reply = methods.QUEUE_BIND_OK if destination[0] == "queue" else methods.EXCHANGE_BIND_OK
-    return bind_frame(channel, carrier, destination), reply
+def bind_step(
+    channel: int, carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b""
+) -> tuple[bytes, int]:
+    """Build what `bind_frame` does, and say what answers it."""
+    reply = methods.QUEUE_BIND_OK if destination[0] == QUEUE else methods.EXCHANGE_BIND_OK
+    return bind_frame(channel, carrier, destination, key, entries), reply
 
 
-def unbind_frame(channel: int, carrier: bytes, destination: Destination, key: bytes | None = None) -> bytes:
+def unbind_frame(
+    channel: int, carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b""
+) -> bytes:
     """Build the method that unbinds what `bind_frame` has bound."""
     kind, name = destination
-    make = queue_unbind if kind == "queue" else exchange_unbind
-    return make(channel, name, carrier, token(kind, name) if key is None else key)
+    make = queue_unbind if kind == QUEUE else exchange_unbind
+    return make(channel, name, carrier, token(kind, name) if key is None else key, entries)
 
 
-def unbind_step(channel: int, carrier: bytes, destination: Destination) -> tuple[bytes, int]:
-    """Build the method that unbinds a token, and say what answers it."""
-    reply = methods.QUEUE_UNBIND_OK if destination[0] == "queue" else methods.EXCHANGE_UNBIND_OK
-    return unbind_frame(channel, carrier, destination), reply
+def unbind_step(
+    channel: int, carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b""
+) -> tuple[bytes, int]:
+    """Build what `unbind_frame` does, and say what answers it."""
+    reply = methods.QUEUE_UNBIND_OK if destination[0] == QUEUE else methods.EXCHANGE_UNBIND_OK
+    return unbind_frame(channel, carrier, destination, key, entries), reply
 
 
 def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:

@@ -1,9 +1,10 @@
-"""In what form does the broker keep what clients declared? Stored exchanges and bindings: arguments, keys, methods.
+"""In what form does the broker keep what clients declared? Arguments and keys of stored exchanges and bindings.
 
 An open exchange is a real direct exchange marked ``x-open-exchange``; each client binding is a real binding of it with
-the client's own arguments, under a storage key that no publish uses. One more argument, ``x-oxproxy``, keeps the raw
+the client's own arguments: the first of a destination under its token, further ones under a storage key that no publish
+uses. One more argument, ``x-oxproxy``, keeps the raw
 bytes of the client's table, its routing key, its user name and a sequence number: the management API's JSON loses
-types and order, and the routing key on the broker is the storage key.
+types and order, and the routing key on the broker is another one.
 
 Source: delivery notes, "The store"; architecture, "The broker is the store".
 """
@@ -14,14 +15,12 @@ from base64 import b64decode, b64encode
 from hashlib import blake2b
 from typing import NamedTuple
 
-from proxy.amqp import methods
 from proxy.amqp.frames import U32, U64, shortstr
-from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind, queue_unbind
 from proxy.amqp.original import longstr_entry
 from proxy.amqp.tables import decode_table
 from proxy.amqp.tokens import RESERVED
 from proxy.amqp.vhost import StoredBinding
-from proxy.routing.bindings import QUEUE, typed_arguments
+from proxy.routing.bindings import typed_arguments
 
 #: argument that marks an exchange of ours on the broker
 MARK = b"x-open-exchange"
@@ -95,23 +94,10 @@ def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: byte
     return STORAGE + blake2b(identity, digest_size=8).hexdigest().encode()
 
 
-def keep_step(channel: int, carrier: bytes, stored: StoredBinding) -> tuple[bytes, int]:
-    """Build the method that binds where the broker keeps a binding, and say what answers it."""
-    sequence, client = stored.copies[0]
-    kept = kept_arguments(sequence, stored.entries, stored.binding.routing_key, client)
-    kind, name = stored.destination
-    if kind == QUEUE:
-        return queue_bind(channel, name, carrier, stored.key_of(sequence), kept), methods.QUEUE_BIND_OK
-    return exchange_bind(channel, name, carrier, stored.key_of(sequence), kept), methods.EXCHANGE_BIND_OK
-
-
-def drop_steps(channel: int, carrier: bytes, stored: StoredBinding) -> list[tuple[bytes, int]]:
-    """Build the methods that unbind every copy that the broker keeps, and say what answers each."""
-    kind, name = stored.destination
-    make = queue_unbind if kind == QUEUE else exchange_unbind
-    reply = methods.QUEUE_UNBIND_OK if kind == QUEUE else methods.EXCHANGE_UNBIND_OK
-    steps = []
-    for sequence, client in stored.copies:
-        kept = kept_arguments(sequence, stored.entries, stored.binding.routing_key, client)
-        steps.append((make(channel, name, carrier, stored.key_of(sequence), kept), reply))
-    return steps
+def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:
+    """Give key and argument entries of each binding on the broker that keeps a copy, the copy made first in front."""
+    key = stored.binding.routing_key
+    return [
+        (stored.key_of(sequence), kept_arguments(sequence, stored.entries, key, client))
+        for sequence, client in stored.copies
+    ]
