@@ -5,11 +5,13 @@ Rooms do not see the settings. Nothing is opened here but the file of a key.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 from proxy.amqp.allowance import Rates
 from proxy.amqp.conversation import Limits as RelayLimits
 from proxy.amqp.plan import ClientRules
+from proxy.amqp.signing import Secrets
 from proxy.amqp.vhost import Delivery
 from proxy.audit.opening import AuditRequest
 from proxy.audit.record import Privacy
@@ -21,6 +23,8 @@ from proxy.rules.settings import Settings
 
 #: "no limit": channel numbers have 16 bits
 _MOST_CHANNELS = 65535
+#: n of scrypt: 16 MiB and about 50 ms, once at the start.
+_SCRYPT_COST = 2**14
 
 
 def session_limits(settings: Settings) -> SessionLimits:
@@ -54,15 +58,31 @@ def rates(settings: Settings) -> Rates:
     )
 
 
-def client_rules(settings: Settings) -> ClientRules:
-    """Give what the configuration says of what clients declare."""
+def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
+    """Give what the configuration says of what clients declare; `secrets` sign it."""
     declared = settings.declared
     return ClientRules(
         Delivery(declared.delivery),
         strict_unbind=declared.unbind == "strict",
         own_routes=declared.client_routes == "own",
         local_time=SystemZone(),
+        secrets=secrets,
     )
+
+
+def secrets_of(settings: Settings) -> Secrets:
+    """Give the secrets that sign clients' bindings.
+
+    Without `declared.secrets` it is a key that all sidecars of the same control user derive from its password: slowly,
+    since whoever reads signatures on the broker could try passwords.
+    """
+    given = [source.value for source in settings.declared.secrets]
+    if given:
+        return Secrets(given)
+    control = settings.upstream.control
+    salt = b"oxproxy declared.secrets " + control.username.encode()
+    password = control.password.reveal().encode()
+    return Secrets([hashlib.scrypt(password, salt=salt, n=_SCRYPT_COST, r=8, p=1, dklen=32)])
 
 
 def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditRequest | None:

@@ -22,7 +22,15 @@ from pathlib import Path
 
 import structlog
 
-from proxy.allotment import audit_privacy, audit_request, client_rules, listener_limits, rates, session_limits
+from proxy.allotment import (
+    audit_privacy,
+    audit_request,
+    client_rules,
+    listener_limits,
+    rates,
+    secrets_of,
+    session_limits,
+)
 from proxy.amqp.allowance import Allowances
 from proxy.amqp.counters import Counters
 from proxy.amqp.plan import Sources
@@ -148,6 +156,7 @@ class Sidecar:
         counters.rules.last_success_seconds = time.time()
         name_traffic(counters, loaded)
         self._tls = WantedTls(settings)
+        self._secrets = secrets_of(settings)
         self._topology = self._make_topology()
         self._listener: Listener | None = None
         self._remotes: RemotePool | None = None
@@ -223,7 +232,7 @@ class Sidecar:
             await self._audit.start()
             # The last thing to end: until then producers are confirmed and lines are written.
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
-        rules_of_clients = client_rules(self._settings)
+        rules_of_clients = client_rules(self._settings, self._secrets)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
         tasks.start(vhosts.warn(), "warnings")
         self._remotes = self._make_remotes(tasks)
@@ -332,6 +341,7 @@ class Sidecar:
                 local_time=SystemZone(),
                 announce=settings.declared.announce,
                 snapshot=None if settings.declared.snapshot is None else settings.folder / settings.declared.snapshot,
+                secrets=self._secrets,
             ),
         )
         return Topology(control, self._states, {name: one.queues for name, one in self._loaded.rules.vhosts.items()})

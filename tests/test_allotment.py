@@ -1,14 +1,25 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from proxy.allotment import audit_privacy, audit_request, client_rules, listener_limits, rates, session_limits
+from proxy.allotment import (
+    audit_privacy,
+    audit_request,
+    client_rules,
+    listener_limits,
+    rates,
+    secrets_of,
+    session_limits,
+)
 from proxy.amqp.allowance import Allowances
+from proxy.amqp.signing import Secrets
 from proxy.amqp.vhost import Delivery
 from proxy.errors import ConfigError
 from proxy.rules.faults import Faults
+from proxy.rules.kinds import Secret
 from proxy.rules.settings import Settings, load_settings, parse_settings
 
 
@@ -24,7 +35,7 @@ def test_without_a_word_in_the_configuration_nothing_is_limited_but_connections_
     assert session.handshake_seconds == 10
     assert (listener_limits(settings).connections, listener_limits(settings).connections_per_peer) == (10_000, 0)
     assert audit_request(settings, {}) is None
-    assert client_rules(settings).strict_unbind
+    assert client_rules(settings, Secrets()).strict_unbind
 
 
 def test_every_limit_reaches_its_room() -> None:
@@ -91,5 +102,27 @@ def test_a_key_that_is_not_there_is_said(tmp_path: Path, source: str) -> None:
 
 
 def test_what_clients_declare_is_ruled_as_configured(tmp_path: Path) -> None:
-    rules = client_rules(loaded(tmp_path, "declared: {delivery: queue, unbind: broker, client_routes: any}\n"))
+    rules = client_rules(
+        loaded(tmp_path, "declared: {delivery: queue, unbind: broker, client_routes: any}\n"), Secrets()
+    )
     assert (rules.delivery, rules.strict_unbind, rules.own_routes) == (Delivery.QUEUE, False, False)
+
+
+def test_without_secrets_the_control_users_login_gives_the_key(tmp_path: Path) -> None:
+    secrets = secrets_of(loaded(tmp_path))
+    assert secrets.verify(secrets_of(loaded(tmp_path)).sign(b"a"), b"a") == 0
+    other = loaded(tmp_path)
+    control = replace(other.upstream.control, password=Secret("guess"))
+    assert (
+        secrets.verify(secrets_of(replace(other, upstream=replace(other.upstream, control=control))).sign(b"a"), b"a")
+        is None
+    )
+    assert secrets.verify(Secrets().sign(b"a"), b"a") is None
+
+
+def test_secrets_are_used_in_their_order(tmp_path: Path) -> None:
+    for name, value in (("new", bytes(32)), ("old", bytes(range(32)))):
+        (tmp_path / name).write_bytes(value)
+    secrets = secrets_of(loaded(tmp_path, "declared: {secrets: [{file: new}, {file: old}]}\n"))
+    assert secrets.verify(Secrets([bytes(32)]).sign(b"a"), b"a") == 0
+    assert secrets.verify(Secrets([bytes(range(32))]).sign(b"a"), b"a") == 1

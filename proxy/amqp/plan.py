@@ -21,6 +21,7 @@ from proxy.amqp.frames import FRAME_HEAD, HEADER, OVERHEAD, U16, U32, U64, short
 from proxy.amqp.original import Address
 from proxy.amqp.outgoing import Copy, Outgoing, outgoing, refuse_reserved, table_entries
 from proxy.amqp.properties import decode_properties
+from proxy.amqp.signing import Secrets
 from proxy.amqp.tables import decode_table, decode_value, pick
 from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
 from proxy.errors import ProtocolError
@@ -71,12 +72,14 @@ class ClientRules(NamedTuple):
         strict_unbind: whether unbinding with other arguments than any binding's is an error.
         own_routes: whether routes reach only queues that the client could have bound itself.
         local_time: time zone of `dtl` operators.
+        secrets: sign what is stored on the broker.
     """
 
     delivery: Delivery = Delivery.CARRIER
     strict_unbind: bool = True
     own_routes: bool = True
     local_time: tzinfo = UTC
+    secrets: Secrets = Secrets()
 
 
 class Plans:
@@ -116,7 +119,7 @@ class Plans:
         """Start with no plan."""
         self.state = state
         self.rules = rules or ClientRules()
-        state.own_routes = self.rules.own_routes
+        state.own_routes, state.secrets = self.rules.own_routes, self.rules.secrets
         self.journal = journal
         self.counters = counters.relay(state.name)
         self.traffic = counters.traffic

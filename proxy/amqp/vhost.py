@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+from proxy.amqp.signing import Secrets
 from proxy.amqp.tokens import grant_key, token
 from proxy.routing.address_targets import AddressBook
 from proxy.routing.bindings import Binding
@@ -224,6 +225,7 @@ class VhostState:
         restores: whether publishes may leave under another address, so that originals have to be put back.
         addresses: the address table, None where there is none; `set_addresses` changes it.
         own_routes: whether routes of clients' bindings reach only what the client could have bound itself.
+        secrets: sign what is stored on the broker.
     """
 
     name: str
@@ -237,6 +239,7 @@ class VhostState:
     addresses: AddressBook | None = None
     restores: bool = field(init=False)
     own_routes: bool = False
+    secrets: Secrets = field(default_factory=Secrets)
 
     def __post_init__(self) -> None:
         """Derive what is derived."""

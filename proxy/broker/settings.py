@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from pathlib import Path
 
+from proxy.amqp.signing import Secrets
+
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSettings:
@@ -22,12 +24,14 @@ class DeclaredSettings:
         local_time: time zone of ``dtl`` operators.
         announce: whether sidecars tell each other of changes, over a fanout exchange on the broker.
         snapshot: file that keeps what the broker does not, None for none.
+        secrets: sign what is stored on the broker.
     """
 
     own_routes: bool = True
     local_time: tzinfo = UTC
     announce: bool = False
     snapshot: Path | None = None
+    secrets: Secrets = field(default_factory=Secrets)
 
 
 @dataclass(frozen=True, slots=True)

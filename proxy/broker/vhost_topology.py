@@ -76,7 +76,7 @@ class VhostTopology:
         self._inventory = inventory
         self._record = record
         self._naming = Naming(settings.declared.own_routes)
-        state.own_routes = settings.declared.own_routes
+        state.own_routes, state.secrets = settings.declared.own_routes, settings.declared.secrets
         self._naming.learn(state.exchanges, state.router)
         self._declarer = Declarer(self.connection, presence, settings.username)
         self._repair = Repair(state.name, self.survey, presence, self._declarer, store, settings.retries_per_look)

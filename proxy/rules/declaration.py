@@ -86,8 +86,8 @@ def entries(section: DataclassInstance, path: str = "") -> Iterator[Entry]:
         here = join(path, member.name)
         if member.key is not None:
             yield Entry(here, member.key.kind.write(value), member.key.doc)
-        elif member.several:
-            yield from entries(value[0], here + "[]")
+        elif member.several and member.section is not None:
+            yield from entries(value[0] if value else member.section(), here + "[]")
         elif value is None and member.section is not None:
             yield from entries(member.section(), here)
         else:

@@ -17,8 +17,8 @@ from proxy.rules.nodes import Mapping, Node, Scalar, Sequence
 PREFIX = "OXPROXY_"
 #: What Kubernetes gives to each pod for a Service of our name: addresses of that Service, not settings.
 _KUBERNETES = re.compile(r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
-#: Keys that end so name a variable.
-_NAMES_VARIABLE = "_env"
+#: Keys that end so name a variable, and so does the key of this name.
+_NAMES_VARIABLE, _VARIABLE = "_env", "env"
 
 
 class _NoSuchKeyError(Exception):
@@ -53,7 +53,7 @@ def _named_variables(node: Node) -> Iterator[str]:
     """Find the variables that the file itself asks for: a password may be kept in one that looks like ours."""
     if isinstance(node, Mapping):
         for key, child in node.entries:
-            if key.text.endswith(_NAMES_VARIABLE) and isinstance(child, Scalar):
+            if (key.text == _VARIABLE or key.text.endswith(_NAMES_VARIABLE)) and isinstance(child, Scalar):
                 yield child.text
             yield from _named_variables(child)
     elif isinstance(node, Sequence):

@@ -1,12 +1,17 @@
 """Who is the control user, and which of the ways to give its password holds? As a text, in a variable, in a file.
 
+The secrets that sign clients' bindings are found in the same way.
+
 Source: the interface of the configuration.
 """
 
 from __future__ import annotations
 
+import os
+from base64 import b64decode
 from collections.abc import Mapping as Environment
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +20,8 @@ from proxy.rules.faults import Faults, Place
 from proxy.rules.kinds import SECRET, TEXT, Secret, optional
 
 _GUEST = Secret("guest")
+#: Bytes of each secret that signs clients' bindings.
+SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,35 @@ class Control:
     password_file: Annotated[
         str | None, Key(optional(TEXT), "file that holds the password; one line break at its end is left out")
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SecretSource:
+    """Where one secret is: in a file or in a variable; `value` holds its 32 bytes."""
+
+    file: Annotated[
+        str | None, Key(optional(TEXT), "file with a secret of 32 random bytes: as they are, in hexadecimal or base64")
+    ] = None
+    env: Annotated[
+        str | None, Key(optional(TEXT), "name of an environment variable with a secret in hexadecimal or base64")
+    ] = None
+    value: bytes = field(default=b"", repr=False)
+
+
+def read_secret(data: bytes) -> bytes | None:
+    """Give the 32 bytes of a secret, None where it is not as expected.
+
+    Args:
+        data: 32 bytes, or the same in hexadecimal or base64, with blanks and line breaks around it.
+    """
+    if len(data) == SECRET_BYTES:
+        return data
+    text = data.strip()
+    try:
+        found = bytes.fromhex(text.decode("ascii")) if len(text) == 2 * SECRET_BYTES else b64decode(text, validate=True)
+    except ValueError:
+        return None
+    return found if len(found) == SECRET_BYTES else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +95,39 @@ class Passwords:
             loopback: whether the broker is on this host.
         """
         return replace(control, password=self._password(control, loopback))
+
+    def secrets(self, sources: Sequence[SecretSource]) -> tuple[SecretSource, ...]:
+        """Give the sources of `declared.secrets` with their values, as far as they can be read."""
+        return tuple(
+            replace(source, value=self._secret(source, f"declared.secrets[{index}]"))
+            for index, source in enumerate(sources)
+        )
+
+    def _secret(self, source: SecretSource, path: str) -> bytes:
+        given = [key for key, value in (("file", source.file), ("env", source.env)) if value is not None]
+        if len(given) != 1:
+            seen = "file and env, expected one of them" if given else "nothing, expected file or env"
+            place = self.places[f"{path}.{given[-1]}" if given else "declared.secrets"]
+            self.faults.error(place, path, f"seen {seen}")
+            return b""
+        key, place = f"{path}.{given[0]}", self.places[f"{path}.{given[0]}"]
+        if source.env is not None:
+            if source.env not in self.environ:
+                self._missing(place, key, f'there is no environment variable "{source.env}"')
+                return b""
+            where, data = f"environment variable {source.env}", os.fsencode(self.environ[source.env])
+        else:
+            where = str(self.folder / (source.file or ""))
+            try:
+                data = Path(where).read_bytes()
+            except OSError as error:
+                self._missing(place, key, f"{where} can't be read: {error.strerror or error}")
+                return b""
+        found = read_secret(data)
+        if found is None:
+            expected = f"{SECRET_BYTES} random bytes: as they are (in a file), in hexadecimal or in base64"
+            self.faults.error(place, key, f"{where}: seen {len(data)} bytes of something else, expected {expected}")
+        return found or b""
 
     def _password(self, control: Control, loopback: bool) -> Secret:
         path = "upstream.control."

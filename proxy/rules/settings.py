@@ -31,7 +31,7 @@ from proxy.rules.kinds import (
     word,
 )
 from proxy.rules.nodes import Mapping
-from proxy.rules.passwords import Control, Passwords
+from proxy.rules.passwords import Control, Passwords, SecretSource
 from proxy.rules.tls_settings import ListenTls, TlsChecks, UpstreamTls
 
 Places: TypeAlias = Environment[str, Place]
@@ -39,6 +39,10 @@ _HERE = Address("127.0.0.1", 5673)
 _BROKER = Address("127.0.0.1", 5672)
 _ADMIN = Address("127.0.0.1", 15693)
 _WAIT = duration(0.01, 3600)
+_NO_SECRETS = (
+    "seen nothing, expected a secret of its own for a broker elsewhere: without one the key that signs clients' "
+    "bindings is derived from the control user's password"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,8 @@ class Declared:
     snapshot: Annotated[
         str | None, Key(optional(TEXT), "file that keeps what the broker can't; each sidecar needs one of its own")
     ] = None
+    #: The first signs clients' bindings and keys destination tokens, all are accepted.
+    secrets: tuple[SecretSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,9 +330,12 @@ def parse_settings(
     settings = read_section(Settings, Fields(override(root, environ, faults), "", faults), places)
     passwords = Passwords(path.parent, environ, places, faults, secrets_required)
     upstream = settings.upstream
-    control = passwords.control(upstream.control, all(each.loopback for each in upstream.addresses))
-    upstream = replace(upstream, control=control)
-    settings = replace(settings, upstream=upstream, folder=path.parent, places=places)
+    loopback = all(each.loopback for each in upstream.addresses)
+    upstream = replace(upstream, control=passwords.control(upstream.control, loopback))
+    declared = replace(settings.declared, secrets=passwords.secrets(settings.declared.secrets))
+    if not declared.secrets and not loopback:
+        faults.warn(places.get("declared") or places["upstream.address"], "declared.secrets", _NO_SECRETS)
+    settings = replace(settings, upstream=upstream, declared=declared, folder=path.parent, places=places)
     tls = TlsChecks(path.parent, places, faults, secrets_required)
     for index, listener in enumerate(settings.listen):
         tls.listener(listener.tls, f"listen[{index}].tls")

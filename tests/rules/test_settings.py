@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -184,8 +185,50 @@ def test_a_password_as_text_is_a_warning_unless_every_broker_is_on_loopback(tmp_
     assert warnings(tmp_path, "upstream:\n  address: [127.0.0.1:1, localhost:2, '[::1]:3']\n" + control) == []
     assert warnings(tmp_path, "upstream:\n  tls: {}\n  address: [127.0.0.1:1, rabbit:2]\n" + control) == [
         "oxproxy.yaml:4:13: upstream.control.password: warning: a password as text, for a broker elsewhere: "
-        "use password_env or password_file"
+        "use password_env or password_file",
+        "oxproxy.yaml:3:3: declared.secrets: warning: seen nothing, expected a secret of its own for a broker "
+        "elsewhere: without one the key that signs clients' bindings is derived from the control user's password",
     ]
+
+
+SECRET = bytes(range(32))
+
+
+@pytest.mark.parametrize(
+    "content", [SECRET, SECRET.hex().encode() + b"\n", b64encode(SECRET) + b"\n", bytes(31) + b"\n"], ids=str
+)
+def test_a_secret_is_32_bytes_as_they_are_in_hexadecimal_or_in_base64(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "current").write_bytes(content)
+    settings = load(tmp_path, "declared: {secrets: [{file: current}]}")
+    assert [source.value for source in settings.declared.secrets] == [content if len(content) == 32 else SECRET]
+    assert SECRET.hex() not in repr(settings)
+    assert str(SECRET) not in repr(settings)
+
+
+def test_secrets_come_from_variables_as_well_and_the_broker_may_be_elsewhere(tmp_path: Path) -> None:
+    text = "upstream: {address: 'rabbit:1', tls: {}}\ndeclared: {secrets: [{env: OXPROXY_SECRET}, {env: B}]}"
+    path = write(tmp_path, text)
+    settings, said = load_settings(path, {"OXPROXY_SECRET": SECRET.hex(), "B": b64encode(bytes(32)).decode()})
+    assert [source.value for source in settings.declared.secrets] == [SECRET, bytes(32)]
+    assert said == []
+
+
+def test_secrets_that_cannot_be_used_are_faults(tmp_path: Path) -> None:
+    (tmp_path / "short").write_text("hunter2")
+    text = "declared:\n  secrets:\n  - file: short\n  - {env: A}\n  - {}\n  - {file: a, env: B}\n  - file: none\n"
+    found = faults(tmp_path, text, A="z" * 64)
+    assert "hunter2" not in str(found)
+    assert sorted(found) == [
+        "oxproxy.yaml:2:3: declared.secrets[2]: seen nothing, expected file or env",
+        "oxproxy.yaml:3:5: declared.secrets[0].file: short: seen 7 bytes of something else, expected 32 random bytes: "
+        "as they are (in a file), in hexadecimal or in base64",
+        "oxproxy.yaml:4:6: declared.secrets[1].env: environment variable A: seen 64 bytes of something else, "
+        "expected 32 random bytes: as they are (in a file), in hexadecimal or in base64",
+        "oxproxy.yaml:6:15: declared.secrets[3]: seen file and env, expected one of them",
+        "oxproxy.yaml:7:5: declared.secrets[4].file: none can't be read: No such file or directory",
+    ]
+    path = write(tmp_path, "declared: {secrets: [{file: none}]}")
+    assert len(load_settings(path, {}, secrets_required=False)[1]) == 1
 
 
 def test_no_fault_and_no_text_of_the_settings_shows_a_password(tmp_path: Path) -> None:
