@@ -65,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
 
     check = commands.add_parser("check", help="check configuration and rules files and run the tests they carry")
-    check.add_argument("files", metavar="FILE", type=Path, nargs="+", help="configuration or rules file")
+    check.add_argument(
+        "files", metavar="FILE", type=Path, nargs="+", help="configuration or rules file; - for standard input"
+    )
     check.add_argument("--json", action="store_true", help="print every finding as JSON")
     check.add_argument("--coverage", action="store_true", help="say which bindings no test makes true")
     check.add_argument(
@@ -145,7 +147,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    findings = inspect(options.files, os.environ)
+    findings = inspect(options.files, os.environ, lambda path: _content(str(path)))
     if findings.secured:
         from proxy.net.tls_faults import check_findings
 
@@ -265,9 +267,13 @@ def _expected(explanation: Explanation, queues: Iterable[str]) -> int:
     return NO if missing else DONE
 
 
+def _content(name: str) -> bytes:
+    return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+
+
 def _message(name: str) -> bytes:
     try:
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return _content(name)
     except OSError as error:
         raise ConfigErrors([ConfigError(name, 0, "", f"can't be read: {error.strerror or error}")]) from error
 

@@ -233,3 +233,23 @@ def test_import_writes_rules_that_check_accepts(tmp_path: Path, capsys: pytest.C
     (tmp_path / "r.yaml").write_text(capsys.readouterr().out)
     assert run("check", tmp_path / "r.yaml") == 0
     assert capsys.readouterr().out.startswith("ok: 1 file, 1 exchange, 1 binding")
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_check_reads_standard_input_once_and_reports_what_is_wrong_in_it(name: str) -> None:
+    command = [sys.executable, "-m", "proxy.cli", "check", name]
+    bad = subprocess.run(command, input=b"exchanges: [{name: 5}]\n", capture_output=True, timeout=60, check=False)
+    assert (bad.returncode, bad.stdout) == (2, b"")
+    assert bad.stderr.decode().startswith(f"{name}:1:20: exchanges[0].name: seen the number 5")
+    good = subprocess.run(command, input=GOOD.encode(), capture_output=True, timeout=60, check=False)
+    assert (good.returncode, good.stderr) == (0, b"")
+    assert good.stdout.startswith(b"ok: 1 file, 1 exchange, 2 bindings, 1 test; rules ")
+
+
+def test_check_reads_a_configuration_from_standard_input_with_the_rules_that_it_names(
+    rules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(rules.parent)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"rules: [rules.yaml]\n")))
+    assert run("check", "-") == 0
+    assert capsys.readouterr().out.startswith("ok: 2 files, 1 exchange, 2 bindings, 1 test; rules ")

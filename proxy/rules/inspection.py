@@ -6,8 +6,8 @@ looked at as one set, the way a sidecar would load them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Environment
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,12 +17,12 @@ from proxy.rules.document import read_document
 from proxy.rules.examination import Named, destinations, examine, untouched
 from proxy.rules.expectations import Failure
 from proxy.rules.faults import ConfigWarning, Faults, Place
-from proxy.rules.loader import LoadedRules, load_rules, rules_files
+from proxy.rules.loader import LoadedRules, compile_rules, rules_files
 from proxy.rules.loops import Listening, check_loops
 from proxy.rules.nodes import Mapping
 from proxy.rules.remotes import password_of
 from proxy.rules.schema import TOP_KEYS, FileDraft
-from proxy.rules.settings import Settings, load_settings
+from proxy.rules.settings import Settings, parse_settings
 
 _SETTINGS_KEYS = tuple(member.name for member in members(Settings))
 
@@ -98,32 +98,59 @@ def _fault(file: str, line: int, column: int, key: str, message: str) -> dict[st
     return {"file": file, "line": line, "column": column, "key": key, "message": message}
 
 
-def inspect(paths: Sequence[Path], environ: Environment[str, str]) -> Findings:
+class _Contents:
+    """Contents of files, each read once: standard input and pipes can't be read again.
+
+    Args:
+        read: reads a file.
+    """
+
+    def __init__(self, read: Callable[[Path], bytes]) -> None:
+        """Start with nothing read."""
+        self._read = read
+        self._known: dict[Path, bytes] = {}
+
+    def of(self, path: Path, faults: Faults) -> bytes | None:
+        """Give the content of a file; None, and an error, where it can't be read."""
+        if path not in self._known:
+            try:
+                self._known[path] = self._read(path)
+            except OSError as error:
+                faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
+                return None
+        return self._known[path]
+
+
+def inspect(
+    paths: Sequence[Path], environ: Environment[str, str], read: Callable[[Path], bytes] = Path.read_bytes
+) -> Findings:
     """Check files.
 
     Args:
         paths: configuration and rules files.
         environ: the environment; passwords that are not there are warnings here.
+        read: reads a file; none is read twice.
     """
     findings = Findings(files=set(paths))
+    contents = _Contents(read)
     faults = Faults()
-    kinds = {path: _kind(path, faults) for path in dict.fromkeys(paths)}
+    kinds = {path: _kind(path, contents, faults) for path in dict.fromkeys(paths)}
     findings.take(faults)
-    named = [each for path, kind in kinds.items() if kind == "settings" for each in _settings(path, environ, findings)]
+    configured = [path for path, kind in kinds.items() if kind == "settings"]
+    named = [each for path in configured for each in _settings(path, contents, environ, findings)]
     covered = {path.resolve() for path in named}
     alone = [path for path, kind in kinds.items() if kind == "rules" and path.resolve() not in covered]
-    _rules(alone, environ, (), findings)
+    _rules(alone, contents, environ, (), findings)
     return findings
 
 
-def _kind(path: Path, faults: Faults) -> str | None:
+def _kind(path: Path, contents: _Contents, faults: Faults) -> str | None:
     """Tell a configuration from a rules file by its keys; a file that can't be read as either is a fault."""
-    own = Faults()
-    try:
-        root = read_document(path.read_bytes(), str(path), own)
-    except OSError as error:
-        faults.errors.append(ConfigError(str(path), 0, "", f"can't be read: {error.strerror or error}"))
+    data = contents.of(path, faults)
+    if data is None:
         return None
+    own = Faults()
+    root = read_document(data, str(path), own)
     if not isinstance(root, Mapping):
         message = "seen neither a configuration nor a rules file, expected a mapping of the keys of one"
         place = Place(str(path), 1, 1) if root is None else root.place
@@ -141,21 +168,26 @@ def _kind(path: Path, faults: Faults) -> str | None:
     return None
 
 
-def _settings(path: Path, environ: Environment[str, str], findings: Findings) -> list[Path]:
+def _settings(path: Path, contents: _Contents, environ: Environment[str, str], findings: Findings) -> list[Path]:
     """Check a configuration and the rules files that it names; give those."""
+    faults = Faults()
+    data = contents.of(path, faults)
     try:
-        settings, warnings = load_settings(path, environ, secrets_required=False)
-        findings.warnings += warnings
+        settings = parse_settings(data or b"", path, environ, faults, secrets_required=False)
+        findings.warnings += faults.warnings
         findings.settings.append(settings)
         named = rules_files(settings)
     except ConfigErrors as error:
         findings.take(Faults([*error.errors]))
         return []
-    _rules(named, environ, [(one.address.host, one.address.port) for one in settings.listen], findings)
+    listening = [(each.address.host, each.address.port) for each in settings.listen]
+    _rules(named, contents, environ, listening, findings)
     return named
 
 
-def _rules(paths: Sequence[Path], environ: Environment[str, str], listening: Listening, findings: Findings) -> None:
+def _rules(
+    paths: Sequence[Path], contents: _Contents, environ: Environment[str, str], listening: Listening, findings: Findings
+) -> None:
     if not paths:
         return
     findings.files.update(paths)
@@ -165,8 +197,10 @@ def _rules(paths: Sequence[Path], environ: Environment[str, str], listening: Lis
         findings.uncovered += untouched(files, loaded)
         findings.destinations += destinations(files, loaded)
 
+    faults = Faults()
+    texts = [(str(path), data) for path in paths if (data := contents.of(path, faults)) is not None]
     try:
-        loaded = load_rules(paths, look)
+        loaded = compile_rules(texts, faults, look)
     except ConfigErrors as error:
         findings.take(Faults([*error.errors]))
         return
