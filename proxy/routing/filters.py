@@ -8,8 +8,10 @@ Source: the open-exchange specification, section 10.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from proxy.routing.comparison import INTEGERS, NUMBERS, TEXTS
 from proxy.routing.erlang_text import refused
@@ -23,6 +25,10 @@ _MAX_DEPTH = b"max-headers-depth"
 _MAX_SIZE = b"max-headers-size"
 _PAYLOAD = frozenset((_MIN_PAYLOAD, _MIN_PAYLOAD + _SILENT, _MAX_PAYLOAD, _MAX_PAYLOAD + _SILENT))
 _HEADERS = {_MAX_DEPTH: 2, _MAX_SIZE: 16384}
+_ALTERNATE = b"alternate-exchange"
+_BOUNDS = (*sorted(_PAYLOAD), *sorted(_HEADERS))
+#: Arguments of an open exchange that are read.
+ARGUMENTS = (_ALTERNATE, *_BOUNDS)
 
 #: A timestamp is an integer to comparisons, but no size.
 _SIZES = INTEGERS - {"T"}
@@ -115,6 +121,64 @@ def read_filters(arguments: Table) -> tuple[Filter, ...]:
             headers_at = len(filters)
             filters.append(HeadersFilter(name, bounds[_MAX_DEPTH], bounds[_MAX_SIZE]))
     return tuple(reversed(filters))
+
+
+class ArgumentFault(NamedTuple):
+    """An argument of an exchange that cannot do what its author wants.
+
+    Args:
+        name: of the argument.
+        message: what was seen and what was expected.
+        stray: whether it resembles no argument that is known: a broker accepts and ignores it.
+    """
+
+    name: bytes
+    message: str
+    stray: bool = False
+
+
+def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Iterator[ArgumentFault]:
+    """Find misspelt names, negative sizes and bounds that no message can satisfy.
+
+    `read_filters` accepts them, as the plugin does: exchanges that were declared before must still be read. A value of
+    another type is for `read_filters` to refuse.
+
+    Args:
+        arguments: of an open exchange.
+        also_known: names beside ARGUMENTS that are read.
+    """
+    known = (*ARGUMENTS, *also_known)
+    least: dict[bytes, int] = {}
+    most: dict[bytes, int] = {}
+    for name, value in arguments:
+        if name not in known:
+            yield _unknown(name, known)
+            continue
+        if name == _ALTERNATE and value.letter != "S":
+            yield ArgumentFault(name, "seen something else than a text, expected the name of an exchange")
+        size = value.value
+        if name not in _BOUNDS or value.letter not in _SIZES or not isinstance(size, int):
+            continue
+        if size < 0:
+            yield ArgumentFault(name, f"seen {size}, expected a whole number, 0 or more")
+        elif name in _PAYLOAD:
+            bounds = least if name.startswith(_MIN_PAYLOAD) else most
+            bounds[name] = size
+            low, high = max(least, key=least.__getitem__, default=None), min(most, key=most.__getitem__, default=None)
+            if low is not None and high is not None and name in (low, high) and least[low] > most[high]:
+                smallest, largest = f"{low.decode()} {least[low]}", f"{high.decode()} {most[high]}"
+                yield ArgumentFault(name, f"no message passes both {smallest} and {largest}")
+
+
+def _unknown(name: bytes, known: Collection[bytes]) -> ArgumentFault:
+    text = name.decode("utf-8", "backslashreplace")
+    if name.removesuffix(_SILENT) in _HEADERS:
+        return ArgumentFault(name, f"unknown argument; {text.removesuffix('-silent')} has no silent form")
+    names = sorted(each.decode() for each in known)
+    near = difflib.get_close_matches(text.lower().replace("_", "-"), names, 1, 0.75)
+    if near:
+        return ArgumentFault(name, f"unknown argument; did you mean {near[0]}?")
+    return ArgumentFault(name, f"unknown argument, expected one of {', '.join(names)}", stray=True)
 
 
 def _limit(value: Value) -> int:

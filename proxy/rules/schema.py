@@ -12,6 +12,7 @@ from datetime import tzinfo
 from typing import TypeVar
 
 from proxy.routing.bindings import EXCHANGE, QUEUE, Binding, binding_hash
+from proxy.routing.filters import ARGUMENTS, argument_faults
 from proxy.routing.values import Table, Value
 from proxy.rules.arguments import read_table
 from proxy.rules.clock import SystemZone, zone
@@ -212,16 +213,20 @@ def _exchange(path: str, node: Node, local_time: tzinfo, faults: Faults) -> Exch
 
 
 def _exchange_arguments(draft: ExchangeDraft) -> None:
+    for fault in argument_faults(draft.arguments):
+        ignored = draft.type != OPEN and fault.name in ARGUMENTS and fault.name != ALTERNATE  # `lint` warns of these
+        if fault.name not in OWN_ARGUMENTS and not ignored:
+            place, path = draft.argument_place(fault.name), draft.argument_path(fault.name)
+            draft.fields.faults.error(place, path, fault.message)
     for name, value in draft.arguments:
         path = draft.argument_path(name)
         if name in OWN_ARGUMENTS:
             draft.fields.faults.error(draft.argument_place(name), path, "this argument is the proxy's own")
-        if name != ALTERNATE:
+        if name != ALTERNATE or value.letter != "S" or not isinstance(value.value, bytes):
             continue
-        text = value.value.decode() if value.letter == "S" and isinstance(value.value, bytes) else None
-        fault = "something else than a text" if text is None else name_fault(text)
-        if fault:
-            message = f"seen {fault}, expected the name of an exchange"
+        wrong = name_fault(value.value.decode())
+        if wrong:
+            message = f"seen {wrong}, expected the name of an exchange"
             draft.fields.faults.error(draft.argument_place(name), path, message)
 
 

@@ -206,3 +206,35 @@ def test_an_id_can_be_a_routing_key_of_255_bytes_and_no_more() -> None:
     keys = exchange("type: direct", f"bindings: [{{queue: q, routing_key: {'a' * 255}}}]")
     assert len(rule(keys).bindings[0].routing_key) == 255
     assert "256 bytes" in faults(keys.replace("aaa", "aaaa", 1))[0]
+
+
+def test_arguments_of_an_exchange_that_can_not_do_what_is_wanted_are_errors() -> None:
+    assert faults(
+        """
+        exchanges:
+          - name: e
+            arguments:
+              max-payload-sise: 10
+              Max_Payload_Size: 10
+              alternate-exchagne: b
+              max-headers-depth: -1
+              max-headers-size-silent: 5
+              min-payload-size: 20
+              max-payload-size-silent: 10
+              x-owner: me
+          - {name: t, type: topic, carrier: c, arguments: {alternate_exchange: b}}
+        """
+    ) == [
+        "a.yaml:5:7: exchanges[0].arguments.max-payload-sise: unknown argument; did you mean max-payload-size?",
+        "a.yaml:6:7: exchanges[0].arguments.Max_Payload_Size: unknown argument; did you mean max-payload-size?",
+        "a.yaml:7:7: exchanges[0].arguments.alternate-exchagne: unknown argument; did you mean alternate-exchange?",
+        "a.yaml:8:7: exchanges[0].arguments.max-headers-depth: seen -1, expected a whole number, 0 or more",
+        "a.yaml:9:7: exchanges[0].arguments.max-headers-size-silent: unknown argument; max-headers-size has no silent "
+        "form",
+        "a.yaml:11:7: exchanges[0].arguments.max-payload-size-silent: no message passes both min-payload-size 20 and "
+        "max-payload-size-silent 10",
+        "a.yaml:12:7: exchanges[0].arguments.x-owner: unknown argument, expected one of alternate-exchange, "
+        "max-headers-depth, max-headers-size, max-payload-size, max-payload-size-silent, min-payload-size, "
+        "min-payload-size-silent",
+        "a.yaml:13:52: exchanges[1].arguments.alternate_exchange: unknown argument; did you mean alternate-exchange?",
+    ]
