@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii
+from math import isfinite
 from typing import TypeAlias
 
 from proxy.amqp.tables import decode_value
@@ -251,16 +252,16 @@ class Records:
             entries: (name, letter and value bytes), as `proxy.amqp.tables.pick` gives them.
 
         Returns:
-            A JSON object of text. Of headers with one name the first counts.
+            A JSON object. Of headers with one name the first counts.
         """
-        found: dict[str, str] = {}
+        found: dict[str, object] = {}
         for name, raw in entries:
             if name in self.privacy.headers and text(name) not in found:
                 try:
-                    value = header_text(decode_value(raw))
+                    value = header_value(decode_value(raw))
                 except ProtocolError:
-                    value = text(raw)
-                found[text(name)] = value[:HEADER_CHARACTERS]
+                    value = text(raw)[:HEADER_CHARACTERS]
+                found[text(name)] = value
         return _json(found)
 
     def settle(self, ts: str, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> bytes:
@@ -299,12 +300,18 @@ class Records:
         return self.privacy.hash("user", user if isinstance(user, bytes) else user.encode())
 
 
-def header_text(value: Value) -> str:
-    """Give a header's value as text: numbers in decimal, times in RFC 3339, lists and tables as JSON."""
+def header_value(value: Value) -> object:
+    """Give a header's value as JSON has it, so that the number 2000 and the string "2000" differ.
+
+    Strings, lists and tables are cut at HEADER_CHARACTERS; what was cut is a string. Times are RFC 3339.
+    """
     plain = _plain(value)
     if isinstance(plain, str):
-        return plain
-    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
+        return plain[:HEADER_CHARACTERS]
+    if isinstance(plain, list | dict):
+        rendered = json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
+        return plain if len(rendered) <= HEADER_CHARACTERS else rendered[:HEADER_CHARACTERS]
+    return plain
 
 
 def _plain(value: Value) -> object:
@@ -320,6 +327,8 @@ def _plain(value: Value) -> object:
         return [_plain(item) for item in content]
     if value.letter == "F" and isinstance(content, tuple):
         return {text(name): _plain(item) for name, item in content}
+    if isinstance(content, float) and not isfinite(content):
+        return str(content)  # JSON has no such numbers
     return content
 
 

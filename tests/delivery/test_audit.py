@@ -83,6 +83,16 @@ def test_as_many_lines_as_publishes_and_queues_as_the_broker_has_them(broker: Br
     assert ["decide_us" in line for line in lines] == [True, True] + [False] * (count - 1)
 
 
+def test_a_number_and_a_string_of_the_same_digits_differ_in_the_log(broker: Broker, tmp_path: Path) -> None:
+    directory, settings = audited(tmp_path, headers=["amount"])
+    with standing(broker, tmp_path, RULES, settings) as site:
+        producer = site.producer()
+        for amount in (2000, "2000", True):
+            producer.publish("letters", "k", {"amount": amount})
+        producer.settle_all(3)
+    assert [line["headers"] for line in records(directory)] == [{"amount": 2000}, {"amount": "2000"}, {"amount": True}]
+
+
 def test_only_what_rules_touch_where_the_scope_is_ruled(broker: Broker, tmp_path: Path) -> None:
     directory, settings = audited(tmp_path, scope="ruled")
     with standing(broker, tmp_path, RULES, settings) as site:
