@@ -96,6 +96,15 @@ def test_explain_prints_json(rules: Path, tmp_path: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["queues"] == ["q"]
 
 
+def test_explain_names_the_outcome_as_the_audit_log_and_the_metrics_do(
+    rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = tmp_path / "message.json"
+    message.write_text('{"exchange": "not-in-any-file"}')
+    assert run("explain", "--rules", rules, "--message", message, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["outcome"] == "passed"
+
+
 @pytest.mark.parametrize(
     ("expected", "status", "complaint"),
     [

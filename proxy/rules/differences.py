@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from proxy.routing.address_targets import AddressBook
 from proxy.routing.decision import Decision, QueueNames
-from proxy.rules.expectations import Result, result_of, shown, translated
-from proxy.rules.explanation import UNTOUCHED
+from proxy.rules.expectations import PASSED, Result, result_of, shown, translated
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import Message
 
@@ -72,7 +71,7 @@ class Side:
         """
         message, name = seen.message, seen.vhost
         rules = self.loaded.rules.vhosts.get(name)
-        untouched = Result((), (shown(message.exchange),), (), UNTOUCHED, None)
+        untouched = Result((), (shown(message.exchange),), (), PASSED, None)
         if rules is None:
             return untouched, None
         book: AddressBook | None = self._books.get(name)

@@ -19,7 +19,7 @@ from proxy.routing.bindings import Binding
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.rules import wire
 from proxy.rules.document import read_document
-from proxy.rules.expectations import Result, decide, mentioned_queues, result_of, translated
+from proxy.rules.expectations import PASSED, Result, decide, mentioned_queues, result_of, translated
 from proxy.rules.faults import Faults, Place
 from proxy.rules.fields import Fields
 from proxy.rules.loader import LoadedRules
@@ -28,8 +28,6 @@ from proxy.rules.model import VhostRules
 from proxy.rules.tracing import Lookup, as_data, as_lines, look_up, look_ups
 from proxy.rules.wording import named, plain, quoted, text
 
-#: Outcome of a message to an exchange that no rules file names.
-UNTOUCHED = "untouched"
 #: What is known where no sidecar is asked.
 NOTHING_LIVE: Mapping[str, VhostState] = MappingProxyType({})
 #: Any escape of a JSON text, a pair of surrogates as one.
@@ -150,7 +148,7 @@ def _outside(loaded: LoadedRules, question: Question, at: float, live: Mapping[s
             return Explanation(name, version, at, message, found, (), (), lookups, wire.translated(message, book))
         if found is not None:
             return _evaluated(loaded, vhost, found, question, at, lookups, live)
-    nowhere = Result((), (text(message.exchange),), (), UNTOUCHED, None)
+    nowhere = Result((), (text(message.exchange),), (), PASSED, None)
     return Explanation(name, version, at, message, nowhere, (), (), (), wire.translated(message))
 
 
@@ -273,7 +271,7 @@ def as_text(explanation: Explanation) -> str:
 
 def _result_lines(result: Result) -> Iterator[str]:
     yield f"outcome   {result.outcome}" + (f': the channel is closed with 406 "{result.error}"' if result.error else "")
-    if result.outcome == UNTOUCHED:
+    if result.outcome == PASSED and result.exchanges:
         yield f"          no rules file names {result.exchanges[0]}: the broker gets the message as it came"
         return
     for what in ("queues", "exchanges", "remotes"):

@@ -68,8 +68,8 @@ def test_an_exchange_that_only_one_side_has_differs() -> None:
         LIVE, OTHER.replace("name: e\n", "name: f\n"), {"type": "report"}, {"exchange": "f", "type": "bill"}
     )
     kinds = {each["exchange"]: each["differences"][0] for each in found["exchanges"]}
-    assert (kinds["e"]["live"]["outcome"], kinds["e"]["candidate"]["outcome"]) == ("routed", "untouched")
-    assert (kinds["f"]["live"]["outcome"], kinds["f"]["candidate"]["queues"]) == ("untouched", ["bills"])
+    assert (kinds["e"]["live"]["outcome"], kinds["e"]["candidate"]["outcome"]) == ("routed", "passed")
+    assert (kinds["f"]["live"]["outcome"], kinds["f"]["candidate"]["queues"]) == ("passed", ["bills"])
 
 
 def test_an_exchange_that_neither_has_is_equal() -> None:

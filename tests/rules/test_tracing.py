@@ -60,7 +60,7 @@ def test_an_explanation_of_a_message_shows_what_the_table_said_of_each_destinati
         ("in", "routed", ("moved",), ()),
         ("out/a/b", "translated", (), ("far.example:5671",)),
         ("bad", "unrouted", (), ()),
-        ("none", "untouched", (), ()),
+        ("none", "passed", (), ()),
     ],
 )
 def test_a_message_to_an_exchange_of_no_file_is_explained_by_the_table(
