@@ -44,7 +44,7 @@ from proxy.net.descriptors import admitted
 from proxy.net.listener import Listener
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
-from proxy.net.reuse import Reuse
+from proxy.net.reuse import MOST_KEPT, Reuse
 from proxy.net.surroundings import Surroundings
 from proxy.net.tasks import Tasks
 from proxy.net.tls_wanted import WantedTls
@@ -403,6 +403,6 @@ class Sidecar:
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
-            replace(limits, connections=admitted(limits.connections)),
+            replace(limits, connections=admitted(limits.connections, MOST_KEPT if surroundings.reuse else 0)),
             self._tls.providers(),
         )

@@ -1,7 +1,8 @@
 """Are there file descriptors for as many producers as may come? Asked once, before the first of them.
 
 A process may raise its own limit as far as the system allows; where that is not enough, fewer producers are let in, so
-that the last one too many is closed with a line in the log, and not accepted by a process that can open nothing more.
+that the last one too many is closed with a line in the log, and not accepted by a process that can open nothing more:
+admin pages, control plane and audit log go on while as many producers are connected as may be.
 Source: getrlimit(2), RLIMIT_NOFILE.
 """
 
@@ -15,8 +16,9 @@ import structlog
 _log = structlog.get_logger(__name__)
 #: A producer's own socket and the one to the broker.
 PER_PRODUCER = 2
-#: For everything else: listeners, control plane, admin pages, audit, links to other brokers, libraries.
-RESERVE = 100
+#: For everything else: 64 producers that are told why they can't come in (`listener.TOLD_AT_ONCE`), 64 connections to
+#: the admin address (`admin.MOST_CONNECTIONS`), and 128 for listeners, control plane, audit log and remote brokers.
+RESERVE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,15 @@ class Descriptors:
         return self.limit >= self.wanted
 
 
-def provide(connections: int) -> Descriptors:
+def provide(connections: int, kept: int = 0) -> Descriptors:
     """Raise this process's limit as far as needed and permitted.
 
     Args:
         connections: producers that may come at a time.
+        kept: upstream connections that may wait for another producer.
     """
-    wanted = PER_PRODUCER * connections + RESERVE
+    reserve = RESERVE + kept
+    wanted = PER_PRODUCER * connections + reserve
     soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in _limits())
     limit = max(soft, min(wanted, hard))
     if limit > soft:
@@ -53,16 +57,17 @@ def provide(connections: int) -> Descriptors:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, _limits()[1]))
         except (OSError, ValueError):  # a system that permits less than it says
             limit = soft
-    return Descriptors(limit, wanted, max(1, min(connections, (limit - RESERVE) // PER_PRODUCER)))
+    return Descriptors(limit, wanted, max(1, min(connections, (limit - reserve) // PER_PRODUCER)))
 
 
-def admitted(connections: int) -> int:
+def admitted(connections: int, kept: int = 0) -> int:
     """Say how many producers can be let in at a time, and log where they are fewer than permitted.
 
     Args:
         connections: how many are permitted.
+        kept: upstream connections that may wait for another producer.
     """
-    found = provide(connections)
+    found = provide(connections, kept)
     if not found.enough:
         _log.warning(
             "too few file descriptors for limits.connections: fewer producers are let in",

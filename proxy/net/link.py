@@ -22,6 +22,19 @@ AHEAD_MESSAGES = 1024
 _REST_SECONDS = 0.003
 
 
+def peer_address(name: object) -> tuple[str, str]:
+    """Give address, and address with port, of a peer as the socket names it (`getpeername`).
+
+    An IPv4 address in IPv6 form is shown as what it is.
+    """
+    if not isinstance(name, tuple) or len(name) < 2:
+        return "unknown", "unknown"
+    host = str(name[0]).removeprefix("::ffff:")
+    if ":" in host:
+        host = f"[{host}]"
+    return host, f"{host}:{name[1]}"
+
+
 class Link(asyncio.Protocol):
     """One side of a session.
 
@@ -127,17 +140,8 @@ class Link(asyncio.Protocol):
 
     @property
     def peer_name(self) -> str:
-        """Address and port of the other side; an IPv4 address in IPv6 clothes is shown as what it is."""
-        name = self.transport.get_extra_info("peername") if self.transport is not None else None
-        if isinstance(name, tuple) and len(name) >= 2:
-            host = str(name[0]).removeprefix("::ffff:")
-            return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
-        return "unknown"
-
-    @property
-    def peer_host(self) -> str:
-        """Address of the other side, without its port."""
-        return self.peer_name.rpartition(":")[0] or "unknown"
+        """Address and port of the other side."""
+        return peer_address(self.transport.get_extra_info("peername") if self.transport is not None else None)[1]
 
     @property
     def waiting_bytes(self) -> int:

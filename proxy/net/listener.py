@@ -1,29 +1,43 @@
-"""Where producers connect: listening sockets, the sessions behind them, and the drain at the end.
+"""Where producers connect: listening sockets, the limits on connections, the sessions, and the drain at the end.
 
-Draining is a state: stop accepting, let unsettled publishes settle until the deadline, Connection.Close 320 to
-every producer, then close what is left.
+A connection counts against the limits from the moment it is accepted, before TLS and before its first byte: otherwise
+peers that stay silent would use up the file descriptors that admin pages and control plane need.
+
+Draining is a state: stop accepting, let unsettled publishes settle until the deadline, Connection.Close 320 to every
+producer, then close what is left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from proxy.net.link import peer_address
 from proxy.net.secure_door import SecureDoor
 from proxy.net.session import Session
 from proxy.net.surroundings import Surroundings
+from proxy.net.tasks import Tasks
 from proxy.net.tls import Provider
 
 _log = structlog.get_logger(__name__)
 #: How often a drain looks whether everything is settled.
 _LOOK_SECONDS = 0.05
 #: Producers beyond a limit that are told so at a time, within the handshake's deadline; more are closed without a word,
-#: so that a flood of them does not use up file descriptors.
+#: so that a flood of them does not use up file descriptors (`descriptors.RESERVE` has room for these).
 TOLD_AT_ONCE = 64
+_BACKLOG = 1024
+#: Connections accepted before the event loop does something else.
+_ACCEPTED_AT_ONCE = 64
+#: Seconds without accepting after the system could not give a socket, as asyncio has it.
+_BREATH_SECONDS = 1.0
+#: What says that a host has no address of a family.
+_NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +78,12 @@ class Listener:
     ) -> None:
         """Start closed."""
         self._tls = tls or {}
-        self._secure: list[SecureDoor] = []
         self._addresses = addresses
         self._surroundings = surroundings
         self._limits = limits
-        self._servers: list[asyncio.Server] = []
+        self._sockets: list[socket.socket] = []
+        #: connections on their way to a session: plain ones for a moment, others for the time of their TLS handshake
+        self._tasks = Tasks()
         self._sessions: set[Session] = set()
         #: those that are not being turned away, with the address they come from
         self._admitted: dict[Session, str] = {}
@@ -85,24 +100,45 @@ class Listener:
         Raises:
             OSError: an address can't be listened on.
         """
-        loop = asyncio.get_running_loop()
         bound: list[tuple[str, int]] = []
-        for host, port in self._addresses:
-            shared = self._limits.shared or None
-            if (host, port) in self._tls:
-                bound += await self._open_secure(host, port)
-                continue
-            server = await loop.create_server(self._accept, host, port, backlog=1024, reuse_port=shared)
-            self._servers.append(server)
-            bound += [socket.getsockname()[:2] for socket in server.sockets]
+        try:
+            for address in self._addresses:
+                bound += await self._listen(*address)
+        except OSError:
+            self._close_sockets()
+            raise
         return bound
 
-    async def _open_secure(self, host: str, port: int) -> list[tuple[str, int]]:
-        shared = self._surroundings
-        seconds = (shared.limits.handshake_seconds, shared.limits.close_seconds)
-        door = SecureDoor(self._accept, self._tls[host, port], shared.counters.downstream, *seconds)
-        self._secure.append(door)
-        return await door.open(host, port, shared=self._limits.shared)
+    async def _listen(self, host: str, port: int) -> list[tuple[str, int]]:
+        """Listen on each address of a host."""
+        loop = asyncio.get_running_loop()
+        surroundings, context = self._surroundings, self._tls.get((host, port))
+        seconds = (surroundings.limits.handshake_seconds, surroundings.limits.close_seconds)
+        door = None if context is None else SecureDoor(context, surroundings.counters.downstream, *seconds)
+        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        bound: list[tuple[str, int]] = []
+        absent: OSError | None = None
+        for family, _, _, _, address in dict.fromkeys(infos):
+            try:
+                listening = socket.create_server(
+                    address[:2],
+                    family=family,
+                    backlog=_BACKLOG,
+                    reuse_port=self._limits.shared,
+                    dualstack_ipv6=False,
+                )
+            except OSError as error:
+                if error.errno not in _NO_SUCH_FAMILY:
+                    raise
+                absent = error  # `localhost` has an IPv6 address also where IPv6 is switched off
+                continue
+            listening.setblocking(False)
+            self._sockets.append(listening)
+            loop.add_reader(listening, self._accept, listening, door)
+            bound.append(listening.getsockname()[:2])
+        if absent is not None and not bound:
+            raise absent
+        return bound
 
     def audit_durable(self, sequence: int) -> None:
         """Audit lines up to a sequence are on disk."""
@@ -114,28 +150,70 @@ class Listener:
         for session in self._sessions:
             session.audit_full(full)
 
-    def _accept(self) -> asyncio.Protocol:
-        session = Session(self._surroundings, self._ended, self._admit)
-        self._sessions.add(session)
-        return session.producer
+    def _accept(self, listening: socket.socket, door: SecureDoor | None) -> None:
+        """Accept what has come; the rest comes in the next turn of the event loop."""
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                _log.warning("no connection can be accepted", error=error.strerror or str(error), repeat="accept")
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listening)
+                loop.call_later(_BREATH_SECONDS, self._accept_again, listening, door)
+                return
+            connection.setblocking(False)
+            self._receive(connection, *peer_address(address), door)
 
-    def _admit(self, session: Session) -> str | None:
-        """Say whether a producer may come in: None where it may, else why not; nothing where it is not told."""
+    def _accept_again(self, listening: socket.socket, door: SecureDoor | None) -> None:
+        if not self.draining:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening, door)
+
+    def _receive(self, connection: socket.socket, host: str, name: str, door: SecureDoor | None) -> None:
+        """Give a connection its session, or close it."""
+        refusal = self._refusal(host, name)
+        if refusal == "":
+            self._surroundings.counters.downstream.attempt("refused")
+            connection.close()
+            return
+        session = Session(self._surroundings, self._ended, refusal)
+        self._sessions.add(session)
+        if refusal is None:
+            self._admitted[session] = host
+            self._hosts[host] += 1
+        self._tasks.start(self._join(connection, session, name, door), "accept")
+
+    async def _join(self, connection: socket.socket, session: Session, name: str, door: SecureDoor | None) -> None:
+        """Join a connection to its session, after the TLS handshake where there is one."""
+        protocol = session.producer
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if door is not None:
+                await door.shake_hands(connection, protocol, name)
+            else:
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
+        except BaseException as error:
+            connection.close()
+            protocol.connection_lost(None)  # whatever the cause: the session has to know that it has no socket
+            if not isinstance(error, OSError):
+                raise
+
+    def _refusal(self, host: str, name: str) -> str | None:
+        """Say why a producer can't be let in: None where it can, nothing where it is not told."""
         if self.draining:
             return ""
-        host, limits = session.producer.peer_host, self._limits
+        limits = self._limits
         if len(self._admitted) >= limits.connections:
             reason, limit, text = "connections", limits.connections, "connections"
         elif 0 < limits.connections_per_peer <= self._hosts[host]:
             reason, limit = "connections_per_peer", limits.connections_per_peer
             text = f"connections from {host}"
         else:
-            self._admitted[session] = host
-            self._hosts[host] += 1
             return None
         self._surroundings.counters.limits.turned_away[reason] += 1
-        _log.warning("too many connections", limit=limit, reason=reason, peer=session.producer.peer_name, repeat=reason)
-        if len(self._sessions) - len(self._admitted) > TOLD_AT_ONCE:
+        _log.warning("too many connections", limit=limit, reason=reason, peer=name, repeat=reason)
+        if len(self._sessions) - len(self._admitted) >= TOLD_AT_ONCE:
             return ""
         return f"connection refused: limit of {limit} {text} is reached"
 
@@ -153,12 +231,17 @@ class Listener:
         """How many sessions have publishes that are not settled; these read no more."""
         return sum([session.settling() for session in self._sessions])
 
+    def _close_sockets(self) -> None:
+        loop = asyncio.get_running_loop()
+        for listening in self._sockets:
+            loop.remove_reader(listening)
+            listening.close()
+        self._sockets.clear()
+
     async def _stop_accepting(self) -> None:
         self.draining = True
-        for door in self._secure:
-            await door.close()
-        for server in self._servers:
-            server.close()
+        self._close_sockets()
+        await self._tasks.ended()
         if self._surroundings.reuse is not None:
             await self._surroundings.reuse.stop()
 
@@ -187,5 +270,3 @@ class Listener:
             except TimeoutError:
                 for session in tuple(self._sessions):
                     session.abort()
-        for server in self._servers:
-            await server.wait_closed()

@@ -39,19 +39,18 @@ class Session:
     Args:
         surroundings: what all sessions share.
         ended: called once when both sockets are gone.
-        admit: says whether the producer may come in: None where it may, else why not, and nothing where its socket
-            is closed without a word.
+        refusal: why the producer can't come in, if it can't: what it is told after its handshake.
     """
 
     def __init__(
         self,
         surroundings: Surroundings,
         ended: Callable[[Session], None],
-        admit: Callable[[Session], str | None],
+        refusal: str | None = None,
     ) -> None:
         """Start with a producer that has not said anything."""
         self._shared = surroundings
-        self._admit = admit
+        self._refusal = refusal
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
@@ -76,14 +75,9 @@ class Session:
     # -- life --------------------------------------------------------------------------------------------------
 
     def _accepted(self) -> None:
-        refusal = self._admit(self)
-        if refusal == "":
-            self._shared.counters.downstream.attempt("refused")
-            self.producer.abort()
-            return
         self._log = _log.bind(peer=self.producer.peer_name)
         self._opening = Opening(
-            self._shared, self.producer, self._upstream, self._tasks, self._opened, self._log, refusal
+            self._shared, self.producer, self._upstream, self._tasks, self._opened, self._log, self._refusal
         )
 
     def _connected(self) -> None:

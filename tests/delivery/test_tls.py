@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -303,6 +304,24 @@ def test_a_producer_that_is_silent_after_the_tls_handshake_meets_the_deadline(wo
         producer.frame()
     until(lambda: sealed.metric("connections", side="downstream") == 0)
     assert sealed.metric("connections_total", side="downstream", result="timeout") >= before
+
+
+def test_a_flood_of_silent_peers_leaves_descriptors_for_admin_pages_and_the_control_plane(world: World) -> None:
+    plain, secure = free_port(), free_port()
+    listen = [{"address": f"127.0.0.1:{plain}"}, *listening(secure)["listen"]]  # type: ignore[misc]
+    limits = {"connections": 20, "connections_per_peer": 10, "handshake_timeout": "60s"}
+    with Sealed(world, {"listen": listen, "limits": limits}) as sidecar, contextlib.ExitStack() as flood:
+        resource.prlimit(sidecar.process_id, resource.RLIMIT_NOFILE, (296, 296))
+        for _ in range(400):
+            flood.enter_context(socket.create_connection(("127.0.0.1", secure), timeout=30))
+        until(lambda: sidecar.metric("connections_turned_away_total", reason="connections_per_peer") == 390)
+        # 10 that were let in and at most 64 that are to be told why not; the others were closed at once.
+        assert len(os.listdir(f"/proc/{sidecar.process_id}/fd")) < 150
+        assert sidecar.get("/livez") == "alive\n"
+        assert sidecar.get("/readyz") == "ready\n"
+        with socket.create_connection(("127.0.0.1", plain), 30, ("127.0.0.2", 0)) as other:
+            other.sendall(PROTOCOL_HEADER)
+            assert other.recv(11)[7:] == b"\x00\x0a\x00\x0a"  # Connection.Start
 
 
 def test_a_client_certificate_is_demanded(world: World) -> None:

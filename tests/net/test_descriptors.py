@@ -19,12 +19,12 @@ print(found.limit, found.wanted, found.connections, found.enough, *resource.getr
 @pytest.mark.parametrize(
     ("soft", "hard", "connections", "found"),
     [
-        (500, 600, 200, "500 500 200 True 500 600"),
-        (150, 600, 200, "500 500 200 True 500 600"),
-        (150, 300, 200, "300 500 100 False 300 300"),
-        (150, 150, 200, "150 500 25 False 150 150"),
-        (600, 600, 200, "600 500 200 True 600 600"),
-        (64, 64, 200, "64 500 1 False 64 64"),
+        (656, 700, 200, "656 656 200 True 656 700"),
+        (300, 700, 200, "656 656 200 True 656 700"),
+        (300, 456, 200, "456 656 100 False 456 456"),
+        (306, 306, 200, "306 656 25 False 306 306"),
+        (700, 700, 200, "700 656 200 True 700 700"),
+        (64, 64, 200, "64 656 1 False 64 64"),
     ],
 )
 def test_the_limit_is_raised_as_far_as_needed_and_permitted(soft: int, hard: int, connections: int, found: str) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
 
 import pytest
 from pamqp import commands
@@ -8,12 +11,21 @@ from structlog.testing import capture_logs
 
 from proxy.net import listener
 from proxy.net.listener import Listener, ListenerLimits
+from proxy.net.tls import ServerTls
 from tests import client
+from tests.certificates import Authority
 from tests.net.stage import FakeBroker, NoControl, Peer, Stage, eventually, open_exchange, staged
 
 SHUTTING_DOWN = (320, "CONNECTION_FORCED - the proxy is shutting down")
 QUICK = ListenerLimits(settle_seconds=0.1, close_seconds=0.1)
 PATIENT = ListenerLimits(settle_seconds=60, close_seconds=0.1)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command")
+    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 async def answered(producer: Peer, link: Peer) -> None:
@@ -41,15 +53,21 @@ async def test_every_address_is_listened_on() -> None:
         await more.drain()
 
 
-async def test_an_address_that_is_taken_is_an_error() -> None:
+async def test_an_address_that_is_taken_is_an_error(authority: Authority) -> None:
     async with staged() as stage:
-        with pytest.raises(OSError, match="address already in use"):
-            await Listener([("127.0.0.1", stage.port)], stage.shared, QUICK).start()
+        context = ServerTls(*authority.certificate("localhost")).context()
+        for tls in (None, {("127.0.0.1", stage.port): lambda: context}):
+            with pytest.raises(OSError, match="Address already in use"):
+                await Listener([("127.0.0.1", stage.port)], stage.shared, QUICK, tls).start()
 
 
 async def turned_away(stage: Stage) -> tuple[int, str]:
     """What a producer reads that comes when it may not."""
-    surplus = await stage.connect()
+    return await told(await stage.connect())
+
+
+async def told(surplus: Peer) -> tuple[int, str]:
+    """What a producer is told after its login."""
     surplus.send(client.PROTOCOL_HEADER)
     await surplus.expect("Connection.Start")
     surplus.call(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
@@ -99,6 +117,78 @@ async def test_of_a_flood_beyond_the_limit_most_are_closed_without_a_word(monkey
         for peer in waiting:
             peer.send(client.PROTOCOL_HEADER)
             await peer.expect("Connection.Start")
+
+
+@contextlib.asynccontextmanager
+async def sealed(authority: Authority, limits: ListenerLimits) -> AsyncIterator[tuple[Stage, int]]:
+    """A listener with one plain and one TLS address; the port of the latter."""
+    async with staged(listener_limits=limits) as stage:
+        context = ServerTls(*authority.certificate("localhost")).context()
+        plain, secure = ("127.0.0.1", 0), ("localhost", 0)
+        both = Listener([plain, secure], stage.shared, limits, {secure: lambda: context})
+        (_, stage.port), (_, port), *_ = await both.start()
+        stage.listener = both
+        try:
+            yield stage, port
+        finally:
+            for peer in stage.peers:
+                await peer.vanish()
+            await both.drain()
+
+
+async def silent(port: int, source: str = "127.0.0.1") -> Peer:
+    return Peer(*await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0)))
+
+
+async def test_a_peer_of_a_tls_listener_counts_before_its_handshake(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "TOLD_AT_ONCE", 3)
+    async with sealed(authority, ListenerLimits(connections=5, close_seconds=0.1)) as (stage, port):
+        peers = [await silent(port) for _ in range(40)]
+        stage.peers += peers
+        await eventually(lambda: stage.counters.limits.turned_away["connections"] == 35)
+        await eventually(lambda: sum(peer.reader.at_eof() for peer in peers) == 32)
+        assert stage.counters.downstream.results["refused"] == 32
+        assert await (await stage.connect()).is_gone()
+        for peer in peers:
+            await peer.vanish()
+        await eventually(lambda: stage.listener._hosts == {})
+        await stage.producer()
+
+
+async def test_peers_of_one_address_count_before_their_tls_handshake_and_others_come_in(authority: Authority) -> None:
+    async with sealed(authority, ListenerLimits(connections_per_peer=2, close_seconds=0.1)) as (stage, port):
+        peers = [await silent(port) for _ in range(4)]
+        await eventually(lambda: stage.counters.limits.turned_away["connections_per_peer"] == 2)
+        context = authority.client()
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=context, server_hostname="localhost", local_addr=("127.0.0.2", 0)
+        )
+        other = Peer(reader, writer)
+        stage.peers += [*peers, other]
+        await stage.greet(other)
+        await other.expect("Connection.OpenOk")
+
+
+async def test_one_too_many_over_tls_is_told_so_after_its_handshake(authority: Authority) -> None:
+    async with sealed(authority, ListenerLimits(connections=1, close_seconds=0.1)) as (stage, port):
+        await stage.producer()
+        context = authority.client()
+        surplus = Peer(*await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost"))
+        stage.peers.append(surplus)
+        assert await told(surplus) == (530, "NOT_ALLOWED - connection refused: limit of 1 connections is reached")
+
+
+async def test_a_drain_ends_tls_handshakes_and_closes_the_address(authority: Authority) -> None:
+    async with sealed(authority, QUICK) as (stage, port):
+        late = await silent(port)
+        await eventually(lambda: len(stage.listener._sessions) == 1)
+        await stage.listener.drain()
+        assert await late.is_gone()
+        with pytest.raises(ConnectionRefusedError):
+            await silent(port)
+        await late.vanish()
 
 
 # -- draining ----------------------------------------------------------------------------------------------------------
