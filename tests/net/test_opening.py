@@ -241,16 +241,19 @@ async def test_a_producer_that_leaves_takes_its_upstream_connection_along() -> N
         await eventually(lambda: results(stage)[0] == {"refused": 1})
 
 
+def under_way() -> set[str]:
+    return {task.get_name() for task in asyncio.all_tasks()}
+
+
 async def test_a_producer_that_leaves_while_we_connect_leaves_nothing_behind() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, socket.socket() as first:
         first.connect(deaf.getsockname())
         async with staged(upstream=Upstream([deaf.getsockname()], connect_seconds=60)) as stage:
             peer = await stage.connect()
-            before = len(asyncio.all_tasks())
             peer.send(client.PROTOCOL_HEADER)
-            await eventually(lambda: len(asyncio.all_tasks()) == before + 1)
+            await eventually(lambda: "connect upstream" in under_way())
             await peer.vanish()
-            await eventually(lambda: len(asyncio.all_tasks()) == before)
+            await eventually(lambda: not under_way() & {"accept", "connect upstream"})
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"AMQP\x01\x01\x00\x09"])
