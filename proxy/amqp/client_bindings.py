@@ -21,6 +21,7 @@ from proxy.amqp.bind_requests import BindRequest, is_bind, read_bind_request
 from proxy.amqp.channel import Channel
 from proxy.amqp.client_reach import ClientReach
 from proxy.amqp.conversation import Conversation
+from proxy.amqp.equivalence import refuse_nested
 from proxy.amqp.method_frames import exchange_declare
 from proxy.amqp.methods import method_frame
 from proxy.amqp.own_bindings import bind_step, bind_tokens, unbind_step
@@ -93,6 +94,7 @@ class ClientBindings:
             ProtocolError: 406 and 403 on the channel, 540 on the connection.
         """
         asked = read_bind_request(channel, index, frame)
+        refuse_nested(asked.entries, f"binding to {asked.kind}", asked.destination, self._state.name, asked.ids)
         owned = self._owned(asked)
         if owned is None:
             self._refuse_real_source(asked)

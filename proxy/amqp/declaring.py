@@ -15,7 +15,7 @@ from typing import NamedTuple
 from proxy.amqp import methods, script
 from proxy.amqp.channel import Channel, Expected
 from proxy.amqp.conversation import Conversation, LookUpExchange
-from proxy.amqp.equivalence import inequivalence, inequivalent_type
+from proxy.amqp.equivalence import inequivalence, inequivalent_type, refuse_nested
 from proxy.amqp.method_arguments import ExchangeDeclare, read_exchange_declare, read_exchange_delete
 from proxy.amqp.method_frames import empty_ok, exchange_declare, exchange_delete
 from proxy.amqp.own_bindings import withdraw
@@ -60,6 +60,7 @@ class Declaring:
             ProtocolError: 406 on the channel.
         """
         asked = read_exchange_declare(frame[7:-1])
+        refuse_nested(asked.arguments, "exchange", asked.exchange, self._state.name, _DECLARE)
         owned = self._state.exchanges.get(asked.exchange)
         if owned is not None and (owned.type.encode() == asked.exchange_type or self._is_carrier(owned)):
             if asked.passive:

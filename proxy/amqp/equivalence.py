@@ -1,4 +1,4 @@
-"""Does a second declare of an exchange say the same as the first? The answer in RabbitMQ's words.
+"""Does a second declare of an exchange say the same as the first, and may its arguments pass? In RabbitMQ's words.
 
 The broker compares type, flags and alternate exchange; the filters of an open exchange are compared here, by value:
 integers of any width are equal.
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from proxy.amqp.method_arguments import ExchangeDeclare
 from proxy.amqp.stored import DELIVERY
+from proxy.amqp.tables import MAX_NESTING, too_deep
 from proxy.amqp.vhost import Declared, OwnedExchange
+from proxy.errors import ProtocolError, Scope
 from proxy.routing.erlang_text import TYPE_NAMES
 from proxy.routing.values import Table, Value
 
@@ -28,6 +30,31 @@ _COMPARED = (
 )
 #: how the control plane declares what a rules file names
 _BY_FILE = Declared(durable=True, auto_delete=False, internal=False, entries=b"", sequence=0)
+
+
+def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str, ids: tuple[int, int]) -> None:
+    """Refuse arguments of a declare or bind that nest deeper than a table is decoded.
+
+    The broker takes and keeps any depth, and its management API then lists what no client decodes: a queue declared so
+    would hide every queue of the virtual host from every sidecar.
+
+    Args:
+        entries: raw entries of the argument table.
+        target: ``queue``, ``exchange`` or ``binding to queue`` and so on: what the arguments are of.
+        name: its name.
+        vhost: for the text.
+        ids: class and method.
+
+    Raises:
+        ProtocolError: 406 on the channel.
+    """
+    argument = too_deep(entries) if entries else None
+    if argument is not None:
+        text = (
+            f"invalid arg '{_text(argument)}' for {target} '{_text(name)}' in vhost '{vhost}': tables and arrays "
+            f"nested deeper than {MAX_NESTING} levels"
+        )
+        raise ProtocolError(406, text, Scope.CHANNEL, *ids)
 
 
 def inequivalent_type(exchange: bytes, vhost: str, received: bytes, current: str) -> str:

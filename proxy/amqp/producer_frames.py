@@ -16,6 +16,7 @@ from proxy.amqp.channel import Channel, Content, Expected, Life
 from proxy.amqp.client_bindings import ClientBindings
 from proxy.amqp.conversation import Conversation, Phase
 from proxy.amqp.declaring import Declaring
+from proxy.amqp.equivalence import refuse_nested
 from proxy.amqp.frames import HEARTBEAT, METHOD, OVERHEAD, U32
 from proxy.amqp.method_arguments import QueueDeclare, read_queue_declare, read_queue_delete
 from proxy.amqp.method_frames import channel_close_ok, connection_close_ok
@@ -24,6 +25,7 @@ from proxy.amqp.publish_frames import KIND_NAMES, PublishFrames
 from proxy.errors import ProtocolError, Scope
 
 _CONNECTION = 10
+_QUEUE_DECLARE = (50, 10)
 #: bytes of the shortest method frame
 _LEAST_METHOD = 12
 #: frames of methods that consumers send for every message: nothing in them to look at but their length
@@ -174,6 +176,7 @@ class ProducerFrames:
         conversation = self._conversation
         inventory = conversation.inventory
         asked = read_queue_declare(frame[7:-1])
+        refuse_nested(asked.arguments, "queue", asked.queue, conversation.state.name, _QUEUE_DECLARE)
         channel.last_queue = asked.queue or channel.last_queue
         if asked.exclusive:  # such a queue lives as long as its connection
             conversation.may_be_kept = False

@@ -129,6 +129,46 @@ def decode_table(data: bytes, start: int, end: int) -> Table:
         _malformed()
 
 
+def too_deep(entries: bytes) -> bytes | None:
+    """Find an argument that `decode_table` would refuse because tables and arrays nest deeper than `MAX_NESTING`.
+
+    Walks with a list of its own instead of the stack. Malformed values are left to the broker to refuse.
+
+    Args:
+        entries: a table's entries.
+
+    Returns:
+        The name of the first such top-level argument; None where there is none.
+    """
+    argument = b""
+    #: end offset of every table or array that is open, and whether its elements have names
+    open_values: list[tuple[int, bool]] = [(len(entries), True)]
+    at = 0
+    try:
+        while open_values:
+            end, named = open_values[-1]
+            if at >= end:
+                open_values.pop()
+                continue
+            if named:
+                letter_at = at + 1 + entries[at]
+                if len(open_values) == 1:
+                    argument = entries[at + 1 : letter_at]
+                at = letter_at
+            octet = entries[at]
+            if octet not in b"AF":
+                at += _SIZES[octet] or 5 + _LENGTH.unpack_from(entries, at + 1)[0]
+                continue
+            if len(open_values) > MAX_NESTING:
+                return argument
+            stop = at + 5 + _LENGTH.unpack_from(entries, at + 1)[0]
+            open_values.append((stop, octet == 0x46))
+            at += 5
+    except _MALFORMED:
+        return None
+    return None
+
+
 def decode_value(raw: bytes) -> Value:
     """Decode one value.
 

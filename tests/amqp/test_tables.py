@@ -16,6 +16,7 @@ from proxy.amqp.tables import (
     encode_table,
     encode_value,
     pick,
+    too_deep,
     without,
 )
 from proxy.errors import LocalProtocolError, ProtocolError, Scope
@@ -221,3 +222,22 @@ def test_bytes_behind_a_value_are_refused() -> None:
 def test_value_that_does_not_fit_its_letter_is_our_own_error(value: Value) -> None:
     with pytest.raises(LocalProtocolError):
         encode_value(value)
+
+
+@given(st.lists(st.sampled_from("AF"), min_size=MAX_NESTING - 2, max_size=MAX_NESTING + 3), tables)
+def test_too_deep_is_what_decoding_refuses(letters: list[str], before: Table) -> None:
+    value = Value("V", None)
+    for letter in letters:
+        value = Value(letter, (value,) if letter == "A" else ((b"k", value),))
+    entries = encode_table((*before, (b"deep", value)))
+    try:
+        decode_table(entries, 0, len(entries))
+    except ProtocolError:
+        assert too_deep(entries) == b"deep"
+    else:
+        assert too_deep(entries) is None
+
+
+@given(st.binary(max_size=40))
+def test_malformed_bytes_are_not_too_deep(entries: bytes) -> None:
+    assert too_deep(entries) is None
