@@ -67,6 +67,8 @@ _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
 #: How often numbers that nobody pushes are brought up to date.
 _WATCH_SECONDS = 1.0
+#: A task that looks every second and has not failed for so long works.
+_STEADY_SECONDS = 5.0
 
 OK, FAULTY = 0, 2
 
@@ -158,6 +160,7 @@ class Sidecar:
         self._tls = WantedTls(settings)
         self._secrets = secrets_of(settings)
         self._topology = self._make_topology()
+        counters.control_failures = self._topology.supervisor.failures
         self._listener: Listener | None = None
         self._remotes: RemotePool | None = None
         self._audit: AuditWriter | None = None
@@ -167,6 +170,7 @@ class Sidecar:
         self._stopping = asyncio.Event()
         self._signals = 0
         self._listening = False
+        self._following: asyncio.Task[object] | None = None
         self._refused: UpstreamError | None = None
 
     async def serve(self) -> int:
@@ -190,8 +194,9 @@ class Sidecar:
                 loop.add_reader(sys.stdin.fileno(), self._left_alone)
             stack.push_async_callback(self._topology.close)
             stack.push_async_callback(tasks.ended)
-            tasks.start(self._watch(), "watch")
-            tasks.start(self._control(tasks, listener), "control plane")
+            keep = self._topology.supervisor.keep
+            tasks.start(keep("gauges", self._watch, steady_seconds=_STEADY_SECONDS), "gauges")
+            tasks.start(keep("start", partial(self._control, tasks, listener)), "control plane")
             await self._stopping.wait()
             if self._refused is not None:
                 sys.stderr.write(f"{self._refused}\n")
@@ -234,7 +239,8 @@ class Sidecar:
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
         rules_of_clients = client_rules(self._settings, self._secrets)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
-        tasks.start(vhosts.warn(), "warnings")
+        warn = self._topology.supervisor.keep("warnings", vhosts.warn, steady_seconds=_STEADY_SECONDS)
+        tasks.start(warn, "warnings")
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
         self._shadow = Shadow(self._reload, vhosts, audit_privacy(self._settings, self._environ), tasks)
@@ -248,15 +254,16 @@ class Sidecar:
 
     async def _control(self, tasks: Tasks, listener: Listener) -> None:
         """Bring the broker in step with the rules, then let producers in."""
-        try:
-            await self._topology.start()
-        except UpstreamError as error:
-            if error.failure is Failure.REFUSED:
-                self._refused = error
-                self._stopping.set()
-                return
-            _log.warning("the broker is not reachable yet", error=str(error))
-        tasks.start(self._topology.run(), "topology")
+        if self._following is None:
+            try:
+                await self._topology.start()
+            except UpstreamError as error:
+                if error.failure is Failure.REFUSED:
+                    self._refused = error
+                    self._stopping.set()
+                    return
+                _log.warning("the broker is not reachable yet", error=str(error))
+            self._following = tasks.start(self._topology.run(), "topology")
         while not self._topology.ready:  # noqa: ASYNC110 -- ready is what many looks at the broker add up to
             await asyncio.sleep(0.05)
         # What was loaded stays: keep it out of the collector's way, and out of its pauses.
@@ -272,7 +279,8 @@ class Sidecar:
         self._listening = True
         _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._counters.rules.version)
         if self._reload is not None and self._place is None:
-            tasks.start(self._reload.watch(), "rules files")
+            watch = self._topology.supervisor.keep("rules", self._reload.watch, steady_seconds=_STEADY_SECONDS)
+            tasks.start(watch, "rules files")
 
     def _cannot_listen(self, address: str, error: OSError) -> int:
         sys.stderr.write(f"listen on {address}: {error.strerror or error}\n")
@@ -303,6 +311,7 @@ class Sidecar:
     def not_ready(self) -> list[str]:
         """Give the reasons why producers should not come now."""
         reasons = [f"vhost {name}: inventory and carriers don't stand yet" for name in self._topology.waiting]
+        reasons += self._topology.supervisor.failing
         if self._audit is not None and self._audit.failure and self._audit.full:
             reasons.append(f"audit log: {self._audit.failure}")
         if self._stopping.is_set():

@@ -167,6 +167,7 @@ class Counters:
         "audit",
         "certificates",
         "confirm_seconds",
+        "control_failures",
         "decision_seconds",
         "downstream",
         "foreign_bindings",
@@ -200,6 +201,8 @@ class Counters:
         self.missing_destinations = 0
         self.foreign_bindings = 0
         self.worker_restarts = 0
+        #: by task of the control plane, how often it raised something that nobody expected
+        self.control_failures: dict[str, int] = {}
         #: of our own certificates in use, when they end (seconds since 1970), by side of the sidecar and file
         self.certificates: dict[tuple[str, str], float] = {}
 

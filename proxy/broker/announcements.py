@@ -20,6 +20,7 @@ from proxy.amqp.frames import shortstr
 from proxy.amqp.tokens import RESERVED
 from proxy.broker.connection import ControlConnection
 from proxy.broker.login import cause_of
+from proxy.broker.supervision import Supervisor
 from proxy.errors import UpstreamError
 
 EXCHANGE = (RESERVED + b"announce").decode()
@@ -41,13 +42,21 @@ class Announcements:
         connection: the control connection.
         vhost: its name, for texts.
         heard: called with the exchanges that another sidecar changed, None for "everything".
+        supervisor: runs what is being sent; None: its own.
     """
 
-    def __init__(self, connection: ControlConnection, vhost: str, heard: Callable[[set[bytes] | None], None]) -> None:
+    def __init__(
+        self,
+        connection: ControlConnection,
+        vhost: str,
+        heard: Callable[[set[bytes] | None], None],
+        supervisor: Supervisor | None = None,
+    ) -> None:
         """Prepare; `subscribe` begins."""
         self._connection = connection
         self._vhost = vhost
         self._heard = heard
+        self._supervisor = supervisor or Supervisor()
         self._sender = secrets.token_bytes(_SENDER_BYTES)
         self._channel: aiormq.Channel | None = None
         self._pending: set[bytes] = set()
@@ -78,7 +87,8 @@ class Announcements:
             return
         self._pending.add(exchange)
         if self._sending is None or self._sending.done():
-            self._sending = asyncio.get_running_loop().create_task(self._send())
+            work = self._supervisor.keep("announcements", self._send, self._vhost)
+            self._sending = asyncio.get_running_loop().create_task(work)
 
     async def close(self) -> None:
         """Say what is left to say, and end."""

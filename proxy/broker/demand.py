@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from proxy.amqp.vhost import Destination, OwnedExchange, VhostState
 from proxy.broker.declarations import ABSENT, EXCLUSIVE, INTERNAL, unnameable
@@ -18,6 +19,7 @@ from proxy.broker.inventory import Inventory
 from proxy.broker.listed import ExchangeInfo, QueueInfo
 from proxy.broker.presence import Presence
 from proxy.broker.settings import ControlSettings
+from proxy.broker.supervision import Supervisor
 from proxy.errors import UpstreamError
 
 
@@ -34,6 +36,7 @@ class Demand:
         inventory: asked about what presence does not know; None where there is no management API.
         declarer: binds.
         connected: set while the control connection stands.
+        supervisor: runs what is in flight; None: its own.
     """
 
     def __init__(
@@ -44,9 +47,11 @@ class Demand:
         inventory: Inventory | None,
         declarer: Declarer,
         connected: asyncio.Event,
+        supervisor: Supervisor | None = None,
     ) -> None:
         """Remember the arguments."""
         self._settings = settings
+        self._supervisor = supervisor or Supervisor()
         self._state = state
         self._presence = presence
         self._inventory = inventory
@@ -131,7 +136,8 @@ class Demand:
         key = (exchange.name, destination)
         flight = self._flights.get(key)
         if flight is None:
-            flight = asyncio.get_running_loop().create_task(self._fly((exchange, destination)))
+            work = self._supervisor.keep("demand", partial(self._fly, (exchange, destination)), self._state.name)
+            flight = asyncio.get_running_loop().create_task(work)
             self._flights[key] = flight
             flight.add_done_callback(lambda _: self._flights.pop(key, None))
         return flight

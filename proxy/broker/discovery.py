@@ -10,7 +10,7 @@ import asyncio
 
 import structlog
 
-from proxy.broker.inventory import Inventory
+from proxy.broker.inventory import Inventory, Undecodable
 from proxy.broker.settings import ControlSettings
 from proxy.errors import Failure, UpstreamError
 
@@ -56,20 +56,41 @@ class Discovery:
         """Go on asking where `find` had no answer; give the virtual hosts once there is one."""
         if self._inventory is None or not self.fault:
             return set()
+        pause_seconds = self._settings.refresh_seconds
         while True:
-            await asyncio.sleep(self._settings.refresh_seconds)
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, self._settings.retry_limit_seconds)
             try:
                 found = await self._ask(self._inventory)
             except UpstreamError:
+                continue
+            if self.fault:
                 continue
             log.info("what clients declared can be read back again")
             return found
 
     async def _ask(self, inventory: Inventory) -> set[str]:
+        faults: list[str] = []
         try:
-            found = await inventory.declared_vhosts()
+            try:
+                found = await inventory.declared_vhosts()
+            except Undecodable:
+                found = await self._ask_singly(inventory, faults)
         except UpstreamError as error:
             self.fault = str(error)
             raise
-        self.fault = ""
+        self.fault = "; ".join(faults)
+        return found
+
+    @staticmethod
+    async def _ask_singly(inventory: Inventory, faults: list[str]) -> set[str]:
+        """Ask for every virtual host by itself: one exchange that can't be decoded hides those of its own only."""
+        found: set[str] = set()
+        for vhost in sorted(await inventory.vhosts()):
+            try:
+                listed = await inventory.exchanges(vhost)
+            except Undecodable as error:
+                faults.append(str(error))
+            else:
+                found |= {vhost} if any(info.kept for info in listed.values()) else set()
         return found

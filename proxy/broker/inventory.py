@@ -39,6 +39,9 @@ _EXCHANGE_COLUMNS = "name,type,internal,durable,auto_delete,arguments"
 #: Bindings read between two pauses in which others may run.
 _STEP = 500
 
+#: Others may declare with arguments of any depth at the broker itself.
+_NESTED = "the answer is nested too deep to be decoded: look for a queue, exchange or binding with such arguments"
+
 T = TypeVar("T")
 
 
@@ -90,6 +93,11 @@ class Inventory:
         found = _read(lambda item: (str(item["vhost"]), exchange_info(item).kept), listed, path)
         return {vhost for vhost, kept in found if kept}
 
+    async def vhosts(self) -> set[str]:
+        """List the virtual hosts that the control user may see."""
+        path = "/vhosts?columns=name"
+        return set(_read(lambda item: str(item["name"]), await self._get(path), path))
+
     async def bindings(self, vhost: str, exchange: bytes) -> list[BindingInfo]:
         """List the bindings whose source is an exchange; none where the exchange does not exist."""
         listing = await self.changed_bindings(vhost, exchange, b"")
@@ -125,6 +133,8 @@ class Inventory:
                 await asyncio.sleep(0)
         except ValueError as error:
             raise self._error(Failure.REFUSED, path, "the answer is not a list in JSON") from error
+        except RecursionError as error:
+            raise Undecodable(Failure.REFUSED, self._text(path, _NESTED)) from error
         return now, bindings
 
     async def remove_binding(self, vhost: str, exchange: bytes, binding: BindingInfo) -> None:
@@ -147,6 +157,8 @@ class Inventory:
             return json.loads(body)
         except ValueError as error:
             raise self._error(Failure.REFUSED, path, "the answer is not JSON") from error
+        except RecursionError as error:
+            raise Undecodable(Failure.REFUSED, self._text(path, _NESTED)) from error
 
     async def _request(self, method: str, path: str) -> bytes:
         if self._session is None:
@@ -222,6 +234,10 @@ class NotListed(UpstreamError):  # noqa: N818 - an answer, not a fault
     """The management API knows no such virtual host, queue or exchange."""
 
 
+class Undecodable(UpstreamError):  # noqa: N818 - as above
+    """The management API lists something that nests deeper than JSON is decoded here."""
+
+
 def _quoted(name: str | bytes) -> str:
     return quote(name, safe="")
 
@@ -229,7 +245,7 @@ def _quoted(name: str | bytes) -> str:
 def _read(reader: Callable[[Mapping[str, Any]], T], listing: Iterable[Any], path: str) -> list[T]:  # JSON of any shape
     try:
         return [reader(item) for item in listing]
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:  # ValueError: a name that UTF-8 can't encode
         raise UpstreamError(Failure.REFUSED, f"management API {path}: unknown shape of answer") from error
 
 

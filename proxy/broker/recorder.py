@@ -14,6 +14,7 @@ import structlog
 
 from proxy.amqp.vhost import VhostState
 from proxy.broker.snapshot import BindingRecord, ExchangeRecord, GrantRecord, Records, Snapshot
+from proxy.broker.supervision import Supervisor
 
 #: The pause behind a write is at least so many times what the write took.
 _SHARE = 4
@@ -29,14 +30,18 @@ class Recorder:
     Args:
         snapshot: the file.
         states: gives all virtual hosts.
+        supervisor: takes note of what goes wrong beyond what is expected; None: its own.
     """
 
-    def __init__(self, snapshot: Snapshot, states: Callable[[], Iterable[VhostState]]) -> None:
+    def __init__(
+        self, snapshot: Snapshot, states: Callable[[], Iterable[VhostState]], supervisor: Supervisor | None = None
+    ) -> None:
         """Prepare; nothing is read or written yet."""
         self.snapshot = snapshot
         #: Why the file could not be used the last time; empty where it could.
         self.fault = ""
         self._states = states
+        self._supervisor = supervisor or Supervisor()
         self._wanted = False
         self._unreadable = False
         self._ending = asyncio.Event()
@@ -84,15 +89,18 @@ class Recorder:
             self._wanted |= not done
 
     async def _save(self) -> bool:
-        records = records_of(self._states())
         try:
-            await asyncio.to_thread(self.snapshot.save, records)
+            await asyncio.to_thread(self.snapshot.save, records_of(self._states()))
         except OSError as error:
             fault = f"snapshot {self.snapshot.path} can't be written: {error}"
             if fault != self.fault:
                 log.error("snapshot not written", error=fault)
             self.fault = fault
             return False
+        except Exception as error:  # noqa: BLE001 -- tried again like any other, and seen
+            self._supervisor.failed("snapshot", error)
+            return False
+        self._supervisor.recovered("snapshot")
         if self.fault:
             log.info("snapshot written again", path=str(self.snapshot.path))
         self.fault = ""

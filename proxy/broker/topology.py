@@ -21,6 +21,7 @@ from proxy.broker.recorder import Recorder
 from proxy.broker.settings import ControlSettings
 from proxy.broker.snapshot import Records, Snapshot
 from proxy.broker.status import VhostStatus, status_of
+from proxy.broker.supervision import Supervisor
 from proxy.broker.vhost_topology import VhostTopology
 from proxy.errors import Failure, UpstreamError
 from proxy.routing.router import Router
@@ -45,9 +46,13 @@ class Topology:
     ) -> None:
         """Prepare; nothing is asked or declared yet."""
         self._settings = settings
+        #: Runs the tasks of the control plane.
+        self.supervisor = Supervisor(settings.retry_seconds, settings.retry_limit_seconds)
         self._inventory = Inventory(settings, settings.management) if settings.management else None
         snapshot = settings.declared.snapshot
-        self._recorder = Recorder(Snapshot(snapshot), self._states) if snapshot is not None else None
+        self._recorder = None
+        if snapshot is not None:
+            self._recorder = Recorder(Snapshot(snapshot), self._states, self.supervisor)
         self._discovery = Discovery(settings, self._inventory)
         self._vhosts: dict[str, VhostTopology] = {}
         for name, state in states.items():
@@ -79,7 +84,9 @@ class Topology:
         names = list(self._vhosts)
         outcomes = await asyncio.gather(*(self._vhosts[name].connect() for name in names), return_exceptions=True)
         for name, outcome in zip(names, outcomes, strict=True):
-            if isinstance(outcome, BaseException) and not self._is_bearable(name, outcome):
+            if isinstance(outcome, Exception) and not isinstance(outcome, UpstreamError):
+                self.supervisor.failed("vhost", outcome, name)  # `run` tries again
+            elif isinstance(outcome, BaseException) and not self._is_bearable(name, outcome):
                 raise outcome
 
     async def run(self) -> None:
@@ -87,8 +94,8 @@ class Topology:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 for vhost in self._vhosts.values():
-                    self._tasks.create_task(vhost.run())
-                self._tasks.create_task(self._discover_later())
+                    self._keep(self._tasks, vhost)
+                self._tasks.create_task(self.supervisor.keep("discovery", self._discover_later))
                 await asyncio.Event().wait()  # others may come
         finally:
             self._tasks = None
@@ -109,13 +116,16 @@ class Topology:
         if self._inventory is not None:
             await self._inventory.close()
 
+    def _keep(self, tasks: asyncio.TaskGroup, vhost: VhostTopology) -> None:
+        tasks.create_task(self.supervisor.keep("vhost", vhost.run, vhost.state.name))
+
     async def _discover_later(self) -> None:
         for name in sorted(await self._discovery.find_later()):
             await self.adopt(name)
 
     def _follow(self, state: VhostState, queues: Sequence[WantedQueue] = ()) -> VhostTopology:
         record = self._recorder.record if self._recorder is not None else lambda: None
-        vhost = VhostTopology(self._settings, state, queues, self._inventory, record)
+        vhost = VhostTopology(self._settings, state, queues, self._inventory, record, self.supervisor)
         self._vhosts[state.name] = vhost
         return vhost
 
@@ -154,7 +164,7 @@ class Topology:
         if known is None:
             known = self._follow(state if state is not None else VhostState(vhost, Router(())))
             if self._tasks is not None:
-                self._tasks.create_task(known.run())
+                self._keep(self._tasks, known)
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
                 await known.settled.wait()

@@ -31,6 +31,7 @@ from proxy.broker.repair import Repair
 from proxy.broker.settings import ControlSettings
 from proxy.broker.store import Store
 from proxy.broker.strays import Strays
+from proxy.broker.supervision import Supervisor
 from proxy.broker.survey import Survey, log_missing
 from proxy.errors import Failure, UpstreamError
 from proxy.routing.router import Router
@@ -47,6 +48,7 @@ class VhostTopology:
         queues: queues that the rules ask for.
         inventory: the management API, None where there is none.
         record: called when what clients declared has changed.
+        supervisor: takes note of what goes wrong beyond what is expected; None: its own.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class VhostTopology:
         queues: Sequence[WantedQueue],
         inventory: Inventory | None,
         record: Callable[[], None] = lambda: None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         """Prepare; nothing is asked or declared yet."""
+        self._supervisor = supervisor = supervisor or Supervisor()
         self.state = state
         self.presence = presence = Presence()
         self.store = store = Store(state, settings.declared.local_time)
@@ -82,12 +86,12 @@ class VhostTopology:
         self._repair = Repair(state.name, self.survey, presence, self._declarer, store, settings.retries_per_look)
         self._strays = Strays(state, self._declarer, self._naming)
         self._connected = asyncio.Event()
-        self._demand = Demand(settings, state, presence, inventory, self._declarer, self._connected)
+        self._demand = Demand(settings, state, presence, inventory, self._declarer, self._connected, supervisor)
         self.notices = Notices(state, store, presence, self._demand, self._naming, self._declarer, self._deserted)
         self._demand.needed = self.notices.named
         self._changeover = Changeover(state, self.survey, self._repair, self._declarer, self._naming)
         self._pace = Pace(settings.refresh_seconds)
-        self._announcements = Announcements(self.connection, state.name, self._pace.hurry)
+        self._announcements = Announcements(self.connection, state.name, self._pace.hurry, supervisor)
         self._needs: Needs | None = None
         self._look = asyncio.Lock()
         self._missing: dict[Destination, str] = {}
@@ -131,6 +135,10 @@ class VhostTopology:
             self.fault, self.refused = str(error), error.failure is Failure.REFUSED
             await self.disconnect()
             raise
+        except Exception as error:
+            self.fault, self.refused = f"failed with {type(error).__name__}", False
+            await self.disconnect()
+            raise
         finally:
             self.settled.set()
         self.fault, self.refused = "", False
@@ -151,7 +159,11 @@ class VhostTopology:
         await self._refresh(thorough=False)
 
     async def run(self) -> None:
-        """Stay connected and look again and again; returns only by cancellation."""
+        """Stay connected and look again and again; returns only by cancellation.
+
+        What it raises beyond `UpstreamError` is for the supervisor, which runs it again: the connection stays, so that
+        publishes still get the destinations that they ask for.
+        """
         settings = self._settings
         pause_seconds = settings.retry_seconds
         said = ""
@@ -167,6 +179,7 @@ class VhostTopology:
                 await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
                 pause_seconds = min(2 * pause_seconds, settings.retry_limit_seconds)
                 continue
+            self._supervisor.recovered("vhost", self.state.name)
             said = ""
             pause_seconds = settings.retry_seconds
             if await self._pace.wait(self.connection):

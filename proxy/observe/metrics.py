@@ -277,6 +277,13 @@ METRICS: tuple[MetricSpec, ...] = (
         Merge.MAX,
     ),
     _metric(
+        "control_loop_failures_total",
+        Kind.COUNTER,
+        "task",
+        readings.control_failures,
+        "Unexpected exceptions in tasks of the control plane; each is logged with its traceback and tried again.",
+    ),
+    _metric(
         "audit_lines_total",
         Kind.COUNTER,
         "",

@@ -175,6 +175,11 @@ def certificates(reading: Reading) -> Rows:
     return reading.counters.certificates.items()
 
 
+def control_failures(reading: Reading) -> Rows:
+    """Failures of the control plane by task."""
+    return [((task,), count) for task, count in reading.counters.control_failures.items()]
+
+
 def reloads(reading: Reading) -> Rows:
     """Loads of the rules by result."""
     return [((result,), count) for result, count in reading.counters.rules.reloads.items()]

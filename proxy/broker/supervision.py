@@ -1,0 +1,91 @@
+"""Runs the tasks of the control plane so that none of them ends unnoticed.
+
+Whatever a task raises is counted, logged with its traceback and holds readiness until the task has done its work
+again; the task is started again after a pause that doubles. Failures that are expected (`UpstreamError`: the broker
+is away or refuses) are for the tasks themselves and do not arrive here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+#: The tasks, as the metric names them.
+TASKS = ("start", "vhost", "discovery", "snapshot", "announcements", "demand", "gauges", "rules", "warnings")
+
+log = structlog.get_logger(__name__)
+
+
+class Supervisor:
+    """Knows which tasks have failed.
+
+    Args:
+        retry_seconds: pause after the first failure; doubles with each further one.
+        retry_limit_seconds: longest pause.
+    """
+
+    def __init__(self, retry_seconds: float = 0.5, retry_limit_seconds: float = 30.0) -> None:
+        """Nothing has failed yet."""
+        self._retry_seconds = retry_seconds
+        self._retry_limit_seconds = retry_limit_seconds
+        #: By a name of TASKS, how often it failed.
+        self.failures = dict.fromkeys(TASKS, 0)
+        self._failing: dict[tuple[str, str], str] = {}
+
+    @property
+    def failing(self) -> list[str]:
+        """The tasks that failed and have not done their work since, with the exception."""
+        return [f"control task {task}{_of(vhost)}: {why}" for (task, vhost), why in sorted(self._failing.items())]
+
+    def failed(self, task: str, error: BaseException, vhost: str = "") -> None:
+        """Take note of a failure."""
+        self.failures[task] += 1
+        self._failing[task, vhost] = f"failed with {type(error).__name__} and will be tried again; the log has details"
+        log.error("control task failed", task=task, **({"vhost": vhost} if vhost else {}), exc_info=error)
+
+    def recovered(self, task: str, vhost: str = "") -> None:
+        """Take note that a task has done its work."""
+        if self._failing.pop((task, vhost), None) is not None:
+            log.info("control task works again", task=task, **({"vhost": vhost} if vhost else {}))
+
+    def forget(self, vhost: str) -> None:
+        """A virtual host is not followed any more: nothing of it holds readiness."""
+        self._failing = {key: why for key, why in self._failing.items() if key[1] != vhost}
+
+    async def keep(
+        self, task: str, work: Callable[[], Awaitable[None]], vhost: str = "", steady_seconds: float | None = None
+    ) -> None:
+        """Run a task until it returns, however often it fails.
+
+        Args:
+            task: a name of TASKS.
+            work: the task. One that does not return says itself, by `recovered`, that it has done its work.
+            vhost: the virtual host it works for, where there is more than one such task.
+            steady_seconds: running for so long without a failure counts as `recovered`; None: it does not.
+        """
+        pause_seconds = self._retry_seconds
+        while True:
+            steady = None
+            if steady_seconds is not None:
+                steady = asyncio.get_running_loop().call_later(steady_seconds, self.recovered, task, vhost)
+            try:
+                await work()
+            except Exception as error:  # noqa: BLE001 -- that is the purpose
+                if (task, vhost) not in self._failing:
+                    pause_seconds = self._retry_seconds
+                self.failed(task, error, vhost)
+            else:
+                self.recovered(task, vhost)
+                return
+            finally:
+                if steady is not None:
+                    steady.cancel()
+            await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 -- no secret
+            pause_seconds = min(2 * pause_seconds, self._retry_limit_seconds)
+
+
+def _of(vhost: str) -> str:
+    return f" of vhost {vhost}" if vhost else ""
