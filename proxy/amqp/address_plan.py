@@ -14,7 +14,17 @@ from dataclasses import replace
 
 from proxy.amqp.method_frames import basic_publish
 from proxy.amqp.original import Address
-from proxy.amqp.outgoing import TRANSLATION_FAILED, Copy, Elsewhere, Outgoing, Source, labels, outgoing
+from proxy.amqp.outgoing import (
+    CC_BCC,
+    TRANSLATION_FAILED,
+    Copy,
+    Elsewhere,
+    Outgoing,
+    Source,
+    labels,
+    outgoing,
+    refuse_reserved,
+)
 from proxy.amqp.plan import ExchangePlan, Plans
 from proxy.amqp.vhost import Delivery, OwnedExchange
 from proxy.amqp.watching import watched
@@ -138,7 +148,9 @@ class TranslatedPlan(AddressPlan):
         return len(_NO_METHOD) + len(self.there.exchange) + len(self.there.routing_key)
 
     def _refuse(self, routing_key: bytes, entries: bytes) -> None:
-        """Any key may go where nothing of ours routes."""
+        """Refuse reserved keys: the producer's, what the table has made of it, and those of BCC, which stays."""
+        refuse_reserved(routing_key, entries, CC_BCC)
+        refuse_reserved(self.there.routing_key, b"")
 
     def _outgoing(self, facts: Facts) -> Outgoing:
         return self.leaving

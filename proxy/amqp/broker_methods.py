@@ -193,8 +193,7 @@ class BrokerMethods:
     def _close(self, channel: Channel, frame: bytes) -> bool:
         conversation = self._conversation
         conversation.drop_held(channel)
-        withheld = channel.content is Content.HEADER and channel.publish is not None and channel.publish.withheld
-        if withheld or channel.collected is not None:  # nothing of that publish is upstream
+        if channel.content is Content.HEADER or channel.collected is not None:  # nothing of that publish is upstream
             channel.content = Content.METHOD
             channel.publish = None
             channel.remaining = 0

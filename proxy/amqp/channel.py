@@ -53,7 +53,6 @@ class Publish:
         routing_key: its routing key.
         channel: where it came from.
         mandatory: whether an unroutable message is to be returned.
-        withheld: whether the method frame goes upstream with its header only: what leaves depends on that.
     """
 
     frame: bytes
@@ -62,7 +61,6 @@ class Publish:
     routing_key: bytes
     channel: Channel
     mandatory: bool
-    withheld: bool
     #: what followed last time, most likely to follow again: a producer sends the same few in turn
     successor: Publish | None = None
     #: body size and ending of its last audit line, where nothing else differs
@@ -216,7 +214,7 @@ class Channel:
     @property
     def interruptible(self) -> bool:
         """Whether it can be closed now, with nothing half said to the broker."""
-        begun = self.content is Content.BODY or (self.publish is not None and not self.publish.withheld)
+        begun = self.content is Content.BODY  # a method frame alone is not upstream: it goes with its header
         return self.life is Life.OPEN and not begun and self.held is None and not self.closes
 
     @property

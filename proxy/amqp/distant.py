@@ -20,6 +20,7 @@ from proxy.amqp.frames import CONTENT_HEAD, FRAME_END, FRAME_HEAD, OVERHEAD, U32
 from proxy.amqp.remote_messages import RemoteMessage, Result, Way
 from proxy.amqp.settling import confirm
 from proxy.amqp.shapes import Shapes
+from proxy.amqp.tokens import RESERVED
 from proxy.errors import ProtocolError
 
 _HEAD = FRAME_HEAD.size
@@ -143,8 +144,10 @@ class Distant:
                 return at if at > first else -1
             if data[body_at - 1] != FRAME_END or data[stop - 1] != FRAME_END or not starts(body_head, body_at):
                 return at if at > first else 0
+            header = data[header_at:body_at]
             body = data[body_at + _HEAD : stop - 1] if body_size else b""
-            if not self._send(publish, plan, way, data[header_at:body_at], body):
+            # Under the reserved prefix there may be a key to refuse, which is for the frame-by-frame path.
+            if RESERVED in header or not self._send(publish, plan, way, header, body):
                 return at if at > first else 0
             at = stop
             if not starts(publish.frame, stop):

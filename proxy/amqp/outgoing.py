@@ -132,7 +132,7 @@ def outgoing(
     leaves = Departure(decision.queues, decision.exchanges)
     if state.addresses is not None and source is None:
         taken = state.exchanges.keys() | state.carriers
-        leaves = departure(state.addresses, decision.queues, decision.exchanges, routing_key, taken)
+        leaves = _unreserved(departure(state.addresses, decision.queues, decision.exchanges, routing_key, taken))
     untouched = owned.unmatched_pass and decision.outcome is Outcome.UNROUTED
     outcome = "passed" if untouched else decision.outcome.value
     names = decision.queues + decision.exchanges
@@ -155,6 +155,16 @@ def outgoing(
         return Outgoing(decision, tally, apart, record=record, elsewhere=elsewhere)
     copies, unbound = make(decision, leaves, owned, state)
     return Outgoing(decision, tally, copies + apart, unbound=unbound, record=record, elsewhere=elsewhere)
+
+
+def _unreserved(leaves: Departure) -> Departure:
+    """Let translations fail that would make a token of a part of the producer's routing key."""
+    reserved = [one for one in leaves.publications if one.routing_key.startswith(RESERVED)]
+    if not reserved:
+        return leaves
+    failed = FailedTranslation(leaves.rule or 0, "a routing key under the reserved prefix")
+    publications = tuple(one for one in leaves.publications if one not in reserved)
+    return leaves._replace(publications=publications, failed=(*leaves.failed, failed))
 
 
 def labels(targets: Iterable[Target]) -> tuple[str, ...]:

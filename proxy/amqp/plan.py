@@ -19,8 +19,9 @@ from proxy.amqp.auditing import Journal
 from proxy.amqp.counters import Counters
 from proxy.amqp.frames import FRAME_HEAD, HEADER, OVERHEAD, U16, U32, U64, shortstr
 from proxy.amqp.original import Address
-from proxy.amqp.outgoing import Copy, Outgoing, outgoing, refuse_reserved, table_entries
+from proxy.amqp.outgoing import CC_BCC, Copy, Outgoing, outgoing, refuse_reserved, table_entries
 from proxy.amqp.properties import decode_properties
+from proxy.amqp.restoring import refuse_forged
 from proxy.amqp.signing import Secrets
 from proxy.amqp.tables import decode_table, decode_value, pick
 from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
@@ -295,6 +296,9 @@ class ExchangePlan:
                 self._counters.cache_bypassed += 1
         else:
             self._counters.cache_hits += 1
+        if out.untouched:  # to the broker's own exchange, where BCC routes and nothing of the producer's is cut out
+            refuse_reserved(routing_key, entries, CC_BCC)
+            refuse_forged(self._state, entries)
         table, address = b"", None
         if out.copies:
             copy = out.copies[0]

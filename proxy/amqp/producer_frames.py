@@ -22,6 +22,8 @@ from proxy.amqp.method_arguments import QueueDeclare, read_queue_declare, read_q
 from proxy.amqp.method_frames import channel_close_ok, connection_close_ok
 from proxy.amqp.own_bindings import bind_tokens, tokens_of
 from proxy.amqp.publish_frames import KIND_NAMES, PublishFrames
+from proxy.amqp.tables import decode_value, pick
+from proxy.amqp.tokens import RESERVED
 from proxy.errors import ProtocolError, Scope
 
 _CONNECTION = 10
@@ -30,6 +32,7 @@ _QUEUE_DECLARE = (50, 10)
 _LEAST_METHOD = 12
 #: frames of methods that consumers send for every message: nothing in them to look at but their length
 _FIXED_BYTES = dict.fromkeys((methods.BASIC_ACK, methods.BASIC_NACK, methods.BASIC_REJECT), 21)
+_DEAD_LETTER_KEY = b"x-dead-letter-routing-key"
 #: Access.Request and Basic.Credit: RabbitMQ knows them, the AMQP 0-9-1 specification does not.
 _BEYOND = frozenset((30 << 16 | 10, 60 << 16 | 200))
 
@@ -177,6 +180,7 @@ class ProducerFrames:
         inventory = conversation.inventory
         asked = read_queue_declare(frame[7:-1])
         refuse_nested(asked.arguments, "queue", asked.queue, conversation.state.name, _QUEUE_DECLARE)
+        _refuse_dead_letter_key(asked)
         channel.last_queue = asked.queue or channel.last_queue
         if asked.exclusive:  # such a queue lives as long as its connection
             conversation.may_be_kept = False
@@ -236,6 +240,21 @@ def _check(index: int, payload: bytes) -> None:
     if index in methods.ONLY_FROM_BROKER:
         text = f"{methods.NAMES[index]} from a producer"
         raise ProtocolError(503, text, Scope.CONNECTION, *divmod(index, 1 << 16))
+
+
+def _refuse_dead_letter_key(asked: QueueDeclare) -> None:
+    """Refuse a queue whose dead letters would leave under a token, past the rules of a carrier.
+
+    Raises:
+        ProtocolError: 403 on the channel.
+    """
+    if asked.passive or RESERVED not in asked.arguments or _DEAD_LETTER_KEY not in asked.arguments:
+        return
+    picked = pick(asked.arguments, 0, len(asked.arguments), frozenset((_DEAD_LETTER_KEY,)))
+    for value in (decode_value(raw).value for _, raw in picked):
+        if isinstance(value, bytes) and value.startswith(RESERVED):
+            text = f"values of {_DEAD_LETTER_KEY.decode()} that begin with '{RESERVED.decode()}' are reserved"
+            raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.QUEUE_DECLARE, 1 << 16))
 
 
 def _delete(conversation: Conversation, channel: Channel, payload: bytes) -> None:

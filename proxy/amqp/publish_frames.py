@@ -15,9 +15,12 @@ from proxy.amqp.conversation import BindDestinations, Conversation
 from proxy.amqp.copies import fitting, send_collected
 from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METHOD, OVERHEAD, U16, U32
 from proxy.amqp.method_arguments import read_publish
+from proxy.amqp.original import HEADER as ORIGINAL
 from proxy.amqp.outgoing import CC_BCC, PUBLISH, Outgoing, refuse_reserved
 from proxy.amqp.plan import ExchangePlan
 from proxy.amqp.properties import table_span
+from proxy.amqp.restoring import refuse_forged
+from proxy.amqp.tokens import RESERVED
 from proxy.errors import ProtocolError, Scope
 
 KIND_NAMES = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
@@ -41,22 +44,17 @@ class PublishFrames:
         self.published: Publish | None = None
 
     def method(self, channel: Channel, frame: bytes) -> bool:
-        """Take a Basic.Publish; answer whether it goes upstream as it came.
+        """Take a Basic.Publish, which goes upstream with its header only.
 
         Raises:
             ProtocolError: 502 on the connection, 403 on the channel.
         """
         exchange, routing_key, mandatory, _ = read_publish(frame[7:-1])
         plan = find_plan(self._conversation.plans, exchange, routing_key)
-        ours = exchange in self._conversation.state.exchanges or exchange in self._conversation.state.carriers
-        if ours:
-            refuse_reserved(routing_key, b"")
-        # Until its size is known: a content that has begun upstream can't be taken back.
-        withheld = ours or plan is not None or self._conversation.limits.message_bytes > 0
-        publish = Publish(frame, plan, exchange, routing_key, channel, mandatory, withheld)
-        channel.publish = self.published = publish
+        refuse_reserved(routing_key, b"")
+        channel.publish = self.published = Publish(frame, plan, exchange, routing_key, channel, mandatory)
         channel.content = Content.HEADER
-        return not withheld
+        return False  # it goes with its header, which may be refused: a content that has begun can't be taken back
 
     def content(self, channel: Channel, kind: int, frame: bytes) -> bool:
         """Take a frame where content is expected, or one that is none of a method; answer whether it goes upstream.
@@ -100,8 +98,8 @@ class PublishFrames:
             raise ProtocolError(505, text, Scope.CONNECTION, *PUBLISH)
         conversation = self._conversation
         self._check_size(body_size)
-        # Between method and header the rules may have changed: what was withheld is judged by those of now.
-        plan = find_plan(conversation.plans, publish.exchange, publish.routing_key) if publish.withheld else None
+        # Between method and header the rules may have changed: it is judged by those of now.
+        plan = find_plan(conversation.plans, publish.exchange, publish.routing_key)
         if plan is None:
             return self._pass(channel, publish, frame, body_size)
         head, outgoing = plan.forward(publish.frame, publish.routing_key, frame, 0, len(frame))
@@ -141,11 +139,14 @@ class PublishFrames:
     def _pass(self, channel: Channel, publish: Publish, header: bytes, body_size: int) -> bool:
         """Let a publish go to an exchange that is not evaluated here."""
         conversation = self._conversation
-        if publish.withheld:
+        restores = conversation.state.restores
+        if RESERVED in header or (restores and ORIGINAL in header):
             span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
-            if publish.exchange in conversation.state.carriers and span is not None:
-                refuse_reserved(publish.routing_key, header[slice(*span)], CC_BCC)
-            conversation.to_upstream.append(publish.frame)
+            entries = b"" if span is None else header[slice(*span)]
+            refuse_reserved(publish.routing_key, entries, CC_BCC)
+            if restores:
+                refuse_forged(conversation.state, entries)
+        conversation.to_upstream.append(publish.frame)
         self._begin_body(channel, body_size)
         self._count(channel)
         conversation.counters.publishes_passed += 1

@@ -17,12 +17,16 @@ from proxy.amqp.distant import Distant
 from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, HEADER, KINDS, METHOD, OVERHEAD, check_head
 from proxy.amqp.known_heads import Head, KnownHeads
 from proxy.amqp.known_publishes import KnownPublishes
+from proxy.amqp.original import HEADER as ORIGINAL
 from proxy.amqp.producer_frames import ProducerFrames
 from proxy.amqp.shapes import WHOLE_BYTES, Shape, Shapes, header_may_come, whole_may_come
+from proxy.amqp.tokens import RESERVED
 from proxy.errors import ProtocolError, Scope
 
 #: Publishes remembered by their method frame: an active connection may hold about a MiB, an idle one holds none.
 REMEMBERED = 2048
+#: Contents up to this size are searched for the reserved prefix together, so many bytes in one go.
+_SMALL_BYTES, _SEARCHED_BYTES = 1024, 16384
 #: Held frames that are taken in one go; what has to wait is found out at the end of it.
 _HELD_AT_ONCE = 64
 
@@ -49,6 +53,8 @@ class Publishing:
         #: by the fixed part of a content header frame
         self._shapes: Final = Shapes(self._frame_max, REMEMBERED, conversation.limits.message_bytes or WHOLE_BYTES)
         self._distant: Final = Distant(conversation, self._shapes)
+        #: how far in the bytes that are being taken no header holds the reserved prefix
+        self._searched = 0
         self._shape = -1
         self._epoch = -1
 
@@ -126,6 +132,7 @@ class Publishing:
         start = 0  # what passes as it came begins here and has not been copied yet
         unpack_head = FRAME_HEAD.unpack_from
         publishes = self._frames.publishes
+        self._searched = 0
         self._start_anew()
         while end - at >= OVERHEAD:
             kind, number, size = unpack_head(data, at)
@@ -224,13 +231,12 @@ class Publishing:
         if self._distant.remember(publish):
             return
         channel = publish.channel
-        # A publish to a carrier itself is looked into, always: its CC must not name a token.
-        state = self._conversation.state
-        judged = publish.plan or not (publish.exchange in state.exchanges or publish.exchange in state.carriers)
-        if channel.held is None and channel.ledger is None and judged:
+        if channel.held is None and channel.ledger is None:
             self._publishes.remember(publish)
 
-    def _passing(self, data: bytes, at: int, header_at: int, end: int, publish: Publish) -> int:
+    def _passing(  # noqa: C901 -- the publish path
+        self, data: bytes, at: int, header_at: int, end: int, publish: Publish
+    ) -> int:
         """Step over whole publishes to an exchange that is not evaluated here, as long as they have one method frame.
 
         Returns:
@@ -242,7 +248,8 @@ class Publishing:
         publishes = self._publishes
         conversation = self._conversation
         shapes = self._shapes
-        starts = data.startswith
+        starts, find = data.startswith, data.find
+        restores, searched = conversation.state.restores, self._searched
         audit = conversation.audit
         if audit is not None and audit.ruled_only:
             audit = None
@@ -261,6 +268,13 @@ class Publishing:
                 or not starts(body_head, body_at)
                 or not starts(channel.head, header_at)
             ):
+                break
+            # CC may name a token, or an original address be forged: frame by frame the table is looked into.
+            if body_at > searched:
+                if self._search(data, header_at, body_at, stop):
+                    break
+                searched = self._searched
+            if restores and find(ORIGINAL, header_at, body_at) >= 0:
                 break
             count += 1
             total += body_size
@@ -283,6 +297,20 @@ class Publishing:
             counters.publishes_passed += count
             counters.bytes_passed += total
         return at
+
+    def _search(self, data: bytes, header_at: int, body_at: int, stop: int) -> bool:
+        """Look for the reserved prefix in a header frame: in one go for many where messages are small.
+
+        Returns:
+            Whether it is in the header frame.
+        """
+        self._searched = header_at + _SEARCHED_BYTES if stop - header_at < _SMALL_BYTES else body_at
+        if data.find(RESERVED, header_at, self._searched) < 0:
+            return False
+        # In a body, perhaps: from here on header by header.
+        found = data.find(RESERVED, header_at, body_at) >= 0
+        self._searched = header_at if found else body_at
+        return found
 
     def _routed(  # noqa: C901 -- the publish path
         self, data: bytes, at: int, header_at: int, end: int, publish: Publish

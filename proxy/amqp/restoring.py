@@ -11,10 +11,11 @@ from proxy.amqp.method_arguments import Deliver, GetOk, Return, read_deliver, re
 from proxy.amqp.methods import method_frame
 from proxy.amqp.original import Address
 from proxy.amqp.properties import table_span
+from proxy.amqp.tokens import NOWHERE
 from proxy.amqp.vhost import Delivery, VhostState
-from proxy.errors import ProtocolError
+from proxy.errors import ProtocolError, Scope
 from proxy.routing.address_targets import AddressBook, Target
-from proxy.routing.bindings import QUEUE
+from proxy.routing.bindings import EXCHANGE, QUEUE
 
 
 def can_produce(state: VhostState, first: Address, new: Address) -> bool:
@@ -26,9 +27,35 @@ def can_produce(state: VhostState, first: Address, new: Address) -> bool:
         return True
     if owned.delivery is Delivery.CARRIER and owned.carrier != owned.name and new.exchange == owned.carrier:
         return new.routing_key == first.routing_key
-    if new.exchange == b"":
+    if new == (b"", NOWHERE):
         return owned.delivery is Delivery.QUEUE or owned.alternate is not None
-    return owned.delivery is Delivery.QUEUE and new.routing_key == first.routing_key
+    if owned.delivery is not Delivery.QUEUE:
+        return False
+    if new.exchange == b"":
+        return state.router.may_choose(first.exchange, (QUEUE, new.routing_key))
+    chosen = new.exchange == owned.alternate or state.router.may_choose(first.exchange, (EXCHANGE, new.exchange))
+    return chosen and new.routing_key == first.routing_key
+
+
+def refuse_forged(state: VhostState, entries: bytes) -> None:
+    """Refuse a producer's header that would show consumers another address than its message has, or may come to have.
+
+    What passes untouched keeps its bytes, so the header can't be cut out; what nobody would restore may stay.
+
+    Args:
+        state: the virtual host.
+        entries: of the header table of a publish that nothing of ours changes.
+
+    Raises:
+        ProtocolError: 403 on the channel.
+    """
+    try:
+        found = original.read(entries)
+    except ProtocolError:  # nobody restores what can't be read
+        return
+    if found is not None and can_produce(state, *found):
+        text = f"header '{original.HEADER.decode()}' names an address that only the proxy may give"
+        raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.BASIC_PUBLISH, 1 << 16))
 
 
 def _translated(state: VhostState, book: AddressBook, first: Address, new: Address) -> bool:

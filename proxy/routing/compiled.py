@@ -91,6 +91,13 @@ class CompiledBinding:
         return any(NAMED_ROUTES.get(header) == EXCHANGE for each in effects for header in each.granted_add)
 
     @property
+    def chooses_queues(self) -> bool:
+        """Whether a message can reach queues that it does not name: by a pattern, or since the message names them."""
+        effects = [each for each in (self.on_true, self.on_false) if each is not None]
+        granted = any(NAMED_ROUTES.get(header) != EXCHANGE for each in effects for header in each.granted_add)
+        return self.destination is None or granted or any(each.add_queues for each in effects)
+
+    @property
     def destinations(self) -> frozenset[Destination]:
         """Everything that it names as a destination: the declared one and what its routes add."""
         named = {(self.binding.destination_type, self.binding.destination)}

@@ -44,6 +44,7 @@ class Exchange:
         "_compiled",
         "_destinations",
         "_free_exchanges",
+        "_free_queues",
         "_index",
         "_interest",
         "_local_time",
@@ -78,7 +79,7 @@ class Exchange:
         self._interest = InterestCount(self.filters)
         self._destinations: Counter[Destination] = Counter()
         self._next_names: set[bytes] = set()
-        self._free_exchanges = 0
+        self._free_exchanges = self._free_queues = 0
 
     def bind(self, binding: Binding) -> bool:
         """Check, compile and add a binding.
@@ -101,6 +102,7 @@ class Exchange:
         self._interest.add(compiled.needs)
         self._count_destinations(compiled, 1)
         self._free_exchanges += compiled.lets_producer_add_exchanges
+        self._free_queues += compiled.chooses_queues
         return True
 
     def unbind(self, binding: Binding) -> bool:
@@ -116,6 +118,7 @@ class Exchange:
         self._index.remove(compiled)
         self._interest.remove(compiled.needs)
         self._free_exchanges -= compiled.lets_producer_add_exchanges
+        self._free_queues -= compiled.chooses_queues
         self._count_destinations(compiled, -1)
         return True
 
@@ -175,6 +178,11 @@ class Exchange:
     def lets_producer_add_exchanges(self) -> bool:
         """Whether messages can name exchanges that no binding names."""
         return self._free_exchanges > 0
+
+    @property
+    def chooses_queues(self) -> bool:
+        """Whether messages can reach queues that no binding names."""
+        return self._free_queues > 0
 
     @property
     def sees_queues(self) -> bool:

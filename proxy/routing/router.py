@@ -72,6 +72,16 @@ class Router:
             for each in self._reach(exchange).exchanges
         )
 
+    def may_choose(self, exchange: bytes, destination: Destination) -> bool:
+        """Say whether messages to `exchange` can reach a destination outside the router, named by a rule or not."""
+        kind, name = destination
+        if kind == EXCHANGE and name in self._exchanges:
+            return False
+        reached = self._reach(exchange).exchanges
+        if any(each.chooses_queues if kind == QUEUE else each.lets_producer_add_exchanges for each in reached):
+            return True
+        return self.names(exchange, destination)
+
     def decide(
         self,
         exchange: bytes,

@@ -51,7 +51,7 @@ def test_whatever_a_channel_kept_is_counted_off_when_it_ends() -> None:
     channel = both.channel(1)
     channel.held, channel.held_bytes = [b"123"], 3
     channel.held_back = [b"12345"]
-    publish = Publish(b"", None, b"", b"", channel, False, True)
+    publish = Publish(b"", None, b"", b"", channel, False)
     plan = both.plans.get(b"xo")
     assert plan is not None
     channel.collected = Collected(publish, plan, b"", (), 7, bytearray())

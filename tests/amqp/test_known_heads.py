@@ -8,7 +8,7 @@ from proxy.amqp.known_heads import Head, KnownHeads
 from proxy.amqp.traffic import Traffic
 
 TALLY = Traffic().tally("/", b"xo", "routed", (), ())
-PUBLISH = Publish(b"method", None, b"xo", b"", Channel(1), False, True)
+PUBLISH = Publish(b"method", None, b"xo", b"", Channel(1), False)
 
 
 def head(came: bytes, leaves: bytes = b"") -> Head:

@@ -16,7 +16,7 @@ def frame(key: str, channel: int = 1) -> bytes:
 
 
 def publish(key: str, channel: Channel = CHANNEL, plan: ExchangePlan | None = None) -> Publish:
-    return Publish(frame(key, channel.number), plan, b"e", key.encode(), channel, False, False)
+    return Publish(frame(key, channel.number), plan, b"e", key.encode(), channel, False)
 
 
 def known(*publishes: Publish) -> KnownPublishes:

@@ -8,6 +8,7 @@ from proxy.amqp.tables import encode_table
 from proxy.amqp.tokens import NOWHERE
 from proxy.amqp.vhost import Delivery, VhostState
 from proxy.routing.exchange import Exchange
+from proxy.routing.values import Value
 from tests.amqp.relaying import (
     REPORT,
     Wire,
@@ -68,6 +69,48 @@ def test_a_refused_publish_is_no_publish_upstream() -> None:
     bad = publish(to="carried", headers=((b"CC", many("x.o.p.e.n.x.q.1")),))
     assert slow(bad, wire) == CLOSE
     assert closed(wire.producer())[:2] == (1, 403)
+
+
+RESERVED_KEY = "x.o.p.e.n.x.q.1"
+
+
+@pytest.mark.parametrize("pieces", [slow, lambda message, wire: wire.produce(message)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        publish(RESERVED_KEY, to="e"),
+        publish(RESERVED_KEY, to=""),
+        publish(to="e", headers=((b"CC", many(RESERVED_KEY)),)),
+        publish(to="e", headers=((b"a", Value("S", b"b")), (b"BCC", many("fine", RESERVED_KEY)))),
+        publish(to="", headers=((b"CC", many(RESERVED_KEY)),), body=b"x" * 100_000),
+    ],
+)
+def test_a_reserved_key_is_refused_on_an_exchange_that_nothing_evaluates(bad: bytes, pieces: object) -> None:
+    wire = Wire().open(1, 2)
+    good, beside = publish(to="e", headers=((b"CC", many("fine")),)), publish(to="e", channel=2)
+    assert wire.produce(good, good) == good * 2
+    assert pieces(bad, wire) == CLOSE  # type: ignore[operator]
+    assert closed(wire.producer())[:2] == (1, 403)
+    assert wire.produce(beside) == beside
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_reserved_key_among_known_publishes_ends_their_run_there(count: int) -> None:
+    wire = Wire().open()
+    good = publish(to="e", headers=((b"CC", many("fine")),))
+    bad = publish(to="e", headers=((b"CC", many(RESERVED_KEY)),))
+    assert wire.produce(good) == good
+    assert wire.produce(good * count, bad, good) == good * count + CLOSE
+    assert closed(wire.producer())[:2] == (1, 403)
+
+
+def test_the_reserved_prefix_elsewhere_in_a_passing_publish_is_content_like_any_other() -> None:
+    wire = Wire().open()
+    text = Value("S", RESERVED_KEY.encode())
+    message = publish(to="e", headers=((b"note", text), (b"CC", many("fine"))), body=RESERVED_KEY.encode())
+    assert wire.produce(message, message) == message * 2
+    assert slow(message, wire) == message
+    assert wire.producer() == b""
 
 
 # -- waiting for destinations -----------------------------------------------------------------------------------------

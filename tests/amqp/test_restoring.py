@@ -8,9 +8,10 @@ from pamqp import base, commands
 from proxy.amqp.original import CC_ASIDE, Address, entry
 from proxy.amqp.restoring import can_produce, restored_content
 from proxy.amqp.tables import MAX_NESTING, encode_table
+from proxy.amqp.tokens import NOWHERE
 from proxy.amqp.vhost import Delivery, VhostState
 from proxy.routing.values import Value
-from tests.amqp.relaying import address_of, owned, routed, state, table, table_of
+from tests.amqp.relaying import address_of, chosen, owned, routed, several, state, table, table_of
 from tests.client import content_header, method, split
 from tests.routing.building import exchange, many
 
@@ -28,11 +29,13 @@ def alternated(delivery: Delivery) -> VhostState:
 @pytest.mark.parametrize(
     ("name", "of", "first", "new"),
     [
-        ("queue", QUEUE, FROM, Address(b"", b"anything")),
-        ("queue to an exchange", QUEUE, FROM, Address(b"other", b"key")),
+        ("queue", QUEUE, FROM, TO),
+        ("queue to nowhere", QUEUE, FROM, Address(b"", NOWHERE)),
+        ("queue that a message names", chosen("q", delivery=Delivery.QUEUE), FROM, Address(b"", b"anything")),
+        ("queue to an exchange", several("other"), FROM, Address(b"other", b"key")),
         ("queue to the alternate", alternated(Delivery.QUEUE), FROM, Address(b"ae", b"key")),
         ("carrier of another name", ELSEWHERE, FROM, Address(b"carrier.xo", b"key")),
-        ("nobody, with an alternate", alternated(Delivery.CARRIER), FROM, Address(b"", b"anything")),
+        ("nobody, with an alternate", alternated(Delivery.CARRIER), FROM, Address(b"", NOWHERE)),
     ],
 )
 def test_what_a_delivery_writes_can_be_restored(name: str, of: VhostState, first: Address, new: Address) -> None:
@@ -47,7 +50,10 @@ def test_what_a_delivery_writes_can_be_restored(name: str, of: VhostState, first
         ("carrier does not rename", CARRIER, FROM, Address(b"carrier.xo", b"key")),
         ("carrier keeps the key", ELSEWHERE, FROM, Address(b"carrier.xo", b"other")),
         ("another carrier", ELSEWHERE, FROM, Address(b"carrier.other", b"key")),
-        ("exchanges get the key", QUEUE, FROM, Address(b"other", b"changed")),
+        ("exchanges get the key", several("other"), FROM, Address(b"other", b"changed")),
+        ("a queue that no rule names", QUEUE, FROM, Address(b"", b"anything")),
+        ("an exchange that no rule names", QUEUE, FROM, Address(b"other", b"key")),
+        ("a queue where only nobody is reached by name", alternated(Delivery.CARRIER), FROM, TO),
     ],
 )
 def test_what_no_delivery_writes_can_not(name: str, of: VhostState, first: Address, new: Address) -> None:

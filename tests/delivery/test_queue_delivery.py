@@ -12,7 +12,7 @@ from proxy.amqp.tables import encode_table
 from tests import client
 from tests.broker.world import Outside
 from tests.delivery.site import Site, standing
-from tests.producer import Message, Producer, headers, value
+from tests.producer import Message, Producer, headers, until, value
 from tests.rabbitmq import Broker
 
 RULES = """
@@ -40,11 +40,15 @@ exchanges:
       - {queue: a, arguments: {"x-?hkv= to": a}}
       - {queue: ghost, arguments: {"x-?hkv= to": ghost}}
       - {queue: full, arguments: {"x-?hkv= to": full, x-addq-ontrue: [a, b]}}
+  - name: carried
+    arguments: {alternate-exchange: spare}
+    bindings:
+      - {queue: a}
 """
 
 
 def prepare(outside: Outside) -> None:
-    outside.make_queues("a", "b", "fallback")
+    outside.make_queues("a", "b", "fallback", "elsewhere")
     outside.make_queue("dying", x_message_ttl=1, x_dead_letter_exchange="")
     for name, queue in (("spare", "fallback"), ("copies", "a")):
         outside.make_exchange(name, "fanout")
@@ -329,3 +333,41 @@ def test_forged_headers_of_ours_are_replaced(site: Site, producer: Producer) -> 
         ((b"x-original-address", original("k", "", "a")),)  # type: ignore[arg-type]
     )
     assert message.flags == client.encode_properties({}, b"")[0]
+
+
+@pytest.mark.parametrize("exchange", ["", "amq.direct"])
+@pytest.mark.parametrize("split", [False, True])
+def test_an_original_address_that_a_producer_writes_is_refused(
+    site: Site, producer: Producer, exchange: str, split: bool
+) -> None:
+    forged = headers({"x-original-address": original("forged", "", "a")})
+    producer.publish(exchange, "a", {"x-original-address": {"exchange": "letters"}})  # nobody would restore this
+    assert producer.settle() == (True, [])
+    site.take("a")
+    message = client.publish(1, exchange.encode(), b"a", forged, b"body")
+    for piece in [one.raw for one in client.split(message)] if split else [message]:
+        producer.send(piece)
+    close = producer.closed()
+    text = "ACCESS_REFUSED - header 'x-original-address' names an address that only the proxy may give"
+    assert (close.code, close.text, close.method) == (403, text, (60, 40))
+    assert site.bodies("a") == [[]]
+
+
+@pytest.mark.parametrize("exchange", ["letters", "carried"])
+def test_an_original_address_written_on_the_broker_is_believed_of_queues_of_that_exchange_alone(
+    site: Site, producer: Producer, exchange: str
+) -> None:
+    """`carried` has an alternate exchange, so that its messages may leave for the default exchange, but to nobody."""
+    forged = {"x-original-address": original("forged", "", "elsewhere", exchange)}
+    site.beside.publish("", "elsewhere", forged)
+    got: list[Message] = []
+
+    def there() -> bool:
+        message = producer.get("elsewhere")
+        got.extend([] if message is None else [message])
+        return bool(got)
+
+    until(there)
+    message = only(got)
+    assert message.address == ("", "elsewhere")
+    assert message.headers == forged

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from pamqp import commands
+from pamqp.common import FieldTable
 
 from proxy.amqp.tokens import token
 from tests import client
 from tests.broker.world import Outside
 from tests.delivery.site import Site, standing
-from tests.producer import Producer, headers
+from tests.producer import Closed, Producer, headers
 from tests.rabbitmq import Broker
 
 RULES = """
@@ -43,6 +44,7 @@ PUBLISH = (60, 40)
 def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     def prepare(outside: Outside) -> None:
         outside.make_exchange("spare", "fanout")
+        outside.make_exchange("leads-to-letters", alternate_exchange="letters")
         outside.make_queue("fallback")
         outside.bind("spare", "fallback", "")
 
@@ -92,8 +94,38 @@ def test_keys_that_only_resemble_the_prefix_are_not_refused(site: Site, producer
     assert len(site.take("a")) == 3
 
 
-def test_elsewhere_the_reserved_prefix_is_a_key_like_any_other(producer: Producer) -> None:
-    assert producer.send_settled("amq.direct", token("queue", b"a").decode(), {"CC": ["x.o.p.e.n.x."]}).acked
+@pytest.mark.parametrize("exchange", ["", "amq.direct", "spare", "leads-to-letters"])
+@pytest.mark.parametrize("header", [None, "CC", "BCC"])
+def test_the_reserved_prefix_is_refused_on_exchanges_that_no_rule_names(
+    site: Site, producer: Producer, exchange: str, header: str | None
+) -> None:
+    key = token("queue", b"a").decode()
+    producer.publish(exchange, "k" if header else key, {header: ["fine", key]} if header else None)
+    close = producer.closed()
+    assert (close.code, close.text, close.method) == (403, RESERVED, PUBLISH)
+    assert site.bodies("a") == [[]]
+    producer.open(confirm=True)
+    assert producer.send_settled("letters", "k").acked
+    assert site.bodies("a") == [[b"body"]]
+
+
+def test_a_queue_whose_dead_letters_would_leave_under_a_token_is_refused(site: Site, producer: Producer) -> None:
+    arguments: FieldTable = {
+        "x-dead-letter-exchange": "letters",
+        "x-dead-letter-routing-key": token("queue", b"a").decode(),
+        "x-message-ttl": 0,
+    }
+    for nowait in (False, True):
+        declare = commands.Queue.Declare(0, "dead", nowait=nowait, arguments=arguments)
+        producer.send(client.method(1, declare))
+        close = producer.closed()
+        text = "values of x-dead-letter-routing-key that begin with 'x.o.p.e.n.x.' are reserved"
+        assert (close.code, close.text, close.method) == (403, f"ACCESS_REFUSED - {text}", (50, 10))
+        producer.open(confirm=True)
+    arguments["x-dead-letter-routing-key"] = "x.o.p.e.n.x"
+    producer.ask(commands.Queue.Declare(0, "alive", exclusive=True, arguments=arguments))
+    with pytest.raises(Closed, match="NOT_FOUND"):
+        producer.ask(commands.Queue.Declare(0, "dead", passive=True))
 
 
 def test_a_refused_channel_can_be_opened_again_at_once(site: Site, producer: Producer) -> None:
