@@ -126,10 +126,12 @@ _WHY = Row(
         ),
         Lines(
             "Beside the rules",
-            "Is a queue not there, did others bind to a carrier, did a regular expression run into its limit?",
+            "Is a queue not there, did others bind to a carrier, did a regular expression run into its limit? "
+            "Which clients' bindings has no sidecar signed?",
             [
                 summed("oxproxy_topology_missing_destinations", legend="missing destinations"),
                 summed("oxproxy_topology_foreign_bindings", legend="bindings that others made"),
+                summed("oxproxy_topology_unsigned_bindings", legend="unsigned bindings"),
                 per_second("oxproxy_regex_limit_hits_total", legend="patterns given up, a second"),
             ],
         ),

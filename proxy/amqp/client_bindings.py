@@ -25,9 +25,10 @@ from proxy.amqp.equivalence import refuse_nested
 from proxy.amqp.method_frames import exchange_declare
 from proxy.amqp.methods import method_frame
 from proxy.amqp.own_bindings import bind_step, bind_tokens, unbind_step
-from proxy.amqp.stored import kept_rows
+from proxy.amqp.stored import kept_rows, refuse_own_arguments, signed_copy
 from proxy.amqp.tables import decode_table
-from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, StoredBinding
+from proxy.amqp.tokens import RESERVED, token
+from proxy.amqp.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.errors import ProtocolError, Scope
 from proxy.routing.bindings import EXCHANGE, QUEUE, Binding
 from proxy.routing.exchange_types import compile_binding
@@ -93,8 +94,7 @@ class ClientBindings:
         Raises:
             ProtocolError: 406 and 403 on the channel, 540 on the connection.
         """
-        asked = read_bind_request(channel, index, frame)
-        refuse_nested(asked.entries, f"binding to {asked.kind}", asked.destination, self._state.name, asked.ids)
+        asked = self._read(channel, index, frame)
         owned = self._owned(asked)
         if owned is None:
             self._refuse_real_source(asked)
@@ -116,7 +116,7 @@ class ClientBindings:
         if not index or len(channel.binds) >= _BINDS_AT_ONCE:
             return False
         try:
-            asked = read_bind_request(channel, index, frame)
+            asked = self._read(channel, index, frame)
             owned = self._owned(asked)
             planned = None if owned is None else self._planned(channel, asked, owned)
         except ProtocolError:
@@ -125,6 +125,21 @@ class ClientBindings:
             return False
         self._make(planned)
         return True
+
+    def _read(self, channel: Channel, index: int, frame: bytes) -> BindRequest:
+        """Read a bind.
+
+        Raises:
+            ProtocolError: 403 on the channel, what sidecars alone may; 406 on the channel, nested too deep; 502 on the
+                connection, malformed.
+        """
+        asked = read_bind_request(channel, index, frame)
+        refuse_nested(asked.entries, f"binding to {asked.kind}", asked.destination, self._state.name, asked.ids)
+        refuse_own_arguments(asked.entries, asked.ids)
+        if asked.routing_key.startswith(RESERVED):
+            text = f"routing key '{_text(asked.routing_key)}' begins with '{_text(RESERVED)}', which is the proxy's own"
+            raise ProtocolError(403, text, Scope.CHANNEL, *asked.ids)
+        return asked
 
     def _planned(self, channel: Channel, asked: BindRequest, owned: OwnedExchange) -> _Planned:
         """Check a bind, and say what it takes."""
@@ -135,21 +150,27 @@ class ClientBindings:
             raise ProtocolError(error.reply_code, error.text, Scope.CHANNEL, *asked.ids) from error
         self._refuse_unkept(asked, owned)
         known = owned.clients.get(binding.identity)
+        if known is not None and not known.signed:
+            known = None  # that one may not do what this one may
         kept = self._is_clients(owned, binding)
-        by = (self._conversation.user,)
-        stored = known or StoredBinding(binding, asked.entries, asked.key, (binding.sequence,), by)
         carried = owned.delivery is Delivery.CARRIER
         tokens = (asked.receiver,) if carried and not self._evaluated(asked) else ()
         chosen = self._reach.chosen(owned, compiled) if kept and known is None and self._state.own_routes else []
         if not carried or (chosen and not tokens):
             chosen = list(dict.fromkeys((asked.receiver, *chosen)))
+        key = asked.key
         if kept and known is None and tokens and not chosen and not self._is_marked(channel, owned, asked.receiver):
-            stored = stored._replace(marks=frozenset(stored.sequences))
+            key = token(*asked.receiver)
+        stored = known or self._stored(binding, asked, key)
         rows = kept_rows(stored)[:1] if kept and carried else []
         keep = [bind_step(channel.number, owned.carrier, asked.receiver, *row) for row in rows]
         named = [one for one in chosen if one in compiled.destinations]
         made = _Made(channel, asked, owned, stored if kept else None, tokens)
         return _Planned(made, binding, keep, chosen, named)
+
+    def _stored(self, binding: Binding, asked: BindRequest, key: bytes) -> StoredBinding:
+        copy = signed_copy(self._state, binding, asked.entries, key, self._conversation.user)
+        return StoredBinding(binding, asked.entries, asked.key, (copy,))
 
     def _make(self, planned: _Planned) -> None:
         """Keep the binding and mark its destination, in one go."""
@@ -257,17 +278,17 @@ class ClientBindings:
         if stored is None:
             self._refuse_unknown(asked, owned, binding)
             # Nothing is removed, but the broker is asked: it checks permissions and that source and destination exist.
-            stored = StoredBinding(binding, asked.entries, asked.key, (0,))
+            stored = StoredBinding(binding, asked.entries, asked.key, (BindingCopy(0, "", asked.key),))
         needless = self._reach.needless(owned, stored)
         made = _Made(channel, asked, owned, stored, tuple(needless))
-        if needless or stored.marks:  # who binds there meanwhile relies on a binding of its own
+        if needless or stored.has_mark:  # who binds there meanwhile relies on a binding of its own
             owned.marked.pop(asked.receiver, None)
             owned.sure.pop(asked.receiver, None)
         if owned.delivery is Delivery.CARRIER:
             # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
             steps = [unbind_step(channel.number, owned.carrier, one) for one in needless]
             steps += [unbind_step(channel.number, owned.carrier, asked.receiver, *row) for row in kept_rows(stored)]
-            if stored.marks and not needless and asked.receiver in owned.bound:
+            if stored.has_mark and not needless and asked.receiver in owned.bound:
                 self._replace(made, steps)
             else:
                 script.ahead(self._conversation, channel, steps, partial(self._unbound, made))

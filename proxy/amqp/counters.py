@@ -179,6 +179,7 @@ class Counters:
         "reused_connections",
         "rules",
         "traffic",
+        "unsigned_bindings",
         "upstream",
         "worker_restarts",
     )
@@ -200,6 +201,7 @@ class Counters:
         self.reused_connections = 0
         self.missing_destinations = 0
         self.foreign_bindings = 0
+        self.unsigned_bindings = 0
         self.worker_restarts = 0
         #: by task of the control plane, how often it raised something that nobody expected
         self.control_failures: dict[str, int] = {}

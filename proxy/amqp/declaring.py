@@ -19,7 +19,7 @@ from proxy.amqp.equivalence import inequivalence, inequivalent_type, refuse_nest
 from proxy.amqp.method_arguments import ExchangeDeclare, read_exchange_declare, read_exchange_delete
 from proxy.amqp.method_frames import empty_ok, exchange_declare, exchange_delete
 from proxy.amqp.own_bindings import withdraw
-from proxy.amqp.stored import DELIVERY, exchange_arguments
+from proxy.amqp.stored import DELIVERY, exchange_arguments, refuse_own_arguments
 from proxy.amqp.tables import decode_table
 from proxy.amqp.vhost import Declared, Delivery, OwnedExchange
 from proxy.errors import ProtocolError, Scope
@@ -57,10 +57,11 @@ class Declaring:
         """Take an exchange.declare; answer whether it goes upstream as it came.
 
         Raises:
-            ProtocolError: 406 on the channel.
+            ProtocolError: 403 and 406 on the channel.
         """
         asked = read_exchange_declare(frame[7:-1])
         refuse_nested(asked.arguments, "exchange", asked.exchange, self._state.name, _DECLARE)
+        refuse_own_arguments(asked.arguments, _DECLARE)
         owned = self._state.exchanges.get(asked.exchange)
         if owned is not None and (owned.type.encode() == asked.exchange_type or self._is_carrier(owned)):
             if asked.passive:

@@ -22,6 +22,7 @@ from proxy.amqp.method_arguments import QueueDeclare, read_queue_declare, read_q
 from proxy.amqp.method_frames import channel_close_ok, connection_close_ok
 from proxy.amqp.own_bindings import bind_tokens, tokens_of
 from proxy.amqp.publish_frames import KIND_NAMES, PublishFrames
+from proxy.amqp.stored import refuse_own_arguments
 from proxy.amqp.tables import decode_value, pick
 from proxy.amqp.tokens import RESERVED
 from proxy.errors import ProtocolError, Scope
@@ -181,6 +182,7 @@ class ProducerFrames:
         asked = read_queue_declare(frame[7:-1])
         refuse_nested(asked.arguments, "queue", asked.queue, conversation.state.name, _QUEUE_DECLARE)
         _refuse_dead_letter_key(asked)
+        refuse_own_arguments(asked.arguments, _QUEUE_DECLARE)
         channel.last_queue = asked.queue or channel.last_queue
         if asked.exclusive:  # such a queue lives as long as its connection
             conversation.may_be_kept = False

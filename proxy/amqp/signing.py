@@ -30,7 +30,7 @@ class Secrets:
 
     def __init__(self, secrets: Iterable[bytes] = ()) -> None:
         """Derive the keys of each purpose."""
-        every = tuple(secrets) or (b"",)
+        every = tuple(secrets) or (b"no secret",)
         self._signing = tuple(_derived(secret, _SIGNING) for secret in every)
         #: Keys for hashes of destinations' names, that of the current secret first.
         self.token_keys = tuple(_derived(secret, _TOKENS) for secret in every)

@@ -4,7 +4,8 @@ An open exchange is a real direct exchange marked ``x-open-exchange``; each clie
 the client's own arguments: the first of a destination under its token, further ones under a storage key that no publish
 uses. One more argument, ``x-oxproxy``, keeps the raw
 bytes of the client's table, its routing key, its user name and a sequence number: the management API's JSON loses
-types and order, and the routing key on the broker is another one.
+types and order, and the routing key on the broker is another one. A binding has ``x-oxproxy-signature`` as well:
+whoever may bind can write any user name into ``x-oxproxy``. An exchange has none: whoever declared it may configure it.
 
 Source: delivery notes, "The store"; architecture, "The broker is the store".
 """
@@ -19,16 +20,21 @@ from proxy.amqp.frames import U32, U64, shortstr
 from proxy.amqp.original import longstr_entry
 from proxy.amqp.tables import decode_table
 from proxy.amqp.tokens import RESERVED
-from proxy.amqp.vhost import StoredBinding
-from proxy.routing.bindings import typed_arguments
+from proxy.amqp.vhost import BindingCopy, Destination, StoredBinding, VhostState
+from proxy.errors import ProtocolError, Scope
+from proxy.routing.bindings import Binding, typed_arguments
 
 #: argument that marks an exchange of ours on the broker
 MARK = b"x-open-exchange"
 #: argument that keeps sequence and raw arguments; never shown to clients
 KEPT = b"x-oxproxy"
+#: argument that keeps the signature of a binding; never shown to clients
+SIGNATURE = b"x-oxproxy-signature"
 #: argument by which a client chooses the delivery of an exchange it declares
 DELIVERY = b"x-delivery"
 STORAGE = RESERVED + b"b."
+#: Sequences are microseconds since 1970: no clock that runs gives a greater one (the year 2255).
+LAST_SEQUENCE = 2**53 - 1
 _MARK_ENTRY = b"\x0f" + MARK + b"t\x01"
 
 
@@ -67,12 +73,67 @@ def unpack(text: bytes) -> Kept:
     if len(raw) < entries_at:
         raise ValueError(f"{len(raw)} bytes, expected at least {entries_at}")
     key, user = raw[key_at : user_at - U32.size], raw[user_at:entries_at]
-    return Kept(int(U64.unpack_from(raw)[0]), key, user.decode(), raw[entries_at:])
+    sequence = int(U64.unpack_from(raw)[0])
+    if sequence > LAST_SEQUENCE:
+        raise ValueError(f"its sequence is {sequence}, expected at most {LAST_SEQUENCE}")
+    return Kept(sequence, key, user.decode(), raw[entries_at:])
 
 
-def kept_arguments(sequence: int, entries: bytes, routing_key: bytes = b"", client: str = "") -> bytes:
+def kept_arguments(
+    sequence: int, entries: bytes, routing_key: bytes = b"", client: str = "", signature: bytes = b""
+) -> bytes:
     """Give the entries of a stored binding: the client's own and ours."""
-    return entries + longstr_entry(KEPT, pack(sequence, entries, routing_key, client))
+    signed = longstr_entry(SIGNATURE, signature) if signature else b""
+    return entries + longstr_entry(KEPT, pack(sequence, entries, routing_key, client)) + signed
+
+
+def signed_fields(
+    vhost: str,
+    exchange: bytes,
+    destination: Destination,
+    client: str,
+    sequence: int,
+    routing_key: bytes,
+    entries: bytes,
+) -> tuple[bytes, ...]:
+    """Give what the signature of a stored binding is made over: everything that it says, and where it stands."""
+    kind, name = destination
+    return (
+        vhost.encode(),
+        exchange,
+        kind.encode(),
+        name,
+        client.encode(),
+        U64.pack(sequence),
+        routing_key,
+        entries,
+    )
+
+
+def signed_copy(state: VhostState, binding: Binding, entries: bytes, key: bytes, client: str) -> BindingCopy:
+    """Make the copy of a binding that is stored under a key for a client: with our signature."""
+    destination = binding.destination_type, binding.destination
+    sequence, asked_key = binding.sequence, binding.routing_key
+    fields = signed_fields(state.name, binding.exchange, destination, client, sequence, asked_key, entries)
+    return BindingCopy(sequence, client, key, state.secrets.sign(*fields))
+
+
+def refuse_own_arguments(entries: bytes, ids: tuple[int, int]) -> None:
+    """Refuse arguments of a client's declare or bind that sidecars alone write.
+
+    Args:
+        entries: raw entries of the table.
+        ids: class and method, for the error.
+
+    Raises:
+        ProtocolError: 403 on the channel.
+    """
+    if KEPT not in entries and MARK not in entries:
+        return
+    for name, _ in decode_table(entries, 0, len(entries)):
+        if name == MARK or name.startswith(KEPT):
+            text = f"argument '{name.decode(errors='replace')}' is the proxy's own"
+            raise ProtocolError(403, text, Scope.CHANNEL, *ids)
 
 
 def exchange_arguments(sequence: int, entries: bytes) -> bytes:
@@ -95,9 +156,9 @@ def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: byte
 
 
 def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:
-    """Give key and argument entries of each binding on the broker that keeps a copy, the copy made first in front."""
-    key = stored.binding.routing_key
+    """Give key and argument entries of each binding on the broker that keeps a copy, the copy that counts in front."""
+    asked_key = stored.binding.routing_key
     return [
-        (stored.key_of(sequence), kept_arguments(sequence, stored.entries, key, client))
-        for sequence, client in stored.copies
+        (copy.key, kept_arguments(copy.sequence, stored.entries, asked_key, copy.client, copy.signature))
+        for copy in stored.copies
     ]

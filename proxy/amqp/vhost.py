@@ -7,18 +7,18 @@ plain attribute is the whole interface. Whoever changes something that a cached 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from proxy.amqp.signing import Secrets
-from proxy.amqp.tokens import grant_key, token
+from proxy.amqp.tokens import grant_key
 from proxy.routing.address_targets import AddressBook
 from proxy.routing.bindings import Binding
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
-from proxy.routing.reach import Reach
+from proxy.routing.reach import NO_REACH, Reach
 from proxy.routing.router import Router
 from proxy.routing.values import Table
 
@@ -51,29 +51,60 @@ class Declared(NamedTuple):
     sequence: int
 
 
+class BindingCopy(NamedTuple):
+    """One copy of a client's binding on the broker.
+
+    Args:
+        sequence: place in the order of declarations.
+        client: the user that made it, as it says itself.
+        key: the key under which it lies on the carrier.
+        signature: as it stands on the broker; b"" where there is none.
+        secret: which of our secrets signed it: 0 is the current one; None: none of them, so that it speaks for no user.
+    """
+
+    sequence: int
+    client: str
+    key: bytes
+    signature: bytes = b""
+    secret: int | None = 0
+
+    @property
+    def signed(self) -> bool:
+        """Whether a sidecar made it."""
+        return self.secret is not None
+
+
 class StoredBinding(NamedTuple):
     """A binding that a client made.
 
     Args:
         binding: what routing knows; its `sequence` is ours.
         entries: raw entries of the client's argument table.
-        key: its storage key on the carrier.
-        sequences: of every copy on the broker (two sidecars can make one each); the lowest counts.
-        clients: the user that made each copy.
-        marks: sequences of the copies that lie under the destination's token: messages find it by them.
+        key: its storage key on the carrier. Copies under another key lie under the destination's token: messages find
+            the destination by them.
+        copies: every copy on the broker (two sidecars can make one each): signed ones first, then the lowest sequence.
+            The first counts.
     """
 
     binding: Binding
     entries: bytes
     key: bytes
-    sequences: tuple[int, ...]
-    clients: tuple[str, ...] = ()
-    marks: frozenset[int] = frozenset()
+    copies: tuple[BindingCopy, ...]
 
     @property
     def client(self) -> str:
-        """The user that made it first."""
-        return self.clients[0] if self.clients else ""
+        """The user that made it first; empty where nobody is known to have."""
+        return self.copies[0].client if self.signed else ""
+
+    @property
+    def signed(self) -> bool:
+        """Whether a sidecar made it."""
+        return self.copies[0].signed
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """The sequence of each copy."""
+        return tuple(copy.sequence for copy in self.copies)
 
     @property
     def destination(self) -> Destination:
@@ -82,30 +113,24 @@ class StoredBinding(NamedTuple):
 
     @property
     def is_mark(self) -> bool:
-        """Whether the copy made first lies under the destination's token."""
-        return self.sequences[0] in self.marks
-
-    def key_of(self, sequence: int) -> bytes:
-        """Give the key under which a copy lies on the carrier."""
-        return token(*self.destination) if sequence in self.marks else self.key
+        """Whether the copy that counts lies under the destination's token."""
+        return self.copies[0].key != self.key
 
     @property
-    def places(self) -> tuple[tuple[int, bytes], ...]:
-        """Sequence and key of each copy."""
-        return tuple((one, self.key_of(one)) for one in self.sequences)
-
-    @property
-    def copies(self) -> tuple[tuple[int, str], ...]:
-        """Sequence and user of each copy, the first copy first."""
-        users = self.clients + ("",) * (len(self.sequences) - len(self.clients))
-        return tuple(zip(self.sequences, users, strict=True))
+    def has_mark(self) -> bool:
+        """Whether some copy lies under the destination's token."""
+        return any(copy.key != self.key for copy in self.copies)
 
     def together(self, other: StoredBinding) -> StoredBinding:
-        """Give what two records of one binding say together; the copy made first counts."""
-        copies = sorted({*self.copies, *other.copies})
-        first = min(self, other, key=lambda stored: stored.sequences[0])
-        sequences, clients = tuple(one for one, _ in copies), tuple(user for _, user in copies)
-        return first._replace(sequences=sequences, clients=clients, marks=self.marks | other.marks)
+        """Give what two records of one binding say together."""
+        copies = in_order({*self.copies, *other.copies})
+        first = self if copies[0] in self.copies else other
+        return first._replace(copies=copies, binding=replace(first.binding, sequence=copies[0].sequence))
+
+
+def in_order(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
+    """Sort copies of one binding: that in front counts."""
+    return tuple(sorted(copies, key=lambda copy: (not copy.signed, *copy[:-1])))
 
 
 @dataclass(slots=True, eq=False)
@@ -300,25 +325,32 @@ class VhostState:
         Returns:
             Whether it is new.
         """
-        binding = stored.binding
-        owned, exchange = self.exchanges[binding.exchange], self.router.exchanges[binding.exchange]
-        if self.own_routes:
-            binding = replace(binding, reach=owned.reach(stored.client))
-            stored = stored._replace(binding=binding)
-        known = owned.clients.get(binding.identity)
+        owned, exchange = self.exchanges[stored.binding.exchange], self.router.exchanges[stored.binding.exchange]
+        known = owned.clients.get(stored.binding.identity)
         if known is not None:
             together = known.together(stored)
-            if together.sequences == known.sequences:
+            if together.copies == known.copies:
                 return False
-            if together.binding.sequence != known.binding.sequence:
-                exchange.unbind(binding)
+            if together.copies[0] != known.copies[0]:
+                together = self._limited(owned, together)
+                exchange.unbind(known.binding)
                 exchange.bind(together.binding)
             owned.keep(together)
         else:
-            exchange.bind(binding)
+            stored = self._limited(owned, stored)
+            exchange.bind(stored.binding)
             owned.keep(stored)
         self.changed()
         return known is None
+
+    def _limited(self, owned: OwnedExchange, stored: StoredBinding) -> StoredBinding:
+        """Let a client's binding reach no further than its client; an unsigned one, its own destination alone."""
+        reach: Reach | None = NO_REACH
+        if stored.signed:
+            reach = owned.reach(stored.client) if self.own_routes else None
+        if (stored.binding.reach, stored.binding.last) == (reach, not stored.signed):
+            return stored
+        return stored._replace(binding=replace(stored.binding, reach=reach, last=not stored.signed))
 
     def remove_binding(self, stored: StoredBinding) -> None:
         """A client's binding is gone; with the last goes an auto-delete exchange that is not on the broker."""

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import NamedTuple, Protocol, TypeAlias
 
+import structlog
+
 from proxy.amqp.vhost import OwnedExchange, StoredBinding, VhostState
 from proxy.broker.listed import BindingInfo
 from proxy.broker.restoring import binding_of
@@ -18,9 +20,13 @@ from proxy.routing.exchange import Exchange
 
 #: Bindings read or applied between two pauses in which others may run.
 _STEP = 128
+#: Bindings that one log line shows at most.
+_SHOWN = 20
+
+log = structlog.get_logger(__name__)
 
 #: What makes a stored binding itself in a listing.
-_Row: TypeAlias = tuple[str, bytes, bytes, str]
+_Row: TypeAlias = tuple[str, bytes, bytes, str, str]
 _Change: TypeAlias = Callable[[Hashable, StoredBinding], None]
 
 
@@ -61,15 +67,27 @@ class BindingListings:
         self._doubtful: dict[bytes, set[Hashable]] = {}
         self._decoded: dict[bytes, dict[_Row, tuple[Hashable, StoredBinding]]] = {}
         self._applied: dict[bytes, tuple[Exchange, int]] = {}
+        self._unsigned: dict[bytes, list[str]] = {}
+        self._previous: dict[bytes, int] = {}
 
     @property
     def unsettled(self) -> bool:
         """Whether something was seen that only the next listing can decide about."""
         return any(name in self._state.exchanges for name in self._doubtful)
 
+    @property
+    def unsigned(self) -> dict[bytes, list[str]]:
+        """Bindings of the last listings that none of our secrets signed, by exchange."""
+        return {name: texts for name, texts in self._unsigned.items() if texts and name in self._state.exchanges}
+
+    @property
+    def previous(self) -> dict[bytes, int]:
+        """How many bindings of the last listings a previous secret signed, by exchange."""
+        return {name: count for name, count in self._previous.items() if count and name in self._state.exchanges}
+
     def forget(self, name: bytes) -> None:
         """An exchange is gone."""
-        for memory in (self._doubtful, self._decoded, self._applied):
+        for memory in (self._doubtful, self._decoded, self._applied, self._unsigned, self._previous):
             memory.pop(name, None)
 
     def settled(self, owned: OwnedExchange) -> bool:
@@ -122,38 +140,70 @@ class BindingListings:
         joined: dict[Hashable, StoredBinding] = {}
         winners: dict[Hashable, BindingInfo] = {}
         superfluous: list[BindingInfo] = []
+        unsigned: list[str] = []
+        previous = 0
         for number, info in enumerate(listed):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
             if not info.stores:
                 continue
-            row = (info.destination_type, info.destination, info.routing_key, info.kept)
+            row = (info.destination_type, info.destination, info.routing_key, info.kept, info.signature)
             decoded = last.get(row) or self._decode(name, info)
             if decoded is None:
                 continue
             fresh[row] = decoded
             identity, stored = decoded
+            (copy,) = stored.copies
+            if not copy.signed:
+                unsigned.append(f"{info}, which says user {copy.client!r}: {why_unsigned(info)}")
+            previous += bool(copy.secret)
             known = joined.get(identity)
             if known is not None and known.entries != stored.entries:
+                later = _weight(known) > _weight(stored)
+                loser, winner = (stored, known) if later else (known, stored)
                 # Messages find the destination by a mark: it is never the one to go.
-                later = (known.is_mark, -known.sequences[0]) > (stored.is_mark, -stored.sequences[0])
-                superfluous.append(info if later else winners[identity])
+                if not loser.is_mark or loser.copies[0].key == winner.copies[0].key:
+                    superfluous.append(info if later else winners[identity])
                 if later:
                     continue
             elif known is not None:
                 stored = known.together(stored)
             joined[identity] = stored
             winners[identity] = info
-        self._decoded[name] = fresh
+        self._decoded[name], self._previous[name] = fresh, previous
+        self._note_unsigned(name, unsigned)
         return joined, superfluous
+
+    def _note_unsigned(self, name: bytes, unsigned: list[str]) -> None:
+        last = self._unsigned.get(name, [])
+        self._unsigned[name] = unsigned
+        fresh = sorted(set(unsigned).difference(last))
+        if fresh:
+            log.warning(
+                "bindings that no sidecar signed: they reach their own destination alone",
+                vhost=self._state.name,
+                exchange=name.decode(errors="replace"),
+                count=len(unsigned),
+                bindings=fresh[:_SHOWN],
+            )
 
     def _decode(self, name: bytes, info: BindingInfo) -> tuple[Hashable, StoredBinding] | None:
         try:
-            stored = binding_of(name, info)
+            stored = binding_of(self._state, name, info)
         except ValueError as error:
             self._store.say(name, f"what the broker keeps of the binding to {info} was damaged: {error}")
             return None
         return stored.binding.identity, stored
+
+
+def why_unsigned(info: BindingInfo) -> str:
+    """Say what is wrong with the signature of a binding that none of our secrets signed."""
+    return "its signature is none of our secrets'" if info.signature else "no signature"
+
+
+def _weight(stored: StoredBinding) -> tuple[bool, bool, int]:
+    """Of two that differ in more than the sequence the greater counts."""
+    return stored.signed, stored.is_mark, -stored.copies[0].sequence
 
 
 class _Join:
@@ -200,7 +250,7 @@ class _Join:
                 self.doubtful.add(identity)
             else:
                 self._store.add_binding(stored)
-        elif known is self._before.clients.get(identity) and known.places != stored.places:
+        elif known is self._before.clients.get(identity) and known.copies != stored.copies:
             self._store.remove_binding(known)
             self._store.add_binding(stored)
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from proxy.amqp.stored import KEPT, MARK, STORAGE
+from proxy.amqp.stored import KEPT, MARK, SIGNATURE, STORAGE
 from proxy.amqp.tokens import token
 
-_MARK, _KEPT = MARK.decode(), KEPT.decode()
+_MARK, _KEPT, _SIGNATURE = MARK.decode(), KEPT.decode(), SIGNATURE.decode()
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 
@@ -59,6 +59,7 @@ class BindingInfo(NamedTuple):
         routing_key: as on the broker.
         properties_key: the name the management API has for it.
         kept: what we keep in it of a client's bind; empty where there is nothing.
+        signature: ours over what is kept; empty where there is none.
     """
 
     destination_type: str
@@ -66,6 +67,7 @@ class BindingInfo(NamedTuple):
     routing_key: bytes
     properties_key: str
     kept: str = ""
+    signature: str = ""
 
     @property
     def marks(self) -> bool:
@@ -104,12 +106,14 @@ def exchange_info(item: Mapping[str, Any]) -> ExchangeInfo:
 
 def binding_info(item: Mapping[str, Any]) -> BindingInfo:
     """Read a binding."""
+    arguments = item.get("arguments") or _NO_ARGUMENTS
     return BindingInfo(
         item["destination_type"],
         item["destination"].encode(),
         item["routing_key"].encode(),
         item["properties_key"],
-        _kept(item.get("arguments") or _NO_ARGUMENTS),
+        _kept(arguments),
+        _own_text(arguments, _SIGNATURE),
     )
 
 
@@ -139,5 +143,9 @@ def _after_blanks(text: str, at: int) -> int:
 
 
 def _kept(arguments: Mapping[str, object]) -> str:
-    text = arguments.get(_KEPT)
+    return _own_text(arguments, _KEPT)
+
+
+def _own_text(arguments: Mapping[str, object], name: str) -> str:
+    text = arguments.get(name)
     return text if isinstance(text, str) else ""

@@ -127,8 +127,10 @@ def records_of(states: Iterable[VhostState]) -> Records:
                         binding.routing_key,
                         stored.entries,
                         stored.sequences,
-                        stored.clients,
-                        tuple(sorted(stored.marks)),
+                        tuple(copy.client for copy in stored.copies),
+                        tuple(copy.sequence for copy in stored.copies if copy.key != stored.key),
+                        tuple(copy.signature for copy in stored.copies),
+                        tuple(copy.key for copy in stored.copies),
                     )
                 )
             grants += [GrantRecord(state.name, name, *destination, key) for key, destination in owned.grants.items()]

@@ -6,12 +6,21 @@ The kept form is the relay's (`amqp.stored`); a snapshot keeps the same parts. P
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import tzinfo
 
-from proxy.amqp.stored import Kept, storage_key, unpack
+from proxy.amqp.stored import Kept, signed_fields, storage_key, unpack
 from proxy.amqp.tables import decode_table
-from proxy.amqp.vhost import Declared, Delivery, OwnedExchange, StoredBinding
+from proxy.amqp.vhost import (
+    BindingCopy,
+    Declared,
+    Delivery,
+    OwnedExchange,
+    StoredBinding,
+    VhostState,
+    in_order,
+)
 from proxy.broker.listed import BindingInfo, ExchangeInfo
 from proxy.errors import ProtocolError
 from proxy.routing.bindings import Binding
@@ -66,10 +75,11 @@ def declared_exchange(
     return owned, exchange
 
 
-def binding_of(exchange: bytes, info: BindingInfo) -> StoredBinding:
+def binding_of(state: VhostState, exchange: bytes, info: BindingInfo) -> StoredBinding:
     """Make the binding that a client made, from the one that keeps it on the broker.
 
     Args:
+        state: the virtual host, whose secrets verify it.
         exchange: name of the exchange; its carrier may have another.
         info: the binding as listed.
 
@@ -77,20 +87,27 @@ def binding_of(exchange: bytes, info: BindingInfo) -> StoredBinding:
         ValueError: what is kept in it was damaged, or belongs to another binding.
     """
     kept = kept_of(info.kept)
-    stored = stored_binding(
-        exchange,
-        info.destination_type,
-        info.destination,
-        kept.routing_key,
-        kept.entries,
-        (kept.sequence,),
-        (kept.client,),
-    )
-    if info.marks:
-        return stored._replace(marks=frozenset(stored.sequences))
-    if stored.key != info.routing_key:
+    destination = info.destination_type, info.destination
+    stored = stored_binding(exchange, *destination, kept.routing_key, kept.entries, [])
+    if not info.marks and stored.key != info.routing_key:
         raise ValueError("it belongs to another binding")
-    return stored
+    copy = BindingCopy(kept.sequence, kept.client, info.routing_key, info.signature.encode())
+    return with_copies(stored, [verified(state, stored, copy)])
+
+
+def verified(state: VhostState, stored: StoredBinding, copy: BindingCopy) -> BindingCopy:
+    """Give a copy that knows which of the secrets signed it."""
+    binding = stored.binding
+    fields = signed_fields(
+        state.name,
+        binding.exchange,
+        stored.destination,
+        copy.client,
+        copy.sequence,
+        binding.routing_key,
+        stored.entries,
+    )
+    return copy._replace(secret=state.secrets.verify(copy.signature, *fields))
 
 
 def stored_binding(
@@ -99,9 +116,7 @@ def stored_binding(
     destination: bytes,
     routing_key: bytes,
     entries: bytes,
-    sequences: Sequence[int],
-    clients: Sequence[str] = (),
-    marks: Iterable[int] = (),
+    copies: Iterable[BindingCopy],
 ) -> StoredBinding:
     """Make a client's binding from its parts.
 
@@ -111,19 +126,21 @@ def stored_binding(
         destination: its name.
         routing_key: the client's.
         entries: raw entries of the client's table.
-        sequences: of every copy, at least one.
-        clients: users that made them.
-        marks: sequences of those under the destination's token.
+        copies: every copy; none where they are filled in later.
 
     Raises:
         ValueError: the arguments are damaged.
     """
-    copies = sorted(zip(sequences, (*clients, *[""] * (len(sequences) - len(clients))), strict=True))
-    ordered, users = tuple(one for one, _ in copies), tuple(user for _, user in copies)
-    arguments = _table(entries)
-    binding = Binding(exchange, destination_type, destination, routing_key, arguments, "", ordered[0])
+    binding = Binding(exchange, destination_type, destination, routing_key, _table(entries))
     key = storage_key(destination_type, destination, routing_key, entries)
-    return StoredBinding(binding, entries, key, ordered, users, frozenset(marks))
+    return with_copies(StoredBinding(binding, entries, key, ()), copies)
+
+
+def with_copies(stored: StoredBinding, copies: Iterable[BindingCopy]) -> StoredBinding:
+    """Give a binding with these copies, the first of which counts."""
+    ordered = in_order(copies)
+    sequence = ordered[0].sequence if ordered else 0
+    return stored._replace(binding=replace(stored.binding, sequence=sequence), copies=ordered)
 
 
 def _table(entries: bytes) -> Table:

@@ -12,10 +12,11 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from proxy.amqp.vhost import Declared, Delivery
+from proxy.amqp.vhost import BindingCopy, Declared, Delivery
 
 _MAGIC = b"oxproxy-snapshot"
 _VERSION = b"1"
@@ -43,6 +44,8 @@ class BindingRecord(NamedTuple):
         sequences: of every copy on the broker.
         clients: users that made them.
         marks: sequences of those under the destination's token.
+        signatures: of every copy; empty for one that has none.
+        keys: the key of every copy on the carrier.
     """
 
     vhost: str
@@ -54,6 +57,21 @@ class BindingRecord(NamedTuple):
     sequences: tuple[int, ...]
     clients: tuple[str, ...] = ()
     marks: tuple[int, ...] = ()
+    signatures: tuple[bytes, ...] = ()
+    keys: tuple[bytes, ...] = ()
+
+    def copies(self, mark: bytes, key: bytes) -> list[BindingCopy]:
+        """Give the copies.
+
+        Args:
+            mark: key of those under the destination's token, where the file does not say it.
+            key: that of the others.
+        """
+        rows = zip_longest(self.sequences, self.clients, self.keys, self.signatures)
+        return [
+            BindingCopy(sequence, client or "", at or (mark if sequence in self.marks else key), signature or b"")
+            for sequence, client, at, signature in rows
+        ]
 
 
 class GrantRecord(NamedTuple):
@@ -180,7 +198,10 @@ def _rows(records: Records) -> Iterator[Iterable[object]]:
         yield "exchange", one.vhost, _text(one.name), one.delivery.value, *kept
     for each in records.bindings:
         names = (_text(each.exchange), each.destination_type, _text(each.destination), _text(each.routing_key))
-        yield "binding", each.vhost, *names, _packed(each.entries), each.sequences, each.clients, each.marks
+        copies = (each.sequences, each.clients, each.marks)
+        # As numbers: version 0.1 takes every list after the clients for one of numbers.
+        more = (tuple(map(_number, each.signatures)), tuple(map(_number, each.keys)))
+        yield "binding", each.vhost, *names, _packed(each.entries), *copies, *more
     for grant in records.grants:
         names = (_text(grant.exchange), grant.destination_type, _text(grant.destination), _text(grant.key))
         yield "grant", grant.vhost, *names
@@ -202,12 +223,21 @@ def _binding(vhost: str, exchange: str, kind: str, destination: str, *values: An
     if not numbers:
         raise ValueError("a binding without a sequence")
     names = (_bytes(exchange), kind, _bytes(destination), _bytes(key))
-    marks = tuple(int(number) for found in more for number in found)
-    return BindingRecord(vhost, *names, b64decode(entries), numbers, tuple(map(str, clients)), marks)
+    marks, signatures, keys, *_ = (*(tuple(map(int, found)) for found in more), (), (), ())
+    written = tuple(map(_of_number, signatures)), tuple(map(_of_number, keys))
+    return BindingRecord(vhost, *names, b64decode(entries), numbers, tuple(map(str, clients)), marks, *written)
 
 
 def _checksum(lines: bytes) -> bytes:
     return blake2b(lines, digest_size=16).hexdigest().encode()
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(b"\1" + data, "big")  # the first byte keeps zeros behind it
+
+
+def _of_number(number: int) -> bytes:
+    return number.to_bytes((number.bit_length() + 7) // 8, "big")[1:]
 
 
 def _packed(entries: bytes) -> str:

@@ -22,6 +22,8 @@ class VhostStatus:
         conflicts: what contradicts the rules, and what to do.
         inventory_failures: listings that failed at the last look.
         queues: how many queues are known.
+        unsigned: by exchange, bindings that no sidecar signed: they reach their own destination alone.
+        previous_secret: by exchange, how many bindings a previous secret signed.
         declared: by exchange that clients declared or bound to, how many bindings they made.
         refreshed_at: seconds since the epoch of the last look, None before the first.
     """
@@ -35,6 +37,8 @@ class VhostStatus:
     conflicts: Sequence[str]
     inventory_failures: Sequence[str]
     queues: int
+    unsigned: Mapping[str, Sequence[str]]
+    previous_secret: Mapping[str, int]
     declared: Mapping[str, int]
     refreshed_at: float | None
 
@@ -53,6 +57,8 @@ def status_of(vhost: VhostTopology) -> VhostStatus:
         conflicts=vhost.conflicts,
         inventory_failures=vhost.survey.failures,
         queues=len(vhost.presence.queues),
+        unsigned={_text(name): texts for name, texts in sorted(vhost.store.listings.unsigned.items())},
+        previous_secret={_text(name): count for name, count in sorted(vhost.store.listings.previous.items())},
         declared={
             _text(name): len(owned.clients)
             for name, owned in sorted(vhost.state.exchanges.items())

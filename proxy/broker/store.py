@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import structlog
 
+from proxy.amqp.tokens import token
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, StoredBinding, VhostState
 from proxy.broker.binding_listings import BindingListings
 from proxy.broker.listed import ExchangeInfo
-from proxy.broker.restoring import declared_exchange, exchange_of, stored_binding
-from proxy.broker.snapshot import ExchangeRecord, Records
+from proxy.broker.restoring import declared_exchange, exchange_of, stored_binding, verified, with_copies
+from proxy.broker.snapshot import BindingRecord, ExchangeRecord, Records
 from proxy.errors import ProtocolError
 from proxy.routing.exchange import Exchange
 
@@ -143,8 +144,6 @@ class Store:
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
         """Evaluate one more exchange that a client declared."""
-        if owned.declared is not None:
-            self._count(owned.declared.sequence)
         self.state.add_exchange(owned, exchange)
         self.changes += 1
 
@@ -159,7 +158,9 @@ class Store:
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
             return False  # the file has it, and comes first
-        self._count(stored.sequences[-1])
+        # What nobody signed says any sequence; those of exchanges order nothing.
+        signed = [copy.sequence for copy in stored.copies if copy.signed]
+        self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
         try:
             self.state.add_binding(stored)
         except ProtocolError as error:
@@ -195,7 +196,7 @@ class Store:
             owned = self.state.exchanges.get(binding.exchange) if binding.vhost == self.state.name else None
             if owned is not None and (carriers or owned.delivery is Delivery.QUEUE):
                 try:
-                    self.add_binding(stored_binding(*binding[1:]))
+                    self.add_binding(self._remembered(owned, binding))
                 except ValueError as error:
                     self.say(binding.exchange, f"a binding of the snapshot was damaged: {error}")
 
@@ -204,6 +205,16 @@ class Store:
             self.add_exchange(*declared_exchange(record.name, record.declared, record.delivery, self._local_time))
         except ValueError as error:
             self.say(record.name, f"its snapshot was damaged: {error}")
+
+    def _remembered(self, owned: OwnedExchange, record: BindingRecord) -> StoredBinding:
+        """Make a binding of a snapshot; of what is kept on the broker the signature counts as always."""
+        key = record.routing_key
+        names = record.exchange, record.destination_type, record.destination
+        stored = stored_binding(*names, key, record.entries, [])
+        copies = record.copies(token(*stored.destination), stored.key)
+        if owned.delivery is Delivery.CARRIER:
+            copies = [verified(self.state, stored, copy) for copy in copies]
+        return with_copies(stored, copies)
 
     def bindings(self) -> list[StoredBinding]:
         """Give the bindings that are here now; what is bound later can't be judged by a look that has begun."""
@@ -229,9 +240,6 @@ class Store:
         for stored in found:
             self.remove_binding(stored)
         return bool(found)
-
-    def _count(self, sequence: int) -> None:
-        self.state.last_sequence = max(self.state.last_sequence, sequence)
 
     def say(self, name: bytes, what: str) -> None:
         """Write a fault once."""

@@ -288,6 +288,11 @@ class Topology:
         """How many bindings on carriers are not ours."""
         return sum(len(bindings) for vhost in self._vhosts.values() for bindings in vhost.survey.foreign.values())
 
+    @property
+    def unsigned_count(self) -> int:
+        """How many bindings on carriers say that a client made them, without a signature of ours."""
+        return sum(len(texts) for vhost in self._vhosts.values() for texts in vhost.store.listings.unsigned.values())
+
     def status(self) -> list[VhostStatus]:
         """Tell operators how it stands."""
         return [status_of(vhost) for vhost in self._vhosts.values()]

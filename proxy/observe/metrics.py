@@ -277,6 +277,14 @@ METRICS: tuple[MetricSpec, ...] = (
         Merge.MAX,
     ),
     _metric(
+        "topology_unsigned_bindings",
+        Kind.GAUGE,
+        "",
+        readings.one(lambda counters: counters.unsigned_bindings),
+        "Bindings stored as a client's that no secret of ours signed: they reach their own destination alone.",
+        Merge.MAX,
+    ),
+    _metric(
         "control_loop_failures_total",
         Kind.COUNTER,
         "task",

@@ -39,6 +39,7 @@ class Binding:
         id: the operator's name for it, else what ``binding_hash`` says.
         sequence: of two bindings of equal order the one with the greater sequence is visited first.
         reach: how far its routes reach; None: anywhere.
+        last: whether it is visited after all bindings that are not, whatever its order.
     """
 
     exchange: bytes
@@ -49,6 +50,7 @@ class Binding:
     id: str = ""
     sequence: int = 0
     reach: Reach | None = field(default=None, compare=False)
+    last: bool = field(default=False, compare=False)
 
     @property
     def identity(self) -> Hashable:

@@ -24,6 +24,9 @@ from proxy.routing.message import Message
 from proxy.routing.trace import ExchangeStep, FilterStep
 from proxy.routing.values import Table
 
+#: Greater than every order.
+_LAST = 1 << 64
+
 
 class Exchange:
     """One exchange that is evaluated here.
@@ -95,7 +98,8 @@ class Exchange:
         if identity in self._compiled:
             return False
         self.changes += 1
-        compiled.rank = (compiled.order, -binding.sequence, -self.changes)
+        order = compiled.order + _LAST if binding.last else compiled.order
+        compiled.rank = (order, -binding.sequence, -self.changes)
         compiled.mark = (self.name, binding.id or _hash(binding))
         self._compiled[identity] = compiled
         self._index.add(compiled)

@@ -27,13 +27,15 @@ class Reach:
 
     Args:
         client: its name.
+        closed: whether nothing is allowed and nobody is to be asked.
     """
 
-    __slots__ = ("allowed", "client", "refused")
+    __slots__ = ("allowed", "client", "closed", "refused")
 
-    def __init__(self, client: str) -> None:
+    def __init__(self, client: str, closed: bool = False) -> None:
         """Know nothing yet."""
         self.client = client
+        self.closed = closed
         #: destinations that the client could bind
         self.allowed: set[Destination] = set()
         #: those that it could not, with the reason
@@ -52,6 +54,10 @@ class Reach:
         for one in chosen:
             if one in self.allowed:
                 kept.add(one)
-            elif one not in self.refused:
+            elif not self.closed and one not in self.refused:
                 message.asked.add((self, one))
         return kept
+
+
+#: Of a binding that no client is known to have made: its routes lead nowhere, and nobody is asked.
+NO_REACH = Reach("", closed=True)

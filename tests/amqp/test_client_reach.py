@@ -12,7 +12,7 @@ from proxy.amqp.client_reach import ASKED_AT_ONCE, ClientReach
 from proxy.amqp.method_arguments import read_queue_unbind
 from proxy.amqp.stored import storage_key
 from proxy.amqp.tokens import grant_key, token
-from proxy.amqp.vhost import Destination, StoredBinding
+from proxy.amqp.vhost import BindingCopy, Destination, StoredBinding
 from proxy.routing.bindings import Binding
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange_types import compile_open
@@ -38,7 +38,7 @@ class Client:
 
     def bind(self, binding: Binding, client: str = "") -> StoredBinding:
         key = storage_key(binding.destination_type, binding.destination, b"", b"")
-        self.state.add_binding(StoredBinding(binding, b"", key, (1,), (client,)))
+        self.state.add_binding(StoredBinding(binding, b"", key, (BindingCopy(1, client, key),)))
         return self.owned.clients[binding.identity]
 
     def leave(self, client: str = "") -> list[bytes]:

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.stored import KEPT, MARK, STORAGE, exchange_arguments, kept_arguments, pack, storage_key, unpack
+from proxy.amqp.stored import (
+    KEPT,
+    LAST_SEQUENCE,
+    MARK,
+    SIGNATURE,
+    STORAGE,
+    exchange_arguments,
+    kept_arguments,
+    pack,
+    storage_key,
+    unpack,
+)
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.routing.values import Table, Value
 
@@ -17,7 +28,7 @@ def entries(*fields: tuple[bytes, Value]) -> bytes:
     return encode_table(fields)
 
 
-@given(st.integers(0, 2**64 - 1), st.binary(max_size=200), st.binary(max_size=255), st.text(max_size=300))
+@given(st.integers(0, LAST_SEQUENCE), st.binary(max_size=200), st.binary(max_size=255), st.text(max_size=300))
 def test_sequence_key_user_and_bytes_come_back(sequence: int, raw: bytes, key: bytes, client: str) -> None:
     assert unpack(pack(sequence, raw, key, client)) == (sequence, key, client, raw)
 
@@ -35,11 +46,19 @@ def test_what_was_damaged_is_told_apart(damaged: bytes) -> None:
         unpack(damaged)
 
 
-def test_a_stored_binding_has_the_clients_arguments_and_one_of_ours() -> None:
+@pytest.mark.parametrize("sequence", [LAST_SEQUENCE + 1, 2**64 - 1])
+def test_a_sequence_that_no_clock_gives_is_refused(sequence: int) -> None:
+    with pytest.raises(ValueError, match="sequence"):
+        unpack(pack(sequence, b""))
+
+
+def test_a_stored_binding_has_the_clients_arguments_and_ours() -> None:
     raw = entries((b"x-match", Value("S", b"all")), (b"n", Value("l", 5)))
     table = decode(kept_arguments(7, raw))
     assert table[:2] == decode(raw)
     assert [name for name, _ in table[2:]] == [KEPT]
+    signed = decode(kept_arguments(7, raw, signature=b"ab"))
+    assert signed == (*table, (SIGNATURE, Value("S", b"ab")))
 
 
 def test_a_stored_exchange_is_marked() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.amqp.tables import encode_table
-from proxy.amqp.vhost import Declared, Delivery, OwnedExchange, StoredBinding, VhostState
+from proxy.amqp.vhost import BindingCopy, Declared, Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.routing.bindings import Binding
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
@@ -16,7 +16,8 @@ from tests.routing.building import decide, exchange, to_exchange, to_queue
 
 def stored(binding: Binding, *sequences: int) -> StoredBinding:
     entries = encode_table(binding.arguments)
-    return StoredBinding(replace(binding, sequence=sequences[0]), entries, b"key", sequences)
+    copies = tuple(BindingCopy(sequence, "", b"key") for sequence in sequences)
+    return StoredBinding(replace(binding, sequence=sequences[0]), entries, b"key", copies)
 
 
 def bound_queues(of: VhostState) -> list[bytes]:

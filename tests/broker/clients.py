@@ -8,15 +8,18 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC
 
-from proxy.amqp.stored import exchange_arguments, kept_arguments
+from proxy.amqp.stored import exchange_arguments, kept_rows, signed_copy
 from proxy.amqp.tables import encode_table
+from proxy.amqp.tokens import token
 from proxy.amqp.vhost import Declared, Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarations import Method, bind_token, declare_carrier, unbind_token
-from proxy.broker.restoring import declared_exchange, stored_binding
+from proxy.broker.restoring import declared_exchange, stored_binding, with_copies
 from proxy.broker.settings import ControlSettings
+from proxy.routing.router import Router
 from proxy.routing.values import Table, Value
 
 DURABLE, AUTO_DELETE, INTERNAL = 2, 4, 8
@@ -31,7 +34,21 @@ def stored(
 ) -> StoredBinding:
     """A client's binding as the state has it."""
     names = exchange.encode(), kind, queue.encode(), key.encode()
-    return stored_binding(*names, encode_table(arguments), (sequence,))
+    made = stored_binding(*names, encode_table(arguments), [])
+    return copied(made, sequence)
+
+
+def copied(
+    made: StoredBinding, *sequences: int, client: str = "", mark: bool = False, vhost: str = "/"
+) -> StoredBinding:
+    """The same with signed copies."""
+    key = token(*made.destination) if mark else made.key
+    state = VhostState(vhost, Router(()))
+    binding = made.binding
+    return with_copies(
+        made,
+        [signed_copy(state, replace(binding, sequence=each), made.entries, key, client) for each in sequences],
+    )
 
 
 def declare_here(
@@ -55,8 +72,13 @@ def declare_here(
 class Client:
     """Clients behind a sidecar, as the broker sees them."""
 
-    def __init__(self, connection: ControlConnection) -> None:
+    def __init__(self, connection: ControlConnection, vhost: str) -> None:
         self._connection = connection
+        self._vhost = vhost
+
+    def signed(self, binding: StoredBinding) -> StoredBinding:
+        """The binding as a relay of this virtual host makes it."""
+        return copied(binding, *binding.sequences, client=binding.client, mark=binding.is_mark, vhost=self._vhost)
 
     async def declare(self, name: str, arguments: Table = (), sequence: int = 1, flags: int = DURABLE) -> None:
         entries = exchange_arguments(sequence, encode_table(arguments))
@@ -69,7 +91,7 @@ class Client:
 
     async def bind(self, *bindings: StoredBinding, tokens: bool = True) -> None:
         """Bind under the storage key, then under the token, as relays do."""
-        methods = [_bind(binding) for binding in bindings]
+        methods = [_bind(self.signed(binding)) for binding in bindings]
         assert set(await self._connection.call_all(methods)) <= {None}
         if tokens:
             pairs = {(each.binding.exchange, each.binding.destination) for each in bindings}
@@ -85,10 +107,9 @@ class Client:
     async def unbind(self, *bindings: StoredBinding, tokens: bool = True) -> None:
         for each in bindings:
             binding = each.binding
-            for sequence in each.sequences:
+            for key, kept in kept_rows(self.signed(each)):
                 method = unbind_token(b"", ("queue", b""))
-                kept = kept_arguments(sequence, each.entries, binding.routing_key)
-                names = _names(binding.destination.decode(), binding.exchange.decode(), each.key.decode())
+                names = _names(binding.destination.decode(), binding.exchange.decode(), key.decode())
                 method.payload = names + struct.pack(">I", len(kept)) + kept
                 assert await self._connection.call(method) is None
             if tokens:
@@ -98,9 +119,9 @@ class Client:
 
 def _bind(stored: StoredBinding) -> Method:
     binding = stored.binding
-    kept = kept_arguments(stored.sequences[0], stored.entries, binding.routing_key)
+    key, kept = kept_rows(stored)[0]
     method = bind_token(b"", ("queue", b""))
-    names = _names(binding.destination.decode(), binding.exchange.decode(), stored.key.decode())
+    names = _names(binding.destination.decode(), binding.exchange.decode(), key.decode())
     method.payload = names + b"\0" + struct.pack(">I", len(kept)) + kept
     return method
 
@@ -114,6 +135,6 @@ async def client(settings: ControlSettings, vhost: str) -> AsyncIterator[Client]
     connection = ControlConnection(settings, vhost)
     await connection.connect()
     try:
-        yield Client(connection)
+        yield Client(connection, vhost)
     finally:
         await connection.close()

@@ -13,7 +13,7 @@ from proxy.broker.listed import BindingInfo
 from proxy.broker.store import Store
 from proxy.routing.router import Router
 from proxy.routing.values import Value
-from tests.broker.clients import declare_here, stored
+from tests.broker.clients import copied, declare_here, stored
 from tests.broker.world import State, has, queues, state
 
 A, B, C = (stored("ox", name, (), number) for number, name in enumerate("abc", 1))
@@ -35,9 +35,9 @@ def listings(known: State, ox: OwnedExchange) -> BindingListings:
 
 
 def row(binding: StoredBinding) -> BindingInfo:
-    asked = binding.binding
-    kept = pack(binding.sequences[0], binding.entries, asked.routing_key).decode()
-    return BindingInfo(*binding.destination, binding.key_of(binding.sequences[0]), "", kept)
+    copy = binding.copies[0]
+    kept = pack(copy.sequence, binding.entries, binding.binding.routing_key, copy.client).decode()
+    return BindingInfo(*binding.destination, copy.key, "", kept, copy.signature.decode())
 
 
 def rows(*bindings: StoredBinding) -> list[BindingInfo]:
@@ -103,7 +103,7 @@ async def test_a_copy_by_which_messages_find_the_destination_is_not_superfluous(
 ) -> None:
     one, other = (b"x-?hkv= a", Value("I", 1)), (b"x-?hkv= b", Value("I", 2))
     first, second = stored("ox", "a", (one, other), 10), stored("ox", "a", (other, one), 20)
-    mark = second._replace(marks=frozenset((20,)))
+    mark = copied(second, 20, mark=True)
     for order in ((first, mark), (mark, first)):
         superfluous = await listings.take(ox, listings.before(ox), rows(*order))
         assert superfluous == [row(first)]
@@ -112,7 +112,7 @@ async def test_a_copy_by_which_messages_find_the_destination_is_not_superfluous(
 
 async def test_where_a_known_copy_lies_is_learned(listings: BindingListings, ox: OwnedExchange, known: State) -> None:
     known.add_binding(A)
-    await take(listings, ox, A._replace(marks=frozenset((1,))))
+    await take(listings, ox, copied(A, 1, mark=True))
     (found,) = ox.clients.values()
     assert found.is_mark
 

@@ -4,14 +4,16 @@ from datetime import UTC
 
 import pytest
 
+from proxy.amqp.signing import Secrets
 from proxy.amqp.stored import pack
 from proxy.amqp.tables import encode_table
 from proxy.amqp.tokens import token
-from proxy.amqp.vhost import Declared, Delivery
+from proxy.amqp.vhost import Declared, Delivery, StoredBinding, VhostState
 from proxy.broker.listed import BindingInfo, ExchangeInfo
-from proxy.broker.restoring import binding_of, declared_exchange, exchange_of, stored_binding
+from proxy.broker.restoring import binding_of, declared_exchange, exchange_of, with_copies
+from proxy.routing.router import Router
 from proxy.routing.values import Table, Value
-from tests.broker.clients import stored, text
+from tests.broker.clients import copied, stored, text
 
 ARGUMENTS: Table = ((b"z", text("last")), (b"max-payload-size", Value("l", 5)), (b"alternate-exchange", text("ae")))
 
@@ -37,6 +39,7 @@ def test_an_exchange_is_made_of_what_is_kept_in_it() -> None:
         pack(7, b"\x01a?").decode(),
         pack(7, encode_table(((b"max-payload-size", text("five")),))).decode(),
         "\N{SNOWMAN}",
+        pack(2**64 - 1, b"").decode(),
     ],
 )
 def test_a_damaged_exchange_is_an_error(kept: str) -> None:
@@ -50,30 +53,71 @@ def test_delivery_is_as_it_was() -> None:
     assert owned.delivery is Delivery.QUEUE
 
 
-def listed(key: bytes, kept: bytes) -> BindingInfo:
-    return BindingInfo("queue", b"q", key, "", kept.decode())
+STATE = VhostState("/", Router(()))
+
+
+def listed(made: StoredBinding, index: int = 0) -> BindingInfo:
+    """A copy of a binding as the management API lists it."""
+    copy = made.copies[index]
+    kept = pack(copy.sequence, made.entries, made.binding.routing_key, copy.client)
+    return BindingInfo(*made.destination, copy.key, "", kept.decode(), copy.signature.decode())
 
 
 def test_a_binding_is_made_of_what_is_kept_in_it() -> None:
-    made = stored("ox", "q", ARGUMENTS, 9, key="k")
-    assert binding_of(b"ox", listed(made.key, pack(9, made.entries, b"k"))) == made
+    made = copied(stored("ox", "q", ARGUMENTS, 9, key="k"), 9, client="me")
+    assert binding_of(STATE, b"ox", listed(made)) == made
     assert (made.binding.routing_key, made.binding.sequence, made.sequences) == (b"k", 9, (9,))
+    assert (made.signed, made.client) == (True, "me")
 
 
 def test_a_binding_under_the_token_is_one_by_which_messages_find_the_destination() -> None:
-    made = stored("ox", "q", ARGUMENTS, 9)
-    found = binding_of(b"ox", listed(token("queue", b"q"), pack(9, made.entries)))
-    assert found == made._replace(marks=frozenset((9,)))
-    assert (found.is_mark, found.key_of(9), found.key_of(8)) == (True, token("queue", b"q"), made.key)
+    made = copied(stored("ox", "q", ARGUMENTS), 9, mark=True)
+    found = binding_of(STATE, b"ox", listed(made))
+    assert found == made
+    assert (found.is_mark, found.copies[0].key) == (True, token("queue", b"q"))
 
 
 def test_what_is_kept_of_another_binding_is_an_error() -> None:
     made, other = stored("ox", "q", ARGUMENTS, 9), stored("ox", "other", ARGUMENTS, 9)
-    for row in (listed(other.key, pack(9, made.entries)), listed(made.key, pack(9, made.entries, b"k"))):
+    row = listed(made)
+    for wrong in (row._replace(routing_key=other.key), row._replace(kept=pack(9, made.entries, b"k").decode())):
         with pytest.raises(ValueError, match="another binding"):
-            binding_of(b"ox", row)
+            binding_of(STATE, b"ox", wrong)
 
 
-def test_the_lowest_sequence_of_several_copies_counts() -> None:
-    made = stored_binding(b"ox", "queue", b"q", b"", b"", (9, 3, 5))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"signature": ""},
+        {"signature": "0" * 64},
+        {"signature": "\N{SNOWMAN}"},
+        {"kept": pack(9, encode_table(ARGUMENTS), b"", "you").decode()},
+        {"kept": pack(8, encode_table(ARGUMENTS), b"", "me").decode()},
+    ],
+    ids=["none", "wrong", "no text of ours", "another user", "another sequence"],
+)
+def test_a_binding_that_nobody_signed_as_it_stands_speaks_for_no_user(changes: dict[str, str]) -> None:
+    made = copied(stored("ox", "q", ARGUMENTS), 9, client="me")
+    found = binding_of(STATE, b"ox", listed(made)._replace(**changes))  # type: ignore[arg-type]
+    assert (found.signed, found.client) == (False, "")
+
+
+@pytest.mark.parametrize("exchange", [b"ox", b"other"])
+@pytest.mark.parametrize("vhost", ["/", "other"])
+def test_a_signature_holds_in_its_own_place_alone(exchange: bytes, vhost: str) -> None:
+    row = listed(copied(stored("ox", "q", ARGUMENTS), 9))
+    found = binding_of(VhostState(vhost, Router(())), exchange, row)
+    assert found.signed == ((exchange, vhost) == (b"ox", "/"))
+
+
+def test_another_secret_signs_nothing() -> None:
+    row = listed(copied(stored("ox", "q", ARGUMENTS), 9))
+    assert not binding_of(VhostState("/", Router(()), secrets=Secrets([bytes(32)])), b"ox", row).signed
+
+
+def test_the_lowest_sequence_of_several_copies_counts_and_signed_ones_before_all_others() -> None:
+    made = copied(stored("ox", "q"), 9, 3, 5)
     assert (made.sequences, made.binding.sequence) == ((3, 5, 9), 3)
+    unsigned = with_copies(made, [made.copies[0]._replace(sequence=1, client="you", secret=None)])
+    both = unsigned.together(made)
+    assert (both.sequences, both.binding.sequence, both.client) == ((3, 5, 9, 1), 3, "")

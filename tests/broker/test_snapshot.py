@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from hashlib import blake2b
 from pathlib import Path
@@ -31,6 +32,8 @@ BINDINGS = st.builds(
     st.lists(NUMBERS, min_size=1, max_size=3).map(tuple),
     st.lists(st.text(max_size=5), max_size=3).map(tuple),
     st.lists(NUMBERS, max_size=3).map(tuple),
+    st.lists(st.binary(max_size=64), max_size=3).map(tuple),
+    st.lists(st.binary(max_size=255), max_size=3).map(tuple),
 )
 RECORDS = st.builds(Records, st.lists(EXCHANGES).map(tuple), st.lists(BINDINGS).map(tuple))
 ONE = Records((ExchangeRecord("/", b"ox", Delivery.QUEUE, Declared(True, False, False, b"\xff", 1)),))
@@ -43,10 +46,19 @@ def test_what_is_written_is_read_back(records: Records) -> None:
 
 def test_a_file_from_before_there_were_marks_is_read() -> None:
     one = BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), ("guest",))
-    line = encode(Records((), (one,))).partition(b"\n")[2].replace(b",[]]", b"]")
+    line = encode(Records((), (one,))).partition(b"\n")[2].replace(b",[],[],[]]", b"]")
     assert line.count(b"[") == 3
     checksum = blake2b(line, digest_size=16).hexdigest().encode()
     assert decode(b"oxproxy-snapshot 1 " + checksum + b"\n" + line).bindings == (one,)
+
+
+def test_version_0_1_reads_the_file() -> None:
+    """It takes every list after the clients for one of sequences."""
+    one = BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), ("me", "you"), (4,), (b"00ab", b""), (b"k", b"l"))
+    _, *values = json.loads(encode(Records((), (one,))).partition(b"\n")[2])
+    *_, sequences, clients, marks, signatures, keys = values
+    assert (sequences, clients, marks) == ([4, 6], ["me", "you"], [4])
+    assert not {int(number) for more in (signatures, keys) for number in more} & set(sequences)
 
 
 @given(RECORDS, st.data())

@@ -35,7 +35,7 @@ def test_a_listing_brings_exchanges_and_takes_them(store: Store, known: State) -
     store.exchanges_listed(store.exchanges_before(), listed("a", "b", sequence=8))
     assert set(known.exchanges) == set(known.router.exchanges) == {b"a", b"b"}
     assert known.carriers == {b"a", b"b"}
-    assert known.last_sequence == 8
+    assert known.last_sequence == 0
     first, changes, epoch = known.exchanges[b"a"], store.changes, known.epoch
     store.exchanges_listed(store.exchanges_before(), listed("a", "b", sequence=8))
     assert known.exchanges[b"a"] is first
@@ -174,7 +174,8 @@ async def test_a_snapshot_is_taken_in(store: Store, known: State, carriers: bool
     back = known.exchanges[b"ox"]
     assert back.delivery is Delivery.QUEUE
     [binding] = back.clients.values()
-    assert (binding.sequences, binding.marks, known.last_sequence) == ((4, 6), frozenset((4,)), 6)
+    assert [(copy.sequence, copy.key == binding.key) for copy in binding.copies] == [(4, False), (6, True)]
+    assert (binding.signed, known.last_sequence) == (True, 6)
 
 
 @pytest.mark.parametrize(("carriers", "expected"), [(True, {b"ox"}), (False, set())])

@@ -117,7 +117,7 @@ async def test_types_survive(start: Start, app: Client, outside: Outside, vhost:
     [back] = found.exchanges[b"ox"].clients.values()
     assert back.binding.arguments == RICH
     assert back.binding.identity == stored("ox", "a", RICH).binding.identity
-    assert back == stored("ox", "a", RICH)
+    assert back == app.signed(stored("ox", "a", RICH))
 
 
 async def test_the_order_of_an_exchanges_arguments_survives(start: Start, app: Client, vhost: str) -> None:
@@ -231,7 +231,7 @@ async def test_the_same_arguments_in_another_order_through_another_sidecar_leave
     first, second = stored("ox", "a", RICH, 1), stored("ox", "a", RICH[::-1], 2)
     await app.bind(second, first)
     found = known(topology := await start(), vhost)
-    assert list(found.exchanges[b"ox"].clients.values()) == [first]
+    assert list(found.exchanges[b"ox"].clients.values()) == [app.signed(first)]
     await app.unbind(first)
     await topology.refresh(vhost)
     assert found.exchanges[b"ox"].clients == {}
@@ -277,7 +277,7 @@ async def test_a_damaged_record_is_said_once_and_the_others_are_used(
     good, bad = stored("ox", "a", (), 1), stored("ox", "b", RICH, 2)
     await app.declare("ox")
     await app.declare_raw("worse", exchange_arguments(1, b"")[:-4] + b"!!!!")
-    await app.bind(good, bad._replace(key=good.key))
+    await app.bind(good, bad._replace(key=good.key, copies=(bad.copies[0]._replace(key=good.key),)))
     await app.bind_raw("ox", "b", bad.key, kept_arguments(2, bad.entries)[:-4] + b"!!!!")
     await app.bind_raw("ox", "b", bad.key, longstr_entry(KEPT, pack(3, b"\x01a?")))
     outside.bind("ox", "a", "x.o.p.e.n.x.b.by.hand")
@@ -285,7 +285,7 @@ async def test_a_damaged_record_is_said_once_and_the_others_are_used(
         found = known(topology := await start(), vhost)
         await topology.refresh(vhost)
     assert list(found.exchanges) == [b"ox"]
-    assert list(found.exchanges[b"ox"].clients.values()) == [good]
+    assert list(found.exchanges[b"ox"].clients.values()) == [app.signed(good)]
     assert len(has(events, "declared state is not usable")) == 5
 
 
@@ -559,7 +559,7 @@ async def test_without_the_management_api_the_snapshot_brings_everything_back(
     found = known(topology, vhost)
     await app.declare("ox")
     await app.bind(stored("ox", "a", RICH, 5))
-    declare_here(found, "ox", stored("ox", "a", RICH, 5))
+    declare_here(found, "ox", app.signed(stored("ox", "a", RICH, 5)))
     declare_here(found, "direct", stored("direct", "b", (), 6), delivery=Delivery.QUEUE)
     topology.changed(vhost, b"ox")
     topology.changed(vhost, b"direct")

@@ -94,7 +94,7 @@ def test_what_is_kept_for_us_is_not_shown_to_clients(start: Start, vhost: str, o
         [message] = app.take("a")
         assert set(message.headers) == {"mine"}
     kept = [one for one in outside.broker.api("GET", f"exchanges/{vhost}/ox/bindings/source") if one["arguments"]]
-    assert [set(one["arguments"]) for one in kept] == [{"x-?hkex", "x-oxproxy"}]
+    assert [set(one["arguments"]) for one in kept] == [{"x-?hkex", "x-oxproxy", "x-oxproxy-signature"}]
 
 
 @pytest.mark.parametrize("loud_first", [True, False])

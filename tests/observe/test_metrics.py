@@ -60,6 +60,7 @@ async def test_every_plain_counter_shows_under_its_name() -> None:
     counters.remotes["archive"].results["lost"] += 1
     counters.missing_destinations = 8
     counters.foreign_bindings = 2
+    counters.unsigned_bindings = 3
     counters.certificates = {("downstream", "/tls/cert.pem"): 1800000000.0}
     got = await scrape(counters)
     expected = {
@@ -83,6 +84,7 @@ async def test_every_plain_counter_shows_under_its_name() -> None:
         "oxproxy_upstream_blocked{}": 1,
         "oxproxy_topology_missing_destinations{}": 8,
         "oxproxy_topology_foreign_bindings{}": 2,
+        "oxproxy_topology_unsigned_bindings{}": 3,
         "oxproxy_certificate_expiry_timestamp_seconds{file=/tls/cert.pem,side=downstream}": 1800000000,
         "oxproxy_audit_lines_total{}": 21,
         "oxproxy_audit_dropped_total{}": 22,
