@@ -410,9 +410,11 @@ class Sidecar:
             Reuse(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
         )
         limits = listener_limits(settings, shared=self._place is not None)
+        kept = MOST_KEPT if surroundings.reuse else 0
+        asked = "limits.connections" in settings.places
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
             surroundings,
-            replace(limits, connections=admitted(limits.connections, MOST_KEPT if surroundings.reuse else 0)),
+            replace(limits, connections=admitted(limits.connections, kept, asked)),
             self._tls.providers(),
         )

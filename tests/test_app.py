@@ -139,9 +139,9 @@ def tap(broker: Broker) -> Iterator[Tap]:
 
 
 def test_with_too_few_descriptors_it_says_so_and_lets_in_fewer(serve: Serve, connect: Connect) -> None:
-    running = serve(wrap=["prlimit", "--nofile=120:120"])
+    running = serve(wrap=["prlimit", "--nofile=276:276"], limits={"connections": 10000})
     running.await_ready()
-    warned = "descriptors=120 needed=20100 permitted=10000 admitted=10"
+    warned = "descriptors=276 needed=20256 permitted=10000 admitted=10"
     assert f'too few file descriptors for limits.connections: fewer producers are let in" {warned}' in (
         running.log.read_text()
     )
@@ -152,12 +152,20 @@ def test_with_too_few_descriptors_it_says_so_and_lets_in_fewer(serve: Serve, con
     assert all(producer.open(confirm=True).send_settled("letters", "k").acked for producer in producers)
 
 
+def test_it_does_not_warn_of_a_number_of_connections_that_nobody_asked_for(serve: Serve) -> None:
+    running = serve(wrap=["prlimit", "--nofile=2000:2000"])
+    running.await_ready()
+    log = running.log.read_text()
+    assert "descriptors=2000 needed=20256 permitted=10000 admitted=872" in log
+    assert [line for line in log.splitlines() if "file descriptors" in line and "level=info" not in line] == []
+
+
 def test_it_raises_its_own_limit_of_descriptors_where_it_may(serve: Serve) -> None:
-    running = serve(wrap=["prlimit", "--nofile=120:600"], limits={"connections": 200})
+    running = serve(wrap=["prlimit", "--nofile=120:700"], limits={"connections": 200})
     running.await_ready()
     assert "file descriptors" not in running.log.read_text()
     limits = Path(f"/proc/{running.process.pid}/limits").read_text()
-    assert re.search(r"^Max open files +500 +600 ", limits, re.MULTILINE)
+    assert re.search(r"^Max open files +656 +700 ", limits, re.MULTILINE)
 
 
 #: Enters a mount namespace of its own and mounts one file over another there, as the kubelet does for `subPath`.

@@ -60,16 +60,18 @@ def provide(connections: int, kept: int = 0) -> Descriptors:
     return Descriptors(limit, wanted, max(1, min(connections, (limit - reserve) // PER_PRODUCER)))
 
 
-def admitted(connections: int, kept: int = 0) -> int:
+def admitted(connections: int, kept: int = 0, asked: bool = True) -> int:
     """Say how many producers can be let in at a time, and log where they are fewer than permitted.
 
     Args:
         connections: how many are permitted.
         kept: upstream connections that may wait for another producer.
+        asked: whether the operator asked for so many; fewer than the default are no reason to warn.
     """
     found = provide(connections, kept)
     if not found.enough:
-        _log.warning(
+        log = _log.warning if asked else _log.info
+        log(
             "too few file descriptors for limits.connections: fewer producers are let in",
             descriptors=found.limit,
             needed=found.wanted,
