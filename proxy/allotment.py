@@ -1,12 +1,12 @@
 """Which part of the configuration does each room get? Settings in, the small values that a room asks for out.
 
-Rooms do not see the settings. Nothing is opened here but the file of a key.
+Rooms do not see the settings. Nothing is opened here.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
 
 from proxy.amqp.allowance import Rates
 from proxy.amqp.conversation import Limits as RelayLimits
@@ -85,12 +85,8 @@ def secrets_of(settings: Settings) -> Secrets:
     return Secrets([hashlib.scrypt(password, salt=salt, n=_SCRYPT_COST, r=8, p=1, dklen=32)])
 
 
-def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditRequest | None:
-    """Give what the configuration asks of the audit log; None where it asks for none.
-
-    Raises:
-        ConfigError: the key of the hashes can't be read.
-    """
+def audit_request(settings: Settings) -> AuditRequest | None:
+    """Give what the configuration asks of the audit log; None where it asks for none."""
     audit = settings.audit
     if audit.directory is None:
         return None
@@ -106,31 +102,19 @@ def audit_request(settings: Settings, environ: Mapping[str, str]) -> AuditReques
         audit.keep_mib,
         audit.headers,
         audit.hash,
-        _hash_key(settings, environ),
+        audit.hash_key,
     )
 
 
-def audit_privacy(settings: Settings, environ: Mapping[str, str]) -> Privacy:
-    """Give what the configuration lets be told of a message, in audit lines and elsewhere.
-
-    Raises:
-        ConfigError: the key of the hashes can't be read or used.
-    """
+def audit_privacy(settings: Settings) -> Privacy:
+    """Give what the configuration lets be told of a message, in audit lines and elsewhere."""
     audit = settings.audit
     shown = frozenset(name.encode() for name in audit.headers)
-    return Privacy(shown, frozenset(audit.hash), _hash_key(settings, environ))
+    return Privacy(shown, frozenset(audit.hash), audit.hash_key)
 
 
-def _hash_key(settings: Settings, environ: Mapping[str, str]) -> bytes:
-    audit = settings.audit
-    if audit.hash_key_env is not None:
-        if audit.hash_key_env not in environ:
-            raise ConfigError("audit", 0, "audit.hash_key_env", f"there is no variable {audit.hash_key_env}")
-        return environ[audit.hash_key_env].encode()
-    if audit.hash_key_file is not None:
-        try:
-            return (settings.folder / audit.hash_key_file).read_bytes().removesuffix(b"\n")
-        except OSError as error:
-            message = f"{audit.hash_key_file} can't be read: {error.strerror or error}"
-            raise ConfigError("audit", 0, "audit.hash_key_file", message) from error
-    return b""
+def cannot_listen(settings: Settings, key: str, address: object, error: OSError) -> ConfigError:
+    """Give the error at the key whose address can't be listened on."""
+    # asyncio puts the address into the text; a look-up of a name has negative numbers of its own.
+    why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+    return settings.fault(key, f"can't listen on {address}: {why}")

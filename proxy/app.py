@@ -25,6 +25,7 @@ import structlog
 from proxy.allotment import (
     audit_privacy,
     audit_request,
+    cannot_listen,
     client_rules,
     listener_limits,
     rates,
@@ -41,7 +42,7 @@ from proxy.broker.settings import ControlSettings, DeclaredSettings
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
 from proxy.net.descriptors import admitted
-from proxy.net.listener import Listener
+from proxy.net.listener import Listener, ListenError
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
 from proxy.net.reuse import MOST_KEPT, Reuse
@@ -70,7 +71,7 @@ _WATCH_SECONDS = 1.0
 #: A task that looks every second and has not failed for so long works.
 _STEADY_SECONDS = 5.0
 
-OK, FAULTY = 0, 2
+OK, BROKEN, FAULTY = 0, 1, 2
 
 
 def product_version() -> str:
@@ -90,14 +91,22 @@ def run(config: Path, environ: Mapping[str, str], worker: str | None = None) -> 
         worker: the place of this process among several (see `worker.Place`); None: it was started by itself.
 
     Returns:
-        Exit status: 0 drained, 2 wrong configuration or rules, or refused by the broker.
+        Exit status: 0 drained, 1 an error of its own, 2 wrong configuration or rules, or refused by the broker.
     """
+    configure(LogSettings())
     try:
-        settings, warnings = load_settings(config, environ)
-        loaded = load_rules(rules_files(settings))
-    except ConfigErrors as errors:
+        return _run(config, environ, worker)
+    except (ConfigError, ConfigErrors) as errors:
         sys.stderr.write(f"{errors}\n")
         return FAULTY
+    except Exception as error:  # noqa: BLE001 -- the last place that can say why the process ends, as a line of the log
+        _log.error("ended by an unexpected error", error=f"{type(error).__name__}: {error}", exc_info=error)
+        return BROKEN
+
+
+def _run(config: Path, environ: Mapping[str, str], worker: str | None) -> int:
+    settings, warnings = load_settings(config, environ)
+    loaded = load_rules(rules_files(settings))
     failures = loaded.failures()
     if failures:
         sys.stderr.write("".join(f"{failure}\n" for failure in failures))
@@ -122,12 +131,7 @@ def run(config: Path, environ: Mapping[str, str], worker: str | None = None) -> 
 
 
 def _run_workers(config: Path, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str]) -> int:
-    try:
-        workers = Workers(config, settings, loaded, environ, product_version())
-    except ConfigErrors as errors:
-        sys.stderr.write(f"{errors}\n")
-        return FAULTY
-    return asyncio.run(workers.serve())
+    return asyncio.run(Workers(config, settings, loaded, environ, product_version()).serve())
 
 
 class Sidecar:
@@ -171,7 +175,7 @@ class Sidecar:
         self._signals = 0
         self._listening = False
         self._following: asyncio.Task[object] | None = None
-        self._refused: UpstreamError | None = None
+        self._refused: UpstreamError | ConfigError | None = None
 
     async def serve(self) -> int:
         """Run until told to stop; give the exit status."""
@@ -180,15 +184,8 @@ class Sidecar:
             loop.add_signal_handler(number, self._stop)
         tasks = Tasks()
         async with AsyncExitStack() as stack:
-            try:
-                self._listener = listener = await self._assemble(stack, tasks)
-            except (ConfigError, ConfigErrors) as error:
-                sys.stderr.write(f"{error}\n")
-                return FAULTY
-            try:
-                await self._start_admin(stack)
-            except OSError as error:
-                return self._cannot_listen(str(self._settings.admin.address), error)
+            self._listener = listener = await self._assemble(stack, tasks)
+            await self._start_admin(stack)
             if self._place is not None:
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who started us tells us when to reload
                 loop.add_reader(sys.stdin.fileno(), self._left_alone)
@@ -219,7 +216,10 @@ class Sidecar:
         if self._place is not None:
             await admin.start_on(socket.socket(fileno=self._place.admin_descriptor))
         elif address is not None:
-            bound = await admin.start(address.host, address.port)
+            try:
+                bound = await admin.start(address.host, address.port)
+            except OSError as error:
+                raise cannot_listen(self._settings, "admin.address", address, error) from error
             _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
 
     async def _assemble(self, stack: AsyncExitStack, tasks: Tasks) -> Listener:
@@ -229,7 +229,7 @@ class Sidecar:
             ConfigError: the audit log can't be written.
         """
         sources = Sources(time.time, time.perf_counter, random.randrange)
-        request = audit_request(self._settings, self._environ)
+        request = audit_request(self._settings)
         journal = None
         if request is not None:
             rules = self._counters.rules
@@ -243,7 +243,7 @@ class Sidecar:
         tasks.start(warn, "warnings")
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
-        self._shadow = Shadow(self._reload, vhosts, audit_privacy(self._settings, self._environ), tasks)
+        self._shadow = Shadow(self._reload, vhosts, audit_privacy(self._settings), tasks)
         self._admin = self._make_admin(vhosts, self._reload, self._shadow)
         listener = self._make_listener(vhosts)
         if self._audit is not None:
@@ -271,9 +271,9 @@ class Sidecar:
         gc.freeze()
         try:
             bound = await listener.start()
-        except OSError as error:
-            self._cannot_listen(", ".join(str(one.address) for one in self._settings.listen), error)
-            self._refused = UpstreamError(Failure.UNAVAILABLE, f"can't listen: {error.strerror or error}")
+        except ListenError as error:
+            address = self._settings.listen[error.index].address
+            self._refused = cannot_listen(self._settings, f"listen[{error.index}].address", address, error)
             self._stopping.set()
             return
         self._listening = True
@@ -281,10 +281,6 @@ class Sidecar:
         if self._reload is not None and self._place is None:
             watch = self._topology.supervisor.keep("rules", self._reload.watch, steady_seconds=_STEADY_SECONDS)
             tasks.start(watch, "rules files")
-
-    def _cannot_listen(self, address: str, error: OSError) -> int:
-        sys.stderr.write(f"listen on {address}: {error.strerror or error}\n")
-        return FAULTY
 
     def _stop(self) -> None:
         self._signals += 1

@@ -13,7 +13,6 @@ import asyncio
 import json
 import signal
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import structlog
 
+from proxy.allotment import cannot_listen
 from proxy.amqp.counters import Counters
 from proxy.attempts import Use
 from proxy.joint_reload import JointReload
@@ -62,17 +62,18 @@ def _reserve(address: Address) -> socket.socket:
     Raises:
         OSError: it is taken, also by others of ours, which would get a part of the connections.
     """
+    family, *_, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as alone:
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        alone.bind(place)
+    held = socket.socket(family, socket.SOCK_STREAM)
     try:
-        family, *_, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as alone:
-            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind(place)
-        held = socket.socket(family, socket.SOCK_STREAM)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(place)
-    except OSError as error:
-        raise OSError(f"listen on {address}: {error.strerror or error}") from error
+    except OSError:
+        held.close()
+        raise
     return held
 
 
@@ -118,18 +119,18 @@ class Workers:
         self._reload = JointReload(files, loaded, self._check, self._tell, rules, self._tasks, self._tls.files)
 
     async def serve(self) -> int:
-        """Run until told to stop; give the exit status."""
+        """Run until told to stop; give the exit status.
+
+        Raises:
+            ConfigError: an address can't be listened on.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload.request)
         async with AsyncExitStack() as stack:
-            try:
-                reserved = [stack.enter_context(_reserve(one.address)) for one in self._settings.listen]
-                await self._start_admin(stack)
-            except OSError as error:
-                sys.stderr.write(f"{error}\n")
-                return _FAULTY
+            reserved = [stack.enter_context(self._reserved(index)) for index in range(len(self._settings.listen))]
+            await self._start_admin(stack)
             ports = [held.getsockname()[1] for held in reserved]
             self._workers = [Worker(number, self._config, ports) for number in range(1, self._settings.workers + 1)]
             stack.push_async_callback(self._tasks.ended)
@@ -151,6 +152,13 @@ class Workers:
         _log.info("stopped")
         return self._status
 
+    def _reserved(self, index: int) -> socket.socket:
+        address = self._settings.listen[index].address
+        try:
+            return _reserve(address)
+        except OSError as error:
+            raise cannot_listen(self._settings, f"listen[{index}].address", address, error) from error
+
     async def _start_admin(self, stack: AsyncExitStack) -> None:
         address = self._settings.admin.address
         if address is None:
@@ -167,7 +175,7 @@ class Workers:
         try:
             bound = await admin.start(address.host, address.port)
         except OSError as error:
-            raise OSError(f"listen on {address}: {error.strerror or error}") from error
+            raise cannot_listen(self._settings, "admin.address", address, error) from error
         _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
 
     # -- life ----------------------------------------------------------------------------------------------------------

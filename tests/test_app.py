@@ -373,13 +373,92 @@ def test_a_missing_virtual_host_is_an_error(serve: Serve, outside: Outside) -> N
     assert outside.vhost in said
 
 
-@pytest.mark.parametrize("key", ["listen", "admin"])
-def test_an_address_that_is_taken_is_an_error_that_names_it(serve: Serve, key: str) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("key", ["listen[1].address", "admin.address"])
+def test_an_address_that_is_taken_is_an_error_at_its_key(serve: Serve, key: str, workers: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = {"address": f"127.0.0.1:{taken.getsockname()[1]}"}
-        said = refused(serve(**{key: [address] if key == "listen" else address}))
-    assert f"listen on {address['address']}: " in said
-    assert "address already in use" in said
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        asked = {"listen": [{"address": f"127.0.0.1:{free_port()}"}, {"address": address}]}
+        said = refused(serve(**(asked if key != "admin.address" else {"admin": {"address": address}}), workers=workers))
+    (error,) = [line for line in said.splitlines() if not line.startswith("ts=")]
+    assert re.search(
+        rf"/oxproxy\.yaml:\d+:\d+: {re.escape(key)}: can't listen on {address}: Address already in use$", error
+    )
+
+
+#: A configuration that can't be served, and what says so; `check` and `serve` agree.
+UNSERVABLE = {
+    "{admin: {allow: [10.0.0.1/8]}}": '1:18: admin.allow[0]: seen the text "10.0.0.1/8", an address inside the '
+    "network: expected 10.0.0.0/8 or 10.0.0.1",
+    "{admin: {allow: 10.0.0.0/33}}": '1:17: admin.allow: seen the text "10.0.0.0/33", expected an address or a network '
+    "such as 10.0.0.0/8 or fd00::/8",
+    "{audit: {directory: ., hash: [usr]}}": '1:31: audit.hash[0]: seen the text "usr", expected one of message_id, '
+    "user, rk",
+    "{audit: {directory: ., hash: rk}}": "1:24: audit.hash: hashes need a key of their own under hash_key_env or "
+    "hash_key_file",
+    "{audit: {hash: [rk], hash_key_file: key}}": "1:22: audit.hash_key_file: seen a key of 5 bytes, expected 16 to 64",
+    "{listen: [{address: 0.0.0.0:7001}], admin: {address: localhost:7001}}": "1:45: admin.address: localhost:7001 "
+    "can't be listened on together with listen[0].address 0.0.0.0:7001",
+    "{listen: [{address: 127.0.0.1:15693}]}": "1:12: listen[0].address: 127.0.0.1:15693 can't be listened on together "
+    "with admin.address 127.0.0.1:15693",
+    '{listen: [{address: "[::]:7001"}, {address: "[::1]:7001"}]}': "1:36: listen[1].address: [::1]:7001 can't be "
+    "listened on together with listen[0].address [::]:7001",
+    "{listen: [{address: 0.0.0.0:7001}], upstream: {address: [a:1, 127.0.0.1:7001]}}": "1:48: upstream.address: "
+    "127.0.0.1:7001 is an address that this sidecar listens on itself",
+    "{upstream: {address: 127.0.0.1:0}}": '1:22: upstream.address: seen the text "127.0.0.1:0", expected a port from 1 '
+    "to 65535",
+    "{listen: [{address: a..b:7001}]}": '1:21: listen[0].address: seen the text "a..b:7001", expected host:port with a '
+    "name whose parts between dots have 1 to 63 characters",
+}
+
+
+@pytest.mark.parametrize("text", UNSERVABLE)
+def test_what_can_not_be_served_is_the_same_error_for_check_and_serve(
+    text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "oxproxy.yaml"
+    file.write_text(text)
+    (tmp_path / "key").write_text("short")
+    expected = [line for line in [f"{file}:{UNSERVABLE[text]}"] if line]
+    for command in (["check", str(file)], ["serve", "--config", str(file)]):
+        assert main(command) == 2, command
+        said = [line for line in capfd.readouterr().err.splitlines() if ": warning: " not in line]
+        assert said == expected, command
+
+
+def test_addresses_that_only_look_alike_can_be_listened_on_together(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "oxproxy.yaml"
+    file.write_text(
+        "listen: [{address: 127.0.0.1:7001}, {address: 127.0.0.2:7001}, {address: '[::1]:7001'},"
+        " {address: '[::]:7002'}, {address: 0.0.0.0:7002}]\nupstream: {address: rabbit:7001, tls: {}}\n"
+    )
+    assert main(["check", str(file)]) == 0
+    assert "together" not in capfd.readouterr().err
+
+
+def test_port_0_is_warned_of(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "oxproxy.yaml"
+    file.write_text("listen: [{address: 127.0.0.1:0}, {address: 127.0.0.1:0}]\n")
+    assert main(["check", str(file)]) == 0
+    assert capfd.readouterr().err.count("address: warning: port 0 is any free port, another one at each start") == 2
+
+
+def test_serve_ends_with_a_line_of_the_log_whatever_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "oxproxy.yaml"
+    file.write_text("log: {level: info}\n")
+
+    def broken(_paths: object) -> None:
+        raise KeyError("what nobody thought of")
+
+    monkeypatch.setattr("proxy.app.load_rules", broken)
+    assert main(["serve", "--config", str(file)]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert 'level=error event="ended by an unexpected error" error="KeyError: \'what nobody thought of\'"' in line
+    assert "test_app.py" in line  # where it happened
 
 
 def test_a_configuration_that_is_not_there_is_an_error(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

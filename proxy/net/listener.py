@@ -59,6 +59,19 @@ class ListenerLimits:
     shared: bool = False
 
 
+class ListenError(OSError):
+    """An address can't be listened on.
+
+    Args:
+        index: of the address.
+        error: why not.
+    """
+
+    def __init__(self, index: int, error: OSError) -> None:
+        super().__init__(error.errno, error.strerror)
+        self.index = index
+
+
 class Listener:
     """The listening side.
 
@@ -98,15 +111,15 @@ class Listener:
             The addresses listened on.
 
         Raises:
-            OSError: an address can't be listened on.
+            ListenError: an address can't be listened on.
         """
         bound: list[tuple[str, int]] = []
-        try:
-            for address in self._addresses:
+        for index, address in enumerate(self._addresses):
+            try:
                 bound += await self._listen(*address)
-        except OSError:
-            self._close_sockets()
-            raise
+            except OSError as error:
+                self._close_sockets()
+                raise ListenError(index, error) from error
         return bound
 
     async def _listen(self, host: str, port: int) -> list[tuple[str, int]]:

@@ -21,7 +21,7 @@ from proxy.net.remote_endpoints import Endpoint, RemoteBroker, endpoint
 from proxy.net.tasks import Tasks
 from proxy.net.tls import Contexts
 from proxy.routing.address_targets import Remote
-from proxy.rules.loops import leads_back
+from proxy.rules.kinds import leads_back
 
 #: Links at a time: a rule may take its host from the address.
 _MOST_LINKS = 256

@@ -112,7 +112,7 @@ def read_section(kind: type[D], fields: Fields, places: dict[str, Place]) -> D:
         try:
             values[member.attribute] = _read(member, node, path, fields.faults, places)
         except UnexpectedError as error:
-            fields.faults.error(node.place, path, str(error))
+            fields.faults.error(error.place or node.place, path + error.path, str(error))
     fields.finish()
     return kind(**values)
 

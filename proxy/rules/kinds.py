@@ -5,26 +5,38 @@ A kind reads a node and writes a default for the documentation. It does not know
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_interface, ip_network
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from proxy.rules.document import read_document
-from proxy.rules.faults import Faults
+from proxy.rules.faults import Faults, Place
 from proxy.rules.fields import text_of
 from proxy.rules.nodes import Node, Scalar, Sequence, shown
 
 T = TypeVar("T")
 
+_MOST_PORT = 65535
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class UnexpectedError(Exception):
-    """A value is not what its type expects; the text says what is."""
+    """A value is not what its type expects; the text says what is.
+
+    Args:
+        message: what was seen and what was expected.
+        index: of the item that is meant, where the value is a list.
+        place: of that item.
+    """
+
+    def __init__(self, message: str, index: int | None = None, place: Place | None = None) -> None:
+        super().__init__(message)
+        self.path = "" if index is None else f"[{index}]"
+        self.place = place
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +54,64 @@ class Address:
     def loopback(self) -> bool:
         """Whether the host can only be this machine."""
         try:
-            return ipaddress.ip_address(self.host).is_loopback
+            return ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+
+def leads_back(host: str, port: int, listening: Collection[tuple[str, int]]) -> bool:
+    """Whether an address is one of those that we listen on, as far as its text tells.
+
+    Args:
+        host: name or address.
+        port: its port.
+        listening: (host, port) where we listen.
+    """
+    return any(port == own_port and _is_host(host, own) for own, own_port in listening)
+
+
+def _is_host(host: str, own: str) -> bool:
+    if host.lower() == own.lower():
+        return True
+    return _is_loopback(host) and (_is_loopback(own) or _is_any(own))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback or _is_any(host)
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def collide(one: Address, other: Address) -> bool:
+    """Whether only one of two addresses can be listened on, as far as their text tells; port 0 is any free one."""
+    if one.port != other.port or not one.port:
+        return False
+    here, there = _bound(one.host), _bound(other.host)
+    return bool(here & there) or any(_covers(a, b) or _covers(b, a) for a in here for b in there)
+
+
+def _bound(host: str) -> frozenset[IPv4Address | IPv6Address | str]:
+    """What is bound for a host, as far as its text tells."""
+    if host.lower() == "localhost":
+        return frozenset((ip_address("127.0.0.1"), ip_address("::1")))
+    try:
+        return frozenset((ip_address(host),))
+    except ValueError:
+        return frozenset((host.lower(),))
+
+
+def _covers(host: IPv4Address | IPv6Address | str, other: IPv4Address | IPv6Address | str) -> bool:
+    if isinstance(host, str) or isinstance(other, str):
+        return False
+    return host.is_unspecified and host.version == other.version
 
 
 class Secret:
@@ -109,11 +176,19 @@ def _secret(node: Node) -> Secret:
         raise UnexpectedError(f"seen something else than a text, {expected}") from None
 
 
-def _address(node: Node) -> Address:
+def _address(node: Node, least: int = 1) -> Address:
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})", _text(node))
-    if not found or int(found[3]) > 65535:
+    if not found or int(found[3]) > _MOST_PORT:
         raise UnexpectedError(f"seen {shown(node)}, expected host:port such as 127.0.0.1:5672 or [::1]:5672")
-    return Address(found[1] or found[2], int(found[3]))
+    host, port = found[1] or found[2], int(found[3])
+    if port < least:
+        raise UnexpectedError(f"seen {shown(node)}, expected a port from {least} to {_MOST_PORT}")
+    try:
+        host.encode("idna")  # as a look-up of the name does
+    except UnicodeError:
+        expected = "expected host:port with a name whose parts between dots have 1 to 63 characters"
+        raise UnexpectedError(f"seen {shown(node)}, {expected}") from None
+    return Address(host, port)
 
 
 def _several(node: Node) -> list[Node]:
@@ -128,10 +203,39 @@ def _several(node: Node) -> list[Node]:
 
 
 def _addresses(node: Node) -> tuple[Address, ...]:
-    found = _several(node)
+    found = _each(node, _address)
     if not found:
         raise UnexpectedError("seen an empty list, expected at least one address")
-    return tuple(_address(item) for item in found)
+    return found
+
+
+def _each(node: Node, read: Callable[[Node], T]) -> tuple[T, ...]:
+    """Read one value or a list of them; an error says which of a list it is."""
+    items = _several(node)
+    if items == [node]:
+        return (read(node),)
+    values = []
+    for index, item in enumerate(items):
+        try:
+            values.append(read(item))
+        except UnexpectedError as error:
+            raise UnexpectedError(str(error), index, item.place) from None
+    return tuple(values)
+
+
+def _network(node: Node) -> str:
+    text = _text(node)
+    try:
+        ip_network(text)
+    except ValueError:
+        try:
+            wide = ip_interface(text)
+        except ValueError:
+            expected = "expected an address or a network such as 10.0.0.0/8 or fd00::/8"
+            raise UnexpectedError(f"seen {shown(node)}, {expected}") from None
+        message = f"seen {shown(node)}, an address inside the network: expected {wide.network} or {wide.ip}"
+        raise UnexpectedError(message) from None
+    return text
 
 
 def _http_url(node: Node) -> str:
@@ -162,10 +266,14 @@ TEXT = Kind(_text)
 SECRET = Kind(_secret, Secret.reveal)
 #: ``host:port``, an IPv6 host in brackets.
 ADDRESS = Kind(_address)
+#: The same where we listen: port 0 is any free one.
+LISTEN_ADDRESS = Kind(lambda node: _address(node, least=0))
 #: One address or a list of them.
 ADDRESSES = Kind(_addresses, _list_written, _one_or_list())
 #: One text or a list of them.
-TEXTS = Kind(lambda node: tuple(_text(item) for item in _several(node)), _list_written, _one_or_list())
+TEXTS = Kind(lambda node: _each(node, _text), _list_written, _one_or_list())
+#: One address or network (CIDR), or a list of them.
+NETWORKS = Kind(lambda node: _each(node, _network), _list_written, _one_or_list())
 #: The address of an HTTP API, without credentials in it.
 HTTP_URL = Kind(_http_url, schema={"type": "string", "pattern": "^https?://"})
 
@@ -231,3 +339,10 @@ def word(*allowed: str) -> Kind[str]:
         return found
 
     return Kind(read, schema={"enum": list(allowed)})
+
+
+def words(*allowed: str) -> Kind[tuple[str, ...]]:
+    """Give the kind of one or several words of a few."""
+    single = word(*allowed)
+    schema: dict[str, object] = {"anyOf": [single.schema, {"type": "array", "items": single.schema}]}
+    return Kind(lambda node: _each(node, single.read), _list_written, schema)

@@ -8,48 +8,17 @@ Source: the messenger-addressing specification, 3.4 "Loops".
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from ipaddress import ip_address
 
 from proxy.routing.address_lint import fixed_domain
 from proxy.routing.address_table import AddressRule
 from proxy.routing.addresses import InvalidAddress, parse_address
 from proxy.rules.faults import Faults
+from proxy.rules.kinds import leads_back
 from proxy.rules.loader import LoadedRules
 from proxy.rules.nodes import join
 
 #: (host, port) where we listen
 Listening = Collection[tuple[str, int]]
-
-
-def leads_back(host: str, port: int, listening: Listening) -> bool:
-    """Whether an address is one of those that we listen on, as far as its text tells.
-
-    Args:
-        host: name or address.
-        port: its port.
-        listening: where we listen.
-    """
-    return any(port == own_port and _is_host(host, own) for own, own_port in listening)
-
-
-def _is_host(host: str, own: str) -> bool:
-    if host.lower() == own.lower():
-        return True
-    return _is_loopback(host) and (_is_loopback(own) or _is_any(own))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback or _is_any(host)
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def _is_any(host: str) -> bool:
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:
-        return False
 
 
 def check_loops(loaded: LoadedRules, listening: Listening, faults: Faults) -> None:

@@ -22,6 +22,8 @@ from proxy.rules.kinds import SECRET, TEXT, Secret, optional
 _GUEST = Secret("guest")
 #: Bytes of each secret that signs clients' bindings.
 SECRET_BYTES = 32
+#: Bytes of the key of the audit log's hashes, as `audit.record` wants it.
+HASH_KEY_BYTES = (16, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,31 @@ class Passwords:
             expected = f"{SECRET_BYTES} random bytes: as they are (in a file), in hexadecimal or in base64"
             self.faults.error(place, key, f"{where}: seen {len(data)} bytes of something else, expected {expected}")
         return found or b""
+
+    def hash_key(self, variable: str | None, file: str | None) -> bytes:
+        """Give the key of the audit log's hashes; nothing where it can't be read."""
+        if variable is not None:
+            key, place = "audit.hash_key_env", self.places["audit.hash_key_env"]
+            if variable not in self.environ:
+                self._missing(place, key, f'there is no environment variable "{variable}"')
+                return b""
+            found = os.fsencode(self.environ[variable])
+        elif file is not None:
+            key, place = "audit.hash_key_file", self.places["audit.hash_key_file"]
+            where = self.folder / file
+            try:
+                found = where.read_bytes().removesuffix(b"\n")
+            except OSError as error:
+                self._missing(place, key, f"{where} can't be read: {error.strerror or error}")
+                return b""
+        else:
+            message = "hashes need a key of their own under hash_key_env or hash_key_file"
+            self.faults.error(self.places["audit.hash"], "audit.hash", message)
+            return b""
+        least, most = HASH_KEY_BYTES
+        if not least <= len(found) <= most:
+            self.faults.error(place, key, f"seen a key of {len(found)} bytes, expected {least} to {most}")
+        return found
 
     def _password(self, control: Control, loopback: bool) -> Secret:
         path = "upstream.control."

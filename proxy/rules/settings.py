@@ -18,17 +18,21 @@ from proxy.rules.environment import override
 from proxy.rules.faults import ConfigWarning, Faults, Place
 from proxy.rules.fields import Fields
 from proxy.rules.kinds import (
-    ADDRESS,
     ADDRESSES,
     FLAG,
     HTTP_URL,
+    LISTEN_ADDRESS,
+    NETWORKS,
     TEXT,
     TEXTS,
     Address,
+    collide,
     duration,
+    leads_back,
     optional,
     whole,
     word,
+    words,
 )
 from proxy.rules.nodes import Mapping
 from proxy.rules.passwords import Control, Passwords, SecretSource
@@ -49,7 +53,7 @@ _NO_SECRETS = (
 class Listener:
     """One address where producers connect."""
 
-    address: Annotated[Address, Key(ADDRESS, "`host:port` where producers connect")] = _HERE
+    address: Annotated[Address, Key(LISTEN_ADDRESS, "`host:port` where producers connect")] = _HERE
     tls: ListenTls | None = None
 
 
@@ -132,17 +136,17 @@ class Admin:
 
     address: Annotated[
         Address | None,
-        Key(optional(ADDRESS), "where `/metrics`, `/livez`, `/readyz` are served; `null`: not"),
+        Key(optional(LISTEN_ADDRESS), "where `/metrics`, `/livez`, `/readyz` are served; `null`: not"),
     ] = _ADMIN
     allow: Annotated[
         tuple[str, ...],
-        Key(TEXTS, "addresses or networks (CIDR) beside loopback that may read `/status`, reload, explain, shadow"),
+        Key(NETWORKS, "addresses or networks (CIDR) beside loopback that may read `/status`, reload, explain, shadow"),
     ] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The audit log; see docs/audit.md for what each mode promises."""
+    """The audit log; see docs/audit.md for what each mode promises. `hash_key` holds the key of the hashes."""
 
     directory: Annotated[
         str | None, Key(optional(TEXT), "folder of the audit log, which must exist; `null`: no audit log")
@@ -172,11 +176,15 @@ class Audit:
         Key(optional(whole(1, 2**40)), "MiB of segments that are kept, oldest go first; `null`: size does not matter"),
     ] = None
     headers: Annotated[tuple[str, ...], Key(TEXTS, "headers whose values may stand in records")] = ()
-    hash: Annotated[tuple[str, ...], Key(TEXTS, "fields written as keyed hashes: `message_id`, `user`, `rk`")] = ()
+    hash: Annotated[
+        tuple[str, ...],
+        Key(words("message_id", "user", "rk"), "fields written as keyed hashes: `message_id`, `user`, `rk`"),
+    ] = ()
     hash_key_env: Annotated[
         str | None, Key(optional(TEXT), "name of an environment variable that holds the key of the hashes")
     ] = None
     hash_key_file: Annotated[str | None, Key(optional(TEXT), "file that holds the key of the hashes")] = None
+    hash_key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +298,15 @@ class Settings:
     folder: Path = field(default=Path())
     places: Places = field(default_factory=dict, repr=False, compare=False)
 
+    def place(self, key: str) -> Place:
+        """Where a key was written; a default has no line."""
+        return self.places.get(key) or Place("configuration", 0)
+
+    def fault(self, key: str, message: str) -> ConfigError:
+        """Give an error at a key, for what only turns out when its value is used."""
+        place = self.place(key)
+        return ConfigError(place.source, place.line, key, message, place.column)
+
 
 def load_settings(
     path: Path, environ: Environment[str, str], secrets_required: bool = True
@@ -335,14 +352,40 @@ def parse_settings(
     declared = replace(settings.declared, secrets=passwords.secrets(settings.declared.secrets))
     if not declared.secrets and not loopback:
         faults.warn(places.get("declared") or places["upstream.address"], "declared.secrets", _NO_SECRETS)
-    settings = replace(settings, upstream=upstream, declared=declared, folder=path.parent, places=places)
+    audit = settings.audit
+    if audit.hash:
+        audit = replace(audit, hash_key=passwords.hash_key(audit.hash_key_env, audit.hash_key_file))
+    settings = replace(settings, upstream=upstream, declared=declared, audit=audit, folder=path.parent, places=places)
+    _check_addresses(settings, faults)
     tls = TlsChecks(path.parent, places, faults, secrets_required)
     for index, listener in enumerate(settings.listen):
         tls.listener(listener.tls, f"listen[{index}].tls")
     tls.upstream(settings.upstream.tls, "upstream.tls", settings.upstream.addresses)
-    audit = settings.audit.directory
-    if audit is not None and not secrets_required and not (path.parent / audit).is_dir():
-        place = places.get("audit.directory") or Place("configuration", 0)
-        faults.warn(place, "audit.directory", f"{path.parent / audit}: there is no such folder; serve won't make it")
+    directory = settings.audit.directory
+    if directory is not None and not secrets_required and not (path.parent / directory).is_dir():
+        message = f"{path.parent / directory}: there is no such folder; serve won't make it"
+        faults.warn(settings.place("audit.directory"), "audit.directory", message)
     faults.check()
     return settings
+
+
+def _check_addresses(settings: Settings, faults: Faults) -> None:
+    """Report addresses that can't be listened on together, and a broker that is this sidecar itself."""
+    listening = [(f"listen[{index}].address", each.address) for index, each in enumerate(settings.listen)]
+    if settings.admin.address is not None:
+        listening.append(("admin.address", settings.admin.address))
+    for index, (key, address) in enumerate(listening):
+        other = next((each for each in listening[:index] if collide(each[1], address)), None)
+        if other is not None:
+            if key not in settings.places:  # a default: the line to look at is the other's
+                (key, address), other = other, (key, address)
+            message = f"{address} can't be listened on together with {other[0]} {other[1]}"
+            faults.error(settings.place(key), key, message)
+        if not address.port:
+            message = "port 0 is any free port, another one at each start; the log says which"
+            faults.warn(settings.place(key), key, message)
+    here = [(address.host, address.port) for _, address in listening]
+    for address in settings.upstream.addresses:
+        if leads_back(address.host, address.port, here):
+            message = f"{address} is an address that this sidecar listens on itself"
+            faults.error(settings.place("upstream.address"), "upstream.address", message)

@@ -9,10 +9,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.audit.record import HASHABLE, KEY_BYTES
 from proxy.errors import ConfigErrors
 from proxy.rules.declaration import entries
 from proxy.rules.faults import Faults
 from proxy.rules.kinds import Address
+from proxy.rules.passwords import HASH_KEY_BYTES
 from proxy.rules.settings import Listener, Settings, load_settings, parse_settings
 
 KEYS = st.sampled_from([part for entry in entries(Settings()) for part in entry.path.replace("[]", "").split(".")])
@@ -264,3 +266,18 @@ def test_any_file_and_environment_give_settings_or_faults(file: object, environ:
     with contextlib.suppress(ConfigErrors):
         parse_settings(yaml.safe_dump(file).encode(), Path("f.yaml"), environ, faults)
     assert all(str(error) for error in faults.errors)
+
+
+@pytest.mark.parametrize("source", ["hash_key_env: KEY", "hash_key_file: none"])
+def test_a_key_of_hashes_that_is_not_there_is_an_error_where_it_is_needed(tmp_path: Path, source: str) -> None:
+    text = f"audit: {{directory: log, hash: [rk], {source}}}\n"
+    (said,) = faults(tmp_path, text)
+    assert said.startswith(f"oxproxy.yaml:1:37: audit.{source.split(':')[0]}: ")
+    _, warned = load_settings(write(tmp_path, text), {}, secrets_required=False)
+    assert any(f"audit.{source.split(':')[0]}: warning: " in str(each) for each in warned)
+
+
+def test_the_fields_that_can_be_hashed_are_those_of_records(tmp_path: Path) -> None:
+    found = load(tmp_path, f"audit: {{hash: [{', '.join(sorted(HASHABLE))}], hash_key_env: KEY}}\n", KEY="k" * 16)
+    assert set(found.audit.hash) == HASHABLE
+    assert HASH_KEY_BYTES == KEY_BYTES
