@@ -218,8 +218,10 @@ class Opening:
         if handshake.state is HandshakeState.OPEN:
             control = self._shared.vhosts.control
             if control is None or control.follows(handshake.vhost):
+            if self._adopting:
+                return  # `_adopt` opens it, also where the virtual host is followed by now or the upstream is lost
                 self._opened(handshake)
-            elif not self._adopting:
+            else:
                 self._adopting = True
                 self._tasks.start(self._adopt(control), "adopt vhost")
         elif handshake.close_after_flush_producer:

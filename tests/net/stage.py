@@ -6,6 +6,7 @@ The broker says what a RabbitMQ says while a connection opens; from then on the 
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -118,8 +119,9 @@ class Tune:
 class FakeBroker:
     """Accepts connections and logs each in, unless told to stay silent at some point."""
 
-    def __init__(self, tune: Tune | None = None, silent_after: str = "") -> None:
+    def __init__(self, tune: Tune | None = None, silent_after: str = "", tls: ssl.SSLContext | None = None) -> None:
         self.tune = tune or Tune()
+        self._tls = tls
         self.silent_after = silent_after
         self.links: asyncio.Queue[Peer] = asyncio.Queue()
         self.opened: dict[str, dict[str, object]] = {}
@@ -128,7 +130,7 @@ class FakeBroker:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

@@ -10,13 +10,23 @@ from structlog.testing import capture_logs
 
 from proxy.net.surroundings import SessionLimits
 from proxy.net.upstream import Upstream
+from proxy.net.tls import ClientTls, Contexts, ServerTls
 from tests import client
 from tests.net.stage import FakeBroker, NoControl, Peer, Stage, Tune, eventually, staged
+from tests.certificates import Authority
 from tests.private_broker import free_port
 from tests.producer import Closed, Producer
 from tests.rabbitmq import Broker
 
 #: Over before anything that is waited for.
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command")
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
 SOON = SessionLimits(handshake_seconds=0.1, close_seconds=0.1)
 
 
@@ -125,6 +135,37 @@ async def test_a_broker_that_leaves_while_its_virtual_host_is_looked_at_is_not_m
 
 
 # -- the broker is not there, or does not answer -----------------------------------------------------------------------
+async def test_a_broker_that_leaves_when_its_virtual_host_is_followed_meanwhile_opens_its_session_once(
+    authority: Authority,
+) -> None:
+    """Over TLS, where the loss of a socket is noticed also while it is not read."""
+    control = NoControl()
+    control.followed = False
+    control.answering.clear()
+    broker = FakeBroker(tls=ServerTls(*authority.certificate("localhost")).context())
+    await broker.start()
+    upstream = Upstream(
+        [("127.0.0.1", broker.port)], tls=ClientTls(authority.ca, server_name="localhost"), contexts=Contexts()
+    )
+    async with staged(broker=broker, upstream=upstream, control=control) as stage:
+        peer = await stage.connect()
+        await stage.greet(peer)
+        link = await broker.link()
+        await eventually(lambda: control.asked)
+        control.followed = True  # by the session of another producer
+        link.writer.transport.abort()
+        other = await stage.connect()  # when it is answered, the loss has been noticed
+        other.send(client.PROTOCOL_HEADER)
+        await other.expect("Connection.Start")
+        control.answering.set()
+        await peer.expect("Connection.OpenOk")
+        assert (await peer.close_reason())[0] == 320
+        peer.call(commands.Connection.CloseOk(), 0)
+        assert await peer.is_gone()
+        await eventually(lambda: stage.counters.downstream.open == 0)
+        assert results(stage) == ({"ok": 1}, {"ok": 1})
+
+
 
 
 async def test_a_broker_that_can_not_be_reached_is_said_with_320_and_the_cause() -> None:
