@@ -60,7 +60,13 @@ from proxy.errors import LocalProtocolError, ProtocolError, UpstreamError
 __all__ = ["Ending", "Handshake", "HandshakeLimits", "HandshakeState", "Side", "Tuning"]
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+#: What a producer may begin with. The second is the header of AMQP 0-9, sent by Perl's Net::AMQP and others; RabbitMQ
+#: speaks 0-9-1 after it, too. Headers of 0-8, to which it answers in 0-8, are not taken.
+ACCEPTED_HEADERS = frozenset((PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"))
 
+_HEADER_BYTES = len(PROTOCOL_HEADER)
+_TLS_HANDSHAKE = 0x16
+_HTTP_METHODS = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"CONN", b"PATC", b"TRAC", b"PRI ")
 _CONNECTION_FORCED = 320
 _COMMAND_INVALID = 503
 _CHANNEL_ERROR = 504
@@ -89,6 +95,7 @@ class Handshake:
         capabilities: capabilities that the client says it has.
         product: the broker's product and version.
         ending: set as soon as it is clear that this connection will not open.
+        wrong_header: the producer began with something else than a protocol header of AMQP 0-9-1.
     """
 
     def __init__(self, peer: str, product_version: str, limits: HandshakeLimits) -> None:
@@ -104,6 +111,7 @@ class Handshake:
         self.capabilities: frozenset[bytes] = frozenset()
         self.product = ""
         self.ending: Ending | None = None
+        self.wrong_header = False
         self._peer = peer
         self._version = product_version
         self._limits = limits
@@ -238,19 +246,19 @@ class Handshake:
     # -- what the producer says ---
 
     def _protocol_header(self) -> bool:
-        start = self._producer.peek(len(PROTOCOL_HEADER))
-        if start == PROTOCOL_HEADER:
-            self._producer.take(len(PROTOCOL_HEADER))
+        start = self._producer.peek(_HEADER_BYTES)
+        if start in ACCEPTED_HEADERS:
+            self._producer.take(_HEADER_BYTES)
             self.state = HandshakeState.AWAITING_START
             self.wants_upstream = True
             self.to_upstream.append(PROTOCOL_HEADER)
             return True
-        if not PROTOCOL_HEADER.startswith(start):
+        if len(start) == _HEADER_BYTES or not start.startswith(PROTOCOL_HEADER[:4][: len(start)]):
             # Spec, 4.2.2: the header that we speak, then close. To a TLS peer these bytes are a "wrong
             # version".
             self.to_producer.append(PROTOCOL_HEADER)
-            seen = "TLS on a port without TLS" if start[0] == 0x16 else "no AMQP 0-9-1 protocol header"
-            self._note(Side.PRODUCER, 0, seen)
+            self.wrong_header = True
+            self._note(Side.PRODUCER, 0, f"{_seen(start)}, expected the protocol header AMQP 0 0 9 1")
             self._close()
         return False
 
@@ -372,6 +380,15 @@ class Handshake:
 
     def _note(self, side: Side, reply_code: int, text: str) -> None:
         self.ending = self.ending or Ending(side, reply_code, text)
+
+
+def _seen(start: bytes) -> str:
+    """Name what a producer began with; none of its bytes but the version of an AMQP header are shown."""
+    if start.startswith(PROTOCOL_HEADER[:4]):
+        return "protocol header AMQP " + " ".join(map(str, start[4:]))
+    if start[0] == _TLS_HANDSHAKE:
+        return "TLS on a port without TLS"
+    return "HTTP" if start.startswith(_HTTP_METHODS) else "no AMQP"
 
 
 Handler: TypeAlias = Callable[[Handshake, RawFrame], HandshakeState]

@@ -116,14 +116,15 @@ class Opening:
     def failed(self) -> None:
         """Both sockets are gone and it was never open: count and log why."""
         self.end()
-        if not (self._connecting or self._failure):  # a probe that connects and leaves is no event
+        wrong_header = self._handshake.wrong_header
+        if not (self._connecting or self._failure or wrong_header):  # a probe that connects and leaves is no event
             return
         ending = self._handshake.ending
         result = self._failure or "refused"
         if ending is not None and not self._failure:
             if ending.side is Side.UPSTREAM:
                 self._shared.counters.upstream.attempt("refused")
-            elif ending.reply_code >= _FAULTS:
+            elif wrong_header or ending.reply_code >= _FAULTS:
                 result = "protocol_error"
         self._shared.counters.downstream.attempt(result)
         self._log.info(
@@ -217,9 +218,9 @@ class Opening:
                 return
         if handshake.state is HandshakeState.OPEN:
             control = self._shared.vhosts.control
-            if control is None or control.follows(handshake.vhost):
             if self._adopting:
                 return  # `_adopt` opens it, also where the virtual host is followed by now or the upstream is lost
+            if control is None or control.follows(handshake.vhost):
                 self._opened(handshake)
             else:
                 self._adopting = True

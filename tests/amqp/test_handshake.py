@@ -86,10 +86,13 @@ def test_upstream_is_wanted_as_soon_as_the_protocol_header_is_whole() -> None:
 @pytest.mark.parametrize(
     ("header", "seen"),
     [
-        (b"AMQP\x00\x01\x00\x00", "no AMQP 0-9-1 protocol header"),
-        (b"AMQP\x03\x01\x00\x00", "no AMQP 0-9-1 protocol header"),
-        (b"AMQP\x00\x00\x09\x02", "no AMQP 0-9-1 protocol header"),
-        (b"GET / HTTP/1.1\r\n", "no AMQP 0-9-1 protocol header"),
+        (b"AMQP\x00\x01\x00\x00", "protocol header AMQP 0 1 0 0"),
+        (b"AMQP\x03\x01\x00\x00", "protocol header AMQP 3 1 0 0"),
+        (b"AMQP\x00\x00\x09\x02", "protocol header AMQP 0 0 9 2"),
+        (b"AMQP\x01\x01\x08\x00", "protocol header AMQP 1 1 8 0"),
+        (b"GET / HTTP/1.1\r\n", "HTTP"),
+        (b"\x00", "no AMQP"),
+        (b"AMQ:", "no AMQP"),
         (b"\x16", "TLS on a port without TLS"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "TLS on a port without TLS"),
     ],
@@ -100,7 +103,16 @@ def test_wrong_protocol_header_is_answered_with_ours_and_closed(header: bytes, s
     assert handshake.to_producer == [PROTOCOL_HEADER]
     assert handshake.close_after_flush_producer
     assert not handshake.wants_upstream
-    assert handshake.ending == Ending(Side.PRODUCER, 0, seen)
+    assert handshake.ending == Ending(Side.PRODUCER, 0, f"{seen}, expected the protocol header AMQP 0 0 9 1")
+
+
+def test_the_header_of_amqp_0_9_is_taken_and_the_broker_gets_ours() -> None:
+    handshake = new()
+    for byte in b"AMQP\x01\x01\x00\x09":
+        assert not handshake.wants_upstream
+        handshake.receive_from_producer(bytes((byte,)))
+    assert handshake.wants_upstream
+    assert (handshake.to_upstream, handshake.to_producer) == ([PROTOCOL_HEADER], [])
 
 
 def test_start_keeps_the_brokers_own_bytes_and_gains_our_version() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 from collections.abc import Iterator
 
@@ -9,16 +10,15 @@ from pamqp import commands
 from structlog.testing import capture_logs
 
 from proxy.net.surroundings import SessionLimits
-from proxy.net.upstream import Upstream
 from proxy.net.tls import ClientTls, Contexts, ServerTls
+from proxy.net.upstream import Upstream
 from tests import client
-from tests.net.stage import FakeBroker, NoControl, Peer, Stage, Tune, eventually, staged
 from tests.certificates import Authority
+from tests.net.stage import FakeBroker, NoControl, Peer, Stage, Tune, eventually, staged
 from tests.private_broker import free_port
 from tests.producer import Closed, Producer
 from tests.rabbitmq import Broker
 
-#: Over before anything that is waited for.
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
@@ -27,6 +27,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
+#: Over before anything that is waited for.
 SOON = SessionLimits(handshake_seconds=0.1, close_seconds=0.1)
 
 
@@ -134,7 +135,6 @@ async def test_a_broker_that_leaves_while_its_virtual_host_is_looked_at_is_not_m
         assert (await peer.close_reason())[0] == 320
 
 
-# -- the broker is not there, or does not answer -----------------------------------------------------------------------
 async def test_a_broker_that_leaves_when_its_virtual_host_is_followed_meanwhile_opens_its_session_once(
     authority: Authority,
 ) -> None:
@@ -166,6 +166,7 @@ async def test_a_broker_that_leaves_when_its_virtual_host_is_followed_meanwhile_
         assert results(stage) == ({"ok": 1}, {"ok": 1})
 
 
+# -- the broker is not there, or does not answer -----------------------------------------------------------------------
 
 
 async def test_a_broker_that_can_not_be_reached_is_said_with_320_and_the_cause() -> None:
@@ -297,13 +298,26 @@ async def test_a_producer_that_leaves_while_we_connect_leaves_nothing_behind() -
             await eventually(lambda: not under_way() & {"accept", "connect upstream"})
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"AMQP\x01\x01\x00\x09"])
-async def test_another_protocol_gets_our_header_and_the_end(said: bytes) -> None:
-    async with staged() as stage:
-        peer = await stage.connect()
-        peer.send(said)
-        assert await peer.read(8) == client.PROTOCOL_HEADER
-        assert await peer.is_gone()
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        (b"GET /?token=secret HTTP/1.1\r\n\r\n", "HTTP"),
+        (b"\x16\x03\x01\x02\x00\x01", "TLS on a port without TLS"),
+        (b"AMQP\x03\x01\x00\x00", "protocol header AMQP 3 1 0 0"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "no AMQP"),
+    ],
+)
+async def test_another_protocol_gets_our_header_and_the_end_and_is_counted_and_logged(said: bytes, seen: str) -> None:
+    with capture_logs() as logged:
+        async with staged() as stage:
+            peer = await stage.connect()
+            peer.send(said)
+            assert await peer.read(8) == client.PROTOCOL_HEADER
+            assert await peer.is_gone()
+            await eventually(lambda: results(stage) == ({"protocol_error": 1}, {}))
+    [entry] = logged
+    assert (entry["event"], entry["result"]) == ("producer not connected", "protocol_error")
+    assert entry["reason"] == f"{seen}, expected the protocol header AMQP 0 0 9 1"
 
 
 async def test_a_frame_out_of_order_is_a_protocol_error_that_upstream_never_sees() -> None:
