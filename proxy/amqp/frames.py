@@ -20,6 +20,9 @@ OVERHEAD = 8
 U16 = Struct(">H")
 U32 = Struct(">I")
 U64 = Struct(">Q")
+#: Bytes above frame-max that RabbitMQ tolerates in a frame (FRAME_SIZE_FUDGE of its rabbit_reader), and so do we: there
+#: are clients, such as AMQPStorm, that cut bodies into pieces of frame-max.
+FRAME_SIZE_FUDGE = 8
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 BASIC = 60
 
@@ -37,7 +40,7 @@ def shortstr(text: bytes) -> bytes:
     return bytes((len(text),)) + text
 
 
-def check_head(kind: int, channel: int, size: int, frame_max: int) -> None:
+def check_head(kind: int, channel: int, size: int, frame_max: int, fudge: int = 0) -> None:
     """Refuse a frame as soon as its head is read, before anything of it is buffered.
 
     Args:
@@ -45,13 +48,14 @@ def check_head(kind: int, channel: int, size: int, frame_max: int) -> None:
         channel: channel number.
         size: announced payload size in bytes.
         frame_max: largest whole frame agreed on, in bytes.
+        fudge: bytes above it that are tolerated.
 
     Raises:
         ProtocolError: 501 for an unknown type or a frame above frame-max (spec, 4.2.3; RabbitMQ answers the same).
     """
     if kind not in KINDS:
         raise ProtocolError(501, f"unknown frame type {kind} on channel {channel}, expected 1, 2, 3 or 8")
-    if size + OVERHEAD > frame_max:
+    if size + OVERHEAD > frame_max + fudge:
         raise ProtocolError(
             501, f"frame of {size + OVERHEAD} bytes on channel {channel} is larger than frame_max {frame_max}"
         )

@@ -14,7 +14,18 @@ from typing import Final
 from proxy.amqp.channel import Channel, Content, Publish
 from proxy.amqp.conversation import Conversation, Phase
 from proxy.amqp.distant import Distant
-from proxy.amqp.frames import BODY, CONTENT_HEAD, FRAME_END, FRAME_HEAD, HEADER, KINDS, METHOD, OVERHEAD, check_head
+from proxy.amqp.frames import (
+    BODY,
+    CONTENT_HEAD,
+    FRAME_END,
+    FRAME_HEAD,
+    FRAME_SIZE_FUDGE,
+    HEADER,
+    KINDS,
+    METHOD,
+    OVERHEAD,
+    check_head,
+)
 from proxy.amqp.known_heads import Head, KnownHeads
 from proxy.amqp.known_publishes import KnownPublishes
 from proxy.amqp.original import HEADER as ORIGINAL
@@ -126,7 +137,7 @@ class Publishing:
         """Take whole frames; answer the offset of what is left."""
         conversation = self._conversation
         out = conversation.to_upstream
-        frame_max = self._frame_max
+        frame_max = self._frame_max + FRAME_SIZE_FUDGE
         end = len(data)
         at = 0
         start = 0  # what passes as it came begins here and has not been copied yet
@@ -209,7 +220,7 @@ class Publishing:
     def _check(self, data: bytes, at: int, end: int) -> None:
         """Refuse what can't become a frame as soon as its head is there; whole publishes may wait for more."""
         kind, number, size = FRAME_HEAD.unpack_from(data, at)
-        check_head(kind, number, size, self._frame_max)
+        check_head(kind, number, size, self._frame_max, FRAME_SIZE_FUDGE)
         stop = at + size + OVERHEAD
         if stop <= end and data[stop - 1] != FRAME_END:
             raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")

@@ -453,7 +453,7 @@ def test_a_spoilt_publish_ends_the_connection_however_it_comes(
 def test_a_frame_that_is_too_large_is_refused_when_its_length_is_read() -> None:
     for kind in (1, 2, 3, 8):
         wire = opened(routed("a"))
-        head = bytes((kind,)) + (1).to_bytes(2, "big") + (131072 - 7).to_bytes(4, "big")
+        head = bytes((kind,)) + (1).to_bytes(2, "big") + (131072 + 1).to_bytes(4, "big")
         assert wire.produce(head[:6]) == b""
         assert not wire.relay.fault
         assert fault(wire, head[6:]) == (501, (0, 0))
@@ -462,9 +462,10 @@ def test_a_frame_that_is_too_large_is_refused_when_its_length_is_read() -> None:
 
 def test_a_frame_max_that_the_producer_insists_on_is_kept() -> None:
     wire = Wire(routed("a"), tuning=replace(TUNING, frame_max_producer=4096)).open()
-    message = publish(body=bytes(10_000), frame_max=4096)
-    assert wire.produce(message) == with_tokens(message, "a")
-    assert fault(wire, publish(body=bytes(10_000), frame_max=4097)) == (501, (0, 0))
+    for tolerated in (4096, 4097, 4104):
+        message = publish(body=bytes(10_000), frame_max=tolerated)
+        assert wire.produce(message) == with_tokens(message, "a")
+    assert fault(wire, publish(body=bytes(10_000), frame_max=4105)) == (501, (0, 0))
 
 
 def test_nothing_is_read_behind_a_fault() -> None:
