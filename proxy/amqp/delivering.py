@@ -16,6 +16,7 @@ from proxy.amqp.broker_methods import BrokerMethods
 from proxy.amqp.channel import Channel, Life
 from proxy.amqp.conversation import Conversation, Phase
 from proxy.amqp.copies import fingerprint
+from proxy.amqp.frame_buffer import Remainder
 from proxy.amqp.frames import (
     BODY,
     CONTENT_HEAD,
@@ -59,7 +60,7 @@ class Delivering:
         """Start at a frame boundary."""
         self._conversation: Final = conversation
         self._methods: Final = BrokerMethods(conversation)
-        self._tail = b""
+        self._rest: Final = Remainder()
         #: the largest frame that may go to the producer, in bytes
         self._least_max: Final = min(conversation.tuning.frame_max_producer, conversation.tuning.frame_max_upstream)
         self._shapes: Final = Shapes(self._least_max, REMEMBERED)
@@ -67,7 +68,7 @@ class Delivering:
     @property
     def at_boundary(self) -> bool:
         """Whether no frame has come in part."""
-        return not self._tail
+        return not self._rest
 
     def receive(self, data: bytes) -> None:
         """Take bytes from the broker; what goes to the producer gathers in the conversation.
@@ -78,12 +79,11 @@ class Delivering:
         Raises:
             ProtocolError: the broker's bytes are not AMQP; the link is of no use any more.
         """
-        if self._tail:
-            data = self._tail + data
-            self._tail = b""
+        if self._rest:
+            data = self._rest.join(data)
         at = self._run(data) if self._conversation.phase not in _ENDED else self._end(data, 0)
         if at < len(data):
-            self._tail = data[at:]
+            self._rest.keep(data[at:])
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- one pass over the read buffer, as in `publishing`
         """Take whole frames; answer the offset of what is left."""
@@ -292,7 +292,8 @@ class Delivering:
         frames = self._conversation.drop_held_back(channel)
         # The answer itself has been looked at; only what came behind it has not.
         self._conversation.to_producer += frames[:1]
-        tail, self._tail = self._tail, b""
+        rest = self._rest.take()
         if self._conversation.phase is not Phase.CLOSED:
             self.receive(b"".join(frames[1:]))
-        self._tail = tail
+        if rest:
+            self._rest.keep(rest)

@@ -1,6 +1,8 @@
-"""How are whole frames got out of a stream that arrives in pieces? For the handshake, where nothing is hot.
+"""How are whole frames got out of a stream that arrives in pieces? Knows nothing of what the frames mean.
 
-Holds what has arrived and is not yet asked for; knows nothing of what the frames mean.
+`FrameBuffer` is for the handshake, where nothing is hot: it holds what has arrived and is not yet asked for.
+`Remainder` is for the relay, which reads frames in place and leaves what is not whole.
+
 Source: AMQP 0-9-1 spec, 4.2.3 "General frame format".
 """
 
@@ -29,6 +31,46 @@ class RawFrame(NamedTuple):
     channel: int
     payload: bytes
     raw: bytes
+
+
+class Remainder:
+    """Bytes that are no whole frame yet, kept as they came and joined once.
+
+    A frame may be as large as frame-max and comes in reads of some 100 KiB: joining them at each read costs the square
+    of its size.
+    """
+
+    __slots__ = ("_pieces", "_size", "_whole")
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._pieces: list[bytes] = []
+        self._size = 0
+        #: bytes without which there is nothing to look at: the first frame's, or its head's
+        self._whole = 0
+
+    def __len__(self) -> int:
+        """Bytes that are kept."""
+        return self._size
+
+    def keep(self, data: bytes) -> None:
+        """Keep what is left of a read; nothing is kept before."""
+        self._pieces.append(data)
+        self._size = size = len(data)
+        self._whole = FRAME_HEAD.size if size < FRAME_HEAD.size else FRAME_HEAD.unpack_from(data)[2] + OVERHEAD
+
+    def join(self, data: bytes) -> bytes:
+        """Add a read; give all of it once the first frame is whole, or its head where only that was missing."""
+        self._pieces.append(data)
+        self._size += len(data)
+        return self.take() if self._size >= self._whole else b""
+
+    def take(self) -> bytes:
+        """Give what is kept, and keep nothing."""
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        return data
 
 
 class FrameBuffer:

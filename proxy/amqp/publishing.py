@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import Final
 
 from proxy.amqp.channel import Channel, Content, Publish
-from proxy.amqp.conversation import Conversation, Phase
+from proxy.amqp.conversation import Conversation
 from proxy.amqp.distant import Distant
+from proxy.amqp.frame_buffer import Remainder
 from proxy.amqp.frames import (
     BODY,
     CONTENT_HEAD,
@@ -56,7 +57,8 @@ class Publishing:
         self._frame_max: Final = conversation.tuning.frame_max_producer
         #: method and header frame together up to this size can't break the broker's frame-max
         self._safe_bytes: Final = conversation.tuning.frame_max_upstream
-        self._tail = b""
+        #: an unfinished frame or small publish
+        self._rest: Final = Remainder()
         #: where frames go on behind a fault in the bytes that are being taken
         self._behind_fault = 0
         self._publishes: Final = KnownPublishes(REMEMBERED)
@@ -72,14 +74,14 @@ class Publishing:
     @property
     def buffered_bytes(self) -> int:
         """Bytes of an unfinished frame or small publish."""
-        return len(self._tail)
+        return len(self._rest)
 
     def resume(self, channel: Channel) -> None:
         """Go on with the frames that a channel held, in front of everything that comes."""
         waits = channel.waits
         held = self._conversation.drop_held(channel)
         self._conversation.shape += 1
-        tail, self._tail = self._tail, b""
+        rest = self._rest.take()
         self._frames.resuming = True
         if waits:
             channel.waited = True
@@ -89,7 +91,8 @@ class Publishing:
             del held[:2]
         self._take_held(channel.number, held)
         self._frames.resuming = False
-        self._tail += tail
+        if rest:
+            self._rest.keep(self._rest.take() + rest)
 
     def _take_held(self, number: int, frames: list[bytes]) -> None:
         """Take frames that a channel held, until one has to wait: those behind it are not looked at again."""
@@ -118,9 +121,8 @@ class Publishing:
         conversation = self._conversation
         if conversation.audit is not None:
             conversation.audit.begin()
-        if self._tail:
-            data = self._tail + data
-            self._tail = b""
+        if self._rest:
+            data = self._rest.join(data)
         while data:
             self._behind_fault = len(data)
             try:
@@ -129,8 +131,8 @@ class Publishing:
                 conversation.fail(error)
                 data = data[self._behind_fault :]  # the producer's close-ok may be among it
                 continue
-            if at < len(data) and conversation.phase is not Phase.CLOSED:
-                self._tail = data[at:]
+            if at < len(data):
+                self._rest.keep(data[at:])
             break
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- the publish path is one pass, see the module

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from proxy.routing.values import Value
 from tests.amqp.relaying import (
     REPORT,
     Ears,
+    TUNING,
     Wire,
     ack,
     chosen,
@@ -116,6 +118,95 @@ def test_outstanding_is_how_far_the_channel_confirmed_last_is_ahead() -> None:
 
 
 # -- any bytes, any frames --------------------------------------------------------------------------------------------
+def test_a_channel_that_ends_is_not_ahead_any_more() -> None:
+    wire = Wire().open(1, 2, confirm=True)
+    wire.produce(*(publish(to="other") for _ in range(5)))
+    wire.answer(ack(1))
+    assert wire.relay.outstanding == 4
+    wire.produce(method(1, commands.Channel.Close(200, "", 0, 0)))
+    wire.answer(method(1, commands.Channel.CloseOk()))
+    assert wire.relay.outstanding == 0
+
+
+def test_how_far_a_channel_is_ahead_is_known_when_its_confirms_are_joined() -> None:
+    wire = Wire(several("e")).open(1, confirm=True)
+    wire.produce(*(publish(to="other") for _ in range(5)))
+    wire.answer(ack(1))
+    copies = names(wire.produce(publish())).count("Basic.Publish")
+    assert (copies > 1, wire.relay.outstanding) == (True, 5)
+    wire.answer(ack(4, multiple=True))
+    assert wire.relay.outstanding == 2
+    wire.answer(nack(5) + ack(5 + copies, multiple=True))
+    assert wire.relay.outstanding == 0
+
+
+# -- large frames ------------------------------------------------------------------------------------------------------
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
+
+
+@pytest.mark.parametrize("side", ["producer", "broker"])
+def test_a_large_frame_that_comes_in_many_reads_is_joined_once(side: str) -> None:
+    size = 32 << 20
+    wire = Wire(tuning=replace(TUNING, frame_max_producer=size + 8, frame_max_upstream=size + 8)).open()
+    data = publish(to="other", body=bytes(size), frame_max=size + 8)
+    if side == "broker":
+        data = method(1, commands.Basic.Deliver("me", 1, False, "", "k")) + content(
+            1, None, bytes(size), frame_max=size + 8
+        )
+    pieces = [data[at : at + (64 << 10)] for at in range(0, len(data), 64 << 10)]
+    receive = wire.relay.receive_from_producer if side == "producer" else wire.relay.receive_from_upstream
+    out = wire.relay.to_upstream if side == "producer" else wire.relay.to_producer
+
+    def take() -> None:
+        for piece in pieces:
+            receive(piece, 0.0)
+
+    once = min(cpu_seconds(lambda: b"".join(pieces)) for _ in range(3))
+    assert cpu_seconds(take) < 40 * once  # joined at each read: more than 200
+    assert b"".join(out) == data
+
+
+# -- several goodbyes --------------------------------------------------------------------------------------------------
+
+
+def test_further_goodbyes_are_answered_when_the_broker_has_answered_the_first() -> None:
+    wire = Wire().open(1, confirm=True)
+    goodbye, ok = method(0, GOODBYE), method(0, GOODBYE_OK)
+    assert wire.produce(goodbye, goodbye, goodbye) == goodbye
+    assert wire.producer() == b""
+    delivery = method(1, commands.Basic.Deliver("me", 1, False, "", "k")) + content(1, None, b"body")
+    assert wire.answer(delivery + ok) == delivery + ok * 3
+    assert wire.produce(goodbye[:9]) + wire.produce(goodbye[9:]) == b""
+    assert wire.producer() == ok
+    assert wire.relay.producer_ends
+    wire.produce(ok)
+    assert not wire.relay.producer_ends
+
+
+def test_further_goodbyes_are_answered_when_the_upstream_is_lost() -> None:
+    wire = Wire().open(1)
+    goodbye, ok = method(0, GOODBYE), method(0, GOODBYE_OK)
+    wire.produce(goodbye, goodbye)
+    wire.relay.upstream_lost("lost")
+    assert wire.producer() == ok * 2
+
+
+def test_a_further_goodbye_is_counted_while_the_first_waits_for_a_publish() -> None:
+    wire = Wire(routed("a", bound=())).open()
+    goodbye, ok = method(0, GOODBYE), method(0, GOODBYE_OK)
+    assert wire.produce(publish(), goodbye, goodbye) == b""
+    request = wire.request()
+    assert isinstance(request, BindDestinations)
+    wire.relay.resume(request.channel)
+    assert wire.upstream().endswith(goodbye)
+    assert wire.answer(ok) == ok * 2
+
+
 
 STATES = [
     lambda: routed("a", "b"),
