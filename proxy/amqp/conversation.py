@@ -180,8 +180,8 @@ class Conversation:
         self.shape = 0
         #: seconds on the driver's monotonic clock, set with every input
         self.now = 0.0
-        #: publishes without a confirm yet, on the channel that had one last
-        self.outstanding = 0
+        #: the channel that had a confirm last
+        self.confirmed: Channel | None = None
         #: no confirm is timed before
         self.sample_after = 0.0
 
@@ -236,6 +236,8 @@ class Conversation:
         self.leave(channel)
         self.drop_held(channel)
         self.drop_held_back(channel)
+        if channel is self.confirmed:
+            self.confirmed = None
         self.drop_collected(channel)
         self.count_closed(channel)
 

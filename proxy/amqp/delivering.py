@@ -156,7 +156,7 @@ class Delivering:
                 break
         if acked and channel is not None:
             conversation.counters.confirms_acked += acked
-            conversation.outstanding = channel.published - channel.settled.count
+            conversation.confirmed = channel
         if start < at:
             out.append(data[start:at] if start or at < end else data)
         return at if conversation.phase not in _ENDED else self._end(data, at)

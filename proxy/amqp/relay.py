@@ -127,7 +127,8 @@ class Relay:
     @property
     def outstanding(self) -> int:
         """Publishes without a confirm yet, on the channel that had one last: how much a producer sends ahead."""
-        return self._conversation.outstanding
+        channel = self._conversation.confirmed
+        return channel.published - channel.settled.count if channel is not None else 0
 
     @property
     def published(self) -> int:

@@ -117,7 +117,6 @@ def test_outstanding_is_how_far_the_channel_confirmed_last_is_ahead() -> None:
     assert wire.relay.outstanding == 0
 
 
-# -- any bytes, any frames --------------------------------------------------------------------------------------------
 def test_a_channel_that_ends_is_not_ahead_any_more() -> None:
     wire = Wire().open(1, 2, confirm=True)
     wire.produce(*(publish(to="other") for _ in range(5)))
