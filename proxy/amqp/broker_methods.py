@@ -226,14 +226,14 @@ class BrokerMethods:
         conversation.upstream_closing = conversation.upstream_done = True
         if conversation.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):  # the producer has said goodbye itself
             conversation.to_producer.append(connection_close_ok())
-            conversation.finish()
+            conversation.producer_answered()
         return False
 
     def _connection_close_ok(self) -> bool:
         conversation = self._conversation
         conversation.upstream_done = True
         if conversation.phase is Phase.PRODUCER_CLOSES:
-            conversation.finish()
+            conversation.producer_answered()
             return True
         return False
 

@@ -173,6 +173,10 @@ class Conversation:
         self.fault: ProtocolError | None = None
         #: the producer's Connection.Close, which waits for publishes that wait for their destinations
         self.last_frame: bytes | None = None
+        #: Connection.Close methods of the producer after its first, which is not answered yet
+        self.further_closes = 0
+        #: the producer has closed the connection and was answered: closing the socket is its part
+        self.producer_ends = False
         self.held_bytes = self.held_back_bytes = 0
         #: publishes of channels that have ended; announced bodies of those that leave in several copies
         self.published_before = self.collected_bytes = 0
@@ -232,12 +236,12 @@ class Conversation:
 
     def _end(self, channel: Channel) -> None:
         self.shape += 1
+        if channel is self.confirmed:
+            self.confirmed = None
         self.published_before += channel.before + channel.published
         self.leave(channel)
         self.drop_held(channel)
         self.drop_held_back(channel)
-        if channel is self.confirmed:
-            self.confirmed = None
         self.drop_collected(channel)
         self.count_closed(channel)
 
@@ -267,7 +271,7 @@ class Conversation:
         if self.may_be_kept and not (self.channels or self.unfinished or self.blocked or self.own.used):
             self.kept = self.upstream_closing = self.upstream_done = True
             self.to_producer.append(method_frames.connection_close_ok())
-            self.finish()
+            self.producer_answered()
             return
         self.phase = Phase.PRODUCER_CLOSES
         self.upstream_closing = True
@@ -277,6 +281,13 @@ class Conversation:
             channel.remaining = 0
             self.drop_collected(channel)
         self.to_upstream.append(frame)
+
+    def producer_answered(self) -> None:
+        """The producer's Connection.Close is answered, and so is each that it has sent after it, as RabbitMQ does."""
+        self.producer_ends = True
+        self.to_producer += [method_frames.connection_close_ok()] * self.further_closes
+        self.further_closes = 0
+        self.finish()
 
     def finish(self) -> None:
         """Both sides have said their last word."""

@@ -82,7 +82,7 @@ class ProducerFrames:
         if conversation.phase is not Phase.OPEN:
             return self._ending(number, kind, frame)
         if conversation.last_frame is not None and not self.resuming:
-            return False
+            return self._ending(number, kind, frame)
         if number == 0:
             return self._connection_frame(kind, frame)
         if kind == HEARTBEAT:
@@ -119,12 +119,17 @@ class ProducerFrames:
     def _ending(self, number: int, kind: int, frame: bytes) -> bool:
         conversation = self._conversation
         index = U32.unpack_from(frame, 7)[0] if kind == METHOD and number == 0 and len(frame) >= _LEAST_METHOD else 0
-        if conversation.phase is Phase.CLOSING:
-            if index == methods.CONNECTION_CLOSE_OK:
+        if index == methods.CONNECTION_CLOSE:  # RabbitMQ answers each; clients with several threads send several
+            if conversation.phase in (Phase.CLOSING, Phase.CLOSED):
+                conversation.to_producer.append(connection_close_ok())
+            else:
+                conversation.further_closes += 1
+        elif index == methods.CONNECTION_CLOSE_OK:
+            if conversation.phase is Phase.CLOSING:
                 conversation.finish()
                 return not conversation.upstream_closing
-            if index == methods.CONNECTION_CLOSE:
-                conversation.to_producer.append(connection_close_ok())
+            if conversation.phase is Phase.CLOSED:
+                conversation.producer_ends = False
         return False
 
     def _connection_frame(self, kind: int, frame: bytes) -> bool:

@@ -110,6 +110,11 @@ class Relay:
         return self._conversation.kept and self._delivering.at_boundary
 
     @property
+    def producer_ends(self) -> bool:
+        """Whether closing the socket is the producer's part: its own Connection.Close is answered."""
+        return self._conversation.producer_ends
+
+    @property
     def upstream_done(self) -> bool:
         """Whether nothing more is expected from upstream."""
         return self._conversation.upstream_done
@@ -246,7 +251,7 @@ class Relay:
         conversation.to_upstream.clear()
         if conversation.phase is Phase.PRODUCER_CLOSES or conversation.last_frame is not None:
             conversation.to_producer.append(connection_close_ok())
-            conversation.finish()
+            conversation.producer_answered()
         conversation.close(320, reason.encode())
 
     def ended(self) -> None:

@@ -243,8 +243,8 @@ class Session:
             ready.append(self._undurable.popleft()[1])
         if ready:
             self.producer.send(ready)
-        if self.relay is not None and self.relay.phase is Phase.CLOSED and not self._undurable:
-            self.producer.close()
+        if self.relay is not None and self.relay.phase is Phase.CLOSED:
+            self._close_producer(self.relay)
 
     def audit_full(self, full: bool) -> None:
         """The audit log can't keep up: the producer waits."""
@@ -309,8 +309,7 @@ class Session:
         if relay.phase is Phase.PRODUCER_CLOSES:
             return  # the broker works off what came before; how long that may take is the producer's to say
         if relay.phase is Phase.CLOSED:
-            if not self._undurable:
-                self.producer.close()
+            self._close_producer(relay)
             if relay.kept and self._keep is not None:
                 self._keep()
             self._upstream.close()
@@ -318,6 +317,11 @@ class Session:
             self._upstream.close()
         if self._deadline is None:
             self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self.abort)
+
+    def _close_producer(self, relay: Relay) -> None:
+        """Close the producer's socket once it has everything, unless that is its own part (until the deadline)."""
+        if not self._undurable and not relay.producer_ends:
+            self.producer.close()
 
     def _producer_writable(self, writable: bool) -> None:
         self._upstream.pause("producer is slow", not writable)

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +15,8 @@ from proxy.amqp.vhost import Delivery, VhostState
 from proxy.routing.values import Value
 from tests.amqp.relaying import (
     REPORT,
-    Ears,
     TUNING,
+    Ears,
     Wire,
     ack,
     chosen,
@@ -27,7 +28,7 @@ from tests.amqp.relaying import (
     several,
     with_tokens,
 )
-from tests.client import HEARTBEAT, content, frame, method, split
+from tests.client import HEARTBEAT, content, frame, method, names, split
 
 GOODBYE, GOODBYE_OK = commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk()
 
@@ -206,6 +207,7 @@ def test_a_further_goodbye_is_counted_while_the_first_waits_for_a_publish() -> N
     assert wire.answer(ok) == ok * 2
 
 
+# -- any bytes, any frames --------------------------------------------------------------------------------------------
 
 STATES = [
     lambda: routed("a", "b"),
