@@ -137,6 +137,8 @@ class Producer:
         password: its password.
         frame_max: asked for in TuneOk, 0 takes what is offered.
         heartbeat: seconds, asked for in TuneOk.
+        channel_max: asked for in TuneOk, 0 takes what is offered.
+        header: protocol header that it begins with.
         log_in: False leaves the socket as it is, without a byte sent.
         tls: context for TLS to ``localhost``; None for plain TCP.
     """
@@ -150,6 +152,8 @@ class Producer:
         *,
         frame_max: int = 0,
         heartbeat: int = 0,
+        channel_max: int = 0,
+        header: bytes = client.PROTOCOL_HEADER,
         log_in: bool = True,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -162,6 +166,8 @@ class Producer:
         self.frame_max = frame_max or 131072
         self._frame_max = frame_max
         self._heartbeat = heartbeat
+        self._channel_max = channel_max
+        self._header = header
         self._input = bytearray()
         try:
             if log_in:
@@ -181,7 +187,7 @@ class Producer:
     # -- connection and channels ---------------------------------------------------------------------------------
 
     def log_in(self, vhost: str, username: str, password: str) -> None:
-        self.send(client.PROTOCOL_HEADER)
+        self.send(self._header)
         self.start = self.expect("Connection.Start").arguments
         properties: FieldTable = {"capabilities": dict(CAPABILITIES), "connection_name": "test"}
         response = f"\0{username}\0{password}"
@@ -191,7 +197,7 @@ class Producer:
         assert isinstance(channel_max, int)
         assert isinstance(offered, int)
         self.frame_max = self._frame_max or offered
-        answer = commands.Connection.TuneOk(channel_max, self.frame_max, self._heartbeat)
+        answer = commands.Connection.TuneOk(self._channel_max or channel_max, self.frame_max, self._heartbeat)
         self.send(client.method(0, answer), client.method(0, commands.Connection.Open(vhost)))
         self.expect("Connection.OpenOk")
 

@@ -87,12 +87,7 @@ class ProducerFrames:
             return self._connection_frame(kind, frame)
         if kind == HEARTBEAT:
             raise ProtocolError(505, f"heartbeat frame on channel {number}, expected on channel 0")
-        if number > conversation.tuning.channel_max_producer:
-            raise ProtocolError(
-                530,
-                f"channel {number} is above the negotiated channel_max {conversation.tuning.channel_max_producer}",
-            )
-        channel = conversation.channel(number)
+        channel = conversation.channels.get(number) or self._new_channel(number)
         if channel.held is not None:
             if not (channel.binds and not channel.held and kind == METHOD and self._bindings.along(channel, frame)):
                 conversation.keep_held(channel, [frame])
@@ -104,6 +99,18 @@ class ProducerFrames:
                 raise
             conversation.refuse(channel, error)
             return False
+
+    def _new_channel(self, number: int) -> Channel:
+        """Begin a channel. Like RabbitMQ, channel-max bounds how many there are, not their numbers."""
+        conversation = self._conversation
+        most, count = conversation.tuning.channel_max_producer, len(conversation.channels)
+        if number == conversation.own.number:
+            text = f"channel {number} is above the negotiated channel_max {most} and used by the proxy itself"
+            raise ProtocolError(530, text)
+        if count >= most:
+            text = f"number of channels opened ({count}) has reached the negotiated channel_max ({most})"
+            raise ProtocolError(530, text)
+        return conversation.channel(number)
 
     def _channel_frame(self, channel: Channel, kind: int, frame: bytes) -> bool:
         if channel.content is not Content.METHOD:

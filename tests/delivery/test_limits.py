@@ -142,7 +142,16 @@ def test_no_more_channels_are_offered_than_the_limit_and_one_above_it_ends_the_c
     producer.open(3)
     producer.call(commands.Channel.Open(), channel=4)
     closed = producer.closed(0)
-    assert (closed.code, closed.text) == (530, "NOT_ALLOWED - channel 4 is above the negotiated channel_max 3")
+    text = "NOT_ALLOWED - channel 4 is above the negotiated channel_max 3 and used by the proxy itself"
+    assert (closed.code, closed.text) == (530, text)
+
+
+def test_channels_are_limited_by_their_count_and_not_by_their_numbers(tight: Site) -> None:
+    producer = tight.producer().open(1000).open(65535)
+    producer.call(commands.Channel.Open(), channel=7)
+    closed = producer.closed(0)
+    text = "NOT_ALLOWED - number of channels opened (3) has reached the negotiated channel_max (3)"
+    assert (closed.code, closed.text) == (530, text)
 
 
 def test_who_does_not_finish_its_handshake_is_let_go(tight: Site) -> None:

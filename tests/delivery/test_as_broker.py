@@ -1,0 +1,180 @@
+"""The same bytes are said to the broker itself and to a sidecar before it: both answer the same.
+
+What is compared is what RabbitMQ tolerates beyond the specification, since there are clients that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pytest
+from pamqp import commands
+
+from tests import client
+from tests.producer import Producer
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+CLOSE = client.method(0, commands.Connection.Close(200, "bye", 0, 0))
+
+
+class Said(NamedTuple):
+    """What one side answered: names and channels of methods, and the arguments of closes."""
+
+    frames: tuple[tuple[object, ...], ...]
+
+
+Talk = Callable[[int], Said]
+
+
+@pytest.fixture(scope="module")
+def ports(broker: Broker, sidecar: Sidecar) -> tuple[int, int]:
+    """Where the broker listens, and where the sidecar does."""
+    return broker.port, sidecar.port
+
+
+def heard(producer: Producer, count: int) -> Said:
+    """The next frames."""
+    frames = []
+    for _ in range(count):
+        found = producer.frame()
+        code = (found.arguments["reply_code"],) if found.name.endswith(".Close") else ()
+        frames.append((found.name, found.channel, *code))
+    return Said(tuple(frames))
+
+
+def same(ports: Sequence[int], talk: Talk) -> Said:
+    """Have one conversation with both; give what the sidecar said, which is what the broker said."""
+    at_broker, at_sidecar = (talk(port) for port in ports)
+    assert at_sidecar == at_broker
+    return at_sidecar
+
+
+# -- protocol headers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", [b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x09"])
+def test_a_header_that_the_broker_takes_for_0_9_1_opens_a_connection(ports: tuple[int, int], header: bytes) -> None:
+    def talk(port: int) -> Said:
+        with Producer(port, header=header) as producer:
+            version = producer.start["version_major"], producer.start["version_minor"]
+            producer.open(confirm=True).publish("", "nobody", mandatory=True)
+            [returned] = producer.settle().returned
+            producer.close()
+            return Said((version, returned.address))
+
+    assert same(ports, talk).frames == ((0, 9), ("", "nobody"))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"AMQP\x00\x00\x09\x00", b"AMQP\x01\x00\x09\x01", b"AMQP\x00\x01\x00\x09", b"AMQP\x01\x01\x09\x00",
+        b"AMQP\x03\x01\x00\x00", b"GET / HTTP/1.1\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_a_header_that_the_broker_does_not_take_gets_the_one_to_use(ports: tuple[int, int], header: bytes) -> None:
+    def talk(port: int) -> Said:
+        with Producer(port, log_in=False) as producer:
+            producer.send(header)
+            return Said(((producer.socket.recv(8),),))
+
+    assert same(ports, talk).frames == ((client.PROTOCOL_HEADER,),)
+
+
+# -- frames above frame-max --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frame_max", [4096, 131072])
+@pytest.mark.parametrize("above", [0, 1, 8, 9])
+def test_body_frames_up_to_eight_bytes_above_frame_max_are_taken(
+    ports: tuple[int, int], frame_max: int, above: int
+) -> None:
+    """AMQPStorm cuts bodies into pieces of frame-max, without the eight bytes around each."""
+
+    def talk(port: int) -> Said:
+        with Producer(port, frame_max=frame_max).open(confirm=True) as producer:
+            producer.send(client.publish(1, b"", b"nobody", body=bytes(2 * frame_max), frame_max=frame_max + above))
+            return heard(producer, 1)
+
+    answer = ("Connection.Close", 0, 501) if above > 8 else ("Basic.Ack", 1)
+    assert same(ports, talk).frames == (answer,)
+
+
+@pytest.mark.parametrize("above", [8, 9])
+def test_headers_and_methods_up_to_eight_bytes_above_frame_max_are_taken(ports: tuple[int, int], above: int) -> None:
+    frame_max = 4096
+
+    def header(port: int) -> Said:
+        with Producer(port, frame_max=frame_max).open(confirm=True) as producer:
+            entries = b"\x01hS" + (frame_max + above - 8 - 18 - 7).to_bytes(4, "big")
+            entries += b"x" * (frame_max + above - 8 - 18 - 7)
+            sent = client.content_header(1, 0, entries)
+            assert len(sent) == frame_max + above
+            method = client.publish(1, b"", b"nobody")
+            producer.send(method[: -len(client.content(1))] + sent)
+            return heard(producer, 1)
+
+    def declare(port: int) -> Said:
+        with Producer(port, frame_max=frame_max).open() as producer:
+            sent = client.method(1, commands.Queue.Declare(exclusive=True, arguments={"x-note": ""}))
+            text = b"x" * (frame_max + above - len(sent))
+            longer = sent[7:-1].replace(b"S\0\0\0\0", b"S" + len(text).to_bytes(4, "big") + text)
+            table = len(longer) - 4 - 2 - 1 - 1 - 4
+            longer = longer[:8] + table.to_bytes(4, "big") + longer[12:]
+            producer.send(client.frame(1, 1, longer))
+            return heard(producer, 1)
+
+    refused = (("Connection.Close", 0, 501),)
+    assert same(ports, header).frames == (refused if above > 8 else (("Basic.Ack", 1),))
+    assert same(ports, declare).frames == (refused if above > 8 else (("Queue.DeclareOk", 1),))
+
+
+# -- several Connection.Close ------------------------------------------------------------------------------------------
+
+
+def test_each_close_of_a_connection_is_answered_and_the_peer_ends_it(ports: tuple[int, int]) -> None:
+    def talk(port: int) -> Said:
+        with Producer(port).open().open(2) as producer:
+            producer.send(CLOSE * 3)
+            first = heard(producer, 3)
+            producer.send(client.method(5, commands.Channel.Open()) + CLOSE)
+            second = heard(producer, 1)
+            producer.send(CLOSE[:5])
+            producer.send(CLOSE[5:])
+            third = heard(producer, 1)
+            producer.call(commands.Connection.CloseOk(), 0)
+            assert producer.gone()
+            return Said(first.frames + second.frames + third.frames)
+
+    assert same(ports, talk).frames == (("Connection.CloseOk", 0),) * 5
+
+
+# -- channel numbers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 2046, 2048, 65535])
+def test_any_channel_number_is_taken(ports: tuple[int, int], number: int) -> None:
+    def talk(port: int) -> Said:
+        with Producer(port, channel_max=2046).open(number, confirm=True) as producer:
+            producer.publish("", "nobody", channel=number, mandatory=True)
+            assert [one.address for one in producer.settle(number).returned] == [("", "nobody")]
+            producer.ask(commands.Channel.Close(200, "", 0, 0), number)
+            producer.open(number)
+            producer.close()
+            return Said(())
+
+    same(ports, talk)
+
+
+def test_channels_above_channel_max_in_count_end_the_connection(ports: tuple[int, int]) -> None:
+    def talk(port: int) -> Said:
+        with Producer(port, channel_max=2).open(100).open(65535) as producer:
+            producer.call(commands.Channel.Open(), 7)
+            closed = producer.closed(0)
+            return Said(((closed.code, closed.text, closed.method),))
+
+    said = same(ports, talk)
+    text = "NOT_ALLOWED - number of channels opened (2) has reached the negotiated channel_max (2)"
+    assert said.frames[0][:2] == (530, text)
