@@ -248,6 +248,7 @@ class Sidecar:
         listener = self._make_listener(vhosts)
         if self._audit is not None:
             self._audit.on_durable = listener.audit_durable
+            self._audit.on_failing = listener.audit_failing
             self._audit.on_full = partial(listener.audit_full, True)
             self._audit.on_drained = partial(listener.audit_full, False)
         return listener
@@ -309,7 +310,7 @@ class Sidecar:
         """Give the reasons why producers should not come now."""
         reasons = [f"vhost {name}: inventory and carriers don't stand yet" for name in self._topology.waiting]
         reasons += self._topology.supervisor.failing
-        if self._audit is not None and self._audit.failure and self._audit.full:
+        if self._audit is not None and self._audit.failure and (self._audit.strict or self._audit.full):
             reasons.append(f"audit log: {self._audit.failure}")
         if self._stopping.is_set():
             reasons.append("draining")

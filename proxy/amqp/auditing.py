@@ -18,6 +18,7 @@ from proxy.errors import ProtocolError
 
 if TYPE_CHECKING:
     from proxy.amqp.channel import Channel, Publish
+    from proxy.amqp.withheld import Withheld
 
 #: Mandatory publishes of a channel that a return may still name; without confirms the oldest are forgotten.
 _MANDATORY = 65536
@@ -87,12 +88,25 @@ class ConnectionAudit:
         conn: id of the connection.
         user: name the producer logged in with.
         vhost: its virtual host.
+        withheld: confirms that wait for lines, where they have to.
     """
 
-    __slots__ = ("_conn", "_journal", "_once", "_opening", "_passed", "_user", "_vhost", "append", "ruled_only")
+    __slots__ = (
+        "_conn",
+        "_journal",
+        "_once",
+        "_opening",
+        "_passed",
+        "_user",
+        "_vhost",
+        "_withheld",
+        "append",
+        "ruled_only",
+    )
 
-    def __init__(self, journal: Journal, conn: str, user: str, vhost: str) -> None:
+    def __init__(self, journal: Journal, conn: str, user: str, vhost: str, withheld: Withheld | None = None) -> None:
         """Start with no publish."""
+        self._withheld = withheld
         self._journal = journal
         self._conn = conn
         self._user = user
@@ -198,6 +212,8 @@ class ConnectionAudit:
         if self._once:
             ending, self._once = self._once, ""
         self.append(f"{self._opening}{origin}{seq}{ending}".encode())
+        if self._withheld is not None:
+            self._withheld.wrote(channel)
         if publish.mandatory:
             if channel.mandatory is None:
                 channel.mandatory = deque(maxlen=_MANDATORY)

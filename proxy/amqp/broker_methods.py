@@ -48,6 +48,7 @@ class BrokerMethods:
             methods.BASIC_ACK: self._ack,
             methods.BASIC_NACK: self._nack,
             methods.BASIC_RETURN: self._return,
+            methods.TX_COMMIT_OK: self._commit_ok,
             methods.CHANNEL_OPEN_OK: self._opened,
             methods.CHANNEL_CLOSE: self._close,
             methods.CHANNEL_CLOSE_OK: self._close_ok,
@@ -102,11 +103,14 @@ class BrokerMethods:
 
     def _ack(self, channel: Channel, frame: bytes) -> bool:
         tag, multiple = read_ack(frame[7:-1])
-        return self._settle(channel, tag, multiple, ack=True)
+        return self._settle(channel, tag, multiple, ack=True) and not self._conversation.withhold(channel, frame)
 
     def _nack(self, channel: Channel, frame: bytes) -> bool:
         tag, multiple, _ = read_nack(frame[7:-1])
-        return self._settle(channel, tag, multiple, ack=False)
+        return self._settle(channel, tag, multiple, ack=False) and not self._conversation.withhold(channel, frame)
+
+    def _commit_ok(self, channel: Channel, frame: bytes) -> bool:
+        return not self._conversation.withhold(channel, frame)
 
     def _settle(self, channel: Channel, tag: int, multiple: bool, *, ack: bool) -> bool:
         conversation = self._conversation
@@ -198,6 +202,7 @@ class BrokerMethods:
             channel.publish = None
             channel.remaining = 0
             conversation.drop_collected(channel)
+        conversation.end_confirms(channel)
         refusal = _of_what_was_asked(channel, frame)
         if refusal != frame:
             conversation.say(channel, refusal)
@@ -225,8 +230,8 @@ class BrokerMethods:
         conversation.to_upstream.append(connection_close_ok())
         conversation.upstream_closing = conversation.upstream_done = True
         if conversation.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):  # the producer has said goodbye itself
-            conversation.to_producer.append(connection_close_ok())
             conversation.producer_answered()
+            conversation.to_producer.append(connection_close_ok())
         return False
 
     def _connection_close_ok(self) -> bool:

@@ -132,6 +132,7 @@ class Channel:
         "last_queue",
         "ledger",
         "life",
+        "line",
         "mandatory",
         "marking",
         "number",
@@ -182,6 +183,8 @@ class Channel:
         self.origin = ""
         #: (number, exchange, routing key) of mandatory publishes, where the audit must know which one returns
         self.mandatory: deque[tuple[int, bytes, bytes]] | None = None
+        #: number of its last audit line, where confirms wait for theirs
+        self.line = 0
         self.settled = Settled()
         self.ledger: Ledger | None = None
         #: publishes in several copies that the broker may return one by one

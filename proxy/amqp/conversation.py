@@ -20,6 +20,7 @@ from proxy.amqp.plan import Plans
 from proxy.amqp.remote_messages import Remotes
 from proxy.amqp.tuning import Tuning
 from proxy.amqp.vhost import Destination, OwnedExchange
+from proxy.amqp.withheld import Lines, Withheld
 from proxy.errors import ProtocolError, Scope
 from proxy.routing.reach import Reach
 
@@ -163,6 +164,8 @@ class Conversation:
         #: channels whose kept-back frames may go to the producer now
         self.released: list[Channel] = []
         self.audit: ConnectionAudit | None = None
+        #: confirms that wait for their audit lines, where they have to
+        self.withheld: Withheld | None = None
         #: links to other brokers, where there are any
         self.remotes: Remotes | None = None
         #: called when something is to be sent outside of the driver's own calls
@@ -236,6 +239,7 @@ class Conversation:
 
     def _end(self, channel: Channel) -> None:
         self.shape += 1
+        self.end_confirms(channel)
         if channel is self.confirmed:
             self.confirmed = None
         self.published_before += channel.before + channel.published
@@ -270,8 +274,8 @@ class Conversation:
         """
         if self.may_be_kept and not (self.channels or self.unfinished or self.blocked or self.own.used):
             self.kept = self.upstream_closing = self.upstream_done = True
-            self.to_producer.append(method_frames.connection_close_ok())
             self.producer_answered()
+            self.to_producer.append(method_frames.connection_close_ok())
             return
         self.phase = Phase.PRODUCER_CLOSES
         self.upstream_closing = True
@@ -285,9 +289,9 @@ class Conversation:
     def producer_answered(self) -> None:
         """The producer's Connection.Close is answered, and so is each that it has sent after it, as RabbitMQ does."""
         self.producer_ends = True
+        self.finish()
         self.to_producer += [method_frames.connection_close_ok()] * self.further_closes
         self.further_closes = 0
-        self.finish()
 
     def finish(self) -> None:
         """Both sides have said their last word."""
@@ -312,6 +316,23 @@ class Conversation:
             self.mark(channel)
         else:
             self.to_producer.append(frames)
+
+    def withhold_confirms(self, lines: Lines) -> None:
+        """Let confirms wait until the audit lines of their publishes are on disk."""
+        self.withheld = Withheld(lines, self.to_producer, lambda number, frames: self.say(self.channel(number), frames))
+
+    def withhold(self, channel: Channel, confirm: bytes) -> bool:
+        """Keep a confirm for the producer, if it has to wait for an audit line."""
+        withheld = self.withheld
+        if withheld is None or not withheld.waits(channel):
+            return False
+        withheld.keep(channel, confirm)
+        return True
+
+    def end_confirms(self, channel: Channel) -> None:
+        """A close on a channel is what the producer gets next: after the confirms that wait, if it can."""
+        if self.withheld is not None:
+            self.withheld.end(channel.number, channel.number in self.unfinished)
 
     def count_closed(self, channel: Channel) -> None:
         """Take an open channel out of the gauge."""

@@ -97,6 +97,7 @@ class Delivering:
         own = conversation.own.number
         looked_at = self._methods.looked_at
         shapes = self._shapes
+        withheld = conversation.withheld
         starts = data.startswith
         end = len(data)
         at = start = acked = 0
@@ -118,6 +119,7 @@ class Delivering:
                     channel = channels.get(number)
                     if channel is not None and channel.ledger is None:
                         settle, published, head = channel.settled.settle, channel.published, data[at : at + 11]
+                        first = at
                         while True:  # confirms come in runs
                             acked += settle(unpack_tag(data, at + 11)[0], data[at + 19], published)
                             at = stop
@@ -126,6 +128,11 @@ class Delivering:
                                 break
                         if channel.sample is not None:
                             conversation.time_confirm(channel)
+                        if withheld is not None and withheld.waits(channel):
+                            if start < first:
+                                out.append(data[start:first])
+                            withheld.keep(channel, data[first:at])
+                            start = at
                         continue
                 elif index not in looked_at:
                     at = stop

@@ -22,6 +22,7 @@ from proxy.amqp.plan import Plans
 from proxy.amqp.publishing import Publishing
 from proxy.amqp.remote_messages import Remotes
 from proxy.amqp.tuning import Tuning
+from proxy.amqp.withheld import Lines
 from proxy.errors import ProtocolError, Scope
 
 
@@ -52,18 +53,44 @@ class Relay:
     @property
     def to_producer(self) -> list[bytes]:
         """Pieces for the producer, in order; the driver sends and clears them."""
-        return self._conversation.to_producer
+        withheld = self._conversation.withheld
+        return self._conversation.to_producer if withheld is None else withheld.out
 
-    def audited(self, conn: str, user: str) -> None:
+    def audited(self, conn: str, user: str, lines: Lines | None = None) -> None:
         """Write this connection's publishes to the audit log, if there is one.
 
         Args:
             conn: id of the connection.
             user: name the producer logged in with.
+            lines: the log, where confirms have to wait for it.
         """
-        journal = self._conversation.plans.journal
+        conversation = self._conversation
+        journal = conversation.plans.journal
         if journal is not None:
-            self._conversation.audit = ConnectionAudit(journal, conn, user, self.vhost)
+            if lines is not None:
+                conversation.withhold_confirms(lines)
+            conversation.audit = ConnectionAudit(journal, conn, user, self.vhost, conversation.withheld)
+
+    @property
+    def waits_for_lines(self) -> bool:
+        """Whether confirms wait for audit lines, or the producer's last frames do."""
+        return bool(self._conversation.withheld)
+
+    @property
+    def ends_later(self) -> bool:
+        """Whether the end of a channel or of the connection waits for confirms."""
+        withheld = self._conversation.withheld
+        return withheld is not None and withheld.until is not None
+
+    def lines_durable(self, line: int) -> None:
+        """Audit lines up to a number are on disk."""
+        if self._conversation.withheld is not None:
+            self._conversation.withheld.durable(line)
+
+    def lines_failing(self) -> None:
+        """The disk refuses audit lines."""
+        if self._conversation.withheld is not None:
+            self._conversation.withheld.failing()
 
     def linked(self, remotes: Remotes, wake: Callable[[], None]) -> None:
         """Let publishes go to other brokers, where the address table sends them.
@@ -127,7 +154,13 @@ class Relay:
     @property
     def upstream_full(self) -> bool:
         """Whether so much is kept back from the producer that the broker's socket must not be read."""
-        return self._conversation.held_back_bytes >= self._conversation.limits.held_bytes
+        conversation = self._conversation
+        kept_bytes = conversation.held_back_bytes
+        if conversation.withheld is not None:
+            if conversation.withheld.until is not None:
+                return True
+            kept_bytes += conversation.withheld.size_bytes
+        return kept_bytes >= conversation.limits.held_bytes
 
     @property
     def outstanding(self) -> int:
@@ -216,6 +249,8 @@ class Relay:
             channel.held is not None for channel in conversation.channels.values()
         ):
             conversation.producer_leaves(conversation.last_frame)
+        if conversation.withheld is not None:
+            conversation.withheld.note()
 
     def heartbeat_upstream(self) -> None:
         """Send a heartbeat to the broker."""
@@ -250,8 +285,8 @@ class Relay:
         conversation.upstream_closing = conversation.upstream_done = True
         conversation.to_upstream.clear()
         if conversation.phase is Phase.PRODUCER_CLOSES or conversation.last_frame is not None:
-            conversation.to_producer.append(connection_close_ok())
             conversation.producer_answered()
+            conversation.to_producer.append(connection_close_ok())
         conversation.close(320, reason.encode())
 
     def ended(self) -> None:

@@ -39,12 +39,16 @@ def confirm(conversation: Conversation, channel: Channel, producer_tag: int, ack
     if acked:
         conversation.counters.confirms_acked += 1
         number = channel.number
-        conversation.say(channel, _ACK.pack(METHOD, number, _ACK_BYTES, methods.BASIC_ACK, producer_tag, 0, FRAME_END))
+        frame = _ACK.pack(METHOD, number, _ACK_BYTES, methods.BASIC_ACK, producer_tag, 0, FRAME_END)
+        if not conversation.withhold(channel, frame):
+            conversation.say(channel, frame)
         return
     conversation.counters.confirms_nacked += 1
     if conversation.audit is not None:
         conversation.audit.settled(channel, producer_tag, "nacked")
-    conversation.say(channel, method_frame(channel.number, methods.BASIC_NACK, producer_tag, False, False))
+    frame = method_frame(channel.number, methods.BASIC_NACK, producer_tag, False, False)
+    if not conversation.withhold(channel, frame):
+        conversation.say(channel, frame)
 
 
 def give_back(conversation: Conversation, publish: Publish, header: bytes, body: bytes) -> None:

@@ -30,6 +30,8 @@ from proxy.errors import ConfigError
 BATCH_BYTES = 256 << 10
 #: Seconds that closing the last segment may take beyond the deadline; the next start does what is left.
 _CLOSE_SECONDS = 1.0
+#: Seconds after which a disk that has not answered counts as failing: a write that hangs raises no error.
+STALL_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -58,10 +60,11 @@ class AuditWriter:
     Attributes:
         full: producers should not be read now (never in best_effort).
         durable: sequence up to which every line is written; in strict, is on disk.
-        failure: what the disk says while it refuses lines, else None.
+        failure: what the disk says while it refuses lines, or that it does not answer; else None.
         on_full: called when `full` becomes true.
         on_drained: called when it becomes false again.
         on_durable: called with `durable` whenever that has grown.
+        on_failing: called when `failure` is no longer None.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class AuditWriter:
         self.on_full: Callable[[], None] = _nothing
         self.on_drained: Callable[[], None] = _nothing
         self.on_durable: Callable[[int], None] = _ignore
+        self.on_failing: Callable[[], None] = _nothing
         self._policy = policy
         self._counters = counters
         self._wall = wall
@@ -100,6 +104,8 @@ class AuditWriter:
         self._pending_size = 0
         self._pending_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        #: runs while the thread has lines and says nothing
+        self._stall: asyncio.TimerHandle | None = None
         self._handed_size = 0
         self._sequence = 0
         self._whole = True
@@ -110,6 +116,11 @@ class AuditWriter:
     def strict(self) -> bool:
         """Whether no publish may be confirmed before its line is on disk."""
         return self._policy.mode is Mode.STRICT
+
+    @property
+    def appended(self) -> int:
+        """Number of the last line that was appended; `durable` will have reached it when that is written."""
+        return self._sequence + len(self._pending)
 
     async def start(self) -> None:
         """Claim the directory and start the threads.
@@ -216,6 +227,8 @@ class AuditWriter:
         self._sequence += len(lines)
         self._handed_size += size
         self._scribe.put(Batch(lines, self._sequence, size))
+        if self._stall is None:
+            self._stall = self._loop.call_later(STALL_SECONDS, self._stalled)
 
     def _drop(self, gap: _Gap) -> None:
         self._counters.dropped += gap.dropped
@@ -249,6 +262,7 @@ class AuditWriter:
             self._on_end()
             return
         self._handed_size -= report.size
+        self._heard()
         self._counters.lines += report.lines - report.lost
         self._counters.text_bytes += report.size - report.lost_size
         self._on_health(report.error)
@@ -260,6 +274,16 @@ class AuditWriter:
             self.full = False
             self.on_drained()
 
+    def _heard(self) -> None:
+        """The thread has said something: it has the whole time again for what it still has."""
+        if self._stall is not None:
+            self._stall.cancel()
+        self._stall = self._loop.call_later(STALL_SECONDS, self._stalled) if self._handed_size else None
+
+    def _stalled(self) -> None:
+        self._stall = None
+        self._on_health(f"the disk has not answered for {STALL_SECONDS:g} s")
+
     def _on_health(self, error: str | None) -> None:
         if error is not None:
             mode = self._policy.mode.value
@@ -269,8 +293,11 @@ class AuditWriter:
         self._fails(error)
 
     def _fails(self, reason: str | None) -> None:
+        began = reason is not None and self.failure is None
         self.failure = reason
         self._counters.failing = reason is not None
+        if began:
+            self.on_failing()
 
     def _settle_gap(self, report: Report) -> None:
         """Account for lines that were lost on disk, and for gap records among them."""
@@ -291,6 +318,8 @@ class AuditWriter:
             self._emit_gap()
 
     def _on_end(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
         if not self._closing:
             self._fails("the thread that writes it has ended")
             self._closing = True

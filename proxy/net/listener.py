@@ -155,8 +155,13 @@ class Listener:
 
     def audit_durable(self, sequence: int) -> None:
         """Audit lines up to a sequence are on disk."""
-        for session in self._sessions:
+        for session in tuple(self._sessions):
             session.audit_durable(sequence)
+
+    def audit_failing(self) -> None:
+        """The disk refuses audit lines, or does not answer."""
+        for session in tuple(self._sessions):
+            session.audit_failing()
 
     def audit_full(self, full: bool) -> None:
         """The audit log can't keep up, or can again."""

@@ -9,7 +9,6 @@ Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 4.2.7.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from secrets import token_hex
@@ -25,7 +24,7 @@ from proxy.net.heartbeats import Heartbeats
 from proxy.net.link import AHEAD_MESSAGES, Link
 from proxy.net.opening import Opening
 from proxy.net.remotes import Port
-from proxy.net.surroundings import Gate, Surroundings
+from proxy.net.surroundings import Surroundings
 from proxy.net.tasks import Tasks
 from proxy.net.throttle import Throttle
 from proxy.net.vhosts import Control
@@ -62,9 +61,6 @@ class Session:
         idle = surroundings.limits.idle_seconds
         self._beats = Heartbeats(self.producer, self._upstream, idle, self._flush, self._idle)
         self._throttle: Throttle | None = None
-        #: what the producer gets when the audit lines before it are on disk, in strict mode
-        self._gate = surroundings.audit if surroundings.audit is not None and surroundings.audit.strict else None
-        self._undurable: deque[tuple[int, bytes]] = deque()
         #: names the connection in audit records
         self.id, self._user = token_hex(6), ""
         self._over = self._held_full = self._woken = False
@@ -98,15 +94,14 @@ class Session:
                 relay.allow_keeping()
             self._opening.end()
             self._opening = None
-        relay.audited(self.id, handshake.user)
+        audit = self._shared.audit
+        relay.audited(self.id, handshake.user, audit if audit is not None and audit.strict else None)
         if self._shared.remotes is not None:
             self._remotes = self._shared.remotes.port(handshake.vhost, partial(self._pause_producer, "remote is slow"))
             relay.linked(self._remotes, self._wake)
         self._user = handshake.user
         vhosts.speakers.enter(handshake.vhost, handshake.user, self)
         plans.state.forgive(client=handshake.user)
-        if self._shared.audit is not None and self._shared.audit.full:
-            self.audit_full(True)
         counters = self._shared.counters
         for side in (counters.downstream, counters.upstream):
             side.attempt("ok")
@@ -172,6 +167,8 @@ class Session:
                 beats.saw(data, now)
             relay.receive_from_producer(data, now)
             self._flush(relay, now)
+            if self._shared.audit is not None and self._shared.audit.full:
+                self.audit_full(True)
             if self._throttle is not None:
                 self._throttle.read(len(data), now)
         elif self._opening is not None:
@@ -199,10 +196,7 @@ class Session:
             self._upstream.send(relay.to_upstream)
         if relay.to_producer:
             self._beats.sent_producer = now
-            if self._gate is None:
-                self.producer.send(relay.to_producer)
-            else:
-                self._send_durable(self._gate, relay.to_producer)
+            self.producer.send(relay.to_producer)
         if relay.requests:
             requests = tuple(relay.requests)
             relay.requests.clear()
@@ -227,28 +221,22 @@ class Session:
         if self.relay is not None and not self._over:
             self._flush(self.relay, monotonic())
 
-    def _send_durable(self, gate: Gate, pieces: list[bytes]) -> None:
-        """Send to the producer once every audit line appended before is on disk: no confirm without its line."""
-        point = gate.commit_point()
-        if not self._undurable and gate.durable >= point:
-            self.producer.send(pieces)
-            return
-        self._undurable.append((point, b"".join(pieces)))
-        pieces.clear()
-
     def audit_durable(self, sequence: int) -> None:
-        """Audit lines up to a sequence are on disk: what waited for them goes to the producer."""
-        ready = []
-        while self._undurable and self._undurable[0][0] <= sequence:
-            ready.append(self._undurable.popleft()[1])
-        if ready:
-            self.producer.send(ready)
-        if self.relay is not None and self.relay.phase is Phase.CLOSED:
-            self._close_producer(self.relay)
+        """Audit lines up to a sequence are on disk: confirms that waited for them go to the producer."""
+        if self.relay is not None and self.relay.waits_for_lines:
+            self.relay.lines_durable(sequence)
+            self._flush(self.relay, monotonic())
+
+    def audit_failing(self) -> None:
+        """The disk refuses audit lines, or does not answer."""
+        if self.relay is not None and self.relay.ends_later:
+            self.relay.lines_failing()
+            self._flush(self.relay, monotonic())
 
     def audit_full(self, full: bool) -> None:
-        """The audit log can't keep up: the producer waits."""
-        self._pause_producer("audit", full)
+        """The audit log can't keep up: a producer that has published waits; others, consumers say, go on."""
+        if self.relay is not None and (not full or self.relay.published):
+            self._pause_producer("audit", full)
 
     async def _carry_out(self, relay: Relay, request: Request) -> None:
         """Do what a relay asked for, within the deadline; without an answer it goes on all the same."""
@@ -320,7 +308,7 @@ class Session:
 
     def _close_producer(self, relay: Relay) -> None:
         """Close the producer's socket once it has everything, unless that is its own part (until the deadline)."""
-        if not self._undurable and not relay.producer_ends:
+        if not relay.ends_later and not relay.producer_ends:
             self.producer.close()
 
     def _producer_writable(self, writable: bool) -> None:

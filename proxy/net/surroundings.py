@@ -8,6 +8,7 @@ from typing import Protocol
 from proxy.amqp.allowance import Allowances, Rates
 from proxy.amqp.conversation import Limits
 from proxy.amqp.counters import Counters
+from proxy.amqp.withheld import Lines
 from proxy.net.remotes import RemotePool
 from proxy.net.reuse import Reuse
 from proxy.net.upstream import Upstream
@@ -37,20 +38,15 @@ class SessionLimits:
     relay: Limits = field(default_factory=Limits)
 
 
-class Gate(Protocol):
+class Gate(Lines, Protocol):
     """The audit log as sessions see it: what has to wait for it."""
 
     @property
     def strict(self) -> bool:
         """Whether no confirm may be relayed before its line is on disk."""
 
-    #: sequence up to which every line is on disk
-    durable: int
     #: whether producers have to wait
     full: bool
-
-    def commit_point(self) -> int:
-        """The sequence that `durable` will have reached when everything appended so far is on disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,7 +317,7 @@ METRICS: tuple[MetricSpec, ...] = (
         Kind.GAUGE,
         "",
         readings.one(lambda counters: counters.audit.failing),
-        "1 while the disk refuses audit lines.",
+        "1 while the disk refuses audit lines or does not answer.",
         Merge.MAX,
     ),
     _metric(

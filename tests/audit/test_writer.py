@@ -267,6 +267,28 @@ async def test_what_the_disk_refuses_is_kept_and_written_later(
     assert (counters.lines, counters.dropped) == (10, 0)
 
 
+async def test_a_disk_that_does_not_answer_is_failing_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "STALL_SECONDS", 0.05)
+    disk = Disk()
+    told: list[str] = []
+    with capture_logs() as logs:
+        async with writing(policy(tmp_path, Mode.STRICT), disk) as (audit, counters):
+            audit.on_failing = lambda: told.append(str(audit.failure))
+            disk.open.clear()
+            audit.append(line(1))
+            point = audit.commit_point()
+            assert point == audit.appended
+            await until(lambda: audit.failure is not None)
+            assert (told, counters.failing) == (["the disk has not answered for 0.05 s"], True)
+            disk.open.set()
+            await until(lambda: audit.durable == point)
+            assert (audit.failure, counters.failing) == (None, False)
+    assert [entry["event"] for entry in logs][:2] == ["audit log can't be written", "audit log is written again"]
+    assert numbers(tmp_path) == [1]
+
+
 async def test_the_end_does_not_wait_for_a_disk_that_refuses_forever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
