@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from proxy.amqp.channel import Channel, Publish
     from proxy.amqp.withheld import Withheld
 
-#: Mandatory publishes of a channel that a return may still name; without confirms the oldest are forgotten.
-_MANDATORY = 65536
+#: Mandatory publishes of a channel that a return may still name; beyond that the oldest are forgotten. With confirms
+#: those that are settled go at once: the broker returns a message before it confirms it.
+_MANDATORY, _MANDATORY_CONFIRMING = 4096, 65536
 #: Exchanges passed through whose constant part of a line is kept.
 _TEMPLATES = 1024
 #: flags and sizes of the properties between header table and message id; 0: a short string
@@ -216,7 +217,9 @@ class ConnectionAudit:
             self._withheld.wrote(channel)
         if publish.mandatory:
             if channel.mandatory is None:
-                channel.mandatory = deque(maxlen=_MANDATORY)
+                channel.mandatory = deque()
+            elif len(channel.mandatory) >= (_MANDATORY_CONFIRMING if channel.confirming else _MANDATORY):
+                channel.mandatory.popleft()
             channel.mandatory.append((seq, publish.exchange, publish.routing_key))
 
     def returned(self, channel: Channel, exchange: bytes, routing_key: bytes) -> None:

@@ -127,6 +127,7 @@ class BrokerMethods:
                         conversation.audit.settled(channel, producer_tag, "nacked")
             if channel.sample is not None:
                 conversation.time_confirm(channel)
+            channel.forget_mandatory()
             return True
         for producer_tag, acked in channel.ledger.settle(tag, multiple, ack):
             confirm(conversation, channel, producer_tag, acked)

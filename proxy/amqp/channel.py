@@ -214,6 +214,12 @@ class Channel:
         #: body bytes to come of a return that the producer must not see
         self.swallowed = 0
 
+    def forget_mandatory(self) -> None:
+        """Forget mandatory publishes that are settled: they don't come back any more."""
+        waiting, low = self.mandatory, self.before + self.settled.low
+        while waiting and waiting[0][0] <= low:
+            waiting.popleft()
+
     @property
     def interruptible(self) -> bool:
         """Whether it can be closed now, with nothing half said to the broker."""

@@ -128,6 +128,8 @@ class Delivering:
                                 break
                         if channel.sample is not None:
                             conversation.time_confirm(channel)
+                        if channel.mandatory:
+                            channel.forget_mandatory()
                         if withheld is not None and withheld.waits(channel):
                             if start < first:
                                 out.append(data[start:first])

@@ -36,6 +36,7 @@ def confirm(conversation: Conversation, channel: Channel, producer_tag: int, ack
     channel.settled.settle(producer_tag, False, channel.published)
     if channel.sample is not None:
         conversation.time_confirm(channel)
+    channel.forget_mandatory()
     if acked:
         conversation.counters.confirms_acked += 1
         number = channel.number

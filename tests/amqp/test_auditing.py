@@ -8,7 +8,8 @@ from pamqp import commands
 
 from proxy.routing.values import Table, Value
 from tests import client
-from tests.amqp.relaying import REPORT, Wire, publish, routed, say
+from tests.amqp.relaying import REPORT, Wire, ack, nack, publish, returned, routed, say
+from tests.client import split
 
 
 class Line:
@@ -164,3 +165,28 @@ def test_lines_of_what_passes_name_the_rules_in_force() -> None:
     wire.state.changed()
     wire.produce(publish("k", to="amq.direct"))
     assert [line.split()[3] for line in log.lines] == ["passed", "passed", "passed/v2"]
+
+
+def test_a_mandatory_publish_is_forgotten_once_it_is_confirmed() -> None:
+    wire = audited(log := Log(), confirm=True)
+    channel = wire.relay._conversation.channels[1]
+    wire.produce(*[publish("k", mandatory=True)] * 1000)
+    assert channel.mandatory is not None
+    assert len(channel.mandatory) == 1000
+    wire.answer(ack(500, multiple=True), nack(501))
+    assert len(channel.mandatory) == 499
+    back = returned("xo", "k", b"".join(frame.raw for frame in split(publish())[1:]))
+    wire.answer(back, *[ack(tag) for tag in range(502, 1001)])
+    assert (502, "returned") in [settled[1:] for settled in log.settled]
+    assert len(channel.mandatory) == 0
+
+
+def test_without_confirms_only_the_latest_mandatory_publishes_are_remembered() -> None:
+    wire = audited(log := Log())
+    channel = wire.relay._conversation.channels[1]
+    for _ in range(5):
+        wire.produce(*[publish("k", mandatory=True)] * 1000)
+    assert channel.mandatory is not None
+    assert len(channel.mandatory) == 4096
+    wire.answer(returned("xo", "k", b"".join(frame.raw for frame in split(publish())[1:])))
+    assert log.settled == [(1, 905, "returned")]
