@@ -164,6 +164,7 @@ class Passwords:
         # A variable overrides the file, whichever way each of them takes.
         given = [key for key in given if not self.places[path + key].line] or given
         if not given:
+            self._default(control, loopback)
             return control.password
         key, place = path + given[0], self.places[path + given[0]]
         if len(given) > 1:
@@ -173,19 +174,38 @@ class Passwords:
             return self._from_variable(control.password_env or "", key, place)
         if given[0] == "password_file":
             return self._from_file(self.folder / (control.password_file or ""), key, place)
-        if place.line and not loopback:
+        if not control.password.reveal():
+            self.faults.error(place, key, "seen an empty text, expected a password")
+        elif place.line and not loopback:
             message = "a password as text, for a broker elsewhere: use password_env or password_file"
             self.faults.warn(place, key, message)
         return control.password
 
+    def _default(self, control: Control, loopback: bool) -> None:
+        """Say so where nothing was written and the default password would be sent."""
+        section, key = "upstream.control", "upstream.control.password"
+        place = self.places.get(f"{section}.username") or self.places.get(section) or self.places.get("upstream")
+        place = place or Place("configuration", 0)
+        if control.username != Control().username:
+            expected = "expected password_env, password_file or password"
+            self._missing(place, key, f'seen nothing for the user "{control.username}", {expected}')
+        elif not loopback:
+            message = "seen nothing: guest with its default password is for brokers on loopback, RabbitMQ refuses it"
+            self.faults.warn(place, key, f"{message} elsewhere")
+
     def _from_variable(self, name: str, key: str, place: Place) -> Secret:
         if name not in self.environ:
             self._missing(place, key, f'there is no environment variable "{name}"')
+        elif not self.environ[name]:
+            self._missing(place, key, f'the environment variable "{name}" is empty, expected a password')
         return Secret(self.environ.get(name, ""))
 
     def _from_file(self, path: Path, key: str, place: Place) -> Secret:
         try:
-            return Secret(path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r"))
+            found = path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+            if not found:
+                self._missing(place, key, f"{path} is empty, expected a password")
+            return Secret(found)
         except OSError as error:
             self._missing(place, key, f"{path} can't be read: {error.strerror or error}")
         except UnicodeDecodeError:

@@ -52,9 +52,14 @@ def _rendered(values: str, chart: Path) -> dict[str, str]:
         return loaded.render(values=json.loads(values), name=RELEASE, namespace=NAMESPACE)
 
 
+#: Without a password of the control user the chart renders nothing.
+CONTROL = {"control": {"password": "not-a-secret"}}
+
+
 def rendered(values: Mapping[str, Any], chart: Path = CHART) -> dict[str, str]:
-    """Return the text that each template gives."""
-    return _rendered(json.dumps(values, sort_keys=True), chart)
+    """Return the text that each template gives; the password of the control user is there unless values say where."""
+    complete = {**CONTROL, **values} if chart == CHART else values
+    return _rendered(json.dumps(complete, sort_keys=True), chart)
 
 
 def objects(values: Mapping[str, Any], chart: Path = CHART) -> list[JSON]:

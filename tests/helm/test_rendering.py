@@ -297,6 +297,11 @@ def test_changed_rules_can_be_left_to_the_running_sidecar() -> None:
     ("values", "text"),
     [
         ({"control": {"password": "a", "existingSecret": "b"}}, "control: seen password and existingSecret"),
+        ({"control": {}}, "control: seen no password of the control user oxproxy, expected control.password or"),
+        (
+            {"control": {}, "config": {"upstream": {"control": {"username": None}}}},
+            "of the control user guest, expected",
+        ),
         ({"existingConfig": {"configMap": "a", "secret": "b"}}, "existingConfig: seen configMap and secret"),
         ({"config": {"shutdown": {"deadline": "1s"}}}, "config.shutdown: use drain.deadlineSeconds"),
         ({"drain": {"terminationGracePeriodSeconds": 35}}, "expected more than 35"),
@@ -309,6 +314,20 @@ def test_changed_rules_can_be_left_to_the_running_sidecar() -> None:
 def test_values_that_contradict_each_other_are_refused_with_the_reason(values: JSON, text: str) -> None:
     with pytest.raises(helm_python.HelmRenderError, match=re.escape(text)):
         rendered(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"config": {"upstream": {"control": {"password_env": "PASSWORD"}}}},
+        {"config": {"upstream": {"control": {"password_file": "/etc/oxproxy/trust/password"}}}},
+        {"extraEnv": [{"name": "OXPROXY_UPSTREAM__CONTROL__PASSWORD", "valueFrom": {"secretKeyRef": {}}}]},
+        {"existingConfig": {"configMap": "settings"}},
+    ],
+    ids=str,
+)
+def test_the_password_of_the_control_user_may_come_from_elsewhere(values: JSON) -> None:
+    assert rendered({"control": {}, **values})
 
 
 @pytest.mark.parametrize(

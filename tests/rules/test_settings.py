@@ -208,11 +208,48 @@ def test_a_secret_is_32_bytes_as_they_are_in_hexadecimal_or_in_base64(tmp_path: 
 
 
 def test_secrets_come_from_variables_as_well_and_the_broker_may_be_elsewhere(tmp_path: Path) -> None:
-    text = "upstream: {address: 'rabbit:1', tls: {}}\ndeclared: {secrets: [{env: OXPROXY_SECRET}, {env: B}]}"
-    path = write(tmp_path, text)
+    upstream = "upstream: {address: 'rabbit:1', tls: {}, control: {password_env: B}}\n"
+    path = write(tmp_path, upstream + "declared: {secrets: [{env: OXPROXY_SECRET}, {env: B}]}")
     settings, said = load_settings(path, {"OXPROXY_SECRET": SECRET.hex(), "B": b64encode(bytes(32)).decode()})
     assert [source.value for source in settings.declared.secrets] == [SECRET, bytes(32)]
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{username: me}", '31: upstream.control.password: seen nothing for the user "me", expected password_env, '),
+        (
+            "{username: me, password_env: EMPTY}",
+            '45: upstream.control.password_env: the environment variable "EMPTY" is',
+        ),
+        ("{username: me, password_file: empty}", "45: upstream.control.password_file: empty is empty, expected a"),
+    ],
+)
+def test_a_control_user_without_a_password_is_an_error_and_for_check_a_warning(
+    tmp_path: Path, text: str, expected: str
+) -> None:
+    (tmp_path / "empty").write_text("\n")
+    written = f"upstream: {{tls: {{}}, control: {text}}}\n"
+    (said,) = faults(tmp_path, written, EMPTY="")
+    assert said.startswith(f"oxproxy.yaml:1:{expected}")
+    (warned,) = load_settings(write(tmp_path, written), {"EMPTY": ""}, secrets_required=False)[1]
+    assert str(warned).replace(f"{tmp_path}/", "").replace("warning: ", "") == said
+
+
+def test_an_empty_password_is_an_error(tmp_path: Path) -> None:
+    assert faults(tmp_path, "upstream: {control: {password: ''}}") == [
+        "oxproxy.yaml:1:22: upstream.control.password: seen an empty text, expected a password"
+    ]
+
+
+def test_guest_with_its_default_password_is_for_brokers_on_loopback(tmp_path: Path) -> None:
+    assert warnings(tmp_path, "upstream: {address: 'localhost:1'}") == []
+    said = warnings(tmp_path, "upstream: {address: 'rabbit:1', tls: {}}\ndeclared: {secrets: [{env: A}]}", A="0" * 64)
+    assert said == [
+        "oxproxy.yaml:1:1: upstream.control.password: warning: seen nothing: guest with its default password is for "
+        "brokers on loopback, RabbitMQ refuses it elsewhere"
+    ]
 
 
 def test_secrets_that_cannot_be_used_are_faults(tmp_path: Path) -> None:

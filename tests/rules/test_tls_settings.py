@@ -124,10 +124,9 @@ def test_files_need_not_be_on_the_machine_that_checks(tmp_path: Path) -> None:
 
 def test_passwords_in_plain_text_to_a_broker_elsewhere_are_a_warning(folder: Path) -> None:
     far = "upstream:\n  address: [127.0.0.1:1, rabbit:2]\n"
-    assert load(folder, far)[1] == [
-        "oxproxy.yaml:2:3: upstream.address: warning: without upstream.tls, passwords go to rabbit:2 as plain text"
-    ]
-    assert load(folder, far + "  tls: {}\n")[1] == []
+    said = "oxproxy.yaml:2:3: upstream.address: warning: without upstream.tls, passwords go to rabbit:2 as plain text"
+    assert said in load(folder, far)[1]
+    assert said not in load(folder, far + "  tls: {}\n")[1]
     assert load(folder, "upstream: {address: ['[::1]:1', localhost:2]}\n")[1] == []
 
 

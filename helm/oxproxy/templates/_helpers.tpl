@@ -64,6 +64,18 @@ app.kubernetes.io/part-of: oxproxy
 {{- end -}}
 {{- end -}}
 
+{{/* Without a password the sidecar would try the default one. It may stand in the configuration or in a variable. */}}
+{{- define "oxproxy.needControlPassword" -}}
+{{- $control := default dict (dig "upstream" "control" dict .Values.config) -}}
+{{- $given := or $control.password $control.password_env $control.password_file -}}
+{{- range .Values.extraEnv -}}
+{{- if hasPrefix "OXPROXY_UPSTREAM__CONTROL__PASSWORD" .name }}{{ $given = true }}{{ end -}}
+{{- end -}}
+{{- if not $given -}}
+{{- fail (printf "control: seen no password of the control user %s, expected control.password or control.existingSecret" (default "guest" $control.username)) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Whether the chart writes the configuration itself. */}}
 {{- define "oxproxy.ownConfig" -}}
 {{- if and .Values.existingConfig.configMap .Values.existingConfig.secret -}}
@@ -96,6 +108,8 @@ app.kubernetes.io/part-of: oxproxy
 {{- end -}}
 {{- if include "oxproxy.controlSecret" . -}}
 {{- $_ := set $config "upstream" (dict "control" (dict "password_file" "/etc/oxproxy/control/password")) -}}
+{{- else -}}
+{{- include "oxproxy.needControlPassword" . -}}
 {{- end -}}
 {{- if .Values.audit.enabled -}}
 {{- $_ := set $config "audit" (dict "directory" "/var/lib/oxproxy-audit") -}}
