@@ -73,8 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--broker",
         metavar="URL",
-        help="ask a broker which destinations exist: http(s)://USER:PASSWORD@HOST:15672 or amqp(s)://...; TLS as the "
-        "configuration says under upstream.tls",
+        help="ask a broker what it would refuse and which destinations exist: http(s)://USER:PASSWORD@HOST:15672 or "
+        "amqp(s)://...; TLS as the configuration says under upstream.tls",
     )
     check.set_defaults(run=_check)
 
@@ -153,9 +153,15 @@ def _check(options: argparse.Namespace) -> int:
 
         check_findings(findings)
     if options.broker is not None:
-        from proxy.destinations import lacking
+        from proxy.destinations import ask_broker
 
-        findings.warnings += lacking(options.broker, findings.destinations, findings.settings)
+        try:
+            verdict = ask_broker(options.broker, findings.destinations, findings.exchanges, findings.settings)
+        except ConfigErrors as errors:
+            findings.errors += errors.errors
+        else:
+            findings.warnings += verdict.missing
+            findings.errors += verdict.conflicts
     if options.json:
         _say(json.dumps(findings.as_json(), indent=2, ensure_ascii=False))
     else:

@@ -26,6 +26,7 @@ from proxy.broker.changeover import Retirement
 from proxy.broker.topology import Topology
 from proxy.errors import Failure, UpstreamError
 from proxy.net.tasks import Tasks
+from proxy.routing.departure import relocations
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules
 from proxy.rules.model import VhostRules
@@ -188,6 +189,12 @@ def _unreached(state: VhostState) -> list[str]:
         for one in state.router.destinations(owned.name)
         if one not in owned.bound and not (owned.delivery is Delivery.QUEUE and _stands(state, one))
     }
+    if state.addresses is not None:
+        moved = relocations(
+            state.addresses, {one for each in state.exchanges for one in state.router.destinations(each)}, state.router
+        )
+        found = {one for one in found if one not in moved.away or moved.away[one].failure}
+        found |= {one.here for one in moved.found if one.here is not None and not _stands(state, one.here)}
     return [f"{kind} {name.decode(errors='replace')}" for kind, name in sorted(found)]
 
 

@@ -21,6 +21,12 @@ exchanges:
       - exchange: gone
       - exchange: amq.topic
 """
+NOTHING = "queues: [a]\n"
+
+
+def url_of(broker: Broker, scheme: str) -> str:
+    place = broker.management.removeprefix("http://") if scheme == "http" else broker.address
+    return f"{scheme}://{broker.username}:{broker.password}@{place}"
 
 
 @pytest.mark.parametrize("scheme", ["http", "amqp"])
@@ -30,8 +36,7 @@ def test_each_missing_destination_is_warned_of_at_its_line(
     Outside(broker, vhost).make_queue("there")
     path = tmp_path / "r.yaml"
     path.write_text(RULES.format(vhost))
-    place = broker.management.removeprefix("http://") if scheme == "http" else broker.address
-    url = f"{scheme}://{broker.username}:{broker.password}@{place}"
+    url = url_of(broker, scheme)
     assert cli.main(["check", "--broker", url, str(path)]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line.removeprefix(f"{path}:") for line in lines] == [
@@ -52,3 +57,104 @@ def test_a_broker_that_can_not_be_asked_is_an_error_without_the_password(
     said = capsys.readouterr().err
     assert "--broker" in said
     assert "secret" not in said
+
+
+@pytest.mark.parametrize("scheme", ["http", "amqp"])
+@pytest.mark.parametrize("text", [NOTHING, "listen: [{address: '127.0.0.1:5673'}]\nrules: []\n"])
+def test_a_broker_that_can_not_be_asked_is_no_ok_where_the_rules_need_nothing_of_it(
+    tmp_path: Path, scheme: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    assert cli.main(["check", "--broker", f"{scheme}://127.0.0.1:1", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert "--broker: could not ask the broker: " in captured.err
+    assert "ok" not in captured.out
+
+
+@pytest.mark.parametrize("scheme", ["http", "amqp"])
+def test_a_broker_that_answers_is_fine_for_rules_that_need_nothing(broker: Broker, tmp_path: Path, scheme: str) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(NOTHING)
+    assert cli.main(["check", "--broker", url_of(broker, scheme), str(path)]) == 0
+
+
+@pytest.mark.parametrize("scheme", ["http", "amqp"])
+def test_what_the_start_would_be_refused_for_is_an_error_at_its_line(
+    broker: Broker, vhost: str, tmp_path: Path, scheme: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside = Outside(broker, vhost)
+    outside.make_exchange("typed", "topic")
+    outside.make_exchange("other.carrier", "fanout")
+    outside.make_exchange("differs", x_open_exchange=True, alternate_exchange="amq.fanout")
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        f"""\
+vhost: {vhost}
+queues: [a]
+exchanges:
+  - name: typed
+    bindings: [{{queue: a}}]
+  - name: fresh
+    bindings: [{{queue: a}}]
+  - name: other
+    carrier: other.carrier
+    bindings: [{{queue: a}}]
+  - name: differs
+    bindings: [{{queue: a}}]
+"""
+    )
+    assert cli.main(["check", "--broker", url_of(broker, scheme), str(path)]) == 2
+    captured = capsys.readouterr()
+    found = [line.removeprefix(f"{path}:").partition(" exists on the broker")[0] for line in captured.err.splitlines()]
+    assert found == [
+        "4:5: exchanges[0].name: exchange typed",
+        "8:5: exchanges[2].name: carrier other.carrier of exchange other",
+        "11:5: exchanges[3].name: exchange differs",
+    ]
+    assert "ok" not in captured.out
+    names = {item["name"] for item in broker.api("GET", f"exchanges/{vhost}")}
+    assert "fresh" not in names
+
+
+def test_an_internal_exchange_that_queue_delivery_would_publish_to_is_an_error(
+    broker: Broker, vhost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Outside(broker, vhost).make_exchange("inner", "fanout", internal=True)
+    path = tmp_path / "r.yaml"
+    path.write_text(f"vhost: {vhost}\nexchanges: [{{name: e, delivery: queue, bindings: [{{exchange: inner}}]}}]\n")
+    assert cli.main(["check", "--broker", url_of(broker, "http"), str(path)]) == 2
+    assert "exchange inner is internal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scheme", ["http", "amqp"])
+def test_what_the_address_table_rewrites_need_not_exist_but_what_stands_in_its_place(
+    broker: Broker, vhost: str, tmp_path: Path, scheme: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        f"""\
+vhost: {vhost}
+exchanges:
+  - name: e
+    bindings:
+      - {{queue: away}}
+      - {{queue: moved}}
+      - {{queue: real}}
+      - {{exchange: whole}}
+      - {{exchange: partly}}
+brokers: {{archive: {{address: "archive.example:5672"}}}}
+addresses:
+  - {{pattern: away, translation: archive/queue/there}}
+  - {{pattern: moved, translation: /queue/new}}
+  - {{pattern: "/exchange/whole/*", translation: archive}}
+  - {{pattern: "/exchange/partly/a.*", translation: archive}}
+"""
+    )
+    assert cli.main(["check", "--broker", url_of(broker, scheme), str(path)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(line.removeprefix(f"{path}:") for line in lines if "the broker has no" in line) == [
+        "6:9: exchanges[0].bindings[1].queue: warning: the broker has no queue new, where the address table sends it",
+        "7:9: exchanges[0].bindings[2].queue: warning: the broker has no such queue",
+        "9:9: exchanges[0].bindings[4].exchange: warning: the broker has no such exchange",
+    ]

@@ -34,6 +34,20 @@ def carrier_conflict(exchange: OwnedExchange, found: ExchangeInfo | None) -> str
     return None
 
 
+def carrier_difference(exchange: OwnedExchange, found: ExchangeInfo | None) -> str | None:
+    """Say what the broker would answer 406 for if the carrier were declared; None where it would not."""
+    if found is None:
+        return None
+    alternate = None if exchange.alternate is None else exchange.alternate.decode(errors="replace")
+    there = found.arguments.get("alternate-exchange")
+    differs = [name for name, yes in (("durable", not found.durable), ("auto_delete", found.auto_delete)) if yes]
+    differs += ["internal"] if found.internal else []
+    differs += ["alternate-exchange"] if there != alternate else []
+    if not differs:
+        return None
+    return f"{_shown(exchange)} exists on the broker and differs ({', '.join(differs)}): {_WAYS_OUT}"
+
+
 def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: str) -> str:
     """Say what the broker's refusal to declare a carrier means."""
     if code == 406:

@@ -8,10 +8,12 @@ relays. Source: delivery notes, "Tokens and bindings".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange
+from proxy.routing.address_targets import AddressBook
+from proxy.routing.departure import Relocation, Relocations, relocations
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.routing.values import Table
@@ -46,6 +48,9 @@ class Needs:
         published: exchanges that the sidecar publishes to itself, with the exchange on whose behalf; only those
             that rules files own.
         regex: whether any exchange chooses among all queues.
+        relocated: destinations that the address table sends elsewhere: they need not exist. What must exist in
+            their place on this broker is among `existing`.
+        elsewhere: those for which something must exist at another broker.
     """
 
     carriers: tuple[OwnedExchange, ...]
@@ -55,6 +60,8 @@ class Needs:
     existing: Mapping[Destination, str]
     published: Mapping[bytes, bytes]
     regex: bool
+    relocated: Mapping[Destination, Relocation] = field(default_factory=dict)
+    elsewhere: tuple[Relocation, ...] = ()
 
     def of(self, exchange: OwnedExchange) -> frozenset[Destination]:
         """Give the destinations whose tokens an exchange needs."""
@@ -167,13 +174,19 @@ class Naming:
 _EVERYTHING = Naming(own_routes=False)
 
 
-def needs_of(exchanges: Mapping[bytes, OwnedExchange], router: Router, naming: Naming = _EVERYTHING) -> Needs:
+def needs_of(
+    exchanges: Mapping[bytes, OwnedExchange],
+    router: Router,
+    naming: Naming = _EVERYTHING,
+    book: AddressBook | None = None,
+) -> Needs:
     """Compute what rules need.
 
     Args:
         exchanges: exchanges evaluated here, by name.
         router: their rules.
         naming: what gives a right to a token; everything that is named, unless told otherwise.
+        book: the address table.
     """
     tokens: dict[bytes, frozenset[Destination]] = {}
     holders: dict[Destination, list[OwnedExchange]] = {}
@@ -189,6 +202,13 @@ def needs_of(exchanges: Mapping[bytes, OwnedExchange], router: Router, naming: N
             existing.update(dict.fromkeys(destinations, ""))
             if exchange.declared is None:
                 published.update(dict.fromkeys(_published(exchange, destinations, exchanges), name))
+    named = {*holders, *existing}
+    moved = Relocations({}, ()) if book is None else relocations(book, named, router)
+    for one in moved.found:
+        if one.here is not None and (one.here not in named or one.here in moved.away):
+            kind, name = one.destination
+            role = f"where the address table sends {kind} {name.decode(errors='replace')}"
+            existing[one.here] = role
     existing |= _beside(exchanges)
     carriers = tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER)
     return Needs(
@@ -199,6 +219,8 @@ def needs_of(exchanges: Mapping[bytes, OwnedExchange], router: Router, naming: N
         existing=existing,
         published=published,
         regex=any(exchange.sees_queues for exchange in router.exchanges.values()),
+        relocated=moved.away,
+        elsewhere=tuple(one for one in moved.found if one.remote is not None),
     )
 
 

@@ -93,7 +93,7 @@ class Repair:
         self._forget_extra(needs, listed)
         await self._bind(needs, needs.carriers, self._believed(needs, listed))
         missing = await self._missing(needs, None)
-        return self._forget_bindings(before, listed, missing, wanted)
+        return self._reported(needs, self._forget_bindings(before, listed, missing, wanted))
 
     async def usual(self, wanted: Callable[[], Needs]) -> dict[Destination, str]:
         """Look, and put right what has changed since the last look.
@@ -117,7 +117,7 @@ class Repair:
         usable = [exchange for exchange in needs.carriers if exchange.name not in conflicts]
         await self._bind(needs, usable, self._verified.share(self._believed(needs, listed), self._retries))
         missing = await self._missing(needs, self._retries)
-        return self._forget_bindings(before, listed, missing, wanted)
+        return self._reported(needs, self._forget_bindings(before, listed, missing, wanted))
 
     async def _forget_lacking(self) -> None:
         """Ask for every queue known from before: the broker may have lost them, and nobody lists them."""
@@ -239,6 +239,18 @@ class Repair:
         silent = set(unknown) - set(asked)
         self._lacking = {one: why for one, why in self._lacking.items() if one in silent} | answers
         return missing | self._lacking
+
+    def _reported(self, needs: Needs, missing: dict[Destination, str]) -> dict[Destination, str]:
+        """Leave out what no message goes to, since the address table sends it elsewhere; add what leads nowhere."""
+        reported = {
+            destination: why
+            for destination, why in missing.items()
+            if destination not in needs.relocated or needs.existing.get(destination) or destination in self._undeclared
+        }
+        for destination, found in needs.relocated.items():
+            if found.failure:
+                reported[destination] = f"its translation by the address table leads nowhere: {found.failure}"
+        return reported
 
     def _unreachable(self, destination: Destination) -> str | None:
         """Say why a token can't be bound, by what is known."""

@@ -100,7 +100,7 @@ class VhostTopology:
     def needs(self) -> Needs:
         """What the rules need, computed when it is asked for and not known."""
         if self._needs is None:
-            self._needs = needs_of(self.state.exchanges, self.state.router, self._naming)
+            self._needs = needs_of(self.state.exchanges, self.state.router, self._naming, self.state.addresses)
         return self._needs
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from proxy.routing.address_lint import fixed_domain
+from proxy.routing.address_patterns import AddressPattern
 from proxy.routing.address_table import AddressTable
 from proxy.routing.addresses import Address, InvalidAddress, parse_address, without_password
 
@@ -22,6 +23,8 @@ _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 #: Publishes whose target is remembered: with keys of 255 bytes a few megabytes.
 _KEPT_TARGETS = 8192
+#: Destinations of rules whose target is remembered: the control plane asks about all of them at every look.
+_KEPT_STANDING = 1 << 16
 ANY_HOST = b"*"
 
 
@@ -130,10 +133,11 @@ class AddressBook:
         """Nothing is looked up yet."""
         self.table = table
         self._brokers = frozenset(brokers)
-        domains = [fixed_domain(rule) for rule in table.rules]
+        self._domains = [fixed_domain(rule) for rule in table.rules]
         #: whether a rule may lead to this proxy's own broker
-        self.stays_here = any(domain is None or domain.local for domain in domains)
+        self.stays_here = any(domain is None or domain.local for domain in self._domains)
         self._kept: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
+        self._standing: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
         #: rules that an address with a password in it has met, and whether that was told
         self._exposing: dict[int, bool] = {}
 
@@ -160,6 +164,30 @@ class AddressBook:
         if b"@" in address and without_password(address) != address:
             self._exposing.setdefault(translation.rule, False)
         return self.resolve(translation.rule, translation.address, publication)
+
+    def standing(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
+        """As `look_up`, for what rules name: kept apart from what publishes ask for, which comes and goes."""
+        try:
+            return self._standing[exchange, routing_key]
+        except KeyError:
+            found = self._look_up(Publication(exchange, routing_key))
+        if len(self._standing) >= _KEPT_STANDING:
+            self._standing.clear()
+        self._standing[exchange, routing_key] = found
+        return found
+
+    def takes_all(self, exchange: bytes) -> bool:
+        """Whether some rule is for every publish to an exchange, whatever its routing key."""
+        every = AddressPattern(address_of(Publication(exchange, b"*")))
+        return bool(exchange) and any(pattern.covers(every) for pattern in self.table.patterns)
+
+    def may_lead_to(self, exchange: bytes) -> bool:
+        """Whether some rule may send a publish to an exchange of this proxy's own broker."""
+        return any(
+            _may_name(rule.translation, exchange)
+            for rule, domain in zip(self.table.rules, self._domains, strict=True)
+            if rule.translation is not None and (domain is None or domain.local)
+        )
 
     def exposing(self) -> list[int]:
         """Rules that have met an address with a password in it, which receivers will see; each is told once."""
@@ -219,6 +247,17 @@ def _named(name: bytes, original: Publication) -> Publication:
         if inner.startswith(form):
             return read(inner[len(form) :], original)
     return Publication(b"", name)
+
+
+def _may_name(translation: bytes, exchange: bytes) -> bool:
+    """Whether a translation that stays here may name an exchange, by what stands in front of its first variable."""
+    fixed, variable, _ = translation.partition(b"$")
+    fixed = b"/" + fixed.lstrip(b"/")
+    plain = exchange.replace(b"%", b"%25").replace(b"/", b"%2F")
+    for name in (_EXCHANGE + exchange, _EXCHANGE + plain, b"/exchanges/" + plain):
+        if fixed == name or fixed.startswith(name + b"/") or (variable and name.startswith(fixed)):
+            return True
+    return exchange == b"amq.topic" and fixed.startswith(b"/topic/")
 
 
 def _plain_exchange(text: bytes) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.declaration import members
 from proxy.rules.document import read_document
-from proxy.rules.examination import Named, destinations, examine, untouched
+from proxy.rules.examination import Evaluated, Named, destinations, evaluated, examine, untouched
 from proxy.rules.expectations import Failure
 from proxy.rules.faults import ConfigWarning, Faults, Place
 from proxy.rules.loader import LoadedRules, compile_rules, rules_files
@@ -39,6 +39,7 @@ class Findings:
         sets: every set of rules that could be compiled.
         uncovered: bindings that no test makes true.
         destinations: what must exist on the broker.
+        exchanges: what the rules evaluate.
         settings: every configuration that could be read.
     """
 
@@ -49,6 +50,7 @@ class Findings:
     sets: list[LoadedRules] = field(default_factory=list)
     uncovered: list[ConfigWarning] = field(default_factory=list)
     destinations: list[Named] = field(default_factory=list)
+    exchanges: list[Evaluated] = field(default_factory=list)
     settings: list[Settings] = field(default_factory=list)
 
     def take(self, faults: Faults) -> None:
@@ -196,6 +198,7 @@ def _rules(
         findings.warnings += [*loaded.warnings, *examine(files, loaded)]
         findings.uncovered += untouched(files, loaded)
         findings.destinations += destinations(files, loaded)
+        findings.exchanges += evaluated(files, loaded)
 
     faults = Faults()
     texts = [(str(path), data) for path in paths if (data := contents.of(path, faults)) is not None]

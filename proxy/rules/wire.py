@@ -22,6 +22,7 @@ from proxy.amqp.traffic import Traffic
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.address_targets import AddressBook, FailedTranslation, Target
 from proxy.routing.decision import Decision
+from proxy.routing.departure import departure
 from proxy.routing.router import Router
 from proxy.routing.values import Table
 from proxy.rules.message import Message
@@ -136,7 +137,13 @@ def evaluated(ground: Ground, message: Message, decision: Decision, source: Mess
     out = outgoing(decision, owned, state, Traffic(), routing_key=message.facts.routing_key, source=came)
     if source is not None:
         out = led_on(out, _address(message))
-    unreached = [(one, state.missing[one]) for one in _chosen(decision) if one in state.missing]
+    chosen = _chosen(decision)
+    if source is None and state.addresses is not None:
+        left = departure(
+            state.addresses, decision.queues, decision.exchanges, message.facts.routing_key, state.exchanges
+        )
+        chosen = [("queue", name) for name in left.queues] + [("exchange", name) for name in left.exchanges]
+    unreached = [(one, state.missing[one]) for one in chosen if one in state.missing]
     unreached += [
         (one, "not bound yet: the publish waits until it is, or is known to be missing") for one in out.unbound
     ]

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.routing.address_table import AddressRule, AddressTable
 from proxy.routing.address_targets import AddressBook, Publication
-from proxy.routing.departure import EVALUATED_HERE, Departure, departure
+from proxy.routing.departure import EVALUATED_HERE, Departure, departure, relocation
 
 RULES = {
     b"moved": b"/queue/new",
@@ -69,3 +69,62 @@ def test_what_leads_nowhere_is_told_and_the_rest_goes_on() -> None:
 
 def test_nothing_is_evaluated_behind_a_decision() -> None:
     assert [each.reason for each in leaves(b"loop").failed] == [EVALUATED_HERE]
+
+
+def test_what_stands_in_place_of_a_destination_before_there_is_a_message() -> None:
+    table = {
+        b"moved": b"/queue/new",
+        b"far": b"archive/queue/far",
+        b"lost": b"/exchange//x",
+        b"loop": b"/exchange/open/k",
+        b"/exchange/whole/*": b"archive/exchange/there/$1",
+        b"/exchange/kept/*": b"archive",
+        b"/exchange/keyed/*": b"/queue/$1",
+        b"/exchange/part/a.*": b"/queue/$1",
+        b"/exchange/plain/*": b"/exchange/other",
+    }
+    book = AddressBook(AddressTable([AddressRule(*rule) for rule in table.items()]), [b"archive"])
+
+    def found(kind: str, name: bytes) -> tuple[object, ...] | None:
+        moved = relocation(book, (kind, name), {b"open"})
+        if moved is None:
+            return None
+        there = None if moved.remote is None else (moved.remote.publication.exchange, moved.remote.publication[1])
+        return moved.here, there, moved.failure
+
+    assert found("queue", b"plain") is None
+    assert found("queue", b"moved") == (("queue", b"new"), None, "")
+    assert found("queue", b"far") == (None, (b"", b"far"), "")
+    assert found("queue", b"lost") == (None, None, "an empty exchange or queue in a name")
+    assert found("queue", b"loop") == (None, None, EVALUATED_HERE)
+    assert found("exchange", b"whole") == (None, (b"there", b"a"), "")
+    assert found("exchange", b"kept") == (None, (b"kept", b"a"), "")
+    assert found("exchange", b"keyed") == (None, None, "")  # another queue for each message
+    assert found("exchange", b"part") is None
+    assert found("exchange", b"plain") == (("exchange", b"other"), None, "")
+
+
+@pytest.mark.parametrize(
+    ("translation", "leads"),
+    [
+        (b"/exchange/open", True),
+        (b"/exchange/open/k", True),
+        (b"/exchange/open/$1", True),
+        (b"//exchange/open/k", True),
+        (b"/exchanges/open/k", True),
+        (b"/exchange/$1", True),
+        (b"/exchange/op$1", True),
+        (b"$1", True),
+        (b"/$1/open", True),
+        (b"/exchange/opened", False),
+        (b"/exchange/other/$1", False),
+        (b"/queue/open", False),
+        (b"archive/exchange/open", False),
+        (b"archive/$1", False),
+        (b"/exchange", False),
+        (None, False),
+    ],
+)
+def test_a_rule_may_lead_to_an_exchange_here(translation: bytes | None, leads: bool) -> None:
+    book = AddressBook(AddressTable([AddressRule(b"*", translation)]), [b"archive"])
+    assert book.may_lead_to(b"open") is leads
