@@ -25,7 +25,7 @@ def clean_up(settings: Settings, vhosts: Sequence[str], removing: bool, say: Cal
         Whether nothing is left that had to be.
 
     Raises:
-        ConfigErrors: the management API is not configured, can't be reached or refuses.
+        ConfigErrors: the management API is not configured, can't be reached or refuses; there is no such virtual host.
     """
     upstream = settings.upstream
     if upstream.management is None:
@@ -50,6 +50,10 @@ def clean_up(settings: Settings, vhosts: Sequence[str], removing: bool, say: Cal
 async def _clean_up(removal: Removal, vhosts: Sequence[str], removing: bool, say: Callable[[str], None]) -> bool:
     whole = True
     try:
+        unknown = sorted(set(vhosts) - await removal.vhosts()) if vhosts else []
+        if unknown:
+            message = "the broker has no such virtual host, or the control user may not see it"
+            raise ConfigErrors([ConfigError("--vhost", 0, name, message) for name in unknown])
         found = await removal.leftovers(vhosts)
         for leftover in found:
             say(str(leftover))

@@ -262,3 +262,14 @@ def test_check_reads_a_configuration_from_standard_input_with_the_rules_that_it_
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"rules: [rules.yaml]\n")))
     assert run("check", "-") == 0
     assert capsys.readouterr().out.startswith("ok: 2 files, 1 exchange, 2 bindings, 1 test; rules ")
+
+
+def test_an_import_from_a_virtual_host_that_is_not_there_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "definitions.json"
+    path.write_text('{"vhosts": [{"name": "/"}], "exchanges": [], "bindings": []}')
+    assert run("import", path, "--vhost", "nope") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f'{path}: --vhost: seen "nope", expected a virtual host of these definitions: /\n'

@@ -56,12 +56,14 @@ class Inventory:
 
         Args:
             settings: credentials and limits.
-            address: base URL of the management API.
+            address: base URL of the management API, with or without ``/api`` at its end.
         """
         parts = urlsplit(address)
         # Credentials in the address would come back in error texts: the control user's are used instead.
         host = parts.netloc.rpartition("@")[2]
-        self._base = f"{parts.scheme}://{host}{parts.path.rstrip('/')}/api"
+        # Some write the address with the path of the API, as RabbitMQ's own guide shows it.
+        path = parts.path.rstrip("/").removesuffix("/api")
+        self._base = f"{parts.scheme}://{host}{path}/api"
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
 

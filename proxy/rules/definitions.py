@@ -55,15 +55,22 @@ def import_definitions(
         The file's text, and what its reader should know.
 
     Raises:
-        ConfigErrors: these are no definitions.
+        ConfigErrors: these are no definitions, or not of that virtual host.
     """
     place = Place(source, 0)
     exchanges = list(_exchanges(data, source, vhost, only))
+    if not exchanges:
+        known = _vhosts(data)
+        if vhost not in known:
+            message = f'seen "{vhost}", expected a virtual host of these definitions: {", ".join(sorted(known))}'
+            raise ConfigErrors([ConfigError(source, 0, "--vhost", message)])
     warnings = [
         ConfigWarning(place, f"exchange {each}", "not in these definitions, or of a type that is not evaluated here")
         for each in only
         if each not in {exchange.name for exchange in exchanges}
     ]
+    if not exchanges and not only:
+        warnings.append(ConfigWarning(place, f"vhost {vhost}", "no exchange of its own that is evaluated here"))
     text = "".join(_lines(vhost, exchanges))
     try:
         loaded = compile_rules([(source, text.encode())])
@@ -92,6 +99,13 @@ def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Ite
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = "seen something else, expected definitions as rabbitmqctl export_definitions writes them"
         raise ConfigErrors([ConfigError(source, 0, "", message)]) from error
+
+
+def _vhosts(data: bytes) -> set[str]:
+    """Give the virtual hosts that definitions are of; those exported of one alone may not name it."""
+    found = json.loads(data)
+    listed = {str(each["name"]) for each in found.get("vhosts", ())}
+    return listed or {str(each.get("vhost", "/")) for key in ("exchanges", "queues") for each in found.get(key, ())}
 
 
 def _distinct(kind: str, bindings: Iterable[Mapping[str, object]]) -> list[Mapping[str, object]]:

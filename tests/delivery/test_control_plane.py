@@ -214,3 +214,14 @@ def test_an_exception_that_nobody_expected_holds_readiness_is_counted_and_tried_
             assert site.logged("Traceback (most recent call last)")
             assert site.vhost in line
             assert site.logged("control task works again")
+
+
+@pytest.mark.parametrize("path", ["/api", "/api/", "/"])
+def test_the_address_of_the_management_api_may_end_with_its_path(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory, path: str
+) -> None:
+    settings = {**SETTINGS, "upstream": {"management": broker.management + path}}
+    with standing(broker, tmp_path_factory.mktemp("site"), RULES, settings) as site:
+        status = json.loads(site.sidecar.get("/status"))
+        assert status["degraded"] == []
+        assert list(status["vhosts"][0]["missing"]) == ["queue late"]

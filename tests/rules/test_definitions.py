@@ -126,3 +126,21 @@ def test_values_and_names_are_read_as_they_were(value: object, name: str) -> Non
     assert key == f"n{name}".encode()
     assert read.value == (value.encode() if isinstance(value, str) else value)
     assert isinstance(read.value, bool) == isinstance(value, bool)
+
+
+def test_a_virtual_host_that_is_not_in_the_definitions_is_an_error() -> None:
+    data = json.loads(definitions("topic")) | {"vhosts": [{"name": "/"}, {"name": "empty"}]}
+    with pytest.raises(ConfigErrors) as caught:
+        import_definitions(json.dumps(data).encode(), "definitions.json", "nope")
+    message = 'seen "nope", expected a virtual host of these definitions: /, empty'
+    assert str(caught.value) == f"definitions.json: --vhost: {message}"
+    text, said = import_definitions(json.dumps(data).encode(), "definitions.json", "empty")
+    assert "exchanges" not in text or "exchanges: []" in text
+    assert "no exchange of its own that is evaluated here" in str(said[0])
+
+
+def test_definitions_of_one_virtual_host_need_not_name_it() -> None:
+    data = json.dumps({"exchanges": [{"name": "e", "type": "x-open", "arguments": {}}], "bindings": []}).encode()
+    assert import_definitions(data, "definitions.json", "/")[0]
+    with pytest.raises(ConfigErrors):
+        import_definitions(data, "definitions.json", "nope")
