@@ -27,6 +27,19 @@ def clean_up(settings: Settings, vhosts: Sequence[str], removing: bool, say: Cal
     Raises:
         ConfigErrors: the management API is not configured, can't be reached or refuses; there is no such virtual host.
     """
+    control, management = control_of(settings)
+    try:
+        return asyncio.run(_clean_up(Removal(control, management), vhosts, removing, say))
+    except UpstreamError as error:
+        raise ConfigErrors([ConfigError("upstream.management", 0, "", str(error))]) from error
+
+
+def control_of(settings: Settings) -> tuple[ControlSettings, str]:
+    """Give how to act as the control user, and the address of the management API.
+
+    Raises:
+        ConfigErrors: the management API is not configured, or files of TLS can't be used.
+    """
     upstream = settings.upstream
     if upstream.management is None:
         message = "seen nothing, expected the management API: it alone lists what was made"
@@ -41,10 +54,7 @@ def clean_up(settings: Settings, vhosts: Sequence[str], removing: bool, say: Cal
         management=upstream.management,
         management_tls=tls.management(),
     )
-    try:
-        return asyncio.run(_clean_up(Removal(control, upstream.management), vhosts, removing, say))
-    except UpstreamError as error:
-        raise ConfigErrors([ConfigError("upstream.management", 0, "", str(error))]) from error
+    return control, upstream.management
 
 
 async def _clean_up(removal: Removal, vhosts: Sequence[str], removing: bool, say: Callable[[str], None]) -> bool:

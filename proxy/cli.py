@@ -10,6 +10,7 @@ import argparse
 import importlib.metadata
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -22,8 +23,10 @@ from proxy.rules.definitions import import_definitions
 from proxy.rules.explanation import Explanation, as_json, as_text, explain, explain_address, read_question
 from proxy.rules.inspection import inspect
 from proxy.rules.loader import load_rules
+from proxy.rules.passwords import SECRET_BYTES
 from proxy.rules.settings import load_settings
 from proxy.rules.tracing import as_data, as_lines
+from proxy.starter import begin
 
 DONE, NO, WRONG = 0, 1, 2
 
@@ -83,6 +86,24 @@ def _parser() -> argparse.ArgumentParser:
     clean.add_argument("--vhost", metavar="NAME", action="append", default=[], help="only there; may be repeated")
     clean.add_argument("--yes", action="store_true", help="remove what is listed")
     clean.set_defaults(run=_cleanup)
+
+    adopt = commands.add_parser(
+        "adopt", help="sign what earlier versions, or a previous secret, left on the broker for clients"
+    )
+    adopt.add_argument("--config", metavar="FILE", type=Path, required=True, help="the configuration file")
+    adopt.add_argument("--vhost", metavar="NAME", action="append", default=[], help="only there; may be repeated")
+    adopt.add_argument(
+        "--exchange", metavar="NAME", action="append", default=[], help="only its bindings; may be repeated"
+    )
+    adopt.add_argument("--dry-run", action="store_true", help="list, and change nothing")
+    adopt.add_argument(
+        "--doubtful", action="store_true", help="sign bindings as well whose signature no configured secret made"
+    )
+    adopt.set_defaults(run=_adopt)
+
+    start = commands.add_parser("init", help="write a configuration, a rules file and a secret to begin with")
+    start.add_argument("directory", metavar="DIR", type=Path, help="where to; nothing that is there is overwritten")
+    start.set_defaults(run=_init)
 
     bring = commands.add_parser("import", help="write a rules file from rabbitmqctl export_definitions")
     bring.add_argument("definitions", metavar="FILE", type=Path, help="definitions as JSON")
@@ -182,6 +203,22 @@ def _cleanup(options: argparse.Namespace) -> int:
     settings, warnings = load_settings(options.config, os.environ)
     _complain(warnings)
     return DONE if clean_up(settings, options.vhost, options.yes, _say) else NO
+
+
+def _adopt(options: argparse.Namespace) -> int:
+    from proxy.adopt import Wanted, adopt
+
+    settings, warnings = load_settings(options.config, os.environ)
+    _complain(warnings)
+    wanted = Wanted(tuple(options.vhost), tuple(options.exchange), options.dry_run, options.doubtful)
+    return DONE if adopt(settings, wanted, _say) else NO
+
+
+def _init(options: argparse.Namespace) -> int:
+    for path in begin(options.directory, secrets.token_bytes(SECRET_BYTES)):
+        _say(str(path))
+    _say(f"next: oxproxy check {options.directory / 'oxproxy.yaml'}")
+    return DONE
 
 
 def _import(options: argparse.Namespace) -> int:

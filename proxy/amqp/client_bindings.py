@@ -161,15 +161,15 @@ class ClientBindings:
         key = asked.key
         if kept and known is None and tokens and not chosen and not self._is_marked(channel, owned, asked.receiver):
             key = token(*asked.receiver)
-        stored = known or self._stored(binding, asked, key)
+        stored = known or self._stored(owned, binding, asked, key)
         rows = kept_rows(stored)[:1] if kept and carried else []
         keep = [bind_step(channel.number, owned.carrier, asked.receiver, *row) for row in rows]
         named = [one for one in chosen if one in compiled.destinations]
         made = _Made(channel, asked, owned, stored if kept else None, tokens)
         return _Planned(made, binding, keep, chosen, named)
 
-    def _stored(self, binding: Binding, asked: BindRequest, key: bytes) -> StoredBinding:
-        copy = signed_copy(self._state, binding, asked.entries, key, self._conversation.user)
+    def _stored(self, owned: OwnedExchange, binding: Binding, asked: BindRequest, key: bytes) -> StoredBinding:
+        copy = signed_copy(self._state, owned.carrier, binding, asked.entries, key, self._conversation.user)
         return StoredBinding(binding, asked.entries, asked.key, (copy,))
 
     def _make(self, planned: _Planned) -> None:

@@ -89,7 +89,7 @@ def kept_arguments(
 
 def signed_fields(
     vhost: str,
-    exchange: bytes,
+    carrier: bytes,
     destination: Destination,
     client: str,
     sequence: int,
@@ -100,7 +100,7 @@ def signed_fields(
     kind, name = destination
     return (
         vhost.encode(),
-        exchange,
+        carrier,
         kind.encode(),
         name,
         client.encode(),
@@ -110,11 +110,13 @@ def signed_fields(
     )
 
 
-def signed_copy(state: VhostState, binding: Binding, entries: bytes, key: bytes, client: str) -> BindingCopy:
-    """Make the copy of a binding that is stored under a key for a client: with our signature."""
+def signed_copy(
+    state: VhostState, carrier: bytes, binding: Binding, entries: bytes, key: bytes, client: str
+) -> BindingCopy:
+    """Make the copy of a binding that is stored under a key of a carrier for a client: with our signature."""
     destination = binding.destination_type, binding.destination
     sequence, asked_key = binding.sequence, binding.routing_key
-    fields = signed_fields(state.name, binding.exchange, destination, client, sequence, asked_key, entries)
+    fields = signed_fields(state.name, carrier, destination, client, sequence, asked_key, entries)
     return BindingCopy(sequence, client, key, state.secrets.sign(*fields))
 
 

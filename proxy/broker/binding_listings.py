@@ -116,7 +116,7 @@ class BindingListings:
         """
         if before is None:
             return []
-        joined, superfluous = await self._joined(owned.name, listed)
+        joined, superfluous = await self._joined(owned, listed)
         join = _Join(self._store, owned, before, self._doubtful.pop(owned.name, set()))
         for number, (change, identity, stored) in enumerate(join.changes(joined)):
             if number % _STEP == _STEP - 1:
@@ -133,9 +133,10 @@ class BindingListings:
         return superfluous
 
     async def _joined(
-        self, name: bytes, listed: Iterable[BindingInfo]
+        self, owned: OwnedExchange, listed: Iterable[BindingInfo]
     ) -> tuple[dict[Hashable, StoredBinding], list[BindingInfo]]:
         """Read the stored bindings of a listing; copies of one count as one, the lowest sequence wins."""
+        name = owned.name
         last, fresh = self._decoded.get(name, {}), dict[_Row, tuple[Hashable, StoredBinding]]()
         joined: dict[Hashable, StoredBinding] = {}
         winners: dict[Hashable, BindingInfo] = {}
@@ -148,7 +149,7 @@ class BindingListings:
             if not info.stores:
                 continue
             row = (info.destination_type, info.destination, info.routing_key, info.kept, info.signature)
-            decoded = last.get(row) or self._decode(name, info)
+            decoded = last.get(row) or self._decode(owned, info)
             if decoded is None:
                 continue
             fresh[row] = decoded
@@ -187,11 +188,11 @@ class BindingListings:
                 bindings=fresh[:_SHOWN],
             )
 
-    def _decode(self, name: bytes, info: BindingInfo) -> tuple[Hashable, StoredBinding] | None:
+    def _decode(self, owned: OwnedExchange, info: BindingInfo) -> tuple[Hashable, StoredBinding] | None:
         try:
-            stored = binding_of(self._state, name, info)
+            stored = binding_of(self._state, owned.name, owned.carrier, info)
         except ValueError as error:
-            self._store.say(name, f"what the broker keeps of the binding to {info} was damaged: {error}")
+            self._store.say(owned.name, f"what the broker keeps of the binding to {info} was damaged: {error}")
             return None
         return stored.binding.identity, stored
 

@@ -99,11 +99,19 @@ def declare_carrier(exchange: OwnedExchange) -> Method:
     return method
 
 
-def bind_token(carrier: bytes, destination: Destination) -> Method:
-    """Bind a destination to a carrier under its token; doing it twice is doing it once."""
+def bind_token(carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b"") -> Method:
+    """Bind a destination to a carrier under a token; doing it twice is doing it once.
+
+    Args:
+        carrier: the carrier.
+        destination: what is bound.
+        key: the token, or another key; None: the unkeyed token.
+        entries: raw entries of the argument table.
+    """
     kind, name = destination
     method: Method = _QueueBind() if kind == "queue" else _ExchangeBind()
-    method.payload = _names(name, carrier, token(kind, name)) + b"\0" + _table(())
+    under = token(kind, name) if key is None else key
+    method.payload = _names(name, carrier, under) + b"\0" + struct.pack(">I", len(entries)) + entries
     return method
 
 

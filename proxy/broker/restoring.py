@@ -75,12 +75,13 @@ def declared_exchange(
     return owned, exchange
 
 
-def binding_of(state: VhostState, exchange: bytes, info: BindingInfo) -> StoredBinding:
+def binding_of(state: VhostState, exchange: bytes, carrier: bytes, info: BindingInfo) -> StoredBinding:
     """Make the binding that a client made, from the one that keeps it on the broker.
 
     Args:
         state: the virtual host, whose secrets verify it.
-        exchange: name of the exchange; its carrier may have another.
+        exchange: name of the exchange.
+        carrier: that of its carrier, which the signature is about.
         info: the binding as listed.
 
     Raises:
@@ -92,21 +93,13 @@ def binding_of(state: VhostState, exchange: bytes, info: BindingInfo) -> StoredB
     if not info.marks and stored.key != info.routing_key:
         raise ValueError("it belongs to another binding")
     copy = BindingCopy(kept.sequence, kept.client, info.routing_key, info.signature.encode())
-    return with_copies(stored, [verified(state, stored, copy)])
+    return with_copies(stored, [verified(state, carrier, stored, copy)])
 
 
-def verified(state: VhostState, stored: StoredBinding, copy: BindingCopy) -> BindingCopy:
+def verified(state: VhostState, carrier: bytes, stored: StoredBinding, copy: BindingCopy) -> BindingCopy:
     """Give a copy that knows which of the secrets signed it."""
-    binding = stored.binding
-    fields = signed_fields(
-        state.name,
-        binding.exchange,
-        stored.destination,
-        copy.client,
-        copy.sequence,
-        binding.routing_key,
-        stored.entries,
-    )
+    said = copy.client, copy.sequence, stored.binding.routing_key, stored.entries
+    fields = signed_fields(state.name, carrier, stored.destination, *said)
     return copy._replace(secret=state.secrets.verify(copy.signature, *fields))
 
 

@@ -233,7 +233,7 @@ def _checksum(lines: bytes) -> bytes:
 
 
 def _number(data: bytes) -> int:
-    return int.from_bytes(b"\1" + data, "big")  # the first byte keeps zeros behind it
+    return int.from_bytes(b"\1" + data, "big")  # the first byte keeps zeros that follow it
 
 
 def _of_number(number: int) -> bytes:

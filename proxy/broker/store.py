@@ -158,7 +158,7 @@ class Store:
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
             return False  # the file has it, and comes first
-        # What nobody signed says any sequence; those of exchanges order nothing.
+        # An unsigned binding can say any sequence; those of exchanges order nothing.
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
         try:
@@ -213,7 +213,7 @@ class Store:
         stored = stored_binding(*names, key, record.entries, [])
         copies = record.copies(token(*stored.destination), stored.key)
         if owned.delivery is Delivery.CARRIER:
-            copies = [verified(self.state, stored, copy) for copy in copies]
+            copies = [verified(self.state, owned.carrier, stored, copy) for copy in copies]
         return with_copies(stored, copies)
 
     def bindings(self) -> list[StoredBinding]:

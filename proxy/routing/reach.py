@@ -27,7 +27,7 @@ class Reach:
 
     Args:
         client: its name.
-        closed: whether nothing is allowed and nobody is to be asked.
+        closed: whether nothing is allowed and no client is to be asked.
     """
 
     __slots__ = ("allowed", "client", "closed", "refused")
@@ -59,5 +59,5 @@ class Reach:
         return kept
 
 
-#: Of a binding that no client is known to have made: its routes lead nowhere, and nobody is asked.
+#: Of a binding that no client is known to have made: its routes lead nowhere, and no client is asked.
 NO_REACH = Reach("", closed=True)

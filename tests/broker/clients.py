@@ -44,10 +44,10 @@ def copied(
     """The same with signed copies."""
     key = token(*made.destination) if mark else made.key
     state = VhostState(vhost, Router(()))
-    binding = made.binding
+    binding, carrier = made.binding, made.binding.exchange
     return with_copies(
         made,
-        [signed_copy(state, replace(binding, sequence=each), made.entries, key, client) for each in sequences],
+        [signed_copy(state, carrier, replace(binding, sequence=each), made.entries, key, client) for each in sequences],
     )
 
 

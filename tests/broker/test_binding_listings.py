@@ -218,9 +218,9 @@ async def test_only_new_rows_are_decoded(
     decoded: list[bytes] = []
     decode = listings._decode
 
-    def counting(name: bytes, info: BindingInfo) -> object:
+    def counting(exchange: OwnedExchange, info: BindingInfo) -> object:
         decoded.append(info.destination)
-        return decode(name, info)
+        return decode(exchange, info)
 
     monkeypatch.setattr(listings, "_decode", counting)
     await take(listings, ox, A, B, C)

@@ -65,14 +65,14 @@ def listed(made: StoredBinding, index: int = 0) -> BindingInfo:
 
 def test_a_binding_is_made_of_what_is_kept_in_it() -> None:
     made = copied(stored("ox", "q", ARGUMENTS, 9, key="k"), 9, client="me")
-    assert binding_of(STATE, b"ox", listed(made)) == made
+    assert binding_of(STATE, b"ox", b"ox", listed(made)) == made
     assert (made.binding.routing_key, made.binding.sequence, made.sequences) == (b"k", 9, (9,))
     assert (made.signed, made.client) == (True, "me")
 
 
 def test_a_binding_under_the_token_is_one_by_which_messages_find_the_destination() -> None:
     made = copied(stored("ox", "q", ARGUMENTS), 9, mark=True)
-    found = binding_of(STATE, b"ox", listed(made))
+    found = binding_of(STATE, b"ox", b"ox", listed(made))
     assert found == made
     assert (found.is_mark, found.copies[0].key) == (True, token("queue", b"q"))
 
@@ -82,7 +82,7 @@ def test_what_is_kept_of_another_binding_is_an_error() -> None:
     row = listed(made)
     for wrong in (row._replace(routing_key=other.key), row._replace(kept=pack(9, made.entries, b"k").decode())):
         with pytest.raises(ValueError, match="another binding"):
-            binding_of(STATE, b"ox", wrong)
+            binding_of(STATE, b"ox", b"ox", wrong)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_is_kept_of_another_binding_is_an_error() -> None:
 )
 def test_a_binding_that_nobody_signed_as_it_stands_speaks_for_no_user(changes: dict[str, str]) -> None:
     made = copied(stored("ox", "q", ARGUMENTS), 9, client="me")
-    found = binding_of(STATE, b"ox", listed(made)._replace(**changes))  # type: ignore[arg-type]
+    found = binding_of(STATE, b"ox", b"ox", listed(made)._replace(**changes))  # type: ignore[arg-type]
     assert (found.signed, found.client) == (False, "")
 
 
@@ -106,13 +106,13 @@ def test_a_binding_that_nobody_signed_as_it_stands_speaks_for_no_user(changes: d
 @pytest.mark.parametrize("vhost", ["/", "other"])
 def test_a_signature_holds_in_its_own_place_alone(exchange: bytes, vhost: str) -> None:
     row = listed(copied(stored("ox", "q", ARGUMENTS), 9))
-    found = binding_of(VhostState(vhost, Router(())), exchange, row)
+    found = binding_of(VhostState(vhost, Router(())), b"ox", exchange, row)
     assert found.signed == ((exchange, vhost) == (b"ox", "/"))
 
 
 def test_another_secret_signs_nothing() -> None:
     row = listed(copied(stored("ox", "q", ARGUMENTS), 9))
-    assert not binding_of(VhostState("/", Router(()), secrets=Secrets([bytes(32)])), b"ox", row).signed
+    assert not binding_of(VhostState("/", Router(()), secrets=Secrets([bytes(32)])), b"ox", b"ox", row).signed
 
 
 def test_the_lowest_sequence_of_several_copies_counts_and_signed_ones_before_all_others() -> None:

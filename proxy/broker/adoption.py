@@ -1,0 +1,150 @@
+"""Which bindings of clients stand on a broker without a signature by the current secret, and how do they get one?
+
+Version 0.1 signed nothing, and a secret is replaced now and then. The signed binding is made before the old one goes,
+under the same routing key and with the same sequence number, so that no message misses its queue and no order changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from proxy.amqp.signing import Secrets
+from proxy.amqp.stored import kept_rows, signed_copy
+from proxy.amqp.vhost import StoredBinding, VhostState
+from proxy.broker.binding_listings import why_unsigned
+from proxy.broker.connection import ControlConnection
+from proxy.broker.declarations import bind_token, reason
+from proxy.broker.inventory import Inventory
+from proxy.broker.listed import BindingInfo
+from proxy.broker.restoring import binding_of
+from proxy.broker.settings import ControlSettings
+from proxy.routing.router import Router
+
+
+@dataclass(frozen=True, slots=True)
+class Unadopted:
+    """A client's binding that the current secret did not sign.
+
+    Args:
+        vhost: its virtual host.
+        carrier: the exchange on the broker.
+        info: the binding as listed.
+        stored: what is kept in it.
+    """
+
+    vhost: str
+    carrier: bytes
+    info: BindingInfo
+    stored: StoredBinding
+
+    @property
+    def secret(self) -> int | None:
+        """Which secret signed it: 1 and more for previous ones, None for none of ours."""
+        return self.stored.copies[0].secret
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it has a signature that is none of ours: no version of ours has left it so."""
+        return self.secret is None and bool(self.info.signature)
+
+    def __str__(self) -> str:
+        """One line for operators: all that speaks for or against it, but no value of an argument."""
+        (copy,) = self.stored.copies
+        names = ", ".join(name.decode(errors="replace") for name, _ in self.stored.binding.arguments) or "none"
+        why = why_unsigned(self.info) if self.secret is None else "signed by a previous secret"
+        return (
+            f"vhost {self.vhost}: exchange {self.carrier.decode(errors='replace')}: {self.info}, "
+            f"user {copy.client!r}, arguments {names}: {why}"
+        )
+
+
+class Adoption:
+    """Finds and signs such bindings.
+
+    Args:
+        settings: the control user; `declared.secrets` sign.
+        inventory: the management API.
+    """
+
+    def __init__(self, settings: ControlSettings, inventory: Inventory) -> None:
+        """Connect to nothing yet."""
+        self._settings = settings
+        self._secrets: Secrets = settings.declared.secrets
+        self._inventory = inventory
+        self._connections: dict[str, ControlConnection] = {}
+
+    async def vhosts(self) -> set[str]:
+        """List the virtual hosts that the control user may see.
+
+        Raises:
+            UpstreamError: the management API can't be asked.
+        """
+        return await self._inventory.vhosts()
+
+    async def carriers(self, vhost: str) -> list[bytes]:
+        """Give the exchanges of a virtual host that sidecars evaluate.
+
+        Raises:
+            UpstreamError: the management API can't be asked.
+        """
+        return sorted(name for name, info in (await self._inventory.exchanges(vhost)).items() if info.marked)
+
+    async def find(self, vhost: str, exchanges: Collection[bytes] = ()) -> list[Unadopted]:
+        """Find what the current secret did not sign; what was damaged is left out, since no sidecar reads it.
+
+        Args:
+            vhost: the virtual host.
+            exchanges: only there; none: everywhere.
+
+        Raises:
+            UpstreamError: the management API can't be asked.
+        """
+        found: list[Unadopted] = []
+        for carrier in await self.carriers(vhost):
+            if exchanges and carrier not in exchanges:
+                continue
+            for info in await self._inventory.bindings(vhost, carrier):
+                if not info.stores:
+                    continue
+                try:
+                    stored = binding_of(self._state(vhost), carrier, carrier, info)
+                except ValueError:
+                    continue
+                if stored.copies[0].secret != 0:
+                    found.append(Unadopted(vhost, carrier, info, stored))
+        return found
+
+    async def sign(self, found: Unadopted) -> str | None:
+        """Put a signed binding in the place of one; say why where that can't be.
+
+        Raises:
+            UpstreamError: the broker can't be reached; the old binding is still there.
+        """
+        (copy,), destination = found.stored.copies, found.stored.destination
+        signed = signed_copy(
+            self._state(found.vhost), found.carrier, found.stored.binding, found.stored.entries, copy.key, copy.client
+        )
+        ((key, entries),) = kept_rows(found.stored._replace(copies=(signed,)))
+        connection = await self._connection(found.vhost)
+        refusal = await connection.call(bind_token(found.carrier, destination, key, entries))
+        if refusal is not None:
+            return reason(refusal.code, refusal.text, destination[0])
+        await self._inventory.remove_binding(found.vhost, found.carrier, found.info)
+        return None
+
+    async def close(self) -> None:
+        """End every connection."""
+        for connection in self._connections.values():
+            await connection.close()
+        await self._inventory.close()
+
+    def _state(self, vhost: str) -> VhostState:
+        return VhostState(vhost, Router(()), secrets=self._secrets)
+
+    async def _connection(self, vhost: str) -> ControlConnection:
+        known = self._connections.get(vhost)
+        if known is None:
+            known = self._connections[vhost] = ControlConnection(self._settings, vhost)
+            await known.connect()
+        return known

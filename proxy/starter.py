@@ -1,0 +1,89 @@
+"""``oxproxy init``: a directory with a configuration, a rules file and a secret, to begin with.
+
+Nothing that is there is overwritten. The secret comes from the caller.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from proxy.errors import ConfigError, ConfigErrors
+
+_SETTINGS = """\
+# Configuration of oxproxy. `oxproxy check oxproxy.yaml` reads it and the rules that it names; every key and its default
+# are in docs/configuration.md. OXPROXY_UPSTREAM__ADDRESS=... in the environment overrides upstream.address, and so on.
+
+listen:                                  # where producers connect instead of to the broker
+  - address: 127.0.0.1:5673
+
+upstream:                                # the broker
+  address: 127.0.0.1:5672
+  control:                               # declares exchanges and bindings, reads what exists on the broker
+    username: guest
+    password: guest                      # for a broker elsewhere: password_env: NAME, or password_file: PATH
+  management: http://127.0.0.1:15672
+
+rules: [rules/*.yaml]                    # relative to this file
+
+declared:                                # what clients declare over AMQP
+  secrets:                               # sign what clients bind; every sidecar of the broker needs the same
+    - file: secrets/current              # the first signs, all are accepted
+
+admin:
+  address: 127.0.0.1:15693               # /metrics /livez /readyz /status
+
+# audit: {directory: audit}              # one line per publish, in a directory that exists
+"""
+_RULES = """\
+# Which messages go to which queues: docs/rules.md. `oxproxy check` runs the tests at the end.
+vhost: /
+
+queues: [orders.large]                   # declared durable; one that exists is taken as it is
+
+exchanges:
+  - name: orders
+    bindings:
+      - queue: orders.large
+        name: large orders
+        arguments: {"x-?hkv>= amount": 1000}
+
+tests:
+  - name: a large order goes to its queue
+    publish: {exchange: orders, headers: {amount: 2500}}
+    expect: {queues: [orders.large]}
+"""
+
+
+def begin(directory: Path, secret: bytes) -> Iterator[Path]:
+    """Write the files.
+
+    Args:
+        directory: where to; it is made where it does not exist.
+        secret: for ``secrets/current``.
+
+    Yields:
+        Each file that was written.
+
+    Raises:
+        ConfigErrors: a file is there already (then nothing is written), or can't be written.
+    """
+    files = {
+        directory / "oxproxy.yaml": (_SETTINGS.encode(), 0o644),
+        directory / "rules" / "orders.yaml": (_RULES.encode(), 0o644),
+        directory / "secrets" / "current": (secret, 0o600),
+    }
+    present = [path for path in files if os.path.lexists(path)]
+    if present:
+        raise ConfigErrors([ConfigError(str(path), 0, "", "is there already; nothing was written") for path in present])
+    for path, (content, mode) in files.items():
+        try:
+            path.parent.mkdir(mode=0o700 if mode == 0o600 else 0o755, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with open(descriptor, "wb") as file:
+                file.write(content)
+        except OSError as error:
+            message = f"can't be written: {error.strerror or error}"
+            raise ConfigErrors([ConfigError(str(path), 0, "", message)]) from error
+        yield path

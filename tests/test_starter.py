@@ -1,0 +1,51 @@
+"""``oxproxy init``: what it writes can be used as it stands, and nothing is overwritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy import cli
+from proxy.rules.settings import load_settings
+
+
+def test_what_is_written_passes_the_check_and_runs_its_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "new" / "here"
+    assert cli.main(["init", str(directory)]) == 0
+    written = {"oxproxy.yaml", "rules/orders.yaml", "secrets/current"}
+    assert {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()} == written
+    assert str(directory / "secrets" / "current") in capsys.readouterr().out
+    assert cli.main(["check", str(directory / "oxproxy.yaml")]) == 0
+    answer = capsys.readouterr()
+    assert "1 test" in answer.out
+    assert answer.err == ""
+
+
+def test_the_secret_is_random_and_nobody_else_reads_it(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert cli.main(["init", str(tmp_path / name)]) == 0
+    one, other = (tmp_path / name / "secrets" / "current" for name in ("a", "b"))
+    assert one.stat().st_mode & 0o777 == 0o600
+    assert one.parent.stat().st_mode & 0o777 == 0o700
+    assert len(one.read_bytes()) == 32
+    assert one.read_bytes() != other.read_bytes()
+    settings, _ = load_settings(tmp_path / "a" / "oxproxy.yaml", {})
+    assert [source.value for source in settings.declared.secrets] == [one.read_bytes()]
+
+
+@pytest.mark.parametrize("name", ["oxproxy.yaml", "rules/orders.yaml", "secrets/current"])
+def test_nothing_is_overwritten(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    assert cli.main(["init", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{mine}: is there already; nothing was written\n"
+    assert mine.read_text() == "mine"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert cli.main(["init", str(tmp_path / "file" / "below")]) == 2
+    assert "can't be written: " in capsys.readouterr().err
