@@ -100,7 +100,7 @@ def test_every_command_that_the_pages_name_is_one() -> None:
 
 def test_every_setting_that_the_pages_name_is_one() -> None:
     known = set(re.findall(r"^\| `([a-z_.\[\]]+)` \|", (DOCS / "configuration.md").read_text(), re.MULTILINE))
-    known |= {key.rpartition(".")[0] for key in known}  # a section as a whole
+    known |= {key.rpartition(".")[0].removesuffix("[]") for key in known}  # a section as a whole
     sections = {key.split(".")[0] for key in known if "." in key and "[" not in key}
     pattern = re.compile(rf"`((?:{'|'.join(sections)})\.[a-z_.]+)(?:: [^`]*)?`")
     wrong = [(page.name, key) for page in PAGES for key in pattern.findall(page.read_text()) if key not in known]

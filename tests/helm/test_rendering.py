@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 from deploy.chart.readme import CHART
 from proxy.rules.faults import Faults
 from proxy.rules.loader import load_rules
+from proxy.rules.passwords import read_secret
 from proxy.rules.settings import parse_settings
 from tests.helm.rendering import (
     JSON,
@@ -244,7 +246,7 @@ def test_a_sidecar_listens_for_its_own_pod_only() -> None:
 
 def test_a_sidecar_brings_no_pods_of_its_own() -> None:
     kinds = {document["kind"] for document in objects(variant("sidecar"))}
-    assert kinds == {"ConfigMap", "PodMonitor", "PrometheusRule"}
+    assert kinds == {"ConfigMap", "PodMonitor", "PrometheusRule", "Secret"}
 
 
 def test_what_config_says_wins_over_the_chart() -> None:
@@ -256,8 +258,43 @@ def test_what_config_says_wins_over_the_chart() -> None:
 def test_a_password_is_in_the_secret_and_nowhere_else() -> None:
     text = rendered({"control": {"password": "not-a-secret"}})
     assert [path for path, found in text.items() if "not-a-secret" in found] == []
-    secret = the("Secret", {"control": {"password": "not-a-secret"}})
-    assert secret["data"] == {"password": "bm90LWEtc2VjcmV0"}
+    assert secret("control", {"control": {"password": "not-a-secret"}})["data"] == {"password": "bm90LWEtc2VjcmV0"}
+
+
+def secret(name: str, values: JSON) -> JSON:
+    """Return the Secret of the chart whose name ends so."""
+    (found,) = (one for one in of_kind("Secret", values) if one["metadata"]["name"].endswith(f"-{name}"))
+    return found
+
+
+def test_a_secret_for_what_clients_bind_is_generated_and_kept() -> None:
+    made = secret("declared", {})
+    assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert read_secret(b64decode(made["data"]["current"])) is not None
+    # Rendered once more: another one, so it is neither in the chart nor derived from what others know.
+    assert secret("declared", {"replicaCount": 7})["data"] != made["data"]
+    assert configuration({})["declared"] == {"secrets": [{"file": "/etc/oxproxy/declared/current"}]}
+    assert checksums({}) == checksums({"replicaCount": 7})
+    (volume,) = (one for one in volumes({}) if one["name"] == "oxproxy-declared")
+    assert volume["secret"]["secretName"] == made["metadata"]["name"]
+    assert volume["secret"]["items"] == [{"key": "current", "path": "current"}]
+
+
+def test_secrets_for_what_clients_bind_may_come_from_elsewhere() -> None:
+    values = {"declared": {"existingSecret": "signing", "keys": ["next", "current"]}}
+    assert [one["metadata"]["name"] for one in of_kind("Secret", values) if "declared" in one["metadata"]["name"]] == []
+    files = [{"file": f"/etc/oxproxy/declared/{key}"} for key in ("next", "current")]
+    assert configuration(values)["declared"] == {"secrets": files}
+    (volume,) = (one for one in volumes(values) if one["name"] == "oxproxy-declared")
+    assert volume["secret"]["secretName"] == "signing"
+    mine = {"config": {"declared": {"secrets": [{"env": "SECRET"}]}}}
+    assert "oxproxy-declared" not in {one["name"] for one in volumes(mine)}
+    assert configuration(mine)["declared"] == {"secrets": [{"env": "SECRET"}]}
+
+
+def volumes(values: JSON) -> list[JSON]:
+    found: list[JSON] = the("Deployment", values)["spec"]["template"]["spec"]["volumes"]
+    return found
 
 
 def checksums(values: JSON) -> dict[str, str]:
@@ -302,6 +339,7 @@ def test_changed_rules_can_be_left_to_the_running_sidecar() -> None:
             {"control": {}, "config": {"upstream": {"control": {"username": None}}}},
             "of the control user guest, expected",
         ),
+        ({"declared": {"keys": ["a", "b"]}}, "declared.keys: seen several, expected declared.existingSecret"),
         ({"existingConfig": {"configMap": "a", "secret": "b"}}, "existingConfig: seen configMap and secret"),
         ({"config": {"shutdown": {"deadline": "1s"}}}, "config.shutdown: use drain.deadlineSeconds"),
         ({"drain": {"terminationGracePeriodSeconds": 35}}, "expected more than 35"),

@@ -37,6 +37,9 @@ volumeMounts:
   {{- if include "oxproxy.controlSecret" . }}
   - {name: oxproxy-control, mountPath: /etc/oxproxy/control, readOnly: true}
   {{- end }}
+  {{- if include "oxproxy.declaredSecret" . }}
+  - {name: oxproxy-declared, mountPath: /etc/oxproxy/declared, readOnly: true}
+  {{- end }}
   {{- if .Values.tls.secretName }}
   - {name: oxproxy-tls, mountPath: /etc/oxproxy/tls, readOnly: true}
   {{- end }}
@@ -73,6 +76,15 @@ volumeMounts:
     secretName: {{ . }}
     items:
       - {key: {{ $.Values.control.key }}, path: password}
+{{- end }}
+{{- with include "oxproxy.declaredSecret" . }}
+- name: oxproxy-declared
+  secret:
+    secretName: {{ . }}
+    items:
+      {{- range $.Values.declared.keys }}
+      - {key: {{ . }}, path: {{ . }}}
+      {{- end }}
 {{- end }}
 {{- with .Values.tls.secretName }}
 - name: oxproxy-tls

@@ -76,6 +76,18 @@ app.kubernetes.io/part-of: oxproxy
 {{- end -}}
 {{- end -}}
 
+{{/* Secret that signs what clients bind; empty where the configuration names other places. */}}
+{{- define "oxproxy.declaredSecret" -}}
+{{- if .Values.declared.existingSecret -}}
+{{- .Values.declared.existingSecret -}}
+{{- else if not (dig "declared" "secrets" false .Values.config) -}}
+{{- if gt (len .Values.declared.keys) 1 -}}
+{{- fail "declared.keys: seen several, expected declared.existingSecret, the Secret that has them" -}}
+{{- end -}}
+{{- printf "%s-declared" (include "oxproxy.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Whether the chart writes the configuration itself. */}}
 {{- define "oxproxy.ownConfig" -}}
 {{- if and .Values.existingConfig.configMap .Values.existingConfig.secret -}}
@@ -110,6 +122,13 @@ app.kubernetes.io/part-of: oxproxy
 {{- $_ := set $config "upstream" (dict "control" (dict "password_file" "/etc/oxproxy/control/password")) -}}
 {{- else -}}
 {{- include "oxproxy.needControlPassword" . -}}
+{{- end -}}
+{{- if include "oxproxy.declaredSecret" . -}}
+{{- $secrets := list -}}
+{{- range .Values.declared.keys -}}
+{{- $secrets = append $secrets (dict "file" (printf "/etc/oxproxy/declared/%s" .)) -}}
+{{- end -}}
+{{- $_ := set $config "declared" (dict "secrets" $secrets) -}}
 {{- end -}}
 {{- if .Values.audit.enabled -}}
 {{- $_ := set $config "audit" (dict "directory" "/var/lib/oxproxy-audit") -}}
@@ -148,6 +167,9 @@ app.kubernetes.io/part-of: oxproxy
 {{- $_ := set $config "control" (lookup "v1" "Secret" $namespace .Values.control.existingSecret).data -}}
 {{- else -}}
 {{- $_ := set $config "control" .Values.control.password -}}
+{{- end -}}
+{{- if .Values.declared.existingSecret -}}
+{{- $_ := set $config "declared" (lookup "v1" "Secret" $namespace .Values.declared.existingSecret).data -}}
 {{- end -}}
 checksum/config: {{ $config | toJson | sha256sum }}
 {{- if .Values.rules.restartOnChange }}
