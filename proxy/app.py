@@ -386,7 +386,8 @@ class Sidecar:
         exposition, allow = Exposition(self._counters, self._version), self._settings.admin.allow
         if self._place is not None:
             routes.append(json_route("GET", "/-/portion", exposition.answer_portion))
-        return Admin(exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded)
+        hosts = self._settings.admin.hosts
+        return Admin(exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded, hosts)
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings, upstream = self._settings, self._settings.upstream

@@ -170,7 +170,8 @@ class Workers:
         ]
         routes += JointShadow(self._tell_shadow).routes
         page = JointPage(self._portions)
-        admin = Admin(page, self._not_ready, self._show, self._settings.admin.allow, routes, self._degraded)
+        settings = self._settings.admin
+        admin = Admin(page, self._not_ready, self._show, settings.allow, routes, self._degraded, settings.hosts)
         stack.push_async_callback(admin.stop)
         try:
             bound = await admin.start(address.host, address.port)

@@ -3,22 +3,34 @@
 ``/metrics`` for Prometheus, ``/livez`` (the event loop turns), ``/readyz`` (producers may come), ``/status``
 and what else the application adds. It asks callables that the application gives it and knows nothing of what
 they look at. It answers from the start of the process to the end of the drain.
+
+Connections are bounded in number and time, so that they take no file descriptors that producers need: a request must
+have come whole `REQUEST_SECONDS` after its connection, or after the answer before it was ready, and that answer must
+have been read by then. There is no deadline while a page is being made.
+
+Guarded pages answer loopback and `admin.allow`, and no page in a browser: neither one that names its origin, nor one
+whose own name was made to lead here (DNS rebinding), which shows in the Host header.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import isawaitable
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
+import structlog
 from aiohttp import web
 from prometheus_client.exposition import gzip_accepted
+
+_log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 #: An answer that is there, or that has to be waited for.
@@ -32,6 +44,12 @@ LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"
 STOP_SECONDS = 1.0
 #: Bytes of a request's body: a message for `/explain` with its headers, not its body. More is 413.
 MAX_BODY_BYTES = 1 << 20
+#: Connections at a time; for one more, the one that has been idle for longest is closed (`net.descriptors` has room).
+MOST_CONNECTIONS = 64
+#: Seconds for a request to come whole, and for its answer to be read.
+REQUEST_SECONDS = 30.0
+#: Host names of guarded pages, beside addresses and `admin.hosts`.
+_LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +84,7 @@ class Admin:
         allow: networks beside loopback that may see guarded pages, as addresses or CIDR.
         routes: further guarded pages.
         degraded: gives what producers should not expect now, though they may come.
+        hosts: further names by which guarded pages may be asked for.
 
     Raises:
         ValueError: a network of `allow` is none.
@@ -79,14 +98,19 @@ class Admin:
         allow: Iterable[str] = (),
         routes: Iterable[GuardedRoute] = (),
         degraded: Callable[[], Soon[Sequence[str]]] = tuple,
+        hosts: Iterable[str] = (),
     ) -> None:
         """Prepare; nothing listens before `start`."""
+        self._hosts = frozenset(name.lower() for name in (*_LOCAL_NAMES, socket.gethostname(), *hosts))
+        self._servers: list[asyncio.Server] = []
+        #: by aiohttp's protocol; of those that are idle, those idle for longest come first
+        self._connections: dict[asyncio.BaseProtocol, _Connection] = {}
         self._exposition = exposition
         self._readiness = readiness
         self._degraded = degraded
         self._status = status
         self._allowed = (*LOOPBACK, *map(ip_network, allow))
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._watched])
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/livez", self._get_livez)
         app.router.add_get("/readyz", self._get_readyz)
@@ -108,8 +132,9 @@ class Admin:
             OSError: the address can't be bound.
         """
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
-        bound = self._runner.addresses[0]
+        server = await asyncio.get_running_loop().create_server(self._connect, host, port)
+        self._servers.append(server)
+        bound = server.sockets[0].getsockname()
         return bound[0], bound[1]
 
     async def start_on(self, listening: socket.socket) -> None:
@@ -119,11 +144,41 @@ class Admin:
             listening: the socket, which is listening already. Call `stop` at the end.
         """
         await self._runner.setup()
-        await web.SockSite(self._runner, listening).start()
+        self._servers.append(await asyncio.get_running_loop().create_server(self._connect, sock=listening))
 
     async def stop(self) -> None:
         """Close the socket, wait for answers under way until a deadline, then end them."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
         await self._runner.cleanup()
+        for connection in tuple(self._connections.values()):
+            connection.abort()
+
+    def _connect(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None  # noqa: S101 -- it listens
+        handler = server()
+        if len(self._connections) >= MOST_CONNECTIONS:
+            _log.warning("too many admin connections", limit=MOST_CONNECTIONS, repeat="admin")
+            idle = next((each for each in self._connections.values() if each.waiting), None)
+            if idle is None:
+                return _Refused()
+            idle.abort()
+        connection = self._connections[handler] = _Connection(handler, self._connections)
+        return connection
+
+    @web.middleware
+    async def _watched(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Stop the clock of a connection while its page is being made."""
+        connection = self._connections.get(request.protocol)
+        if connection is None:
+            return await handler(request)
+        connection.answering()
+        try:
+            return await handler(request)
+        finally:
+            connection.wait()
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
@@ -132,6 +187,9 @@ class Admin:
             # A page in an operator's browser can reach loopback as well; browsers say so, tools never do.
             if "Origin" in request.headers:
                 raise web.HTTPForbidden(text="not for pages in a browser\n")
+            if not (_is_own(request) or self._is_named(request.headers.get("Host", ""))):
+                text = f"Host {request.headers['Host']}: expected localhost, an address, or a name of admin.hosts\n"
+                raise web.HTTPForbidden(text=text)
             return await handler(request)
 
         return guarded
@@ -144,6 +202,17 @@ class Admin:
         if isinstance(address, IPv6Address) and address.ipv4_mapped:
             address = address.ipv4_mapped
         return any(address in network for network in self._allowed)
+
+    def _is_named(self, host: str) -> bool:
+        """Whether a Host header is none that a page in a browser can have: an address, or a name known to be ours.
+
+        HTTP/1.0 has no such header; no browser speaks it.
+        """
+        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        with suppress(ValueError):
+            ip_address(name.removeprefix("[").removesuffix("]"))
+            return True
+        return not host or name.lower().removesuffix(".") in self._hosts
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         page, content_type = await self._exposition.render(request.headers.get("Accept", ""))
@@ -168,6 +237,85 @@ class Admin:
 
     async def _get_status(self, request: web.Request) -> web.Response:
         return _json(await _now(self._status()))
+
+
+class _Refused(asyncio.Protocol):
+    """A connection for which there is no room."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close it at once."""
+        cast(asyncio.Transport, transport).abort()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, which has a deadline while nothing is being answered.
+
+    Args:
+        inner: aiohttp's protocol, which gets everything.
+        among: all connections by their inner protocol; it takes itself out at its end.
+    """
+
+    def __init__(self, inner: web.RequestHandler, among: dict[asyncio.BaseProtocol, _Connection]) -> None:
+        """Start without a socket."""
+        self._inner = inner
+        self._among = among
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it waits for its peer."""
+        return self._deadline is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the socket; its request is to come."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.wait()
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        self.answering()
+        self._among.pop(self._inner, None)
+        self._transport = None
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on what has come."""
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Hand on the end of what comes."""
+        self._inner.eof_received()
+        return None
+
+    def pause_writing(self) -> None:
+        """Hand on that too much waits to be sent."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Hand on that it has left."""
+        self._inner.resume_writing()
+
+    def wait(self) -> None:
+        """Give the peer its time: for the rest of the answer and for the next request."""
+        self.answering()
+        if self._among.pop(self._inner, None) is not None:
+            self._among[self._inner] = self
+            self._deadline = asyncio.get_running_loop().call_later(REQUEST_SECONDS, self.abort)
+
+    def answering(self) -> None:
+        """Have no deadline."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def abort(self) -> None:
+        """Close the socket at once."""
+        self.answering()
+        self._among.pop(self._inner, None)
+        if self._transport is not None:
+            self._transport.abort()
 
 
 async def _now(answer: Soon[T]) -> T:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from aiohttp import web
 
-from proxy.observe.admin import MAX_BODY_BYTES, GuardedRoute
+from proxy.observe.admin import MAX_BODY_BYTES, REQUEST_SECONDS, GuardedRoute
 
 #: Gets a request's body, gives status and what to answer: plain data, or text that is JSON already.
 Answering: TypeAlias = Callable[[bytes], Awaitable[tuple[int, object]]]
@@ -30,7 +31,12 @@ def json_route(
     async def handle(request: web.Request) -> web.Response:
         wants_text = texting is not None and "text/plain" in request.headers.get("Accept", "")
         asked = texting if texting is not None and wants_text else answering
-        status, found = await asked(await request.clone(client_max_size=body_bytes).read())
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                body = await request.clone(client_max_size=body_bytes).read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(text="the body has not come\n") from None
+        status, found = await asked(body)
         if wants_text and isinstance(found, str):
             return web.Response(status=status, text=found + "\n")
         text = found if isinstance(found, str) else json.dumps(found, indent=2, ensure_ascii=False)

@@ -142,6 +142,10 @@ class Admin:
         tuple[str, ...],
         Key(NETWORKS, "addresses or networks (CIDR) beside loopback that may read `/status`, reload, explain, shadow"),
     ] = ()
+    hosts: Annotated[
+        tuple[str, ...],
+        Key(TEXTS, "names under which these pages may be asked for, beside `localhost`, addresses and the host's name"),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)

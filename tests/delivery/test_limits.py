@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,6 +161,24 @@ def test_who_does_not_finish_its_handshake_is_let_go(tight: Site) -> None:
     silent.vanish()
     until(lambda: tight.metric("connections_total", side="downstream", result="timeout") == 1)
     assert len(tight.logged("handshake not finished in time")) == 1
+
+
+def test_silent_admin_connections_take_no_descriptors_from_producers(tight: Site) -> None:
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{tight.sidecar.process_id}/fd"))
+
+    before = descriptors()
+    address = ("127.0.0.1", int(tight.sidecar.admin.rpartition(":")[2]))
+    with contextlib.ExitStack() as stack:
+        for number in range(300):
+            half = stack.enter_context(socket.create_connection(address))
+            half.sendall(b"GET /livez HTTP/1.1\r\n" if number % 2 else b"")
+        assert tight.sidecar.get("/livez") == "alive\n"
+        until(lambda: descriptors() <= before + 66)
+        producer = tight.producer()
+        producer.publish("letters")
+        producer.settle()
+    assert len(tight.logged("too many admin connections")) == 1
 
 
 # -- rates -------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
@@ -9,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from proxy.amqp.counters import Counters
+from proxy.observe import admin, pages
 from proxy.observe.admin import Admin, GuardedRoute
 from proxy.observe.exposition import Exposition
 
@@ -25,15 +27,16 @@ async def start() -> AsyncIterator[Start]:
         allow: Iterable[str] = (),
         routes: Iterable[GuardedRoute] = (),
         degraded: Callable[[], Sequence[str]] = tuple,
+        hosts: Iterable[str] = (),
     ) -> str:
-        admin = Admin(Exposition(Counters(), "1.2.3"), readiness, status, allow, routes, degraded)
-        running.append(admin)
-        host, port = await admin.start("127.0.0.1", 0)
+        made = Admin(Exposition(Counters(), "1.2.3"), readiness, status, allow, routes, degraded, hosts)
+        running.append(made)
+        host, port = await made.start("127.0.0.1", 0)
         return f"http://{host}:{port}"
 
     yield run
-    for admin in running:
-        await admin.stop()
+    for made in running:
+        await made.stop()
 
 
 @pytest.fixture
@@ -171,3 +174,156 @@ async def test_a_stop_ends_a_request_that_never_answers(http: aiohttp.ClientSess
     await admin.stop()
     with pytest.raises(aiohttp.ClientError):
         await pending
+
+
+# -- DNS rebinding -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST.:15693", 200),
+        ("127.0.0.1:15693", 200),
+        ("10.1.2.3", 200),
+        ("[::1]:15693", 200),
+        ("[::1]", 200),
+        (socket.gethostname(), 200),
+        ("sidecar.internal:15693", 200),
+        ("", 200),
+        ("evil.example", 403),
+        ("evil.example:15693", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.evil.example:15693", 403),
+    ],
+)
+async def test_a_guarded_page_wants_a_host_that_no_page_in_a_browser_has(
+    start: Start, http: aiohttp.ClientSession, host: str, status: int
+) -> None:
+    base = await start(hosts=["Sidecar.internal"])
+    async with http.get(base + "/status", headers={"Host": host}) as response:
+        assert response.status == status
+        if status == 403:
+            assert await response.text() == (f"Host {host}: expected localhost, an address, or a name of admin.hosts\n")
+    async with http.get(base + "/metrics", headers={"Host": host}) as response:
+        assert response.status == 200
+
+
+# -- connections that take no part ------------------------------------------------------------------------------------
+
+
+async def raw(base: str, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
+    writer.write(sent)
+    return reader, writer
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the end of a connection."""
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionResetError):
+            return await reader.read()
+    return b""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /-/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhal",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\nGET /livez",
+    ],
+    ids=["silent", "half a request", "half a body", "idle after its answer", "half a second request"],
+)
+async def test_a_connection_without_a_whole_request_is_closed(
+    start: Start, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    for module in (admin, pages):
+        monkeypatch.setattr(module, "REQUEST_SECONDS", 0.1)
+
+    async def echo(body: bytes) -> tuple[int, object]:
+        return 200, body.decode()
+
+    base = await start(routes=[pages.json_route("POST", "/-/echo", echo)])
+    reader, writer = await raw(base, sent)
+    answer = await ended(reader)
+    assert answer.startswith(b"HTTP/1.1 200" if b"\r\n\r\n" in sent and b"POST" not in sent else b"")
+    assert answer.count(b"alive") == sent.count(b"\r\n\r\n") - sent.count(b"POST")
+    writer.close()
+
+
+async def test_an_answer_that_is_not_read_ends_its_connection(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.1)
+    gone = asyncio.Event()
+    lost = admin._Connection.connection_lost
+
+    def losing(self: admin._Connection, error: Exception | None) -> None:
+        lost(self, error)
+        gone.set()
+
+    monkeypatch.setattr(admin._Connection, "connection_lost", losing)
+
+    async def large(request: web.Request) -> web.Response:
+        return web.Response(body=bytes(50_000_000))
+
+    base = await start(routes=[GuardedRoute("GET", "/large", large)])
+    reader, writer = await raw(base)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    async with asyncio.timeout(20):
+        await gone.wait()
+    writer.transport.resume_reading()  # type: ignore[attr-defined]
+    assert len(await ended(reader)) < 50_000_000
+    writer.close()
+
+
+async def test_a_page_that_takes_its_time_is_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.1)
+
+    async def slow(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.5)
+        return web.Response(text="done")
+
+    base = await start(routes=[GuardedRoute("GET", "/slow", slow)])
+    async with aiohttp.ClientSession() as http, http.get(base + "/slow") as response:
+        assert await response.text() == "done"
+
+
+async def test_for_one_connection_too_many_the_one_that_was_idle_for_longest_goes(
+    start: Start, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "MOST_CONNECTIONS", 3)
+    base = await start()
+    silent = [await raw(base) for _ in range(3)]
+    async with http.get(base + "/livez") as response:
+        assert response.status == 200
+    assert await ended(silent[0][0]) == b""
+    assert not silent[2][0].at_eof()
+    for _, writer in silent:
+        writer.close()
+
+
+async def test_where_all_connections_are_being_answered_one_more_is_closed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "MOST_CONNECTIONS", 2)
+    asked, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def slow(request: web.Request) -> web.Response:
+        asked.release()
+        await go_on.wait()
+        return web.Response(text="done")
+
+    base = await start(routes=[GuardedRoute("GET", "/slow", slow)])
+    busy = [await raw(base, b"GET /slow HTTP/1.0\r\n\r\n") for _ in range(2)]
+    for _ in busy:
+        await asked.acquire()
+    surplus = await raw(base)
+    assert await ended(surplus[0]) == b""
+    go_on.set()
+    for reader, _ in busy:
+        assert (await ended(reader)).endswith(b"done")
+    for _, writer in (*busy, surplus):
+        writer.close()
