@@ -14,7 +14,7 @@ from proxy.amqp.properties import table_span
 from proxy.amqp.tokens import NOWHERE
 from proxy.amqp.vhost import Delivery, VhostState
 from proxy.errors import ProtocolError, Scope
-from proxy.routing.address_targets import AddressBook, Target
+from proxy.routing.address_targets import AddressBook, Publication, Target
 from proxy.routing.bindings import EXCHANGE, QUEUE
 
 
@@ -73,11 +73,8 @@ def _translated(state: VhostState, book: AddressBook, first: Address, new: Addre
 
 def _destination(state: VhostState, book: AddressBook, first: Address, new: Address) -> bool:
     """Whether a queue that `first` may choose becomes an exchange and key of its own."""
-    for kind, name in state.router.destinations(first.exchange):
-        target = book.look_up(b"", name) if kind == QUEUE else book.look_up(name, first.routing_key)
-        if isinstance(target, Target) and target.remote is None and tuple(target.publication) == tuple(new):
-            return True
-    return False
+    rewrites = book.rewrites(first.exchange, state.router.destinations(first.exchange))
+    return rewrites.leads_to(first.routing_key, Publication(*new))
 
 
 def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes]:

@@ -129,6 +129,13 @@ class AddressTable:
                 return Translation(position, captures, template.fill(address, captures) if template else None)
         return None
 
+    def may_fit(self, beginning: bytes) -> bool:
+        """Whether some rule may be for an address that begins like this; a False is certain."""
+        return any(
+            pattern.prefix.startswith(beginning) or (pattern.wildcards and beginning.startswith(pattern.prefix))
+            for pattern in self.patterns
+        )
+
     def shadowed(self) -> Iterator[tuple[int, int]]:
         """Rules that can never decide: (position, position of an earlier rule whose pattern covers theirs)."""
         for position, pattern in enumerate(self.patterns):

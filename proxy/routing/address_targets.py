@@ -16,6 +16,7 @@ from proxy.routing.address_lint import fixed_domain
 from proxy.routing.address_patterns import AddressPattern
 from proxy.routing.address_table import AddressTable
 from proxy.routing.addresses import Address, InvalidAddress, parse_address, without_password
+from proxy.routing.bindings import EXCHANGE, QUEUE, Destination
 
 _LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
 _QUEUE, _EXCHANGE = b"/queue/", b"/exchange/"
@@ -25,6 +26,8 @@ _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _KEPT_TARGETS = 8192
 #: Destinations of rules whose target is remembered: the control plane asks about all of them at every look.
 _KEPT_STANDING = 1 << 16
+#: Exchanges whose translated destinations are remembered.
+_KEPT_REWRITES = 1024
 ANY_HOST = b"*"
 
 
@@ -121,6 +124,44 @@ class _NowhereError(Exception):
     """Inside this module: why an address leads nowhere."""
 
 
+class Rewrites:
+    """Where the table sends the destinations of one exchange, asked with what a message bears.
+
+    A queue's translation is its own; an exchange's may depend on the routing key, so those that some rule can be for
+    are looked up with it.
+
+    Args:
+        book: the table.
+        destinations: of the exchange; kept by identity, see `AddressBook.rewrites`.
+        before: those of before, whose translations still hold.
+    """
+
+    __slots__ = ("_book", "_exchanges", "_queues", "_targets", "destinations")
+
+    def __init__(self, book: AddressBook, destinations: frozenset[Destination], before: Rewrites | None = None) -> None:
+        """Translate the queues, and choose the exchanges that are looked up."""
+        self._book = book
+        self.destinations = destinations
+        known = before._queues if before is not None else {}
+        self._queues: dict[bytes, Publication] = {
+            name: publication for name, publication in known.items() if (QUEUE, name) in destinations
+        }
+        for kind, name in destinations - (before.destinations if before is not None else frozenset()):
+            target = book.standing(b"", name) if kind == QUEUE else None
+            if isinstance(target, Target) and target.remote is None:
+                self._queues[name] = target.publication
+        self._targets = frozenset(self._queues.values())
+        self._exchanges = [name for kind, name in destinations if kind == EXCHANGE and book.may_rewrite(name)]
+
+    def leads_to(self, routing_key: bytes, publication: Publication) -> bool:
+        """Whether a message with this routing key comes to a publication by way of one of the destinations."""
+        if publication in self._targets:
+            return True
+        sought = (None, publication)
+        targets = [self._book.look_up(name, routing_key) for name in self._exchanges]
+        return any(isinstance(one, Target) and (one.remote, one.publication) == sought for one in targets)
+
+
 class AddressBook:
     """The table, the brokers that it may name, and where each publish goes by it.
 
@@ -138,6 +179,8 @@ class AddressBook:
         self.stays_here = any(domain is None or domain.local for domain in self._domains)
         self._kept: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
         self._standing: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
+        #: by exchange of the rules
+        self._rewrites: dict[bytes, Rewrites] = {}
         #: rules that an address with a password in it has met, and whether that was told
         self._exposing: dict[int, bool] = {}
 
@@ -155,6 +198,24 @@ class AddressBook:
             del self._kept[next(iter(self._kept))]
         self._kept[exchange, routing_key] = found
         return found
+
+    def may_rewrite(self, exchange: bytes) -> bool:
+        """Whether some rule can be for an exchange, with any routing key."""
+        return self.table.may_fit(address_of(Publication(exchange, b"")))
+
+    def rewrites(self, exchange: bytes, destinations: frozenset[Destination]) -> Rewrites:
+        """Where the table sends the destinations of an exchange.
+
+        Args:
+            exchange: the exchange, one of the rules.
+            destinations: of it; as long as they are the same object nothing is worked out again.
+        """
+        kept = self._rewrites.get(exchange)
+        if kept is None or kept.destinations is not destinations:
+            if len(self._rewrites) >= _KEPT_REWRITES:
+                self._rewrites.clear()
+            kept = self._rewrites[exchange] = Rewrites(self, destinations, kept)
+        return kept
 
     def _look_up(self, publication: Publication) -> Target | FailedTranslation | None:
         address = address_of(publication)

@@ -53,15 +53,10 @@ class Router:
     def destinations(self, exchange: bytes) -> frozenset[Destination]:
         """Everything outside the router that rules name as a destination for messages to `exchange`.
 
-        Its own alternate exchange is not among it: that is the broker's to use.
+        Its own alternate exchange is not among it: that is the broker's to use. The same object until a binding
+        changes.
         """
-        reach = self._reach(exchange)
-        named: set[Destination] = set()
-        for each in reach.exchanges:
-            named |= each.destinations
-            if each.alternate is not None and each.name != exchange:
-                named.add((EXCHANGE, each.alternate))
-        return frozenset((kind, name) for kind, name in named if kind == QUEUE or name not in self._exchanges)
+        return self._reach(exchange).destinations
 
     def names(self, exchange: bytes, destination: Destination) -> bool:
         """Say whether a destination is among `destinations`, without making them: there may be thousands."""
@@ -172,12 +167,27 @@ class Router:
 class _Reach:
     """The exchanges of the router that a message published to one of them can come to."""
 
-    __slots__ = ("_changes", "exchanges", "interest")
+    __slots__ = ("_changes", "_destinations", "_owned", "_start", "exchanges", "interest")
 
     def __init__(self, owned: Mapping[bytes, Exchange], start: bytes) -> None:
+        self._owned = owned
+        self._start = start
+        self._destinations: frozenset[Destination] | None = None
         self.exchanges = _reachable(owned, start)
         self._changes = [each.changes for each in self.exchanges]
         self.interest = joined(each.interest for each in self.exchanges)
+
+    @property
+    def destinations(self) -> frozenset[Destination]:
+        if self._destinations is None:
+            named: set[Destination] = set()
+            for each in self.exchanges:
+                named |= each.destinations
+                if each.alternate is not None and each.name != self._start:
+                    named.add((EXCHANGE, each.alternate))
+            owned = self._owned
+            self._destinations = frozenset(one for one in named if one[0] == QUEUE or one[1] not in owned)
+        return self._destinations
 
     def is_current(self) -> bool:
         for each, changes in zip(self.exchanges, self._changes, strict=True):

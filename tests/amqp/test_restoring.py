@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,9 @@ from proxy.amqp.restoring import can_produce, restored_content
 from proxy.amqp.tables import MAX_NESTING, encode_table
 from proxy.amqp.tokens import NOWHERE
 from proxy.amqp.vhost import Delivery, VhostState
+from proxy.routing.address_table import AddressRule, AddressTable
+from proxy.routing.address_targets import AddressBook
+from proxy.routing.bindings import Binding
 from proxy.routing.values import Value
 from tests.amqp.relaying import address_of, chosen, owned, routed, several, state, table, table_of
 from tests.client import content_header, method, split
@@ -58,6 +62,60 @@ def test_what_a_delivery_writes_can_be_restored(name: str, of: VhostState, first
 )
 def test_what_no_delivery_writes_can_not(name: str, of: VhostState, first: Address, new: Address) -> None:
     assert not can_produce(of, first, new)
+
+
+def translating(queues: int, exchanges: int = 0) -> VhostState:
+    """One exchange with so many destinations; the table sends queues and exchanges on to others."""
+    made = exchange()
+    for number in range(queues):
+        made.bind(Binding(b"xo", "queue", b"q.%d" % number, b"", ()))
+    for number in range(exchanges):
+        made.bind(Binding(b"xo", "exchange", b"e.%d" % number, b"", ()))
+    found = state((made, owned(made)))
+    rules = [AddressRule(b"q.*", b"/exchange/of.$1/key"), AddressRule(b"/exchange/e.7/*", b"/exchange/seven/$1")]
+    found.set_addresses(AddressBook(AddressTable(rules)))
+    return found
+
+
+def test_a_destination_that_the_table_sends_on_is_known_by_where_it_came() -> None:
+    of = translating(3, exchanges=9)
+    assert can_produce(of, FROM, Address(b"of.2", b"key"))
+    assert can_produce(of, FROM, Address(b"seven", b"key"))
+    assert not can_produce(of, FROM, Address(b"of.3", b"key"))
+    assert not can_produce(of, FROM, Address(b"of.2", b"other"))
+    assert not can_produce(of, FROM, Address(b"seven", b"other"))
+
+
+def test_where_destinations_are_sent_on_follows_their_bindings() -> None:
+    of = translating(3)
+    assert not can_produce(of, FROM, Address(b"of.5", b"key"))
+    fifth = Binding(b"xo", "queue", b"q.5", b"", ())
+    of.router.exchanges[b"xo"].bind(fifth)
+    assert can_produce(of, FROM, Address(b"of.5", b"key"))
+    assert can_produce(of, FROM, Address(b"of.2", b"key"))
+    of.router.exchanges[b"xo"].unbind(fifth)
+    assert not can_produce(of, FROM, Address(b"of.5", b"key"))
+
+
+def cpu_seconds(of: VhostState) -> float:
+    """For deliveries whose header names an address that none has: each key is another one."""
+    frames = [
+        (
+            split(method(1, commands.Basic.Deliver("me", 1, False, "of.none", "key")))[0].raw,
+            content_header(1, 4, entry(Address(b"xo", b"key.%d" % number), Address(b"of.none", b"key"))),
+        )
+        for number in range(100)
+    ]
+    restored_content(of, *frames[0])
+    begun = time.process_time()
+    for pair in frames:
+        assert restored_content(of, *pair) == pair
+    return time.process_time() - begun
+
+
+def test_what_a_delivery_costs_does_not_depend_on_the_number_of_destinations() -> None:
+    few, many_destinations = translating(4, exchanges=8), translating(2000, exchanges=2000)
+    assert cpu_seconds(many_destinations) < 10 * min(cpu_seconds(few) for _ in range(3))  # going through them all: 200
 
 
 METHODS = [
