@@ -153,9 +153,19 @@ class Fields:
         for name, (key, _) in self._entries.items():
             if name in self._asked:
                 continue
-            near = difflib.get_close_matches(name, self._asked, 1, 0.75)
-            meant = f"; did you mean {near[0]}?" if near else f", expected one of {', '.join(sorted(self._asked))}"
+            near = _nearest(name, self._asked)
+            meant = f"; did you mean {near}?" if near else f", expected one of {', '.join(sorted(self._asked))}"
             self.faults.error(key.place, join(self.path, name), f"unknown key{meant}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    """Give the key that was probably meant: one that is much alike, or the only one that begins so."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, 1, 0.75)
+    if near:
+        return near[0]
+    begun = [key for key in known if len(name) > 1 and key.startswith(name)]
+    return begun[0] if len(begun) == 1 else None
 
 
 def text_of(node: Node) -> str | None:

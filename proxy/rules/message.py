@@ -66,8 +66,9 @@ def _properties(fields: Fields) -> dict[str, bytes | int]:
             fields.wrong(key, "at most 255 bytes")
         found[key] = text.encode()
     for key, low, high in (("delivery_mode", 1, 2), ("priority", 0, 255)):
+        number = fields.integer(key, low, low, high)
         if key in fields:
-            found[key] = fields.integer(key, low, low, high)
+            found[key] = number
     timestamp = _timestamp(fields)
     if timestamp is not None:
         found["timestamp"] = timestamp

@@ -97,3 +97,14 @@ def test_properties_that_the_broker_would_refuse_are_faults(written: str) -> Non
 @pytest.mark.parametrize("line", ["routing_key: x.o.p.e.n.x.q.1", "body_size: -1", "headers: [a]", "rk: a"])
 def test_other_keys_and_values_are_faults(line: str) -> None:
     assert len(read(f"exchange: a\n{line}\n")[1]) == 1
+
+
+def test_a_property_of_another_name_is_a_fault_that_names_every_property() -> None:
+    assert read("exchange: a\nproperties: {prio: 1}\n")[1] == [
+        "f.yaml:2:14: properties.prio: unknown key; did you mean priority?"
+    ]
+    (fault,) = read("exchange: a\nproperties: {other: 1}\n")[1]
+    assert fault == (
+        "f.yaml:2:14: properties.other: unknown key, expected one of app_id, cluster_id, content_encoding, content_type, "
+        "correlation_id, delivery_mode, expiration, message_id, priority, reply_to, timestamp, type, user_id"
+    )
