@@ -38,13 +38,15 @@ class Finding:
         rule: index of the rule.
         severity: whether the table may be used.
         key: what of the rule it is about: pattern, translation or hosts.
-        message: what was seen and what was expected.
+        message: what was seen and what was expected; rules are numbered from 0, as in explain and audit.
+        other: index of another rule that the message names.
     """
 
     rule: int
     severity: Severity
     key: str
     message: str
+    other: int | None = None
 
 
 def check(table: AddressTable, brokers: Collection[bytes] = ()) -> list[Finding]:
@@ -62,8 +64,8 @@ def check(table: AddressTable, brokers: Collection[bytes] = ()) -> list[Finding]
             message = f"{wildcards} wildcards; what those from the 65th on take can't be used"
             found.append(Finding(index, Severity.WARNING, "pattern", message))
         if index in shadowed:
-            message = f"never used: rule {shadowed[index] + 1} before it fits every address that this one fits"
-            found.append(Finding(index, Severity.WARNING, "pattern", message))
+            message = f"never used: rule {shadowed[index]} before it fits every address that this one fits"
+            found.append(Finding(index, Severity.WARNING, "pattern", message, shadowed[index]))
         found += [Finding(index, severity, key, message) for severity, key, message in _check(rule, wildcards, brokers)]
     return found
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping as Environment
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxy.errors import located
 from proxy.routing.address_lint import Severity, check
 from proxy.routing.address_table import AddressRule, AddressTable
 from proxy.routing.address_targets import AddressBook
@@ -192,7 +193,11 @@ def address_book(drafts: Sequence[AddressDraft], brokers: Iterable[BrokerRule], 
     for finding in check(table, names):
         fields = drafts[finding.rule].fields
         report = faults.error if finding.severity is Severity.ERROR else faults.warn
-        report(fields.place_of(finding.key), fields.at(finding.key), finding.message)
+        message = finding.message
+        if finding.other is not None:
+            place = drafts[finding.other].fields.place
+            message += f"; rule {finding.other} is in {located(place.source, place.line)}"
+        report(fields.place_of(finding.key), fields.at(finding.key), message)
     return AddressBook(table, names)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.rules.explanation import explain, read_question
 from proxy.rules.faults import Faults
 from proxy.rules.model import BrokerRule, TlsRule
 from proxy.rules.remotes import password_of
@@ -191,3 +192,14 @@ def test_a_translation_that_leads_nowhere_fails_a_test_that_does_not_expect_it()
     test = "{name: t, publish: {exchange: '', routing_key: lost}, expect: {}}"
     (failure,) = load(f"{TABLE}  - {test}\n").failures()
     assert failure.differences == ("a translation leads nowhere: an empty exchange or queue in a name",)
+
+
+def test_a_rule_is_numbered_as_in_explain_and_audit_and_the_file_of_the_one_that_hides_it_is_named() -> None:
+    texts = "addresses: [{pattern: a/*, translation: /queue/q}]", "addresses: [{pattern: a/b, translation: /queue/r}]"
+    (warning,) = warnings(*texts)
+    assert warning == (
+        "b.yaml:1:14: addresses[0].pattern: warning: never used: rule 0 before it fits every address that this one "
+        "fits; rule 0 is in a.yaml:1"
+    )
+    (lookup,) = explain(load(*texts), read_question(b"{exchange: '', routing_key: a/b}", "m"), 0.0).lookups
+    assert lookup.rule == 0
