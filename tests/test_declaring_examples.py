@@ -33,10 +33,10 @@ def run(text: str, names: dict[str, object]) -> tuple[int, str]:
 
 def stored(seen: Outside) -> None:
     """What the page says of the broker's own bindings is so."""
-    exchange = seen.exchange("orders")
+    exchange = seen.exchange("sales")
     assert exchange["type"] == "direct"
     assert exchange["arguments"].keys() == {"x-open-exchange", "x-oxproxy", "max-payload-size"}
-    prefixes = {key[:14].decode() for _, _, key in seen.bindings("orders")}
+    prefixes = {key[:14].decode() for _, _, key in seen.bindings("sales")}
     assert prefixes == {"x.o.p.e.n.x.b.", "x.o.p.e.n.x.q.", "x.o.p.e.n.x.r."}
     assert all(f"`{prefix}`" in TEXT for prefix in prefixes)
     with pytest.raises(HTTPError):
