@@ -56,6 +56,11 @@ def test_a_rules_file_is_good_and_its_tests_hold(path: Path) -> None:
     assert [str(found) for found in (*findings.errors, *findings.warnings, *findings.failures)] == []
 
 
+def test_the_examples_are_good_as_one_set() -> None:
+    findings = inspect([path for path in RULES_FILES if path.parent.name == "examples"], {})
+    assert [str(found) for found in (*findings.errors, *findings.warnings, *findings.failures)] == []
+
+
 @pytest.mark.parametrize("path", RULES_FILES, ids=named)
 def test_a_rules_file_has_a_test_for_each_of_its_bindings(path: Path) -> None:
     assert untested_bindings(load_rules([path])) == set()
