@@ -7,6 +7,7 @@ and 3.2.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -121,6 +122,12 @@ def _check_domain(
     if address.host and address.host not in brokers and not re.search(rb"[/.:]", translation):
         message = "leads to a host of that name, which is no configured broker; for a queue write /queue/ before it"
         yield Severity.WARNING, "translation", message
+    elif address.host and address.host not in brokers and not address.local:
+        names = [broker.decode("utf-8", "replace") for broker in brokers]
+        near = difflib.get_close_matches(address.host.decode("utf-8", "replace").lower(), names, 1, 0.75)
+        if near:
+            message = f"leads to a host of its own, which is no configured broker; did you mean the broker {near[0]}?"
+            yield Severity.WARNING, "translation", message
     if address.password is not None and not address.tls and not _is_loopback(address.host):
         if address.scheme is not None or address.host not in brokers:
             yield Severity.WARNING, "translation", "sends a password in plain text; write amqps://"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from proxy.routing.address_lint import fixed_domain
 from proxy.routing.address_patterns import AddressPattern
-from proxy.routing.address_table import AddressTable
+from proxy.routing.address_table import AddressTable, Template
 from proxy.routing.addresses import Address, InvalidAddress, parse_address, without_password
 from proxy.routing.bindings import EXCHANGE, QUEUE, Destination
 
@@ -29,6 +29,8 @@ _KEPT_STANDING = 1 << 16
 #: Exchanges whose translated destinations are remembered.
 _KEPT_REWRITES = 1024
 ANY_HOST = b"*"
+#: What variables may hold: a part of a name; the rest of an escape such as ``%2F``.
+_POSSIBLE = (b"v", b"2F")
 
 
 class Publication(NamedTuple):
@@ -275,6 +277,21 @@ class AddressBook:
         except (InvalidAddress, _NowhereError) as why:
             return FailedTranslation(rule, str(why))
         return Target(rule, remote, publication)
+
+    def impossible(self, rule: int) -> str:
+        """Say why a rule's translation leads nowhere, whatever its variables hold; "" where it may lead somewhere."""
+        found = self.table.rules[rule]
+        if found.translation is None or fixed_domain(found) is None:
+            return ""
+        template = Template(found.translation)
+        reasons = []
+        for value in _POSSIBLE:
+            text = b"".join(value if isinstance(part, int) else part for part in template.parts)
+            target = self.resolve(rule, text, Publication(b"e", b"k"))
+            if not isinstance(target, FailedTranslation):
+                return ""
+            reasons.append(target.reason)
+        return reasons[0]
 
     def _remote(self, address: Address, hosts: tuple[bytes, ...] | None) -> Remote | None:
         if address.passive:

@@ -15,7 +15,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from proxy.rules.faults import Faults, Place
-from proxy.rules.fields import Fields
+from proxy.rules.fields import Fields, warn_of_variables
 from proxy.rules.kinds import Kind, UnexpectedError, unfold
 from proxy.rules.nodes import Node, Scalar, Sequence, join, shown
 
@@ -109,6 +109,8 @@ def read_section(kind: type[D], fields: Fields, places: dict[str, Place]) -> D:
             continue
         path = fields.at(member.name)
         places[path] = fields.place_of(member.name)
+        if member.key is not None:
+            warn_of_variables(node, path, fields.faults)
         try:
             values[member.attribute] = _read(member, node, path, fields.faults, places)
         except UnexpectedError as error:

@@ -6,6 +6,7 @@ Shared by settings, rules files, the tests in them and messages to explain. It k
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 from proxy.amqp.tokens import RESERVED
@@ -14,6 +15,8 @@ from proxy.rules.nodes import Mapping, Node, Scalar, Sequence, join, shown
 
 #: AMQP 0-9-1 spec, 4.2.5.3: names and routing keys are short strings.
 MAX_SHORT_BYTES = 255
+#: Variables of a shell, of Kubernetes and of templates.
+_VARIABLE = re.compile(r"\$\{\w[^}]*\}|\$\(\w+\)|\{\{.+?\}\}")
 
 
 class Fields:
@@ -166,6 +169,14 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
         return near[0]
     begun = [key for key in known if len(name) > 1 and key.startswith(name)]
     return begun[0] if len(begun) == 1 else None
+
+
+def warn_of_variables(node: Node | None, path: str, faults: Faults) -> None:
+    """Point at text that looks like a variable of a shell or a template, which nothing replaces here; never show it."""
+    for item in node.items if isinstance(node, Sequence) else [node]:
+        if isinstance(item, Scalar) and item.place.line and _VARIABLE.search(item.text):
+            ways = "use password_env or password_file" if path.endswith("password") else "write the value itself"
+            faults.warn(item.place, path, f"seen what looks like a variable, which is not replaced here: {ways}")
 
 
 def text_of(node: Node) -> str | None:

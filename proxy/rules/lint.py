@@ -6,9 +6,12 @@ error") and the delivery page (carriers, ``unmatched: pass``, the reserved prefi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.routing.bindings import EXCHANGE, typed_arguments
+from proxy.routing.values import Value
+from proxy.rules.compiler import OPERATORS
 from proxy.rules.faults import Faults, Place
 from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, BindingDraft, ExchangeDraft, FileDraft, QueueDraft
 
@@ -16,6 +19,19 @@ from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, BindingDraft, ExchangeD
 _FILTERS = (b"min-payload-size", b"max-payload-size", b"max-headers-size", b"max-headers-depth")
 #: What such an exchange does not match is the broker's, which gets it only as the producer published it.
 _UNREACHABLE = "an exchange with unmatched: pass can't be reached from another one that is evaluated here"
+#: What keys of operators begin with; everything else is the name of a header.
+_RESERVED = "x-"
+_EXISTS = ("x-?hkex", "x-?hk!ex")
+_TYPOGRAPHIC = frozenset("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb")
+#: Characters that text processors make of those that operators have.
+_TYPED = str.maketrans(
+    {**dict.fromkeys(_TYPOGRAPHIC, ""), **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"), "\u00a0": " "}
+)
+#: What a pattern has besides the characters that it matches one by one: escapes, classes, counts, groups, verbs.
+_NOT_LITERAL = re.compile(
+    rb"\\[pPxogkNu]\{[^}]*\}|\\.|\[\^?\]?[^]]*\]|\{[^}]*\}|\(\?[^()]*?[:=!>)]|\(\*[^)]*\)", re.DOTALL
+)
+_ODD_IN_CLOCK = re.compile(rb"[-/:A-Za-z]")
 
 
 def check_vhost(files: Sequence[FileDraft], faults: Faults) -> None:
@@ -29,6 +45,8 @@ def check_vhost(files: Sequence[FileDraft], faults: Faults) -> None:
         _binding_names(exchange, faults)
         _alternate(exchange, owned, faults)
         _without_effect(exchange, faults)
+        _doubtful_keys(exchange, faults)
+        _clocks(exchange, faults)
         _destinations(exchange, owned, faults)
 
 
@@ -116,6 +134,69 @@ def _without_effect(exchange: ExchangeDraft, faults: Faults) -> None:
             else:
                 continue
             faults.warn(draft.argument_place(key), draft.argument_path(key), message)
+
+
+def _doubtful_keys(exchange: ExchangeDraft, faults: Faults) -> None:
+    """Point at keys that test a header and look as if they were meant as something else."""
+    if exchange.type not in (OPEN, "headers"):
+        return
+    for draft in exchange.bindings:
+        for name, value in draft.binding.arguments:
+            key = name.decode()
+            message = _doubtful_key(key, exchange.type) or _doubtful_name(key, value)
+            if message:
+                faults.warn(draft.argument_place(key), draft.argument_path(key), message)
+
+
+def _doubtful_key(key: str, kind: str) -> str:
+    """Say why a key that is the name of a header may be meant as an operator."""
+    if key.startswith(_RESERVED):
+        return ""
+    plain = key.translate(_TYPED).strip()
+    head = plain.lower().partition(" ")[0]
+    if plain == key and head == plain.partition(" ")[0]:
+        return ""
+    operators = OPERATORS if kind == OPEN else ("x-match",)
+    if head in operators or (kind == OPEN and head.startswith("x-?")):
+        message = f"operators begin with a small x-: did you mean {head + plain[len(head) :]}?"
+    elif _TYPOGRAPHIC & set(key):
+        message = f"typographic quotes are a part of it: did you mean {plain}?"
+    else:
+        return ""
+    other_way = f'; if not, write "x-?hkv= {key}"' if kind == OPEN else ""
+    return f"tests a header of this name; {message}{other_way}"
+
+
+def _doubtful_name(key: str, value: Value) -> str:
+    """Say that the name of the header that is tested begins or ends with a blank."""
+    name = key
+    if key.startswith(_RESERVED):
+        head, blank, name = key.partition(" ")
+        if head.startswith(_EXISTS) and not blank and isinstance(value.value, bytes):
+            name = value.value.decode("utf-8", "replace")
+        elif not head.startswith("x-?hk"):
+            return ""
+    if name == name.strip():
+        return ""
+    return f'tests the header "{name}", whose name begins or ends with a blank'
+
+
+def _clocks(exchange: ExchangeDraft, faults: Faults) -> None:
+    """Point at patterns that ask the clock for characters that its text does not have."""
+    if exchange.type != OPEN:
+        return
+    for draft in exchange.bindings:
+        for name, value in draft.binding.arguments:
+            if not name.startswith(b"x-?dt") or not isinstance(value.value, bytes):
+                continue
+            odd = _ODD_IN_CLOCK.search(_NOT_LITERAL.sub(b"", value.value))
+            if odd is not None:
+                key = name.decode()
+                message = (
+                    f'"{odd[0].decode()}" is not in the text that is matched: date, time, weekday and week as digits '
+                    'with blanks between them, such as "20261121 080000 6 47"'
+                )
+                faults.warn(draft.argument_place(key), draft.argument_path(key), message)
 
 
 def _tests_x_headers(draft: BindingDraft) -> bool:

@@ -18,7 +18,7 @@ from proxy.routing.address_lint import Severity, check
 from proxy.routing.address_table import AddressRule, AddressTable
 from proxy.routing.address_targets import AddressBook
 from proxy.rules.faults import Faults, Place
-from proxy.rules.fields import Fields
+from proxy.rules.fields import Fields, warn_of_variables
 from proxy.rules.kinds import ADDRESS, SECRET, Address, Kind, Secret, T, UnexpectedError, duration, whole
 from proxy.rules.model import AddressPlaces, BrokerRule, TlsRule
 from proxy.rules.nodes import Mapping, Node, join
@@ -104,6 +104,7 @@ def _broker(name: str, place: Place, fields: Fields, source: str) -> BrokerRule 
     places: dict[str, Place] = {}
     tls = _tls(fields, folder, places)
     username = fields.text("username", "the name of a user")
+    warn_of_variables(fields.take("username"), fields.at("username"), fields.faults)
     password = _read(fields, "password", SECRET)
     variable = fields.text("password_env", "the name of an environment variable")
     file = fields.text("password_file", "the name of a file")
@@ -139,6 +140,7 @@ def _broker(name: str, place: Place, fields: Fields, source: str) -> BrokerRule 
 def _read(fields: Fields, key: str, kind: Kind[T]) -> T | None:
     node = fields.take(key)
     if node is not None:
+        warn_of_variables(node, fields.at(key), fields.faults)
         try:
             return kind.read(node)
         except UnexpectedError as error:
@@ -190,7 +192,8 @@ def address_book(drafts: Sequence[AddressDraft], brokers: Iterable[BrokerRule], 
     """
     names = [broker.name for broker in brokers]
     table = AddressTable([draft.rule for draft in drafts])
-    for finding in check(table, names):
+    findings = check(table, names)
+    for finding in findings:
         fields = drafts[finding.rule].fields
         report = faults.error if finding.severity is Severity.ERROR else faults.warn
         message = finding.message
@@ -198,7 +201,14 @@ def address_book(drafts: Sequence[AddressDraft], brokers: Iterable[BrokerRule], 
             place = drafts[finding.other].fields.place
             message += f"; rule {finding.other} is in {located(place.source, place.line)}"
         report(fields.place_of(finding.key), fields.at(finding.key), message)
-    return AddressBook(table, names)
+    wrong = {finding.rule for finding in findings if finding.severity is Severity.ERROR}
+    book = AddressBook(table, names)
+    for index, draft in enumerate(drafts):
+        reason = "" if index in wrong else book.impossible(index)
+        if reason:
+            message = f"leads nowhere, whatever the address: {reason}"
+            faults.warn(draft.fields.place_of("translation"), draft.fields.at("translation"), message)
+    return book
 
 
 def check_brokers(brokers: Sequence[BrokerRule], faults: Faults) -> None:

@@ -143,3 +143,64 @@ def test_operators_in_a_headers_exchange_are_a_warning_unless_asked_for() -> Non
     ]
     assert warnings(binding('{x-match: all-with-x, "x-?hkv= a": 1}', "headers")) == []
     assert warnings(binding("{x-match: any, x-a: 1, b: 2}", "headers")) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            '{"X-?hkv= amount": 1}',
+            "tests a header of this name; operators begin with a small x-: did you mean x-?hkv= amount?; if not, write "
+            '"x-?hkv= X-?hkv= amount"',
+        ),
+        (
+            "{X-Match: any}",
+            "tests a header of this name; operators begin with a small x-: did you mean x-match?; if not, write "
+            '"x-?hkv= X-Match"',
+        ),
+        (
+            '{"x\u2013?rk=": a}',
+            "tests a header of this name; operators begin with a small x-: did you mean x-?rk=?; if not, write "
+            '"x-?hkv= x\u2013?rk="',
+        ),
+        (
+            '{"\u201ctype\u201d": a}',
+            "tests a header of this name; typographic quotes are a part of it: did you mean type?; if not, write "
+            '"x-?hkv= \u201ctype\u201d"',
+        ),
+        ('{"x-?hkv=  amount": 1}', 'tests the header " amount", whose name begins or ends with a blank'),
+        ('{"type ": 1}', 'tests the header "type ", whose name begins or ends with a blank'),
+        ('{"x-?hkex": " a"}', 'tests the header " a", whose name begins or ends with a blank'),
+        (
+            '{"x-?dtu!re": "^2026-11"}',
+            '"-" is not in the text that is matched: date, time, weekday and week as digits with blanks between them, '
+            'such as "20261121 080000 6 47"',
+        ),
+        (
+            '{"x-?dtlre": " 08:00"}',
+            '":" is not in the text that is matched: date, time, weekday and week as digits with blanks between them, '
+            'such as "20261121 080000 6 47"',
+        ),
+    ],
+)
+def test_what_is_surely_meant_otherwise_is_warned_of(arguments: str, message: str) -> None:
+    (warning,) = warnings(binding(arguments))
+    assert warning.partition(": warning: ")[2] == message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{X-Request-Id: a, type: a, "two words": a, "Äx-?": a, "x-?hkv= X-Match": any, "x-?hkvre a": "-:a"}',
+        '{"x-?hkex": a, x-addq-ontrue: " a"}',
+        "{\"x-?dture\": '^(?:2026|2027)[01-9/]\\d{3} (?i)(0[89]|1\\d)\\x30.* (?<day>[1-5]) \\p{Nd}\\d$'}",
+        '{"x-?dture": "(*UCP)^2026"}',
+    ],
+)
+def test_keys_and_patterns_that_mean_what_they_say_are_not(arguments: str) -> None:
+    assert warnings(binding(arguments)) == []
+
+
+def test_an_x_match_in_capitals_of_a_headers_exchange_is_warned_of() -> None:
+    (warning,) = warnings(binding("{X-Match: any}", "headers"))
+    assert warning.endswith("operators begin with a small x-: did you mean x-match?")

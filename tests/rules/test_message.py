@@ -105,6 +105,7 @@ def test_a_property_of_another_name_is_a_fault_that_names_every_property() -> No
     ]
     (fault,) = read("exchange: a\nproperties: {other: 1}\n")[1]
     assert fault == (
-        "f.yaml:2:14: properties.other: unknown key, expected one of app_id, cluster_id, content_encoding, content_type, "
-        "correlation_id, delivery_mode, expiration, message_id, priority, reply_to, timestamp, type, user_id"
+        "f.yaml:2:14: properties.other: unknown key, expected one of app_id, cluster_id, content_encoding, "
+        "content_type, correlation_id, delivery_mode, expiration, message_id, priority, reply_to, timestamp, "
+        "type, user_id"
     )

@@ -203,3 +203,44 @@ def test_a_rule_is_numbered_as_in_explain_and_audit_and_the_file_of_the_one_that
     )
     (lookup,) = explain(load(*texts), read_question(b"{exchange: '', routing_key: a/b}", "m"), 0.0).lookups
     assert lookup.rule == 0
+
+
+def test_a_host_that_nearly_is_the_name_of_a_broker_is_warned_of() -> None:
+    brokers = "brokers: {archive: {address: 'archive.example:5671'}}\n"
+    table = "addresses:\n  - {{pattern: a, translation: {0}}}\n"
+    (warning,) = warnings(brokers + table.format("amqps://archiv/queue/q"))
+    assert warning == (
+        "a.yaml:3:18: addresses[0].translation: warning: leads to a host of its own, which is no configured broker; "
+        "did you mean the broker archive?"
+    )
+    for right in ("amqps://archive/queue/q", "amqps://other.example/queue/q", "/queue/archiv"):
+        assert warnings(brokers + table.format(right)) == []
+
+
+@pytest.mark.parametrize(
+    ("translation", "reason"),
+    [
+        ("/exchange//k", "an empty exchange or queue in a name"),
+        ("/queues/$1/x", "a part too many in a name"),
+        ("/queues/a%2", "a malformed percent escape in a name"),
+        (f"/queue/{'q' * 256}", "exchange or routing key above 255 bytes"),
+        ("amqps://other/queue/q, hosts: [another]", "a host that the rule does not permit"),
+    ],
+)
+def test_a_translation_that_leads_nowhere_whatever_the_address_is_warned_of(translation: str, reason: str) -> None:
+    (warning,) = warnings(f"addresses:\n  - {{pattern: a/*, translation: {translation}}}\n")
+    assert warning == f"a.yaml:2:20: addresses[0].translation: warning: leads nowhere, whatever the address: {reason}"
+
+
+@pytest.mark.parametrize("translation", ["/queues/a%$1", "/queue/$1", "/exchange/$1/k", "$0"])
+def test_a_translation_that_leads_somewhere_for_some_addresses_is_not(translation: str) -> None:
+    hosts = ", hosts: [a]" if translation == "$0" else ""
+    assert warnings(f"addresses:\n  - {{pattern: a/*, translation: {translation}{hosts}}}\n") == []
+
+
+def test_a_variable_that_nothing_replaces_is_warned_of_without_showing_it() -> None:
+    found = warnings("brokers: {a: {address: 'localhost:1', username: '${USER}', password: '${PASS}word'}}")
+    assert [each.partition(": warning: ")[2] for each in found] == [
+        "seen what looks like a variable, which is not replaced here: write the value itself",
+        "seen what looks like a variable, which is not replaced here: use password_env or password_file",
+    ]
