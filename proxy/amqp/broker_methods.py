@@ -207,6 +207,7 @@ class BrokerMethods:
         refusal = _of_what_was_asked(channel, frame)
         if refusal != frame:
             conversation.say(channel, refusal)
+        channel.replies.clear()  # none of them will come
         channel.life = Life.CLOSED_UPSTREAM
         conversation.shape += 1
         conversation.mark(channel)

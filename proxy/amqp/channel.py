@@ -99,6 +99,7 @@ class Expected(NamedTuple):
         passive: whether the declare only looks.
         taken: for a request of ours: takes the answer's frame, says whether the producer gets it.
         asked: for a declare of ours that only looks: (class << 16 | method) of the request, which a refusal is to name.
+        weight: how many requests it answers: more than one where it comes after requests without an answer.
     """
 
     reply: int
@@ -107,6 +108,53 @@ class Expected(NamedTuple):
     passive: bool = False
     taken: Callable[[bytes], bool] | None = None
     asked: int = 0
+    weight: int = 1
+
+
+class Owed:
+    """How many requests of one connection, on all its channels, the broker has not answered yet.
+
+    Each costs memory until it is answered, and a broker that is stopped answers none: `count` is what limits them.
+    """
+
+    __slots__ = ("count", "unanswerable")
+
+    def __init__(self) -> None:
+        """Nothing is owed."""
+        self.count = 0
+        #: those among them that have no answer of their own, and are not covered by that of another one yet
+        self.unanswerable = 0
+
+
+class Replies(deque[Expected]):
+    """The answers that a channel waits for, in order.
+
+    Args:
+        owed: counts those of the connection.
+    """
+
+    __slots__ = ("_owed",)
+
+    def __init__(self, owed: Owed) -> None:
+        """Wait for none."""
+        super().__init__()
+        self._owed = owed
+
+    def append(self, expected: Expected) -> None:
+        """Wait for one more."""
+        self._owed.count += expected.weight
+        super().append(expected)
+
+    def popleft(self) -> Expected:
+        """The next one has come."""
+        expected = super().popleft()
+        self._owed.count -= expected.weight
+        return expected
+
+    def clear(self) -> None:
+        """None will come: the channel has ended."""
+        self._owed.count -= sum(expected.weight for expected in self)
+        super().clear()
 
 
 class Channel:
@@ -154,7 +202,7 @@ class Channel:
         "ways",
     )
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, owed: Owed | None = None) -> None:
         """Start as a channel that is open and idle."""
         self.number = number
         #: what each content header frame of the channel begins with
@@ -189,7 +237,7 @@ class Channel:
         self.ledger: Ledger | None = None
         #: publishes in several copies that the broker may return one by one
         self.returns: Returns | None = None
-        self.replies: deque[Expected] = deque()
+        self.replies = Replies(owed or Owed())
         #: the queue declared last, which an empty name in a bind means
         self.last_queue = b""
         self.held: list[bytes] | None = None

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from proxy.amqp import method_frames
 from proxy.amqp.auditing import ConnectionAudit
-from proxy.amqp.channel import Channel, Life
+from proxy.amqp.channel import Channel, Life, Owed
 from proxy.amqp.own_channel import OwnChannel
 from proxy.amqp.plan import Plans
 from proxy.amqp.remote_messages import Remotes
@@ -92,6 +92,8 @@ class Limits(NamedTuple):
         collected_bytes: of such bodies under way on all channels together; a further one is refused with 311.
         tokens: within one client's reach from one exchange at most.
         message_bytes: largest body; 0: as large as the broker takes.
+        owed: requests about exchanges, queues and bindings that the broker has not answered; reaching it stops the
+            reading of the producer until answers come.
     """
 
     held_bytes: int = 1 << 20
@@ -99,6 +101,7 @@ class Limits(NamedTuple):
     collected_bytes: int = 16 << 20
     tokens: int = 10_000
     message_bytes: int = 0
+    owed: int = 4096
 
 
 class Inventory(NamedTuple):
@@ -146,6 +149,7 @@ class Conversation:
         self.inventory = inventory
         self.limits = limits
         self.phase = Phase.OPEN
+        self.owed = Owed()
         self.channels: dict[int, Channel] = {}
         self.to_upstream: list[bytes] = []
         self.to_producer: list[bytes] = []
@@ -212,7 +216,7 @@ class Conversation:
         """Give the record of a channel number."""
         found = self.channels.get(number)
         if found is None:
-            found = self.channels[number] = Channel(number)
+            found = self.channels[number] = Channel(number, self.owed)
         return found
 
     def forget(self, channel: Channel) -> None:
@@ -230,7 +234,7 @@ class Conversation:
     def _renew(self, channel: Channel) -> Channel:
         """End a channel and give the record of the next one of its number, which the broker still has to answer."""
         self._end(channel)
-        fresh = self.channels[channel.number] = Channel(channel.number)
+        fresh = self.channels[channel.number] = Channel(channel.number, self.owed)
         fresh.discard_upstream = channel.discard_upstream
         fresh.owed_close_ok = channel.closes or channel.owed_close_ok
         fresh.deferred = channel.deferred
@@ -247,6 +251,7 @@ class Conversation:
         self.drop_held(channel)
         self.drop_held_back(channel)
         self.drop_collected(channel)
+        channel.replies.clear()
         self.count_closed(channel)
 
     def leave(self, channel: Channel) -> None:

@@ -206,6 +206,7 @@ class ProducerFrames:
                 self._declare_exclusive(channel, asked)
                 return False
             inventory.queue_declared(asked.queue, asked.exclusive)
+            script.count_unanswerable(conversation, channel)
         return True
 
     def _declare_exclusive(self, channel: Channel, asked: QueueDeclare) -> None:

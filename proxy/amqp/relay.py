@@ -148,8 +148,10 @@ class Relay:
 
     @property
     def producer_full(self) -> bool:
-        """Whether so much is held for the producer's channels that its socket must not be read."""
-        return self._conversation.held_bytes >= self._conversation.limits.held_bytes
+        """Whether so much is held, or unanswered, for the producer's channels that its socket must not be read."""
+        conversation = self._conversation
+        limits = conversation.limits
+        return conversation.held_bytes >= limits.held_bytes or conversation.owed.count >= limits.owed
 
     @property
     def upstream_full(self) -> bool:

@@ -21,6 +21,9 @@ from proxy.amqp.method_frames import exchange_declare
 #: a frame for the broker and the method that answers it
 Step: TypeAlias = tuple[bytes, int]
 
+#: Declares without an answer after which one is asked for.
+_UNANSWERABLE = 256
+
 #: Every virtual host has it, and asking whether it is there needs no permission.
 _ALWAYS_THERE = b"amq.direct"
 
@@ -108,6 +111,19 @@ def run(conversation: Conversation, channel: Channel, steps: Sequence[Step], don
         done: called when all were answered; gives the frames for the client.
     """
     ahead(conversation, channel, steps, lambda: go_on(conversation, channel, done()))
+
+
+def count_unanswerable(conversation: Conversation, channel: Channel) -> None:
+    """Count a request that the broker does not answer; after some of them ask for something, so that answers come."""
+    owed = conversation.owed
+    owed.count += 1
+    owed.unanswerable += 1
+    if owed.unanswerable >= _UNANSWERABLE:
+        frame, reply = _nothing(channel)
+        conversation.to_upstream.append(frame)
+        owed.count -= owed.unanswerable
+        channel.replies.append(Expected(reply, taken=lambda _: False, weight=owed.unanswerable))
+        owed.unanswerable = 0
 
 
 def _nothing(channel: Channel) -> Step:

@@ -6,7 +6,7 @@ import pytest
 from pamqp import base, commands
 
 from proxy.amqp import methods
-from proxy.amqp.conversation import Phase
+from proxy.amqp.conversation import Limits, Phase
 from tests.amqp.relaying import OWN, TUNING, Ears, Wire, chosen, closed, publish, routed, say, with_tokens
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
 
@@ -395,3 +395,41 @@ def test_confirms_that_come_behind_goodbye_still_reach_the_producer() -> None:
 def test_connection_methods_out_of_turn_are_left_for_the_broker_to_refuse() -> None:
     opens = method(0, commands.Connection.Open("/"))
     assert Wire().open().produce(opens) == opens
+
+
+# -- a broker that does not answer ------------------------------------------------------------------------------------
+
+
+def test_a_producer_is_read_no_further_while_the_broker_owes_it_too_many_answers() -> None:
+    wire = Wire(limits=Limits(owed=3)).open(1, 2)
+    wire.produce(say(1, commands.Queue.Declare(0, "a")), say(2, commands.Exchange.Declare(0, "b", "fanout")))
+    assert not wire.relay.producer_full
+    wire.produce(say(1, commands.Queue.Bind(0, "a", "b", "k")))
+    assert wire.relay.producer_full
+    wire.answer(say(1, commands.Queue.DeclareOk("a", 0, 0)))
+    assert not wire.relay.producer_full
+
+
+@pytest.mark.parametrize("closing", [404, 0])
+def test_a_channel_that_ends_is_owed_nothing(closing: int) -> None:
+    wire = Wire(limits=Limits(owed=2)).open(1, 2)
+    wire.produce(*[say(1, commands.Queue.Declare(0, "a", passive=True))] * 2)
+    assert wire.relay.producer_full
+    if closing:  # by the broker: the producer's close-ok must be read
+        wire.answer(say(1, commands.Channel.Close(closing, "", 50, 10)))
+    else:
+        wire.produce(say(1, commands.Channel.Close(200, "", 0, 0)))
+        wire.answer(say(1, CLOSE_OK))
+    assert not wire.relay.producer_full
+
+
+def test_declares_without_an_answer_are_answered_for_by_a_question_of_ours() -> None:
+    wire = Wire(limits=Limits(owed=600)).open()
+    asked = []
+    for number in range(600):
+        frames = split(wire.produce(say(1, commands.Queue.Declare(0, f"q{number}", nowait=True))))
+        asked += [one for one in frames if one.name == "Exchange.Declare"]
+    assert [one.arguments["passive"] for one in asked] == [True, True]
+    assert wire.relay.producer_full
+    assert wire.answer(say(1, commands.Exchange.DeclareOk())) == b""
+    assert not wire.relay.producer_full
