@@ -8,7 +8,8 @@ is given the shared states. Source: docs/architecture.md (the broker is the stor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import structlog
 
@@ -62,6 +63,10 @@ class Topology:
         #: Virtual hosts that readiness waits for.
         self._awaited = self._ruled
         self._tasks: asyncio.TaskGroup | None = None
+        #: Whether a client is logged in to a virtual host.
+        self.in_use: Callable[[str], bool] = lambda vhost: False
+        #: Called with the name of a virtual host that is not followed any more.
+        self.released: Callable[[str], None] = lambda vhost: None
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -117,7 +122,33 @@ class Topology:
             await self._inventory.close()
 
     def _keep(self, tasks: asyncio.TaskGroup, vhost: VhostTopology) -> None:
-        tasks.create_task(self.supervisor.keep("vhost", vhost.run, vhost.state.name))
+        tasks.create_task(self._run(vhost))
+
+    async def _run(self, vhost: VhostTopology) -> None:
+        """Keep one virtual host in step, and release it once it is gone."""
+        name = vhost.state.name
+        await self.supervisor.keep("vhost", partial(vhost.run, partial(self._is_gone, vhost)), name)
+        if self._vhosts.get(name) is not vhost:
+            return
+        del self._vhosts[name]
+        self.supervisor.forget(name)
+        await vhost.close()
+        if self._recorder is not None:
+            self._recorder.record()
+        log.info("virtual host is gone and not followed any more", vhost=name)
+        self.released(name)
+
+    async def _is_gone(self, vhost: VhostTopology) -> bool:
+        """Whether nobody needs a virtual host that refuses us: neither rules nor clients, and the broker lacks it."""
+        name = vhost.state.name
+        if name in self._ruled or vhost.has_rules or self.in_use(name):
+            return False
+        if self._inventory is None:
+            return True
+        try:
+            return name not in await self._inventory.vhosts()
+        except UpstreamError:
+            return False
 
     async def _discover_later(self) -> None:
         for name in sorted(await self._discovery.find_later()):
@@ -252,7 +283,7 @@ class Topology:
     @property
     def waiting(self) -> list[str]:
         """The virtual hosts that have not been looked over and hold readiness."""
-        vhosts = [(name, self._vhosts[name]) for name in sorted(self._awaited)]
+        vhosts = [(name, self._vhosts[name]) for name in sorted(self._awaited & self._vhosts.keys())]
         return [name for name, vhost in vhosts if not vhost.ready and (name in self._ruled or not vhost.refused)]
 
     @property

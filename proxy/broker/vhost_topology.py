@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -36,7 +36,14 @@ from proxy.broker.survey import Survey, log_missing
 from proxy.errors import Failure, UpstreamError
 from proxy.routing.router import Router
 
+#: Refusals in a row after which it is asked whether the virtual host is gone: a producer may be logging in to it.
+_SURE_REFUSALS = 3
+
 log = structlog.get_logger(__name__)
+
+
+async def _never() -> bool:
+    return False
 
 
 class VhostTopology:
@@ -158,20 +165,32 @@ class VhostTopology:
         """
         await self._refresh(thorough=False)
 
-    async def run(self) -> None:
-        """Stay connected and look again and again; returns only by cancellation.
+    @property
+    def has_rules(self) -> bool:
+        """Whether a rules file says something of it."""
+        return bool(self._queues) or any(owned.declared is None for owned in self.state.exchanges.values())
+
+    async def run(self, is_gone: Callable[[], Awaitable[bool]] = _never) -> None:
+        """Stay connected and look again and again; returns by cancellation, or once the virtual host is gone.
 
         What it raises beyond `UpstreamError` is for the supervisor, which runs it again: the connection stays, so that
         publishes still get the destinations that they ask for.
+
+        Args:
+            is_gone: says whether a virtual host that refuses us need not be followed any more.
         """
         settings = self._settings
         pause_seconds = settings.retry_seconds
         said = ""
+        refusals = 0
         while True:
             try:
                 await (self._turn() if self.connected else self.connect())
             except UpstreamError as error:
                 await self.disconnect()
+                refusals = refusals + 1 if error.failure is Failure.REFUSED else 0
+                if refusals >= _SURE_REFUSALS and await is_gone():
+                    return
                 if str(error) != said:
                     said = str(error)
                     log.error("control connection failed", vhost=self.state.name, error=said)
@@ -181,6 +200,7 @@ class VhostTopology:
                 continue
             self._supervisor.recovered("vhost", self.state.name)
             said = ""
+            refusals = 0
             pause_seconds = settings.retry_seconds
             if await self._pace.wait(self.connection):
                 await self.disconnect()

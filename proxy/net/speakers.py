@@ -41,6 +41,10 @@ class Speakers:
         if not speakers:
             self._open.pop((vhost, user), None)
 
+    def present(self, vhost: str) -> bool:
+        """Whether some client is logged in to a virtual host."""
+        return any(name == vhost for name, _ in self._open)
+
     async def ask(self, vhost: str, asked: Iterable[Asked]) -> None:
         """Ask clients what they may bind; what nobody can be asked about is refused until the client is there again."""
         waiting = []

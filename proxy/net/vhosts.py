@@ -100,6 +100,15 @@ class Vhosts:
             found = self._plans[vhost] = self._make(state)
         return found
 
+    def in_use(self, vhost: str) -> bool:
+        """Whether some client is logged in to a virtual host."""
+        return self.speakers.present(vhost)
+
+    def forget(self, vhost: str) -> None:
+        """A virtual host is gone: the next producer that logs in to one of that name finds a new one."""
+        if not self.in_use(vhost):
+            self._plans.pop(vhost, None)
+
     @property
     def states(self) -> list[VhostState]:
         """Every virtual host that rules name or a producer has logged in to."""

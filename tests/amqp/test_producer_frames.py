@@ -403,11 +403,12 @@ def test_connection_methods_out_of_turn_are_left_for_the_broker_to_refuse() -> N
 def test_a_producer_is_read_no_further_while_the_broker_owes_it_too_many_answers() -> None:
     wire = Wire(limits=Limits(owed=3)).open(1, 2)
     wire.produce(say(1, commands.Queue.Declare(0, "a")), say(2, commands.Exchange.Declare(0, "b", "fanout")))
-    assert not wire.relay.producer_full
+    full = [wire.relay.producer_full]
     wire.produce(say(1, commands.Queue.Bind(0, "a", "b", "k")))
-    assert wire.relay.producer_full
+    full.append(wire.relay.producer_full)
     wire.answer(say(1, commands.Queue.DeclareOk("a", 0, 0)))
-    assert not wire.relay.producer_full
+    full.append(wire.relay.producer_full)
+    assert full == [False, True, False]
 
 
 @pytest.mark.parametrize("closing", [404, 0])

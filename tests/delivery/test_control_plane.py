@@ -258,3 +258,46 @@ def test_a_flood_of_declares_while_the_broker_is_stopped_waits_in_the_producer(s
     producer.vanish()
     upstream.reading.set()
     assert site.producer().send_settled("letters").acked
+
+
+@pytest.mark.parametrize("management", [True, False])
+def test_a_virtual_host_that_is_deleted_is_not_followed_any_more(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory, management: bool
+) -> None:
+    settings = SETTINGS if management else {**SETTINGS, "upstream": {"management": None}}
+    with standing(broker, tmp_path_factory.mktemp("site"), RULES, settings) as site:
+        come_and_go(site, f"{site.vhost}-passing")
+
+
+def come_and_go(site: Site, name: str) -> None:
+    broker = site.broker
+
+    def followed() -> bool:
+        return name in {each["vhost"] for each in json.loads(site.sidecar.get("/status"))["vhosts"]}
+
+    for _ in range(2):  # one of that name that comes later is another one
+        broker.create_vhost(name)
+        with Producer(site.sidecar.port, name) as producer:
+            producer.open()
+            declare_exchange(producer, "theirs", "x-open", b"")
+            producer.expect("Exchange.DeclareOk")
+            assert followed()
+            broker.delete_vhost(name)
+            assert producer.closed(0).code == 320
+        until(lambda: not followed())
+        status = json.loads(site.sidecar.get("/status"))
+        assert [each for each in status["degraded"] if name in each] == []
+        assert status["ready"]
+    assert len(site.logged("virtual host is gone")) == 2
+
+
+def test_a_virtual_host_that_rules_name_is_followed_though_it_is_deleted(
+    broker: Broker, vhost: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with standing(broker, tmp_path_factory.mktemp("site"), RULES, SETTINGS) as site:
+        broker.delete_vhost(site.vhost)
+        until(lambda: len(site.logged("control connection failed")) > 0)
+        until(lambda: json.loads(site.sidecar.get("/status"))["degraded"] != [])
+        broker.create_vhost(site.vhost)
+        until(lambda: json.loads(site.sidecar.get("/status"))["degraded"] == [])
+        assert ("queue", b"other") in site.bound("letters")
