@@ -122,7 +122,8 @@ async def test_bytes_of_the_broker_that_are_no_frames_end_that_connection_with_3
 
 
 async def test_a_goodbye_is_answered_by_the_broker_and_both_sides_end() -> None:
-    async with staged() as stage:
+    """Closing the socket is the producer's part; one that leaves it open is closed after the deadline."""
+    async with staged(SessionLimits(close_seconds=0.1)) as stage:
         producer, link = await opened(stage)
         producer.call(commands.Connection.Close(200, "bye", 0, 0), 0)
         assert (await link.expect("Connection.Close")).arguments["reply_text"] == "bye"
@@ -130,6 +131,23 @@ async def test_a_goodbye_is_answered_by_the_broker_and_both_sides_end() -> None:
         await producer.expect("Connection.CloseOk")
         assert await producer.is_gone()
         assert await link.is_gone()
+        await all_over(stage)
+
+
+async def test_goodbyes_are_answered_until_the_producer_ends_its_socket() -> None:
+    async with staged(SessionLimits(close_seconds=3600)) as stage:
+        producer, link = await opened(stage)
+        goodbye = commands.Connection.Close(200, "bye", 0, 0)
+        producer.call(goodbye, 0)
+        await link.expect("Connection.Close")
+        producer.call(goodbye, 0)
+        link.call(commands.Connection.CloseOk(), 0)
+        for _ in range(2):
+            await producer.expect("Connection.CloseOk")
+        assert await link.is_gone()
+        producer.call(goodbye, 0)
+        await producer.expect("Connection.CloseOk")
+        await producer.vanish()
         await all_over(stage)
 
 
