@@ -44,11 +44,16 @@ def exchange_of(info: ExchangeInfo, local_time: tzinfo) -> tuple[OwnedExchange, 
     """Make the open exchange that a client declared, from its carrier on the broker.
 
     Raises:
-        ValueError: what is kept in it was damaged.
+        ValueError: what is kept in it was damaged, or says more than the broker was asked for.
     """
     kept = kept_of(info.kept)
     declared = Declared(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
-    return declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
+    owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
+    # The broker asks for permission to write to the alternate exchange that it was told, and for no other.
+    permitted = info.arguments.get(_ALTERNATE.decode())
+    if (None if owned.alternate is None else owned.alternate.decode(errors="replace")) != permitted:
+        raise ValueError(f"it keeps another alternate exchange than the broker has, {permitted!r}")
+    return owned, exchange
 
 
 def declared_exchange(

@@ -18,13 +18,14 @@ from tests.broker.clients import copied, stored, text
 ARGUMENTS: Table = ((b"z", text("last")), (b"max-payload-size", Value("l", 5)), (b"alternate-exchange", text("ae")))
 
 
-def marked(kept: str, **more: bool) -> ExchangeInfo:
-    return ExchangeInfo(b"ox", "direct", arguments={"x-open-exchange": True, "x-oxproxy": kept}, **more)
+def marked(kept: str, alternate: str = "", **more: bool) -> ExchangeInfo:
+    arguments = {"x-open-exchange": True, "x-oxproxy": kept} | ({"alternate-exchange": alternate} if alternate else {})
+    return ExchangeInfo(b"ox", "direct", arguments=arguments, **more)
 
 
 def test_an_exchange_is_made_of_what_is_kept_in_it() -> None:
     kept = pack(7, encode_table(ARGUMENTS)).decode()
-    owned, exchange = exchange_of(marked(kept, durable=False, auto_delete=True, internal=True), UTC)
+    owned, exchange = exchange_of(marked(kept, "ae", durable=False, auto_delete=True, internal=True), UTC)
     assert owned.declared == Declared(False, True, True, encode_table(ARGUMENTS), 7)
     assert (owned.name, owned.carrier, owned.delivery) == (b"ox", b"ox", Delivery.CARRIER)
     assert (owned.arguments, owned.alternate) == (ARGUMENTS, b"ae")
@@ -45,6 +46,12 @@ def test_an_exchange_is_made_of_what_is_kept_in_it() -> None:
 def test_a_damaged_exchange_is_an_error(kept: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - every damage says something else
         exchange_of(marked(kept), UTC)
+
+
+@pytest.mark.parametrize("alternate", ["", "other"])
+def test_an_alternate_exchange_that_the_broker_was_not_told_is_an_error(alternate: str) -> None:
+    with pytest.raises(ValueError, match="another alternate exchange"):
+        exchange_of(marked(pack(7, encode_table(ARGUMENTS)).decode(), alternate), UTC)
 
 
 def test_delivery_is_as_it_was() -> None:

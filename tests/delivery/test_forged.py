@@ -157,6 +157,25 @@ def test_a_binding_of_the_first_release_routes_to_its_queue_until_its_client_bin
     assert [one for one in left if "x-oxproxy" in one["arguments"]] == []
 
 
+def test_a_forged_alternate_exchange_takes_nothing(scene: Scene) -> None:
+    """The broker asks for permission to write to the alternate exchange that it is told, and knows of no other."""
+    scene.alice.exchange("vault", kind="fanout")
+    scene.alice.bind("secret", "vault")
+    with Application(scene.broker.port, scene.vhost, scene.mallory) as beside:
+        kept = pack(1, entries({"alternate-exchange": "vault"}))
+        marked = ((b"x-open-exchange", Value("t", True)), (b"x-oxproxy", Value("S", kept)))
+        beside.exchange("att.y", marked, kind="direct", durable=True)
+    with Application(scene.sidecar.port, scene.vhost, scene.mallory) as owner:
+        owner.exchange("att.x", durable=True)
+        owner.chain("att.y", "att.x", MATCH)
+        until(lambda: "another alternate exchange than the broker has" in scene.sidecar.log.read_text())
+        for _ in range(3):
+            assert owner.send_settled("att.x", "k", {"a": 1}).acked
+    bound = scene.broker.api("GET", f"exchanges/{scene.vhost}/att.x/bindings/source")
+    assert "vault" not in {row["destination"] for row in bound}
+    assert scene.alice.take("secret") == []
+
+
 def test_a_forged_sequence_stops_nobody(scene: Scene) -> None:
     forged(scene, sequence=LATEST)
     with Application(scene.sidecar.port, scene.vhost, scene.mallory) as owner:
