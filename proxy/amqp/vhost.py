@@ -323,7 +323,7 @@ class VhostState:
         """Add a client's binding to an exchange that is here; a second copy of one counts as the same.
 
         Returns:
-            Whether it is new.
+            Whether it is new, or the copy that counts is.
         """
         owned, exchange = self.exchanges[stored.binding.exchange], self.router.exchanges[stored.binding.exchange]
         known = owned.clients.get(stored.binding.identity)
@@ -331,17 +331,19 @@ class VhostState:
             together = known.together(stored)
             if together.copies == known.copies:
                 return False
-            if together.copies[0] != known.copies[0]:
+            is_new = together.copies[0] != known.copies[0]
+            if is_new:
                 together = self._limited(owned, together)
                 exchange.unbind(known.binding)
                 exchange.bind(together.binding)
             owned.keep(together)
         else:
+            is_new = True
             stored = self._limited(owned, stored)
             exchange.bind(stored.binding)
             owned.keep(stored)
         self.changed()
-        return known is None
+        return is_new
 
     def _limited(self, owned: OwnedExchange, stored: StoredBinding) -> StoredBinding:
         """Let a client's binding reach no further than its client; an unsigned one, its own destination alone."""

@@ -9,6 +9,7 @@ from proxy.amqp.vhost import BindingCopy, Declared, Delivery, OwnedExchange, Sto
 from proxy.routing.bindings import Binding
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
+from proxy.routing.reach import NO_REACH
 from proxy.routing.router import Router
 from tests.amqp.relaying import owned, routed, state
 from tests.routing.building import decide, exchange, to_exchange, to_queue
@@ -152,3 +153,16 @@ def test_an_exchange_takes_the_bindings_to_it_along_and_whatever_goes_with_those
     of.add_binding(stored(to_exchange("last"), 2))
     of.remove_exchange(b"last")
     assert of.exchanges == {}
+
+
+def test_a_signed_copy_takes_the_place_of_an_unsigned_one() -> None:
+    of = client_exchange()
+    unsigned = stored(to_queue("q"), 5)
+    unsigned = unsigned._replace(copies=(unsigned.copies[0]._replace(secret=None),))
+    assert of.add_binding(unsigned)
+    (before,) = of.exchanges[b"xo"].clients.values()
+    assert (before.binding.last, before.binding.reach) == (True, NO_REACH)
+    assert of.add_binding(stored(to_queue("q"), 9))
+    (after,) = of.exchanges[b"xo"].clients.values()
+    assert (after.sequences, after.binding.sequence, after.binding.last) == ((9, 5), 9, False)
+    assert not of.add_binding(unsigned)
