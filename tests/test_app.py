@@ -466,6 +466,36 @@ def test_a_configuration_that_is_not_there_is_an_error(capfd: pytest.CaptureFixt
     assert f"{tmp_path / 'none.yaml'}: can't be read" in capfd.readouterr().err
 
 
+# -- what runbooks quote -----------------------------------------------------------------------------------------------
+
+RUNBOOKS = sorted((Path(__file__).resolve().parents[1] / "docs" / "runbooks").glob("*.md"))
+#: A sentence about `/status` and the keys that it names; what follows a log or another page is not one of them.
+_OF_STATUS = re.compile(r"`/status`[^.:]*")
+
+
+def quoted_of_status(text: str) -> set[str]:
+    said = " ".join(_OF_STATUS.findall(text))
+    return set(re.findall(r"`([a-z_]+)`", said))
+
+
+def test_runbooks_name_keys_that_status_has(serve: Serve) -> None:
+    running = serve()
+    running.await_ready()
+    status = json.loads(running.get("/status")[1])
+    known = {*status, *(key for vhost in status["vhosts"] for key in vhost)}
+    named = {path.stem: quoted_of_status(path.read_text()) for path in RUNBOOKS}
+    assert {"audit_failure", "missing", "foreign", "unsigned"} <= set().union(*named.values()) <= known
+
+
+def test_runbooks_search_the_log_for_events_that_there_are() -> None:
+    source = "".join(path.read_text() for path in (Path(__file__).resolve().parents[1] / "proxy").rglob("*.py"))
+    searched = {
+        words for path in RUNBOOKS for words in re.findall(r"journalctl[^\n|]*\| grep '([a-z ]+)'", path.read_text())
+    }
+    assert len(searched) > 3
+    assert {words for words in searched if words not in source} == set()
+
+
 # -- draining ----------------------------------------------------------------------------------------------------------
 
 
