@@ -23,7 +23,7 @@ class AuditPolicy:
     """How the log is kept.
 
     Args:
-        directory: the audit directory; it must exist.
+        directory: the audit directory; made where its parent exists.
         instance: name of this sidecar; no two that write to one directory share it.
         mode: what is promised.
         buffer_bytes: lines that wait for the disk; beyond it the mode's answer.

@@ -25,7 +25,7 @@ _CHUNK_BYTES = 1 << 20
 #: Level 3 writes 10 times less than text at 300 MB/s; level 6 writes 12 times less at half the speed.
 _GZIP_LEVEL = 3
 #: Audit lines say who sent what to whom: not for everybody on the host.
-_FILE_MODE, _FOLDER_MODE = 0o640, 0o750
+_FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
 _HOUR = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 #: Attempts to make a folder that somebody else's retention may remove as empty at the same time.
@@ -78,9 +78,9 @@ class Segment:
         path = folder / f"_{name}.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         for attempt in range(_ATTEMPTS):
-            folder.parent.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+            folder.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
             try:
-                folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+                folder.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
                 descriptor = os.open(path, flags, _FILE_MODE)
                 break
             except FileNotFoundError:

@@ -23,7 +23,7 @@ from proxy.audit.journal import MAX_SEGMENT_BYTES, Journal, Layout
 from proxy.audit.policy import AuditPolicy, Mode
 from proxy.audit.record import Records, TimestampText
 from proxy.audit.scribe import RETRY_SECONDS, Batch, Report, Scribe
-from proxy.audit.segments import Claim, open_segments, safe_instance
+from proxy.audit.segments import DIRECTORY_MODE, Claim, open_segments, safe_instance
 from proxy.errors import ConfigError
 
 #: Bytes handed to the thread at once: a hand-over then costs nothing per line, and a write takes microseconds.
@@ -126,8 +126,8 @@ class AuditWriter:
         """Claim the directory and start the threads.
 
         Raises:
-            ConfigError: the directory is missing, full or not writable, or another process writes there under the
-                same instance name.
+            ConfigError: the directory can't be made, is full or not writable, or another process writes there under
+                the same instance name.
         """
         left = await asyncio.to_thread(self._prepare)
         self._closer.start(left)
@@ -182,8 +182,15 @@ class AuditWriter:
     def _prepare(self) -> list[Path]:
         """Check the directory and claim the instance; what an earlier process of this name left open."""
         directory = self._policy.directory
-        if not directory.is_dir():
-            raise self._fault("is no directory; make it and give it to the user that oxproxy runs as")
+        try:
+            # The directory alone: where its parent is missing, a volume is not mounted or a name is wrong.
+            directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        except FileNotFoundError:
+            raise self._fault(f"can't be made: there is no directory {directory.parent}") from None
+        except FileExistsError:
+            raise self._fault("is no directory") from None
+        except OSError as error:
+            raise self._fault(f"can't be made: {error.strerror or error}") from error
         try:
             self._claim = Claim.acquire(directory, self._instance)
             if self._claim is not None:

@@ -153,7 +153,7 @@ class Audit:
     """The audit log; see docs/audit.md for what each mode promises. `hash_key` holds the key of the hashes."""
 
     directory: Annotated[
-        str | None, Key(optional(TEXT), "folder of the audit log, which must exist; `null`: no audit log")
+        str | None, Key(optional(TEXT), "folder of the audit log, made if its parent exists; `null`: no audit log")
     ] = None
     scope: Annotated[
         str, Key(word("all", "ruled"), "`all` publishes, or only those to exchanges that are evaluated here: `ruled`")
@@ -366,8 +366,8 @@ def parse_settings(
         tls.listener(listener.tls, f"listen[{index}].tls")
     tls.upstream(settings.upstream.tls, "upstream.tls", settings.upstream.addresses)
     directory = settings.audit.directory
-    if directory is not None and not secrets_required and not (path.parent / directory).is_dir():
-        message = f"{path.parent / directory}: there is no such folder; serve won't make it"
+    if directory is not None and not secrets_required and not (path.parent / directory).parent.is_dir():
+        message = f"{path.parent / directory}: there is no folder {(path.parent / directory).parent} to make it in"
         faults.warn(settings.place("audit.directory"), "audit.directory", message)
     faults.check()
     return settings

@@ -125,15 +125,15 @@ async def test_a_line_after_the_end_is_counted_as_dropped(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda path: path.rmdir(), "is no directory"),
+        (lambda path: (path.rmdir(), path.parent.rmdir()), "can't be made: there is no directory .*/logs"),
         (lambda path: (path.rmdir(), path.write_bytes(b"")), "is no directory"),
     ],
 )
-async def test_a_directory_that_is_not_there_is_an_error_at_the_start(
+async def test_a_directory_that_can_not_be_made_is_an_error_at_the_start(
     tmp_path: Path, prepare: Callable[[Path], object], message: str
 ) -> None:
-    directory = tmp_path / "audit"
-    directory.mkdir()
+    directory = tmp_path / "logs" / "audit"
+    directory.mkdir(parents=True)
     prepare(directory)
     audit = AuditWriter(policy(directory), AuditCounters())
     with pytest.raises(ConfigError, match=message) as caught:

@@ -188,12 +188,23 @@ def test_every_confirmed_publish_has_its_line_when_the_sidecar_is_killed(
             assert {f"k{number}" for number in range(confirmed)} <= lines
 
 
-def test_an_audit_directory_that_is_missing_is_an_error_at_the_start(broker: Broker, tmp_path: Path) -> None:
+def test_an_audit_directory_whose_parent_is_missing_is_an_error_at_the_start(broker: Broker, tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
     with (
-        pytest.raises(SidecarFailed, match="audit"),
-        standing(broker, tmp_path, RULES, {"audit": {"directory": str(tmp_path / "nowhere")}}),
+        pytest.raises(SidecarFailed, match=f"audit.directory: can't be made: there is no directory {missing}"),
+        standing(broker, tmp_path, RULES, {"audit": {"directory": str(missing / "audit")}}),
     ):
         pass
+
+
+def test_an_audit_directory_that_is_missing_is_made_for_owner_and_group(broker: Broker, tmp_path: Path) -> None:
+    directory = tmp_path / "audit"
+    with standing(broker, tmp_path, RULES, {"audit": {"directory": str(directory)}}) as site:
+        producer = site.producer()
+        producer.publish("letters", table={"to": "a"})
+        assert producer.settle().acked
+    assert directory.stat().st_mode & 0o777 == 0o750
+    assert len(records(directory)) == 1
 
 
 def test_a_publish_that_nobody_confirmed_is_lost_in_the_log(broker: Broker, tmp_path: Path) -> None:

@@ -287,13 +287,12 @@ def test_a_password_that_is_kept_elsewhere_can_be_left_out_of_a_check(tmp_path: 
     assert len(found) == 1
 
 
-def test_a_check_says_that_the_folder_of_the_audit_log_is_not_there(tmp_path: Path) -> None:
-    path = write(tmp_path, "audit: {directory: audit}")
+def test_a_check_says_that_the_folder_of_the_audit_log_can_not_be_made(tmp_path: Path) -> None:
+    path = write(tmp_path, "audit: {directory: logs/audit}")
     (warning,) = load_settings(path, {}, secrets_required=False)[1]
-    assert str(warning).endswith(
-        f"audit.directory: warning: {tmp_path / 'audit'}: there is no such folder; serve won't make it"
-    )
-    (tmp_path / "audit").mkdir()
+    logs = tmp_path / "logs"
+    assert str(warning).endswith(f"audit.directory: warning: {logs / 'audit'}: there is no folder {logs} to make it in")
+    logs.mkdir()
     assert load_settings(path, {}, secrets_required=False)[1] == []
 
 
