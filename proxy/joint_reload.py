@@ -68,6 +68,8 @@ def _wrong(number: int, status: int, text: bytes, version: str) -> str:
     try:
         said = json.loads(text)
     except ValueError:
+        said = None
+    if not isinstance(said, dict):  # an error page
         said = {}
     if status != _OK:
         return f"worker {number}: {'; '.join(said.get('errors', [])) or f'status {status}'}"

@@ -23,6 +23,7 @@ import structlog
 from proxy.allotment import cannot_listen
 from proxy.amqp.counters import Counters
 from proxy.attempts import Use
+from proxy.broker.supervision import Supervisor
 from proxy.joint_reload import JointReload
 from proxy.joint_shadow import JointShadow
 from proxy.net.remote_rules import remote_brokers
@@ -44,6 +45,8 @@ _log = structlog.get_logger(__name__)
 AGAIN_SECONDS, AGAIN_MOST_SECONDS = 0.5, 30.0
 #: A worker that ran for so long is started again without having to wait for its past.
 STEADY_SECONDS = 60.0
+#: Seconds after which following the rules files counts as working again.
+_STEADY_SECONDS = 5.0
 #: Between two looks whether all are ready, at the start.
 _LOOK_SECONDS = 0.1
 #: Longest wait for pages that a worker answers at once.
@@ -77,6 +80,23 @@ def _reserve(address: Address) -> socket.socket:
     return held
 
 
+def _json_of(answer: tuple[int, bytes]) -> object:
+    """Read an answer; an error page in its place is shown by its status."""
+    try:
+        return json.loads(answer[1])
+    except ValueError:
+        return f"answers with status {answer[0]}"
+
+
+def _reasons_in(answer: tuple[int, bytes], which: str) -> list[str]:
+    """Read the reasons that a worker gives; any other answer is one."""
+    said = _json_of(answer)
+    reasons = said.get(which) if isinstance(said, dict) else None
+    if isinstance(reasons, list):
+        return [str(reason) for reason in reasons]
+    return [f"answers with status {answer[0]}"] if which == "reasons" else []
+
+
 class Workers:
     """All workers.
 
@@ -107,6 +127,8 @@ class Workers:
         #: what workers had counted that have ended
         self._gone = Portion()
         self._tasks = Tasks()
+        self._supervisor = Supervisor()
+        self._counters.control_failures = self._supervisor.failures
         self._stopping = asyncio.Event()
         self._all_ended = asyncio.Event()
         self._were_ready = False
@@ -135,7 +157,8 @@ class Workers:
             self._workers = [Worker(number, self._config, ports) for number in range(1, self._settings.workers + 1)]
             stack.push_async_callback(self._tasks.ended)
             keeping = [self._tasks.start(self._keep(one), f"worker {one.number}") for one in self._workers]
-            self._tasks.start(self._settle(ports), "workers are ready")
+            settle = self._supervisor.keep("rules", partial(self._settle, ports), steady_seconds=_STEADY_SECONDS)
+            self._tasks.start(settle, "workers are ready")
             await self._stopping.wait()
             _log.info("draining", workers=len(self._workers))
             for worker in self._workers:
@@ -187,9 +210,7 @@ class Workers:
         again = AGAIN_SECONDS
         while not self._stopping.is_set():
             started = loop.time()
-            await worker.start()
-            _log.info("worker started", number=worker.number, process=worker.process_id)
-            status = await worker.ended()
+            status = await self._run(worker)
             if self._stopping.is_set():
                 return
             if worker.shown is not None:
@@ -201,11 +222,23 @@ class Workers:
                 self._stopping.set()
                 return
             again = AGAIN_SECONDS if loop.time() - started >= STEADY_SECONDS else again
-            _log.error("worker ended by itself", number=worker.number, status=status, again_in_seconds=again)
-            worker.restarts += 1
-            self._counters.worker_restarts += 1
+            if status is not None:
+                _log.error("worker ended by itself", number=worker.number, status=status, again_in_seconds=again)
+                worker.restarts += 1
+                self._counters.worker_restarts += 1
             await self._rest(again)
             again = min(2 * again, AGAIN_MOST_SECONDS)
+
+    @staticmethod
+    async def _run(worker: Worker) -> int | None:
+        """Start a worker and wait for its end; give its exit status, None where it can't be started now."""
+        try:
+            await worker.start()
+        except OSError as error:  # no process or no memory is left, say: others end
+            _log.error("worker can't be started", number=worker.number, error=error.strerror or str(error))
+            return None
+        _log.info("worker started", number=worker.number, process=worker.process_id)
+        return await worker.ended()
 
     async def _rest(self, seconds: float) -> None:
         try:
@@ -216,11 +249,12 @@ class Workers:
 
     async def _settle(self, ports: Sequence[int]) -> None:
         """Say when all are ready for the first time; from then on the files are followed."""
-        while await self._not_ready():  # noqa: ASYNC110 -- ready is what many processes say
+        while not self._were_ready and await self._not_ready():  # noqa: ASYNC110 -- ready is what many processes say
             await asyncio.sleep(_LOOK_SECONDS)
-        self._were_ready = True
-        listen = [f"{one.address.host}:{port}" for one, port in zip(self._settings.listen, ports, strict=True)]
-        _log.info("ready", listen=listen, workers=len(self._workers), rules=self._counters.rules.version)
+        if not self._were_ready:
+            self._were_ready = True
+            listen = [f"{one.address.host}:{port}" for one, port in zip(self._settings.listen, ports, strict=True)]
+            _log.info("ready", listen=listen, workers=len(self._workers), rules=self._counters.rules.version)
         await self._reload.watch()
 
     def _stop(self) -> None:
@@ -242,7 +276,8 @@ class Workers:
         return list(zip(self._workers, answers, strict=True))
 
     async def _not_ready(self) -> list[str]:
-        return await self._reasons("reasons") + (["draining"] if self._stopping.is_set() else [])
+        reasons = await self._reasons("reasons") + self._supervisor.failing
+        return reasons + (["draining"] if self._stopping.is_set() else [])
 
     async def _degraded(self) -> list[str]:
         return await self._reasons("degraded")
@@ -252,7 +287,7 @@ class Workers:
         found: dict[str, list[int]] = {}
         for worker, answer in await self._ask_all("GET", "/readyz"):
             silent = ["does not answer"] if which == "reasons" else []
-            for reason in silent if answer is None else json.loads(answer[1])[which]:
+            for reason in silent if answer is None else _reasons_in(answer, which):
                 found.setdefault(reason, []).append(worker.number)
         return [
             reason if len(numbers) == len(self._workers) else f"worker {', '.join(map(str, numbers))}: {reason}"
@@ -266,7 +301,7 @@ class Workers:
                 "worker": worker.number,
                 "process": worker.process_id,
                 "restarts": worker.restarts,
-                "status": None if answer is None else json.loads(answer[1]),
+                "status": None if answer is None else _json_of(answer),
             }
             for worker, answer in await self._ask_all("GET", "/status")
         ]
@@ -288,7 +323,7 @@ class Workers:
         own.series[PROCESS] = {labels: value for labels, value in mine.items() if not labels[-1].endswith("_fds")}
         portions = [own, self._gone]
         for worker, answer in await self._ask_all("GET", "/-/portion"):
-            if answer is not None:
+            if answer is not None and answer[0] == _FOUND:
                 worker.shown = read_portion(answer[1])
                 portions.append(worker.shown)
             elif worker.shown is not None:

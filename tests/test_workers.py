@@ -96,6 +96,51 @@ class Pair(Outside):
         return made
 
 
+#: Runs first in each process of a sidecar: the file `fork` lets one start of a worker fail as on a system that has no
+#: process left, `odd` makes each worker's /readyz fail as long as it is there.
+FAULTS = """
+import asyncio, os, pathlib, sys
+
+folder = pathlib.Path(os.environ["FAULTS"])
+if "--worker" in sys.orig_argv:
+    from proxy.observe.admin import Admin
+    answer = Admin._get_readyz
+    async def get_readyz(self, request):
+        if (folder / "odd").exists():
+            raise RuntimeError("a fault of the test")
+        return await answer(self, request)
+    Admin._get_readyz = get_readyz
+elif "serve" in sys.orig_argv:
+    start = asyncio.create_subprocess_exec
+    async def start_or_fail(*arguments, **more):
+        if (folder / "fork").exists():
+            (folder / "fork").unlink()
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return await start(*arguments, **more)
+    asyncio.create_subprocess_exec = start_or_fail
+"""
+
+
+@pytest.fixture
+def faulty(broker: Broker, vhost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """A sidecar that is just being started, whose processes have the faults that files in its folder ask for."""
+    (tmp_path / "sitecustomize.py").write_text(FAULTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FAULTS", str(tmp_path))
+    for name in ("fork", "odd"):
+        (tmp_path / name).touch()
+    control = {"username": broker.username, "password": broker.password}
+    upstream = {"address": broker.address, "control": control, "management": broker.management}
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(f"vhost: {vhost}\n{RULES}")
+    running = Running(tmp_path, {"workers": WORKERS, "upstream": upstream, "rules": ["rules.yaml"]})
+    try:
+        yield Pair(broker, vhost, running, rules)
+    finally:
+        if running.process.poll() is None:
+            running.end()
+
+
 @pytest.fixture
 def pair(broker: Broker, vhost: str, tmp_path: Path) -> Iterator[Pair]:
     control = {"username": broker.username, "password": broker.password}
@@ -404,3 +449,36 @@ def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_no
         )
     finally:
         assert running.end() == 0
+
+
+# -- what goes wrong once ----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_can_not_be_started_once_is_started_again(faulty: Pair, tmp_path: Path) -> None:
+    (tmp_path / "odd").unlink()
+    faulty.running.await_log("Resource temporarily unavailable")
+    faulty.running.await_ready()
+    assert all(faulty.processes())
+    (tmp_path / "fork").touch()
+    os.kill(faulty.processes()[1], signal.SIGKILL)
+    until(lambda: not (tmp_path / "fork").exists())
+    until(lambda: all(faulty.processes()) and faulty.running.ready())
+    assert faulty.metric("worker_restarts_total") == 1
+    assert faulty.metric("workers") == WORKERS
+
+
+def test_rules_are_followed_though_readyz_has_answered_oddly(faulty: Pair, tmp_path: Path) -> None:
+    running = faulty.running
+    until(lambda: "answers with status 500" in running.get("/readyz")[1])
+    (tmp_path / "odd").unlink()
+    running.await_log(f"workers={WORKERS} rules=")
+    faulty.write_rules(OTHER_RULES)
+    running.await_log("event=reloaded reason=file")
+    (tmp_path / "odd").touch()
+    assert running.get("/readyz")[0] == 503
+    assert running.get("/status")[0] == 200
+    assert running.get("/metrics")[0] == 200
+    (tmp_path / "odd").unlink()
+    running.await_ready()
+    faulty.write_rules(RULES)
+    until(lambda: running.log.read_text().count("event=reloaded reason=file") == 2)
