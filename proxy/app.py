@@ -38,11 +38,13 @@ from proxy.amqp.plan import Sources
 from proxy.amqp.vhost import VhostState
 from proxy.audit.opening import open_audit
 from proxy.audit.writer import AuditWriter
-from proxy.broker.settings import ControlSettings, DeclaredSettings
+from proxy.broker.remote_survey import RemoteSurvey
+from proxy.broker.settings import ControlSettings, DeclaredSettings, TlsSettings
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
 from proxy.net.descriptors import admitted
 from proxy.net.listener import Listener, ListenError
+from proxy.net.remote_endpoints import Endpoint, endpoint
 from proxy.net.remote_rules import remote_brokers
 from proxy.net.remotes import RemotePool
 from proxy.net.reuse import MOST_KEPT, Reuse
@@ -57,7 +59,9 @@ from proxy.observe.logs import LogSettings, configure
 from proxy.observe.pages import json_route
 from proxy.questions import Questions
 from proxy.reload import Reload, name_traffic, owned_exchanges
+from proxy.routing.address_targets import Remote
 from proxy.rules.clock import SystemZone
+from proxy.rules.kinds import leads_back
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
 from proxy.rules.settings import Settings, load_settings
 from proxy.shadow import Shadow
@@ -241,6 +245,7 @@ class Sidecar:
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
         warn = self._topology.supervisor.keep("warnings", vhosts.warn, steady_seconds=_STEADY_SECONDS)
         tasks.start(warn, "warnings")
+        self._topology.elsewhere = RemoteSurvey(self._reach_elsewhere)
         self._topology.in_use, self._topology.released = vhosts.in_use, vhosts.forget
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
@@ -361,6 +366,23 @@ class Sidecar:
         remotes = RemotePool(brokers, self._counters, self._version, tasks, self._tls.contexts)
         remotes.listening = listening
         return remotes
+
+    def _reach_elsewhere(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
+        """Say how another broker is asked what it has: as whom messages go there."""
+        remotes = self._remotes
+        found = None if remotes is None else endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
+        if remotes is None or not isinstance(found, Endpoint) or leads_back(found.host, found.port, remotes.listening):
+            return None
+        tls = None
+        if found.tls is not None:
+            name = found.tls.server_name or found.host
+            tls = TlsSettings(partial(self._tls.contexts.of, found.tls), name, found.tls.words)
+        login = found.credentials
+        try:
+            user, password, there = login.user.decode(), login.password.decode(), login.vhost.decode()
+        except UnicodeDecodeError:  # the address may have any bytes; our client library takes text
+            return None
+        return ControlSettings(hosts=((found.host, found.port),), username=user, password=password, tls=tls), there
 
     def _make_reload(self, vhosts: Vhosts, tasks: Tasks, remotes: RemotePool) -> Reload:
         def state_of(vhost: str) -> VhostState:

@@ -244,6 +244,8 @@ class VhostState:
         exchanges: exchanges evaluated here, by the name producers use.
         queues: queues that exist, sorted, for regex routes.
         missing: destinations that rules name and that can't be reached, with the reason. Bounded by its writer.
+        missing_elsewhere: what the address table sends to other brokers that they do not have: label of the broker and
+            destination there, with the reason.
         epoch: grows with every change that makes cached answers stale.
         last_sequence: of what clients declared through us, the latest.
         carriers: names of the broker's exchanges that carry the exchanges evaluated here.
@@ -262,6 +264,7 @@ class VhostState:
     last_sequence: int = 0
     carriers: frozenset[bytes] = field(init=False)
     addresses: AddressBook | None = None
+    missing_elsewhere: dict[tuple[str, Destination], str] = field(default_factory=dict)
     restores: bool = field(init=False)
     own_routes: bool = False
     secrets: Secrets = field(default_factory=Secrets)

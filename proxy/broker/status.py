@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from proxy.broker.remote_survey import shown
 from proxy.broker.vhost_topology import VhostTopology
 
 
@@ -17,7 +18,7 @@ class VhostStatus:
         ready: whether everything was declared and looked over once.
         connected: whether the control connection stands now.
         fault: why the last attempt to connect failed, empty where it did not.
-        missing: "queue NAME" or "exchange NAME" with the reason.
+        missing: "queue NAME" or "exchange NAME", for other brokers with "at broker NAME" behind it, and the reason.
         foreign: by carrier, bindings on it that are not ours.
         conflicts: what contradicts the rules, and what to do.
         inventory_failures: listings that failed at the last look.
@@ -50,7 +51,10 @@ def status_of(vhost: VhostTopology) -> VhostStatus:
         ready=vhost.ready,
         connected=vhost.connected,
         fault=vhost.fault,
-        missing={f"{kind} {_text(name)}": why for (kind, name), why in sorted(vhost.missing.items())},
+        missing={
+            **{f"{kind} {_text(name)}": why for (kind, name), why in sorted(vhost.missing.items())},
+            **{shown(*each): why for each, why in sorted(vhost.state.missing_elsewhere.items())},
+        },
         foreign={
             _text(carrier): [str(binding) for binding in bindings] for carrier, bindings in vhost.survey.foreign.items()
         },

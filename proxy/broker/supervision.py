@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 #: The tasks, as the metric names them.
-TASKS = ("start", "vhost", "discovery", "snapshot", "announcements", "demand", "gauges", "rules", "warnings")
+TASKS = ("start", "vhost", "discovery", "snapshot", "announcements", "demand", "remotes", "gauges", "rules", "warnings")
 
 log = structlog.get_logger(__name__)
 

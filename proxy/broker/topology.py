@@ -19,6 +19,7 @@ from proxy.broker.discovery import Discovery
 from proxy.broker.inventory import Inventory
 from proxy.broker.needs import WantedQueue
 from proxy.broker.recorder import Recorder
+from proxy.broker.remote_survey import RemoteSurvey
 from proxy.broker.settings import ControlSettings
 from proxy.broker.snapshot import Records, Snapshot
 from proxy.broker.status import VhostStatus, status_of
@@ -26,6 +27,9 @@ from proxy.broker.supervision import Supervisor
 from proxy.broker.vhost_topology import VhostTopology
 from proxy.errors import Failure, UpstreamError
 from proxy.routing.router import Router
+
+#: Other brokers are looked at once in so many looks at our own.
+_ELSEWHERE_LOOKS = 6
 
 log = structlog.get_logger(__name__)
 
@@ -63,6 +67,8 @@ class Topology:
         #: Virtual hosts that readiness waits for.
         self._awaited = self._ruled
         self._tasks: asyncio.TaskGroup | None = None
+        #: Looks at other brokers; None: nobody does.
+        self.elsewhere: RemoteSurvey | None = None
         #: Whether a client is logged in to a virtual host.
         self.in_use: Callable[[str], bool] = lambda vhost: False
         #: Called with the name of a virtual host that is not followed any more.
@@ -101,6 +107,7 @@ class Topology:
                 for vhost in self._vhosts.values():
                     self._keep(self._tasks, vhost)
                 self._tasks.create_task(self.supervisor.keep("discovery", self._discover_later))
+                self._tasks.create_task(self.supervisor.keep("remotes", self._look_elsewhere))
                 await asyncio.Event().wait()  # others may come
         finally:
             self._tasks = None
@@ -149,6 +156,14 @@ class Topology:
             return name not in await self._inventory.vhosts()
         except UpstreamError:
             return False
+
+    async def _look_elsewhere(self) -> None:
+        """Look at other brokers again and again, where there is somebody to do so."""
+        while self.elsewhere is not None:
+            for vhost in list(self._vhosts.values()):
+                await self.elsewhere.look(vhost)
+            self.supervisor.recovered("remotes")
+            await asyncio.sleep(_ELSEWHERE_LOOKS * self._settings.refresh_seconds)
 
     async def _discover_later(self) -> None:
         for name in sorted(await self._discovery.find_later()):
@@ -312,7 +327,7 @@ class Topology:
     @property
     def missing_count(self) -> int:
         """How many destinations that rules name can't be reached."""
-        return sum(len(vhost.missing) for vhost in self._vhosts.values())
+        return sum(len(vhost.missing) + len(vhost.state.missing_elsewhere) for vhost in self._vhosts.values())
 
     @property
     def foreign_count(self) -> int:

@@ -99,7 +99,9 @@ class Ground:
         name, live = self.vhost.vhost, self.live
         if live is not None:
             exchanges, missing = dict(live.exchanges), dict(live.missing)
-            return VhostState(name, self.router, exchanges, live.queues, missing, addresses=self.book)
+            state = VhostState(name, self.router, exchanges, live.queues, missing, addresses=self.book)
+            state.missing_elsewhere = dict(live.missing_elsewhere)
+            return state
         exchanges = {rule.name: owned_exchange(rule) for rule in self.vhost.exchanges}
         for owned in exchanges.values():
             owned.bound = _Everything()
@@ -147,7 +149,20 @@ def evaluated(ground: Ground, message: Message, decision: Decision, source: Mess
     unreached += [
         (one, "not bound yet: the publish waits until it is, or is known to be missing") for one in out.unbound
     ]
+    for target in () if out.elsewhere is None else out.elsewhere.targets:
+        unreached += _missing_elsewhere(state, target)
     return Wire(tuple(_publishes(first, out)), tuple(unreached))
+
+
+def _missing_elsewhere(state: VhostState, target: Target) -> list[tuple[Destination, str]]:
+    """Say what another broker is known not to have of what a message goes to."""
+    if target.remote is None:
+        return []
+    exchange, key = target.publication
+    kind, name = ("exchange", exchange) if exchange else ("queue", key)
+    label = target.remote.label
+    why = state.missing_elsewhere.get((label, (kind, name)))
+    return [] if why is None else [((kind, name + b" at broker " + label.encode()), why)]
 
 
 def translated(message: Message, book: AddressBook | None = None) -> Wire:

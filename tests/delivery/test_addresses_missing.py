@@ -9,6 +9,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.broker.world import Outside
 from tests.delivery.distance import SECRET, VHOST, Far
 from tests.delivery.site import Site, standing
 from tests.producer import until
@@ -25,6 +26,8 @@ exchanges:
       - {{exchange: whole}}
       - {{queue: first}}
       - {{queue: second}}
+      - {{queue: gone}}
+      - {{queue: there, arguments: {{"x-?rk=": there}}}}
   - name: entered
     bindings: [{{queue: final}}]
   - name: plainly
@@ -35,6 +38,8 @@ brokers:
 addresses:
   - {{pattern: away, translation: far/queue/away}}
   - {{pattern: moved, translation: /queue/new}}
+  - {{pattern: gone, translation: far/queue/nowhere}}
+  - {{pattern: there, translation: far/exchange/unknown/k}}
   - {{pattern: broken, translation: /exchange//nothing}}
   - {{pattern: first, translation: /queue/second}}
   - {{pattern: second, translation: /queue/first}}
@@ -43,6 +48,7 @@ addresses:
   - {{pattern: "/exchange/whole/*", translation: far/exchange/same}}
 """
 ABSENT = "does not exist"
+LETTER = {"exchange": "letters", "routing_key": "there"}
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +65,9 @@ def missing(site: Site) -> dict[str, str]:
     return found
 
 
-def test_only_what_messages_go_to_is_reported(site: Site) -> None:
-    expected = {
+def test_only_what_messages_go_to_is_reported_here_and_at_other_brokers(site: Site, far: Far) -> None:
+    elsewhere = {"queue nowhere at broker far": ABSENT, "exchange unknown at broker far": ABSENT}
+    expected = elsewhere | {
         "queue broken": "its translation by the address table leads nowhere: an empty exchange or queue in a name",
         "queue first": ABSENT,
         "queue second": ABSENT,
@@ -68,13 +75,19 @@ def test_only_what_messages_go_to_is_reported(site: Site) -> None:
         "queue lost": ABSENT,
         "queue new": f"where the address table sends queue moved: {ABSENT}",
     }
+    until(lambda: len(missing(site)) == len(expected))
     assert missing(site) == expected
     until(lambda: site.metric("topology_missing_destinations") == len(expected))
-    (line, *_) = site.logged("destinations missing")
-    assert "queue new" in line
-    assert "queue away" not in line
+    lines = site.logged("destinations missing")
+    assert any("queue new" in line for line in lines)
+    assert any("queue nowhere at broker far" in line for line in lines)
+    assert not any("queue away" in line for line in lines)
+    assert elsewhere.items() <= asked(site, "/explain", LETTER | {"vhost": site.vhost})["missing"].items()
     site.make_queues("lost", "new", "first", "second", "final")
+    Outside(far.broker, VHOST).make_queue("nowhere")
+    Outside(far.broker, VHOST).make_exchange("unknown")
     until(lambda: list(missing(site)) == ["queue broken"])
+    assert SECRET not in site.sidecar.log.read_text()
 
 
 def test_explain_and_the_answer_to_a_reload_say_the_same(
@@ -86,7 +99,8 @@ def test_explain_and_the_answer_to_a_reload_say_the_same(
         assert [each for each in answer["missing"] if each in ("queue away", "queue moved")] == []
         assert {"queue broken", "queue lost", "queue new"} <= set(answer["missing"])
         until(lambda: missing(site))
-        assert asked(site, "/explain", {"exchange": "letters", "vhost": site.vhost})["missing"].keys() == {
+        found = asked(site, "/explain", {"exchange": "letters", "vhost": site.vhost})["missing"]
+        assert {each for each in found if " at broker " not in each} == {
             "queue first",
             "queue lost",
             "queue new",
