@@ -126,6 +126,18 @@ class Library:
         Returns:
             the code, to be given back to ``free``; or the library's words on why it is not valid.
         """
+        code, words, _ = self._compiled(text, options)
+        return words if code is None else code
+
+    def fault(self, text: bytes) -> tuple[str, int] | None:
+        """Say why text is no pattern, and at which of its bytes; None where it is one."""
+        code, words, offset = self._compiled(text, 0)
+        if code is None:
+            return words, offset
+        self.free(code)
+        return None
+
+    def _compiled(self, text: bytes, options: int) -> tuple[ctypes.c_void_p | None, str, int]:
         number, offset = ctypes.c_int(), ctypes.c_size_t()
         code = self._pcre2.pcre2_compile_8(
             ctypes.c_char_p(text),
@@ -136,10 +148,10 @@ class Library:
             self._compile_context,
         )
         if code:
-            return ctypes.c_void_p(code)
+            return ctypes.c_void_p(code), "", 0
         words = ctypes.create_string_buffer(256)
         self._pcre2.pcre2_get_error_message_8(number, words, ctypes.c_size_t(256))
-        return words.value.decode("ascii", "replace")
+        return None, words.value.decode("ascii", "replace"), offset.value
 
     @cache  # noqa: B019 - the library lives as long as the process
     def match_context(self, match_limit: int, depth_limit: int, heap_limit_kib: int) -> ctypes.c_void_p:

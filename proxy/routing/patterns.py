@@ -176,3 +176,14 @@ def compile_pattern(source: bytes) -> Pattern:
         InvalidPattern: it is empty, or PCRE 8 would not compile it. The message never quotes the pattern.
     """
     return _kept(source) if len(source) <= _LONGEST_KEPT else Pattern(source)
+
+
+def why_invalid(source: bytes) -> str:
+    """Say why a pattern does not compile, and where, as far as that is known; "" where it compiles."""
+    try:
+        compile_pattern(source)
+    except InvalidPattern as error:
+        # What is compiled is a translation. The pattern itself mostly has the same fault, and an offset of its own.
+        fault = library().fault(source) if source else None
+        return str(error) if fault is None else f"{fault[0]} at offset {fault[1]}"
+    return ""

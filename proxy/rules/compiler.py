@@ -7,14 +7,17 @@ of a refused declaration is tried alone, so that every fault is reported at its 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 from proxy.errors import ProtocolError
 from proxy.routing.bindings import Binding
 from proxy.routing.exchange import Exchange
-from proxy.routing.values import Table
+from proxy.routing.patterns import why_invalid
+from proxy.routing.route_arguments import GREATEST_ORDER, LEAST_ORDER
+from proxy.routing.values import Table, Value
 from proxy.rules.faults import Faults
 from proxy.rules.fields import short_fault
+from proxy.rules.message import TEXT_PROPERTIES
 from proxy.rules.nodes import join
 from proxy.rules.schema import OPEN, BindingDraft, ExchangeDraft
 
@@ -39,6 +42,14 @@ OPERATORS = (
     ),
     *("x-match", "x-order", "x-del-dest", "x-msg-destq-rk"),
 )
+
+
+#: What x-match may be, by the type of the exchange.
+_MATCH_TYPES = {
+    OPEN: "all, any, eq, set or set N with a whole number N",
+    "headers": "all, any, all-with-x or any-with-x",
+}
+_PROPERTIES = (*TEXT_PROPERTIES, "delivery_mode", "priority", "timestamp", "expiration")
 
 
 def compile_exchange(draft: ExchangeDraft, faults: Faults) -> Exchange:
@@ -113,7 +124,8 @@ def _blame_binding(error: ProtocolError, draft: BindingDraft, owner: ExchangeDra
     if refusal:
         found = True
         key = _MATCH.decode()
-        faults.error(draft.argument_place(key), draft.argument_path(key), _text(refusal))
+        message = f"seen {_shown(match[0][1])}, expected {_MATCH_TYPES[owner.type]}"
+        faults.error(draft.argument_place(key), draft.argument_path(key), message)
         match = ()
     for entry in binding.arguments:
         if entry[0] == _MATCH:
@@ -122,9 +134,7 @@ def _blame_binding(error: ProtocolError, draft: BindingDraft, owner: ExchangeDra
         if refusal:
             found = True
             key = entry[0].decode()
-            text = _text(refusal)
-            message = text + _hint(key, owner, text)
-            faults.error(draft.argument_place(key), draft.argument_path(key), message)
+            faults.error(draft.argument_place(key), draft.argument_path(key), _reworded(refusal, *entry))
     if not found:
         faults.error(draft.place, draft.path, _text(error))
 
@@ -139,15 +149,97 @@ def _refusal(owner: ExchangeDraft, binding: Binding, key: bytes, arguments: Tabl
     return None
 
 
-def _hint(key: str, owner: ExchangeDraft, refusal: str) -> str:
-    """Say what was probably meant, where the broker's text says only that something is wrong."""
-    if owner.type != OPEN or not refusal.startswith("Unknown or invalid"):
-        return ""
+def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
+    """Say what is wrong with an argument more exactly than the text that clients get, which is the plugin's."""
+    text, key = _text(refusal), name.decode()
+    if text.startswith("Unknown or invalid"):
+        return _unknown(key, value)
+    if text.startswith("Invalid regex"):
+        wrong = (element for element in _elements(value) if why_invalid(element))
+        source = next(wrong, b"")
+        return f"seen {_quoted(source)}, which is no regular expression: {why_invalid(source)}"
+    if text == "Invalid property match operator":
+        return f"{text}: {_property(key, value)}"
+    if text == "Invalid AMQP topic":
+        return f"{text}: seen {_shown(value)}"
+    return text
+
+
+def _unknown(key: str, value: Value) -> str:
     head, blank, rest = key.partition(" ")
-    if head in OPERATORS:
-        return "; the operator is known: is its value of the kind it takes, and does it need a name behind a blank?"
-    near = difflib.get_close_matches(head, OPERATORS, 1, 0.75)
-    return f"; did you mean {near[0]}{blank}{rest}?" if near else ""
+    if head not in OPERATORS:
+        near = difflib.get_close_matches(head, OPERATORS, 1, 0.75)
+        if near:
+            return f"unknown operator {head}; did you mean {near[0]}{blank}{rest}?"
+        return f'unknown operator {head}; a header of that name is tested by "x-?hkv= {key}"'
+    named = head.startswith(("x-?hkv", "x-?hk?v")) or (head.startswith("x-?pr") and not head.endswith("ex"))
+    if named and not rest:
+        what = "a property" if head.startswith("x-?pr") else "a header"
+        return f'seen {head} without a name, expected "{head} NAME" with the name of {what} after one blank'
+    if blank and not named:
+        return f"seen a name after {head}, which takes none: its value has it"
+    return f"seen {_shown(value)}, expected {_expected(head)}"
+
+
+def _expected(head: str) -> str:
+    """What the value of an operator is."""
+    if head in ("x-order", "x-goto-ontrue", "x-goto-onfalse"):
+        return f"a whole number from {LEAST_ORDER} to {GREATEST_ORDER}"
+    if head.startswith(("x-msg-", "x-stop-", "x-del-dest")):
+        return 'an empty text, ""'
+    if head.partition("-on")[0].endswith("re") or head.endswith("re"):
+        return "a regular expression (text)"
+    if head.startswith(("x-addq", "x-adde", "x-delq", "x-dele")):
+        return "a name (text, not empty) or a list of them"
+    if head.startswith("x-?hk") and "ex" in head:
+        return "the name of a header (text, not empty)"
+    if head.startswith("x-?pr") and head.endswith("ex"):
+        return f"the name of a property: {', '.join(_PROPERTIES)}"
+    return "a text" if head.startswith("x-?rk") else "a value of another type"
+
+
+def _property(key: str, value: Value) -> str:
+    head, _, rest = key.partition(" ")
+    if head.endswith("ex"):
+        return f"seen {_shown(value)}, expected {_expected(head)}"
+    if rest not in _PROPERTIES:
+        near = difflib.get_close_matches(rest, _PROPERTIES, 1, 0.75)
+        return f"there is no property {_quoted(rest.encode())}" + (
+            f"; did you mean {near[0]}?" if near else f", expected one of {', '.join(_PROPERTIES)}"
+        )
+    kind = "a text" if rest in TEXT_PROPERTIES else "a whole number"
+    return f"{rest} is {kind}, which {head} is not for, or its value is something else"
+
+
+def _elements(value: Value) -> Iterator[bytes]:
+    elements = value.value if value.letter == "A" and isinstance(value.value, tuple) else (value,)
+    for element in elements:
+        content = getattr(element, "value", None)
+        if isinstance(content, bytes):
+            yield content
+
+
+def _shown(value: Value) -> str:
+    """Say what an argument is, in words for an error message."""
+    match value.letter:
+        case "S":
+            return f"the text {_quoted(value.value)}" if isinstance(value.value, bytes) else "a text"
+        case "t":
+            return f"the boolean {str(value.value).lower()}"
+        case "A":
+            return "a list"
+        case "F":
+            return "a mapping"
+        case "V":
+            return "null"
+        case "x":
+            return "bytes"
+    return f"the number {value.value}"
+
+
+def _quoted(text: bytes) -> str:
+    shown = text.decode("utf-8", "backslashreplace")
+    return f'"{shown if len(shown) <= 60 else shown[:57] + "..."}"'
 
 
 def _text(error: ProtocolError) -> str:

@@ -20,6 +20,8 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_DEPTH = 64
 
 _STR_TAG = "tag:yaml.org,2002:str"
+#: Words of libyaml where a value without quotes is most often the cause.
+_WANT_QUOTES = ("mapping values are not allowed", "cannot start any token", "alphabetic or numeric", "',' or")
 _QUOTE = "put a value in quotes where it begins with one of # * & ! | > % @ ` [ { or holds ': ' or ' #'"
 
 
@@ -62,7 +64,25 @@ def _syntax_fault(error: Exception, source: str, text: str) -> tuple[Place, str,
     mark = error.problem_mark or error.context_mark
     place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source, 0)
     context = f" {error.context}" if error.context else ""
-    return place, "", f"YAML syntax: {error.problem}{context}; {_QUOTE}"
+    return place, "", f"YAML syntax: {error.problem}{context}{_way_out(error, text)}"
+
+
+def _way_out(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Say what to do about a syntax error, where that is known."""
+    problem, mark, begun = error.problem or "", error.problem_mark, error.context_mark
+    line = (text.splitlines() or [""])[mark.line] if mark and mark.line < len(text.splitlines()) else ""
+    at = line[mark.column : mark.column + 1] if mark else ""
+    if at == "\t" or line[: len(line) - len(line.lstrip())].count("\t"):
+        return "; indent with blanks, not with tabs"
+    if begun and (
+        "end of stream" in problem or ("',' or" in problem and not line[mark.column if mark else 0 :].strip())
+    ):
+        return f"; what begins in line {begun.line + 1}, column {begun.column + 1} is not closed"
+    if any(words in problem for words in _WANT_QUOTES):
+        return f"; {_QUOTE}"
+    if "expected key" in problem or "block end" in problem or "'-' indicator" in problem:
+        return "; is it indented as the lines that it belongs to, and the value before it quoted where that is needed?"
+    return f"; {_QUOTE}" if at and at in "#*&!|>%@`[{" else ""
 
 
 def _end(source: str, text: str) -> Place:

@@ -87,14 +87,28 @@ def test_a_list_as_a_key_does_not_put_keys_and_values_out_of_step() -> None:
     assert read("? [1]\n: 2\na: 3\n")[0] == {"": 2, "a": 3}
 
 
+QUOTE = "put a value in quotes where it begins with one of "
+
+
 @pytest.mark.parametrize(
-    "text", ["a: *\n", "a: %x\n", "a: @x\n", "a: `x\n", "a: [b\n", "a: 'b\n", "a:\n\t- b\n", "a: b: c\n"]
+    ("text", "way_out"),
+    [
+        *((f"a: {sign}x\n", QUOTE) for sign in "%@`"),
+        ("a: *\n", QUOTE),
+        ("a: b: c\n", QUOTE),
+        ("a: {b: c d: e}\n", QUOTE),
+        ("a: [b\n", "what begins in line 2, column 4 is not closed"),
+        ("a: 'b\n", "what begins in line 2, column 4 is not closed"),
+        ("a:\n\t- b\n", "indent with blanks, not with tabs"),
+        ("a:\n  b: 1\n c: 2\n", "is it indented as the lines that it belongs to"),
+        ("- a\n", "is it indented as the lines that it belongs to"),
+    ],
 )
-def test_a_syntax_error_names_its_line_and_says_to_quote(text: str) -> None:
+def test_a_syntax_error_names_its_line_and_what_to_do(text: str, way_out: str) -> None:
     _, errors = read("first: 1\n" + text)
     assert len(errors) == 1
-    assert by_line(errors)[0].startswith(("f.yaml:2: YAML syntax: ", "f.yaml:3: YAML syntax: "))
-    assert "in quotes" in errors[0]
+    assert by_line(errors)[0].startswith(tuple(f"f.yaml:{line}: YAML syntax: " for line in (2, 3, 4)))
+    assert errors[0].partition("; ")[2].startswith(way_out)
 
 
 def test_faults_before_a_syntax_error_are_reported_too() -> None:
