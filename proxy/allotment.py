@@ -67,6 +67,8 @@ def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
         own_routes=declared.client_routes == "own",
         local_time=SystemZone(),
         secrets=secrets,
+        regexes=declared.regexes,
+        regex_budget=settings.limits.regex_budget,
     )
 
 

@@ -60,6 +60,7 @@ from proxy.observe.pages import json_route
 from proxy.questions import Questions
 from proxy.reload import Reload, name_traffic, owned_exchanges
 from proxy.routing.address_targets import Remote
+from proxy.routing.patterns import jit_compiles
 from proxy.rules.clock import SystemZone
 from proxy.rules.kinds import leads_back
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
@@ -284,6 +285,8 @@ class Sidecar:
             self._stopping.set()
             return
         self._listening = True
+        if not jit_compiles():
+            _log.warning("regular expressions run in PCRE2's interpreter: executable memory is not permitted")
         _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._counters.rules.version)
         if self._reload is not None and self._place is None:
             watch = self._topology.supervisor.keep("rules", self._reload.watch, steady_seconds=_STEADY_SECONDS)

@@ -133,6 +133,7 @@ _WHY = Row(
                 summed("oxproxy_topology_foreign_bindings", legend="bindings that others made"),
                 summed("oxproxy_topology_unsigned_bindings", legend="unsigned bindings"),
                 per_second("oxproxy_regex_limit_hits_total", legend="patterns given up, a second"),
+                per_second("oxproxy_regex_budget_spent_total", legend="regex budgets spent, a second"),
             ],
         ),
     ],

@@ -31,6 +31,7 @@ from proxy.amqp.tokens import RESERVED, token
 from proxy.amqp.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.errors import ProtocolError, Scope
 from proxy.routing.bindings import EXCHANGE, QUEUE, Binding
+from proxy.routing.draft import count_regexes
 from proxy.routing.exchange_types import compile_binding
 
 #: Binds of one channel that may be under way to the broker; further ones wait until these are answered.
@@ -123,6 +124,8 @@ class ClientBindings:
             return False  # in its turn it will be refused
         if planned is None or planned.chosen or planned.binding.identity in channel.binds:
             return False
+        if count_regexes(planned.binding.arguments):
+            return False  # so that binds under way can't add up to more than there may be
         self._make(planned)
         return True
 
@@ -153,6 +156,8 @@ class ClientBindings:
         if known is not None and not known.signed:
             known = None  # that one may not do what this one may
         kept = self._is_clients(owned, binding)
+        if kept and known is None and compiled.regexes:
+            self._refuse_many_regexes(asked, compiled.regexes)
         carried = owned.delivery is Delivery.CARRIER
         tokens = (asked.receiver,) if carried and not self._evaluated(asked) else ()
         chosen = self._reach.chosen(owned, compiled) if kept and known is None and self._state.own_routes else []
@@ -397,6 +402,16 @@ class ClientBindings:
                 f"'{_text(owned.name)}' with delivery carrier is kept"
             )
             raise ProtocolError(540, text, Scope.CONNECTION, *asked.ids)
+
+    def _refuse_many_regexes(self, asked: BindRequest, more: int) -> None:
+        user, most = self._conversation.user, self._conversation.plans.rules.regexes
+        there = self._state.regexes(user)
+        if there + more > most:
+            text = (
+                f"the bindings of user '{user}' have {there} regular expressions; {more} more would exceed {most} "
+                "(declared.regexes)"
+            )
+            raise ProtocolError(406, text, Scope.CHANNEL, *asked.ids)
 
     def _refuse_unknown(self, asked: BindRequest, owned: OwnedExchange, binding: Binding) -> None:
         exchange = self._state.router.exchanges[owned.name]

@@ -18,6 +18,7 @@ from proxy.amqp.vhost import Destination, OwnedExchange, StoredBinding
 from proxy.errors import ProtocolError, Scope
 from proxy.routing.bindings import EXCHANGE, QUEUE
 from proxy.routing.compiled import CompiledBinding
+from proxy.routing.patterns import Budget
 
 #: Destinations that are asked about when a binding is made; further ones when a message chooses them.
 ASKED_AT_ONCE = 500
@@ -40,13 +41,17 @@ class ClientReach:
         """Give what the routes of a binding choose now, as far as it exists and the client was not asked about it."""
         state = self._state
         chosen: dict[Destination, None] = {}
+        budget = Budget(state.regex_budget)
         for effects in (compiled.on_true, compiled.on_false):
             if effects is None:
                 continue
             chosen |= dict.fromkeys(one for one in sorted(effects.add) if one[0] == EXCHANGE or state.has_queue(one[1]))
             for route in effects.add_queues:
                 for name in state.queues.names:
-                    if (route.pattern.search(name) is True) is not route.negated:
+                    found = route.pattern.search(name, budget)
+                    if budget.spent:
+                        break  # what is left is asked about when a message chooses it
+                    if (found is True) is not route.negated:
                         chosen[QUEUE, name] = None
         allowed = owned.reach(self._conversation.user).allowed if chosen else ()
         return [one for one in chosen if one not in allowed][:ASKED_AT_ONCE]

@@ -8,6 +8,7 @@ Publishes per exchange, binding and destination are in `traffic`.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -15,6 +16,8 @@ from proxy.amqp.traffic import BINDING_LIMIT, Traffic
 
 #: How the opening of a connection ended.
 RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
+#: Whose regular expressions: those of rules files, of a client's bindings, of the headers of a message.
+REGEX_OWNERS = ("rules", "client", "message")
 #: Upper bounds in seconds. A cached decision takes a microsecond, ten thousand regular expressions a second.
 DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0)
 #: Upper bounds in seconds. A confirm takes 0.2 ms on loopback, seconds from a busy quorum queue.
@@ -61,6 +64,8 @@ class RelayCounters:
         cache_misses: publishes whose plan had to be made.
         cache_bypassed: publishes whose decision may not be kept.
         regex_limit_hits: patterns that ran into the match limit.
+        regex_budgets_spent: decisions in which a regex budget was spent.
+        regex_owners: the same by owner of the budget (a decision may spend several): a name of REGEX_OWNERS.
         failed_translations: destinations that the address table sent nowhere.
         oversized: publishes refused since their bodies were too large.
         upstream_blocked: gauge, links that the broker has blocked.
@@ -79,12 +84,20 @@ class RelayCounters:
     cache_misses: int = 0
     cache_bypassed: int = 0
     regex_limit_hits: int = 0
+    regex_budgets_spent: int = 0
+    regex_owners: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REGEX_OWNERS, 0))
     failed_translations: int = 0
     oversized: int = 0
     upstream_blocked: int = 0
     paused_producers: int = 0
     channels: int = 0
     protocol_errors: dict[int, int] = field(default_factory=dict)
+
+    def spend(self, owners: Iterable[str]) -> None:
+        """Count a decision in which the regex budgets of some owners were spent."""
+        self.regex_budgets_spent += 1
+        for owner in owners:
+            self.regex_owners[owner] += 1
 
     def protocol_error(self, reply_code: int) -> None:
         """Count a close that we sent."""
@@ -111,7 +124,7 @@ class ConnectionCounters:
 #: Why a connection was turned away before its handshake.
 TURNED_AWAY = ("connections", "connections_per_peer")
 #: Limits that producers run into: how often one was slowed down, or something of it was ended.
-LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle")
+LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "regex_budget")
 
 
 @dataclass(slots=True, eq=False)

@@ -27,6 +27,8 @@ from proxy.routing.departure import Departure, departure
 PUBLISH = (60, 40)
 #: why a publish could not go where a rule of the address table sends it, as audit records say it
 TRANSLATION_FAILED = "translation_failed"
+#: why bindings with regular expressions were false, or their routes chose nothing
+REGEX_BUDGET = "regex_budget"
 _CC = frozenset((b"CC",))
 _BCC = frozenset((b"BCC",))
 CC_BCC = _CC | _BCC
@@ -141,6 +143,8 @@ def outgoing(
     if journal is not None:
         bindings = [name for _, name in decision.matched]
         reason = "unmatched" if untouched else TRANSLATION_FAILED if leaves.failed else None
+        if decision.spent:
+            reason = REGEX_BUDGET
         exchange, rule = (owned.name, leaves.rule) if source is None else (source.address.exchange, source.rule)
         exchanges = leaves.exchanges + tuple(publication.exchange for publication in leaves.publications)
         remotes = labels(leaves.remotes)

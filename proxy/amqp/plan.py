@@ -27,6 +27,7 @@ from proxy.amqp.tables import decode_table, decode_value, pick
 from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
 from proxy.errors import ProtocolError
 from proxy.routing.decision import Decision, Facts, Interest
+from proxy.routing.patterns import DEFAULT_BUDGET
 
 if TYPE_CHECKING:
     from proxy.amqp.watching import Watcher
@@ -74,6 +75,8 @@ class ClientRules(NamedTuple):
         own_routes: whether routes reach only queues that the client could have bound itself.
         local_time: time zone of `dtl` operators.
         secrets: sign what is stored on the broker.
+        regexes: most regular expressions in the bindings of one user in one virtual host.
+        regex_budget: what the regular expressions of rules files, and those of each user, may cost in one decision.
     """
 
     delivery: Delivery = Delivery.CARRIER
@@ -81,6 +84,8 @@ class ClientRules(NamedTuple):
     own_routes: bool = True
     local_time: tzinfo = UTC
     secrets: Secrets = Secrets()
+    regexes: int = 100
+    regex_budget: int = DEFAULT_BUDGET
 
 
 class Plans:
@@ -121,6 +126,7 @@ class Plans:
         self.state = state
         self.rules = rules or ClientRules()
         state.own_routes, state.secrets = self.rules.own_routes, self.rules.secrets
+        state.regex_budget = self.rules.regex_budget
         self.journal = journal
         self.counters = counters.relay(state.name)
         self.traffic = counters.traffic
@@ -373,10 +379,15 @@ class ExchangePlan:
         sources = self._sources
         now = sources.wall() if self.interest.clock else 0.0
         begin = sources.timer()
-        decision = self._state.router.decide(self.owned.name, facts, now, self._state.queues, sources.draw)
+        state = self._state
+        decision = state.router.decide(
+            self.owned.name, facts, now, state.queues, sources.draw, regex_budget=state.regex_budget
+        )
         seconds = sources.timer() - begin
         self._timing.observe(seconds)
         self._counters.regex_limit_hits += decision.limited
+        if decision.spent:
+            self._counters.spend(decision.spent)
         return decision, seconds * 1e6
 
 

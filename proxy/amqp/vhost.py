@@ -7,6 +7,7 @@ plain attribute is the whole interface. Whoever changes something that a cached 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -17,7 +18,9 @@ from proxy.amqp.tokens import grant_key
 from proxy.routing.address_targets import AddressBook
 from proxy.routing.bindings import Binding
 from proxy.routing.decision import QueueNames
+from proxy.routing.draft import count_regexes
 from proxy.routing.exchange import Exchange
+from proxy.routing.patterns import DEFAULT_BUDGET
 from proxy.routing.reach import NO_REACH, Reach
 from proxy.routing.router import Router
 from proxy.routing.values import Table
@@ -152,6 +155,7 @@ class OwnedExchange:
         marked: destinations under whose token a client's binding was made through us, and the identity of that binding.
         sure: which connection bound a token, until somebody declares that queue again or looks.
         reaches: how far routes of clients' bindings reach, by client; where that is limited.
+        regexes: regular expressions in clients' bindings, by the user whose binding it is.
         grants: what clients were found to be allowed to bind, by grant key; on the carrier each is a binding.
     """
 
@@ -170,6 +174,7 @@ class OwnedExchange:
     sure: dict[Destination, object] = field(default_factory=dict)
     reaches: dict[str, Reach] = field(default_factory=dict)
     grants: dict[bytes, Destination] = field(default_factory=dict)
+    regexes: Counter[str] = field(default_factory=Counter)
 
     def reach(self, client: str) -> Reach:
         """Give the reach of a client's routes."""
@@ -206,14 +211,18 @@ class OwnedExchange:
     def keep(self, stored: StoredBinding) -> None:
         """Note a client's binding, in place of the one of its identity."""
         identity = stored.binding.identity
+        self._count_regexes(self.clients.get(identity), -1)
+        self._count_regexes(stored, 1)
         self.clients[identity] = stored
         self.receivers.setdefault(stored.destination, {})[identity] = stored
 
     def drop(self, binding: Binding) -> bool:
         """Forget the client's binding of that identity; answer whether there was one."""
         identity = binding.identity
-        if self.clients.pop(identity, None) is None:
+        gone = self.clients.pop(identity, None)
+        if gone is None:
             return False
+        self._count_regexes(gone, -1)
         destination = (binding.destination_type, binding.destination)
         if self.marked.get(destination) == identity:
             del self.marked[destination]
@@ -222,6 +231,10 @@ class OwnedExchange:
         if not alike:
             del self.receivers[destination]
         return True
+
+    def _count_regexes(self, stored: StoredBinding | None, change: int) -> None:
+        if stored is not None and (count := count_regexes(stored.binding.arguments)):
+            self.regexes[stored.client] += change * count
 
     @property
     def ends(self) -> bool:
@@ -253,6 +266,7 @@ class VhostState:
         addresses: the address table, None where there is none; `set_addresses` changes it.
         own_routes: whether routes of clients' bindings reach only what the client could have bound itself.
         secrets: sign what is stored on the broker.
+        regex_budget: what the regexes of each owner may cost in one decision, in match-limit units.
     """
 
     name: str
@@ -268,6 +282,7 @@ class VhostState:
     restores: bool = field(init=False)
     own_routes: bool = False
     secrets: Secrets = field(default_factory=Secrets)
+    regex_budget: int = DEFAULT_BUDGET
 
     def __post_init__(self) -> None:
         """Derive what is derived."""
@@ -353,9 +368,10 @@ class VhostState:
         reach: Reach | None = NO_REACH
         if stored.signed:
             reach = owned.reach(stored.client) if self.own_routes else None
-        if (stored.binding.reach, stored.binding.last) == (reach, not stored.signed):
+        binding = stored.binding
+        if (binding.reach, binding.last, binding.owner) == (reach, not stored.signed, stored.client):
             return stored
-        return stored._replace(binding=replace(stored.binding, reach=reach, last=not stored.signed))
+        return stored._replace(binding=replace(binding, reach=reach, last=not stored.signed, owner=stored.client))
 
     def remove_binding(self, stored: StoredBinding) -> None:
         """A client's binding is gone; with the last goes an auto-delete exchange that is not on the broker."""
@@ -367,6 +383,10 @@ class VhostState:
         self.changed()
         if owned.delivery is Delivery.QUEUE and owned.ends:
             self.remove_exchange(owned.name)
+
+    def regexes(self, client: str) -> int:
+        """Count the regular expressions in the bindings of a client."""
+        return sum(owned.regexes[client] for owned in self.exchanges.values())
 
     def owner_of(self, reach: Reach) -> OwnedExchange | None:
         """Give the exchange that a reach belongs to; None where it is gone."""

@@ -219,6 +219,14 @@ METRICS: tuple[MetricSpec, ...] = (
         "Regular expressions that ran into the match limit and so did not match.",
     ),
     _metric(
+        "regex_budget_spent_total",
+        Kind.COUNTER,
+        "owner",
+        readings.regex_owners,
+        "Decisions in which the regular expressions of an owner cost more than limits.regex_budget, so that bindings "
+        "with them were false: rules (rules files), client (a user's bindings) or message (headers of the message).",
+    ),
+    _metric(
         "failed_translations_total",
         Kind.COUNTER,
         "",
@@ -244,7 +252,8 @@ METRICS: tuple[MetricSpec, ...] = (
         Kind.GAUGE,
         "",
         readings.one(lambda counters: counters.limits.throttled),
-        "Producers that wait since their user publishes more than limits.publish_rate or limits.publish_bytes.",
+        "Producers that wait since their user publishes more than limits.publish_rate or limits.publish_bytes, or "
+        "since their publishes have spent regex budgets.",
     ),
     _metric(
         "connections_turned_away_total",
@@ -258,7 +267,8 @@ METRICS: tuple[MetricSpec, ...] = (
         Kind.COUNTER,
         "limit",
         readings.limit_hits,
-        "Limits that open connections ran into: publish_rate, publish_bytes, patience, message_size or idle.",
+        "Limits that open connections ran into: publish_rate, publish_bytes, patience, message_size, idle or "
+        "regex_budget.",
     ),
     _metric(
         "topology_missing_destinations",

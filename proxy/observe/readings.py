@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from proxy.amqp.counters import Counters
+from proxy.amqp.counters import REGEX_OWNERS, Counters
 from proxy.amqp.traffic import OTHER
 
 #: Rows merged between two pauses: well below a millisecond's work.
@@ -122,6 +122,12 @@ def relays_by(*attributes: tuple[str, str]) -> Callable[[Reading], Rows]:
         return [((value,), sum(getattr(relay, name) for relay in relays)) for name, value in attributes]
 
     return rows
+
+
+def regex_owners(reading: Reading) -> Rows:
+    """Decisions that spent a regex budget, by its owner."""
+    relays = list(reading.counters.relays.values())
+    return [((owner,), sum(relay.regex_owners[owner] for relay in relays)) for owner in REGEX_OWNERS]
 
 
 def protocol_errors(reading: Reading) -> Rows:

@@ -40,6 +40,7 @@ class Binding:
         sequence: of two bindings of equal order the one with the greater sequence is visited first.
         reach: how far its routes reach; None: anywhere.
         last: whether it is visited after all bindings that are not, whatever its order.
+        owner: user whose client made it, whose regex budget it uses; None: a rules file.
     """
 
     exchange: bytes
@@ -51,6 +52,7 @@ class Binding:
     sequence: int = 0
     reach: Reach | None = field(default=None, compare=False)
     last: bool = field(default=False, compare=False)
+    owner: str | None = field(default=None, compare=False)
 
     @property
     def identity(self) -> Hashable:

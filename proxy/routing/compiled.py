@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from proxy.routing.bindings import EXCHANGE, Binding, Destination
 from proxy.routing.matching import Match, Truth
+from proxy.routing.message import Message
 from proxy.routing.operators import HEADER, ROUTING_KEY, Access, Need, Operator
 from proxy.routing.producer import NAMED_ROUTES, PATTERN_ROUTES
 from proxy.routing.routes import Effects
@@ -37,6 +38,7 @@ class CompiledBinding:
         on_true: effects when true, None where there are none beyond the destination.
         on_false: effects when false.
         rank: its place, given by the exchange that it is bound to.
+        regexes: regular expressions in its arguments.
         mark: exchange and id, as a decision lists them.
         found_by: where the index has put it.
     """
@@ -49,6 +51,7 @@ class CompiledBinding:
     destination: Destination | None
     on_true: Effects | None = None
     on_false: Effects | None = None
+    regexes: int = 0
     rank: Rank = (0, 0, 0)
     mark: tuple[bytes, str] = (b"", "")
     found_by: tuple[Access, ...] | None = None
@@ -58,11 +61,20 @@ class CompiledBinding:
 
     def __post_init__(self) -> None:
         """Work out what the engine asks for at each visit."""
-        self.truth = self.match.truth
+        self.truth = self._truth_within_budget if self.regexes else self.match.truth
         effects = [each for each in (self.on_true, self.on_false) if each is not None]
         self.asks_producer = any(each.asks_producer for each in effects)
         #: Adds one destination when true and does nothing else.
         self.plain = not effects and self.destination is not None
+
+    def _truth_within_budget(self, message: Message) -> bool:
+        """Whether it is true; a binding that needs a search when its owner's budget is spent is false."""
+        message.charge(self.binding.owner)
+        true = self.match.truth(message)
+        if message.starved:
+            message.note_spent(self.binding.owner)
+            return False
+        return true
 
     @property
     def idle_when_false(self) -> bool:

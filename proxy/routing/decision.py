@@ -94,6 +94,7 @@ class Decision:
         matched: ids of the bindings that were true, in visiting order, with their exchange: (exchange, id).
         keep: whether the decision may be cached (False after a random draw).
         limited: patterns that ran into the match limit.
+        spent: whose regex budgets were spent: rules (those of rules files), client, message; sorted.
         asked: what routes of clients' bindings chose and nobody knows yet to be within their reach.
         trace: what was visited, where it was asked for.
     """
@@ -107,5 +108,6 @@ class Decision:
     matched: tuple[tuple[bytes, str], ...] = ()
     keep: bool = True
     limited: int = 0
+    spent: tuple[str, ...] = ()
     asked: frozenset[tuple[Reach, Destination]] = frozenset()
     trace: Trace | None = field(default=None, compare=False)

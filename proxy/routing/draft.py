@@ -21,7 +21,7 @@ from proxy.routing.operators import HeaderOperator, Operator
 from proxy.routing.patterns import InvalidPattern, Pattern, compile_pattern
 from proxy.routing.producer import begins_with_character, invalid_regex
 from proxy.routing.routes import EffectsDraft
-from proxy.routing.values import Value
+from proxy.routing.values import Table, Value
 
 
 @dataclass(slots=True)
@@ -82,4 +82,18 @@ def pattern_of(key: bytes, value: Value) -> Pattern:
     try:
         return compile_pattern(source)
     except InvalidPattern as error:
-        raise refused(invalid_regex(source)) from error
+        raise refused(invalid_regex(source, str(error))) from error
+
+
+def count_regexes(arguments: Table) -> int:
+    """Count the regular expressions in the arguments of a binding."""
+    lists = (value.value if value.letter == "A" else (value,) for key, value in arguments if is_regex_key(key))
+    return sum(len(cast("tuple[Value, ...]", values)) for values in lists)
+
+
+def is_regex_key(key: bytes) -> bool:
+    """Whether an argument's value is a regular expression, or a list of them."""
+    head = key.partition(b" ")[0]
+    if head.startswith(b"x-?"):
+        return head.endswith(b"re") and head != b"x-?hkexre"
+    return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head

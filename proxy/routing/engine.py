@@ -8,7 +8,7 @@ Source: the open-exchange specification, sections 1, 7 and 8.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from proxy.routing.bindings import QUEUE, Destination
 from proxy.routing.compiled import CompiledBinding, Entry
@@ -50,20 +50,34 @@ def route(entries: Iterable[Entry], message: Message, matched: list[tuple[bytes,
 
 
 def route_traced(
-    entries: Sequence[Entry], message: Message, matched: list[tuple[bytes, str]], steps: list[BindingStep]
+    entries: Sequence[Entry],
+    message: Message,
+    matched: list[tuple[bytes, str]],
+    steps: list[BindingStep],
+    found: Set[CompiledBinding] | None = None,
 ) -> set[Destination] | None:
-    """As `route`, but say for each visit what happened."""
+    """As `route`, but say for each visit what happened.
+
+    Args:
+        entries: all bindings in visiting order.
+        message: see `route`.
+        matched: see `route`.
+        steps: gets a line for each visit.
+        found: those that `route` would visit, None for all: the others are false, and nobody's budget pays for them.
+    """
     routed: set[Destination] = set()
     floor = 0
     for _, compiled in entries:
         if floor > compiled.order:
             continue
         before = frozenset(routed)
-        true = compiled.truth(message)
+        spent, message.spent = message.spent, set()
+        true = compiled.truth(message) if found is None or compiled in found else False
         if true:
             matched.append(compiled.mark)
         jump = settle(compiled, true, routed, message)
         steps.append(_step(compiled, true, before, routed, jump, message))
+        message.spent |= spent
         if jump is None:
             return None
         if jump == STOP:
@@ -85,7 +99,7 @@ def settle(compiled: CompiledBinding, true: bool, routed: set[Destination], mess
         main = compiled.destination or _of_routing_key(compiled, message)
     effects = compiled.on_true if true else compiled.on_false
     if effects is not None:
-        effects.apply(routed, main, message, compiled.binding.reach)
+        effects.apply(routed, main, message, compiled.binding.owner, compiled.binding.reach)
         return effects.jump
     if main is not None:
         routed.add(main)
@@ -107,12 +121,12 @@ def _step(
     jump: int | None,
     message: Message,
 ) -> BindingStep:
-    limited = message.limited
-    operators = tuple(
-        OperatorStep(each.key, each.expected, each.verdict(message), each.seen(message)) for each in compiled.operators
-    )
-    # The truth has counted its searches already.
-    message.limited = limited
+    # The truth has been charged with its searches already.
+    with message.uncharged():
+        operators = tuple(
+            OperatorStep(each.key, each.expected, each.verdict(message), each.seen(message))
+            for each in compiled.operators
+        )
     return BindingStep(
         compiled.binding,
         compiled.mark[1],
@@ -125,4 +139,5 @@ def _step(
         jump if jump and compiled.order < jump < STOP else None,
         jump == STOP,
         message.producer.error if jump is None else b"",
+        tuple(sorted(message.spent)),
     )

@@ -224,7 +224,8 @@ class Exchange:
         if step is None:
             routed = route(self._index.candidates(message), message, matched)
         else:
-            routed = route_traced(self.entries, message, matched, step.visits)
+            found = {compiled for _, compiled in self._index.candidates(message)}
+            routed = route_traced(self.entries, message, matched, step.visits, found)
         return message.producer.error if routed is None else routed
 
 

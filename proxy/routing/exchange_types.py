@@ -16,7 +16,7 @@ from proxy.routing import comparison
 from proxy.routing.arguments import read_arguments, refuse_unreal_numbers
 from proxy.routing.bindings import Binding, by_name
 from proxy.routing.compiled import CompiledBinding
-from proxy.routing.draft import Draft
+from proxy.routing.draft import Draft, count_regexes
 from proxy.routing.erlang_text import TYPE_NAMES, binary, refused, term
 from proxy.routing.matching import Match, match_all, match_any
 from proxy.routing.operator_arguments import topic_access
@@ -50,6 +50,7 @@ def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
         None if draft.queue_of_routing_key else destination,
         effects.get(True),
         effects.get(False),
+        count_regexes(binding.arguments),
     )
 
 

@@ -9,18 +9,22 @@ Source: the open-exchange specification, section 1 (sorting of headers, BCC), se
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, tzinfo
 
 from proxy.routing.bindings import Destination, by_name
 from proxy.routing.decision import Facts, QueueNames
-from proxy.routing.patterns import Pattern
+from proxy.routing.patterns import DEFAULT_BUDGET, Budget, Pattern
 from proxy.routing.producer import ProducerRoutes
 from proxy.routing.reach import Reach
 from proxy.routing.values import Table
 
 #: The broker takes this header away before the exchange sees the message.
 UNSEEN_HEADER = b"BCC"
+
+#: Owner of the regexes in the headers of the message itself.
+PRODUCER = ("message",)
 
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 
@@ -33,11 +37,17 @@ class Message:
         now: seconds since the epoch.
         queues: the queues of the virtual host.
         draw: gives an index below its argument, for random picks.
+        regex_budget: what the regexes of rules files, of each client and of the message itself may cost, in match-limit
+            units.
     """
 
     __slots__ = (
+        "_budget",
+        "_budgets",
         "_clock",
+        "_payer",
         "_producer",
+        "_regex_budget",
         "_sorted",
         "asked",
         "draw",
@@ -50,9 +60,18 @@ class Message:
         "queues",
         "routing_key",
         "size",
+        "spent",
+        "starved",
     )
 
-    def __init__(self, facts: Facts, now: float, queues: QueueNames, draw: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        now: float,
+        queues: QueueNames,
+        draw: Callable[[int], int],
+        regex_budget: int = DEFAULT_BUDGET,
+    ) -> None:
         """Take the facts over; everything derived from them waits until it is asked for."""
         self.routing_key = facts.routing_key
         self.properties = facts.properties
@@ -72,6 +91,14 @@ class Message:
         self.keep = True
         #: Searches that ran into the match limit.
         self.limited = 0
+        #: Whether a search was not made, or not finished, since its owner's budget is spent; `note_spent` clears it.
+        self.starved = False
+        #: Kinds of owners whose budget is spent: rules, client, message.
+        self.spent: set[str] = set()
+        self._regex_budget = regex_budget
+        self._budget = Budget(regex_budget)
+        self._payer: Hashable = None
+        self._budgets: dict[Hashable, Budget] = {None: self._budget}
         #: What routes chose and nobody knows yet to be within their reach.
         self.asked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
@@ -92,13 +119,45 @@ class Message:
             self._producer = ProducerRoutes(self.sorted_headers)
         return self._producer
 
+    def charge(self, owner: Hashable) -> None:
+        """Charge the searches that follow to an owner: None for rules files, a user, or PRODUCER."""
+        if owner is self._payer:
+            return
+        budget = self._budgets.get(owner)
+        if budget is None:
+            budget = self._budgets[owner] = Budget(self._regex_budget)
+        self._budget, self._payer = budget, owner
+
     def search(self, pattern: Pattern, subject: bytes) -> bool:
-        """Whether the pattern is found in `subject`; running into the match limit counts as no."""
-        found = pattern.search(subject)
+        """Whether the pattern is found in `subject`; running into the match limit counts as no.
+
+        A search that the budget does not suffice for sets `starved`.
+        """
+        budget = self._budget
+        found = None if budget.spent else pattern.search(subject, budget)
         if found is None:
-            self.limited += 1
+            if budget.spent:
+                self.starved = True
+            else:
+                self.limited += 1
             return False
         return found
+
+    def note_spent(self, owner: Hashable) -> None:
+        """A binding, or a route, is given up since its owner's budget is spent."""
+        self.starved = False
+        self.spent.add("rules" if owner is None else "message" if owner is PRODUCER else "client")
+
+    @contextmanager
+    def uncharged(self) -> Iterator[None]:
+        """Let a trace search again, or more than the decision does, without any effect on what is counted."""
+        kept = self._budgets, self._budget, self._payer, self.limited, self.starved, self.spent
+        self._budget, self._payer, self.spent = Budget(self._regex_budget), None, set()
+        self._budgets = {None: self._budget}
+        try:
+            yield
+        finally:
+            self._budgets, self._budget, self._payer, self.limited, self.starved, self.spent = kept
 
     def clock(self, zone: tzinfo) -> bytes:
         """The time in a zone as 20 characters: ``YYYYMMDD HHmmSS d We`` with ISO weekday and ISO week."""

@@ -1,94 +1,283 @@
-"""Does a regular expression match? PCRE as RabbitMQ's Erlang has it, on bytes, in bounded time.
+"""Regular expressions: PCRE2 as it is, on bytes, with a bounded cost.
 
-``pattern_dialect`` says what a pattern means, ``pattern_library`` runs it; here is how long it may run. PCRE2's own
-match limit is not enough: it is counted anew for every offset that a match could begin at, and it counts decisions
-but not the characters that a repeat walks over in between. So a search has two attempts:
+Patterns are written in PCRE2's own language, pcre2pattern(3), with the character tables of Latin-1; nothing is
+translated. The system's ``libpcre2-8`` runs them through ctypes.
 
-1. the pattern as it is, with a limit so small that all offsets together stay within the budget. It answers nearly
-   always; patterns of fixed length get their answer here on long subjects too;
-2. where that ran into its limit, the pattern written so that every repeated character is a decision, in front of it
-   a lazy run over the offsets: one search from one offset, whose limit is the limit of the whole.
+**What a search may cost.** Producers choose subjects, and clients choose patterns, so both may be hostile. PCRE2's
+match limit counts decisions, but it begins again at every offset at which a match could begin, and between two
+decisions a repeat may walk over the rest of the subject. Hence a pattern has two forms:
 
-Who runs into the second limit gets None: PCRE gave up as well, later. Sources: pcre2api(3), "The match context";
-the open-exchange specification, section 9.
+1. The *plain* form is the pattern as it was written, compiled to machine code where memory may be made executable. The
+   worst case of a search is the product of match limit, number of offsets and length of a walk; the limit is chosen so
+   that the product stays small. PCRE2 skips offsets at which no match can begin, so most searches end within a
+   microsecond, but the worst case is all that can be stated in advance.
+2. The *counted* form is the pattern after a lazy run over the offsets, anchored and without automatic possessification:
+   one search from one offset, in which each character of a walk that is given back is a decision. The limit bounds the
+   whole search. Only the interpreter counts so: compiled code skips, without counting, the characters of a walk
+   that the next literal cannot follow (measured: 3 s for ``[a-y]*z|q`` on 131,000 bytes). Constructs that walk
+   without decisions (``_UNCOUNTED``) have no such form; for them the worst case of the plain form counts.
+
+**What a decision may cost.** The unit of a `Budget` is the match limit's: one decision, about 10 ns. A search is
+charged with the limits that it was given, the smallest first, so the charge exceeds the use by a constant factor at
+most, and the same search always costs the same. What is worth little more than the call itself (``_FREE_UNITS``) costs
+nothing, so a budget does not limit how many patterns there may be. For subjects that are too long for that, the plain
+form goes first as long as the worst cases of such searches add up to no more than a quarter of the budget
+(``Budget.unproven``). It follows that all searches of one budget together take at most the budget, a quarter of
+it, and four microseconds each.
+
+Every call holds the interpreter lock (``PyDLL``): a search is shorter than giving the lock away and getting it back,
+and one match block and one stack can then serve all patterns.
+
+Sources: pcre2api(3), "The match context"; pcre2jit(3), "Controlling the JIT stack"; pcre2_chartables.c for the layout
+of character tables.
 """
 
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
-from math import isqrt
+import re
+from functools import cache, lru_cache
+from math import prod
+from typing import Final
 
-from proxy.routing.pattern_dialect import Translation, translate
-from proxy.routing.pattern_escapes import InvalidPattern
-from proxy.routing.pattern_library import ANCHORED, LIMITS, NO_OPTIONS, NO_START_OPTIMIZE, SIZES, Library, library
+__all__ = [
+    "DEFAULT_BUDGET",
+    "Budget",
+    "InvalidPattern",
+    "MissingLibraryError",
+    "Pattern",
+    "compile_pattern",
+    "jit_compiles",
+    "latin1_tables",
+    "why_invalid",
+]
 
-__all__ = ["InvalidPattern", "Pattern", "compile_pattern"]
+_LIBRARY = "libpcre2-8.so.0"
+_ANCHORED, _NO_AUTO_POSSESS = 0x80000000, 0x00004000
+_INFO_ALLOPTIONS, _INFO_JITSIZE, _INFO_SIZE, _INFO_FRAMESIZE = 0, 10, 22, 24
+_JIT_COMPLETE = 1
+#: Return codes that mean "gave up", not "no match": stack of the JIT, match limit, memory, depth limit, heap limit.
+_GAVE_UP = frozenset({-46, -47, -48, -53, -63})
 
-#: What an attempt may cost, the first and the second, in fractions of a nanosecond: each ends within five milliseconds.
-_BUDGET, _CAREFUL_BUDGET = 10_000_000, 12_000_000
-#: What one decision of the matcher costs, and how many bytes of its frame are copied at the cost of one.
-_DECISION, _FRAME_BYTES = 20, 8
-_LARGEST_LIMIT = 1 << 20
-#: Heap for backtracking: some 50,000 turns of a group. Given back at once.
-_HEAP_KIB = 8 * 1024
-#: The same for the first attempt, whose heap is kept for the next search.
-_KEPT_HEAP_KIB = 1024
-#: Longer patterns are refused: reading one of this length takes some fifty milliseconds, and producers may send
-#: them. (PCRE 8 ends at 32,767 literal characters.)
-_LONGEST_PATTERN = 16384
-#: Longer ones have no second attempt, for the same reason.
-_LONGEST_CAREFUL = 4096
-#: Longer patterns are not kept in the cache, which would bound it in number only.
-_LONGEST_KEPT = 1024
-_BIT_LENGTHS = 64
-_START = SIZES[0]
-_OFFSETS = b"(?s:.*?)"
+#: Longest pattern, and longest pattern that is kept, in bytes; patterns that are kept. Producers may send patterns.
+_LONGEST_PATTERN, _LONGEST_KEPT, _KEPT = 16384, 1024, 512
+#: Larger code stays with the interpreter: machine code takes up to fifteen times the memory.
+_LARGEST_JIT = 4096
+#: Nested groups.
+_NESTING_LIMIT = 1000
+#: Heap of the interpreter and stack of compiled code: what a search has needed is kept for the next one, since fresh
+#: memory costs more than the search.
+_HEAP_KIB = 4096
+_STACK_BYTES = 4 << 20
+
+#: Estimated work: a decision, and how many bytes of the frame that the interpreter copies for it count as one. A
+#: character that is compared counts as one; so does one that a walk passes, or as many as `_SLOW_WALK`.
+_DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
+#: Units of the budget that a decision has if nothing else is configured: about 10 ms.
+DEFAULT_BUDGET = 1_000_000
+#: Most that one search is charged with.
+_SEARCH_UNITS = 400_000
+#: What an attempt may cost without being charged.
+_FREE_UNITS = 400
+_FREE_WORK = _FREE_UNITS * _DECISION
+#: Worst case, at a limit of one, beyond which a subject has no search by the plain form.
+_LONGEST_PLAIN_UNITS = 250_000
+#: By how much the next limit is larger, and the largest limit.
+_GROWTH, _LARGEST_LIMIT = 8, 1 << 20
+
+#: A pattern without any of these walks no further than it is long.
+_WALKS = re.compile(rb"[*+]|,\}|\\[XRkg1-9]|\(\?[P&R(0-9+-]")
+#: Walks that take longer for a character: by Unicode properties, by references, by calls.
+_SLOW = re.compile(rb"\(\*U|\\[XRkg1-9]|\(\?[P&R0-9+-]")
+_COUNTS = re.compile(rb"\{([0-9]{1,9})(?:,([0-9]{1,9}))?")
+#: What walks without decisions, or means something else within a group: possessive and atomic groups, look-around,
+#: calls, conditions, verbs and settings, references, free spacing.
+_UNCOUNTED = re.compile(rb"[*+?}]\+|\(\*|\(\?(?!:|#|\||P?<[^=!]|'|[imsUJ-]+[:)])|\\[1-9gkXQ]")
+_OFFSETS = b"(?s:.*?)(?:%s)"
+
+_SIZES = tuple(ctypes.c_size_t(size) for size in range(256))
+_START, _NO_OPTIONS = _SIZES[0], ctypes.c_uint32(0)
 
 
-def _decision_cost(said: Translation, frame_bytes: int, size: int) -> int:
-    """What a decision costs with all that may follow until the next, on a subject of `size` bytes."""
-    return _DECISION + frame_bytes // _FRAME_BYTES + said.steps + said.scans * size
+class InvalidPattern(ValueError):  # noqa: N818 -- reads as a verdict on a pattern, not as a fault of ours
+    """A pattern that PCRE2 does not compile. The text is PCRE2's reason and offset; it never quotes the pattern."""
+
+
+class MissingLibraryError(ImportError):
+    """PCRE2 is not installed."""
+
+
+class Budget:
+    """What the searches of one owner may cost in one decision.
+
+    Args:
+        units: see the module.
+
+    Attributes:
+        left: units that are left.
+        unproven: units that worst cases of the plain form may still add up to.
+        spent: whether a search was given up, or not begun, since the budget did not suffice.
+    """
+
+    __slots__ = ("left", "spent", "unproven")
+
+    def __init__(self, units: int = DEFAULT_BUDGET) -> None:
+        self.left: int = units
+        self.unproven: int = units >> 2
+        self.spent: bool = False
+
+
+def _power(limit: int) -> int:
+    """Return the largest power of two up to a limit, so that there are few match contexts; 0 for 0."""
+    return 1 << (min(limit, _LARGEST_LIMIT).bit_length() - 1) if limit else 0
+
+
+def latin1_tables() -> bytes:
+    """Return character tables for Latin-1, since hardly any installation has a locale to make them from.
+
+    Returns:
+        Lower-case table, case-flip table, class bitmaps, type bits: 1,088 bytes.
+    """
+    text = bytes(range(256)).decode("latin-1")
+    lower = bytes(ord(char.lower()) for char in text)
+    upper = {code: at for at, code in enumerate(lower) if code != at}
+    flip = bytes(lower[at] if lower[at] != at else upper.get(at, at) for at in range(256))
+    alpha, low, up = (bytes(map(test, text)) for test in (str.isalpha, str.islower, str.isupper))
+    space, digit = (bytes(char in members for char in text) for members in ("\t\n\v\f\r ", "0123456789"))
+    xdigit = bytes(char in "0123456789abcdefABCDEF" for char in text)
+    word = bytes(alpha[at] or digit[at] or char == "_" for at, char in enumerate(text))
+    graph = bytes(0x21 <= at <= 0x7E or at >= 0xA0 for at in range(256))
+    printed = bytes(graph[at] or at == 0x20 for at in range(256))
+    punct = bytes(graph[at] and not alpha[at] and not digit[at] for at in range(256))
+    cntrl = bytes(at < 0x20 or 0x7F <= at <= 0x9F for at in range(256))
+    classes = (space, xdigit, digit, up, low, word, graph, printed, punct, cntrl)
+    # Bit n of a bitmap is byte n.
+    bitmaps = b"".join(sum(bit << at for at, bit in enumerate(members)).to_bytes(32, "little") for members in classes)
+    types = bytes(
+        sum(members[at] << bit for bit, members in enumerate((space, alpha, low, digit, word))) for at in range(256)
+    )
+    return lower + flip + bitmaps + types
+
+
+class _Library:
+    """The loaded PCRE2: compile context, match contexts, match block and stack."""
+
+    def __init__(self) -> None:
+        try:
+            self._pcre2 = pcre2 = ctypes.PyDLL(_LIBRARY)
+        except OSError as error:
+            raise MissingLibraryError(f"{_LIBRARY} is missing: install PCRE2 (Debian: libpcre2-8-0)") from error
+        for name in ("compile_context_create", "match_context_create", "match_data_create", "jit_stack_create"):
+            getattr(pcre2, f"pcre2_{name}_8").restype = ctypes.c_void_p
+        pcre2.pcre2_compile_8.restype = ctypes.c_void_p
+        pcre2.pcre2_code_free_8.argtypes = [ctypes.c_void_p]
+        pcre2.pcre2_code_free_8.restype = None
+        self.free = pcre2.pcre2_code_free_8
+        self._tables = ctypes.create_string_buffer(latin1_tables(), 1088)
+        self._context = ctypes.c_void_p(pcre2.pcre2_compile_context_create_8(None))
+        pcre2.pcre2_set_character_tables_8(self._context, self._tables)
+        pcre2.pcre2_set_parens_nest_limit_8(self._context, ctypes.c_uint32(_NESTING_LIMIT))
+        if hasattr(pcre2, "pcre2_set_max_varlookbehind_8"):  # 10.43 on: look-behind of variable length
+            pcre2.pcre2_set_max_varlookbehind_8(self._context, ctypes.c_uint32(0))
+        #: None where memory may not be made executable. Its pages are taken when a search first needs them.
+        self._stack = pcre2.pcre2_jit_stack_create_8(ctypes.c_size_t(1 << 15), ctypes.c_size_t(_STACK_BYTES), None)
+        #: One pair of offsets: only whether there is a match is asked.
+        self.data = ctypes.c_void_p(pcre2.pcre2_match_data_create_8(ctypes.c_uint32(1), None))
+        #: By the bit length of the limit, which is a power of two; and with its square root as limit.
+        self.contexts = [self._match_context((1 << bits) >> 1) for bits in range(_LARGEST_LIMIT.bit_length() + 1)]
+        self.root_contexts = [self.contexts[(bits + 1) // 2] for bits in range(len(self.contexts))]
+        # Without argtypes, whose conversions double the time of a call: it is given objects of ctypes only, and bytes.
+        self.match = pcre2.pcre2_match_8
+        self.match.restype = ctypes.c_int
+
+    def compile(self, text: bytes, options: int) -> ctypes.c_void_p:
+        """Compile a pattern.
+
+        Raises:
+            InvalidPattern: with PCRE2's reason.
+        """
+        number, offset = ctypes.c_int(), ctypes.c_size_t()
+        code = self._pcre2.pcre2_compile_8(
+            ctypes.c_char_p(text),
+            ctypes.c_size_t(len(text)),
+            ctypes.c_uint32(options),
+            ctypes.byref(number),
+            ctypes.byref(offset),
+            self._context,
+        )
+        if code:
+            return ctypes.c_void_p(code)
+        words = ctypes.create_string_buffer(256)
+        self._pcre2.pcre2_get_error_message_8(number, words, ctypes.c_size_t(256))
+        raise InvalidPattern(f"{words.value.decode('ascii', 'replace')} at offset {offset.value}")
+
+    def jit(self, code: ctypes.c_void_p) -> bool:
+        """Compile to machine code; return whether that is what a search runs."""
+        if self.info(code, _INFO_SIZE) > _LARGEST_JIT:
+            return False
+        self._pcre2.pcre2_jit_compile_8(code, ctypes.c_uint32(_JIT_COMPLETE))
+        return self.info(code, _INFO_JITSIZE) > 0  # a pattern may forbid it itself: (*NO_JIT)
+
+    def info(self, code: ctypes.c_void_p, what: int) -> int:
+        value = ctypes.c_size_t()  # zeroed, so that the smaller types that some answers have fit as well
+        self._pcre2.pcre2_pattern_info_8(code, ctypes.c_uint32(what), ctypes.byref(value))
+        return value.value
+
+    def _match_context(self, limit: int) -> ctypes.c_void_p:
+        """Return a new match context; a pattern's own (*LIMIT_...) can only lower its limits."""
+        context = ctypes.c_void_p(self._pcre2.pcre2_match_context_create_8(None))
+        self._pcre2.pcre2_set_match_limit_8(context, ctypes.c_uint32(limit))
+        self._pcre2.pcre2_set_heap_limit_8(context, ctypes.c_uint32(_HEAP_KIB))
+        if self._stack:
+            self._pcre2.pcre2_jit_stack_assign_8(context, None, ctypes.c_void_p(self._stack))
+        return context
+
+
+_library = cache(_Library)
+
+
+def jit_compiles() -> bool:
+    """Return whether patterns run as machine code; False where the system forbids executable memory.
+
+    Raises:
+        MissingLibraryError: PCRE2 is not installed; the message names the package.
+    """
+    return _Code(b"a", 0, b"a").jit
 
 
 class _Code:
-    """Compiled code that gives itself back."""
+    """Compiled code, which is freed with the object.
 
-    __slots__ = ("__weakref__", "_free", "handle")
+    Args:
+        text: what is compiled.
+        options: of the compilation.
+        source: the pattern in it, whose repeat counts are looked at.
+        counted: whether the interpreter is to run it.
 
-    def __init__(self, pcre2: Library, text: bytes, options: int) -> None:
-        compiled = pcre2.compile(text, options)
+    Attributes:
+        handle: for the library.
+        jit: whether it is machine code.
+        anchored: whether a match can begin at the first offset only.
+        weight: estimated work of a decision and of what can follow until the next one, walks not included.
+    """
+
+    __slots__ = ("_free", "anchored", "handle", "jit", "weight")
+
+    def __init__(self, text: bytes, options: int, source: bytes, counted: bool = False) -> None:
+        pcre2 = _library()
         self._free = None
-        if isinstance(compiled, str):
-            raise InvalidPattern(compiled)
-        self.handle = compiled
+        self.handle = pcre2.compile(text, options)
         self._free = pcre2.free
+        self.anchored: bool = bool(pcre2.info(self.handle, _INFO_ALLOPTIONS) & _ANCHORED)
+        self.jit: bool = not counted and pcre2.jit(self.handle)
+        counts = [int(most or least) for least, most in _COUNTS.findall(source)]
+        straight = len(source) * prod(counts) if b"){" in source else len(source) + sum(counts)
+        frame = 0 if self.jit else pcre2.info(self.handle, _INFO_FRAMESIZE)
+        self.weight: int = _DECISION + frame // _FRAME_BYTES + straight
 
     def __del__(self) -> None:
         if self._free is not None:
             self._free(self.handle)
-
-
-class _CarefulSearch:
-    """The second attempt: the pattern in its counted form."""
-
-    def __init__(self, pcre2: Library, source: bytes, anchored: bool) -> None:
-        self._pcre2 = pcre2
-        said = translate(source, pcre2.script, unrolled=True)
-        offsets = b"" if anchored else _OFFSETS
-        self._code = _Code(pcre2, said.start + offsets + b"(?:" + said.body + b")", ANCHORED)
-        self._said = said
-        self._frame_bytes = pcre2.frame_bytes(self._code.handle)
-
-    def search(self, subject: bytes) -> bool | None:
-        pcre2 = self._pcre2
-        limit = _CAREFUL_BUDGET // _decision_cost(self._said, self._frame_bytes, len(subject))
-        data = pcre2.new_match_data()
-        context = pcre2.match_context(1 << (max(limit, 1).bit_length() - 1), _LARGEST_LIMIT, _HEAP_KIB)
-        length = ctypes.c_size_t(len(subject))
-        found: int = pcre2.match(self._code.handle, subject, length, _START, NO_OPTIONS, data, context)
-        pcre2.free_match_data(data)
-        return True if found >= 0 else None if found in LIMITS else False
 
 
 class Pattern:
@@ -98,92 +287,131 @@ class Pattern:
         source: as given to ``compile_pattern``.
     """
 
-    __slots__ = ("_anchored", "_careful", "_code", "_contexts", "_data", "_handle", "_match", "_whole", "source")
+    __slots__ = (
+        "_anchored",
+        "_code",
+        "_contexts",
+        "_counted",
+        "_data",
+        "_handle",
+        "_match",
+        "_text",
+        "_walk",
+        "_weight",
+        "source",
+    )
 
     def __init__(self, source: bytes) -> None:
-        """See ``compile_pattern``, which is how patterns are made."""
         if not source or len(source) > _LONGEST_PATTERN:
-            raise InvalidPattern("empty pattern" if not source else "pattern is too long")
-        self.source = source
-        pcre2 = library()
-        said = translate(source, pcre2.script)
-        self._code = _Code(pcre2, said.start + said.body, 0)
-        if said.verbs and not pcre2.begins_with_character(self._code.handle):
-            # PCRE 8 as Erlang uses it looks for a first character, but does not study the pattern for a set of
-            # them; a verb would notice the offsets that are passed over.
-            self._code = _Code(pcre2, said.start + said.body, NO_START_OPTIMIZE)
-        self._handle = self._code.handle
-        self._match = pcre2.match
-        self._data = pcre2.match_data
-        self._anchored = pcre2.is_anchored(self._handle)
-        self._whole = said.whole or said.verbs or len(source) > _LONGEST_CAREFUL
-        self._contexts = _contexts(pcre2, said, pcre2.frame_bytes(self._handle), self._anchored)
-        self._careful: _CarefulSearch | None = None
+            raise InvalidPattern("empty pattern" if not source else f"longer than {_LONGEST_PATTERN} bytes")
+        self.source: Final = source
+        text = source.partition(b"\0")[0]  # the broker's library takes a string that ends at its first zero byte
+        pcre2 = _library()
+        self._text: Final = text
+        self._code: Final = _Code(text, 0, text)
+        self._match: Final = pcre2.match
+        self._handle: Final = self._code.handle
+        self._data: Final = pcre2.data
+        # A skip to a mark that does not exist begins the search again, at each place where that is found out.
+        self._contexts: Final = pcre2.root_contexts if b"(*SKIP:" in text else pcre2.contexts
+        self._anchored: Final = self._code.anchored
+        self._weight: Final = self._code.weight
+        self._walk: Final = 0 if _WALKS.search(text) is None else _SLOW_WALK if _SLOW.search(text) else 1
+        #: The counted form: None until it is needed; the plain form where there is none.
+        self._counted: _Code | None = self._code if _UNCOUNTED.search(text) else None
 
-    def search(self, subject: bytes) -> bool | None:
-        """Whether the pattern matches somewhere in `subject`; None where PCRE's limits were hit first.
+    def search(self, subject: bytes, budget: Budget) -> bool | None:
+        """Return whether the pattern matches somewhere in the subject; None where the search was given up.
 
-        The broker takes that for "no match": false, and true for a negated operator.
+        Args:
+            subject: any bytes.
+            budget: is charged with the cost. If it did not suffice, `budget.spent` is set.
         """
         size = len(subject)
-        context = self._contexts[size.bit_length()]
-        if context is not None:
-            length = SIZES[size] if size < len(SIZES) else ctypes.c_size_t(size)
-            found = self._match(self._handle, subject, length, _START, NO_OPTIONS, self._data, context)
+        work = self._weight + size * self._walk
+        if not self._anchored:
+            work *= size + 1
+        if work > _FREE_WORK:
+            units = work // _DECISION
+            if units > budget.unproven or units > _LONGEST_PLAIN_UNITS:
+                return self._search_charged(subject, work, budget)
+            budget.unproven -= units
+            context = self._contexts[1]
+        else:
+            context = self._contexts[(_FREE_WORK // work).bit_length()]
+        length = _SIZES[size] if size < 256 else ctypes.c_size_t(size)
+        found = self._match(self._handle, subject, length, _START, _NO_OPTIONS, self._data, context)
+        if found >= 0:
+            return True
+        if found not in _GAVE_UP:
+            return False
+        return self._search_charged(subject, work, budget)
+
+    def _search_charged(self, subject: bytes, work: int, budget: Budget) -> bool | None:
+        """Search with growing limits, each of which is charged before it is tried.
+
+        Args:
+            subject: as searched.
+            work: worst case of the plain form with a limit of one.
+            budget: of the owner.
+        """
+        code = self._counted
+        if code is None:
+            code = self._counted = self._compile_counted()
+        if code is not self._code:
+            work = code.weight
+        limit = _power(_FREE_WORK // work)
+        free = limit > 0
+        limit = limit or 1
+        length = ctypes.c_size_t(len(subject))
+        left = _SEARCH_UNITS
+        last = False
+        while not last:
+            units = 0 if free else work * limit // _DECISION
+            most = min(left, budget.left)
+            last = units > most
+            if last:
+                budget.spent = budget.spent or budget.left < left
+                limit = _power(most * _DECISION // work)
+                if limit == 0:
+                    return None
+                units = work * limit // _DECISION
+            free = False
+            left -= units
+            budget.left -= units
+            context = self._contexts[limit.bit_length()]
+            found = self._match(code.handle, subject, length, _START, _NO_OPTIONS, self._data, context)
             if found >= 0:
                 return True
-            if found not in LIMITS:
+            if found not in _GAVE_UP:
                 return False
-        return self._search_carefully(subject)
+            limit *= _GROWTH
+        return None
 
-    def _search_carefully(self, subject: bytes) -> bool | None:
-        if self._whole:
-            return None
-        if self._careful is None:
-            try:
-                self._careful = _CarefulSearch(library(), self.source, self._anchored)
-            except InvalidPattern:  # its counted form is longer than PCRE2 takes
-                self._whole = True
-                return None
-        return self._careful.search(subject)
+    def _compile_counted(self) -> _Code:
+        text = b"(?:%s)" % self._text if self._code.anchored else _OFFSETS % self._text
+        try:
+            return _Code(text, _ANCHORED | _NO_AUTO_POSSESS, self._text, counted=True)
+        except InvalidPattern:  # PCRE2's limits of size and nesting
+            return self._code
 
 
-def _contexts(
-    pcre2: Library, said: Translation, frame_bytes: int, anchored: bool
-) -> tuple[ctypes.c_void_p | None, ...]:
-    """Match contexts by the bit length of a subject's size; None where no limit is small enough."""
-    contexts: list[ctypes.c_void_p | None] = []
-    for bits in range(_BIT_LENGTHS):
-        size = (1 << bits) - 1
-        offsets = 1 if anchored else size + 1
-        limit = _BUDGET // (offsets * _decision_cost(said, frame_bytes, size))
-        if said.skips_to_marks:
-            limit = isqrt(limit)
-        limit = min(limit, _LARGEST_LIMIT)
-        if not limit:
-            break
-        contexts.append(pcre2.match_context(1 << (limit.bit_length() - 1), _LARGEST_LIMIT, _KEPT_HEAP_KIB))
-    return tuple(contexts) + (None,) * (_BIT_LENGTHS - len(contexts))
-
-
-_kept = lru_cache(maxsize=4096)(Pattern)
+_kept = lru_cache(maxsize=_KEPT)(Pattern)
 
 
 def compile_pattern(source: bytes) -> Pattern:
-    """Compile `source`, or find it compiled.
+    """Compile a pattern, or return it compiled.
 
     Raises:
-        InvalidPattern: it is empty, or PCRE 8 would not compile it. The message never quotes the pattern.
+        InvalidPattern: it is empty, too long, or not PCRE2's.
     """
     return _kept(source) if len(source) <= _LONGEST_KEPT else Pattern(source)
 
 
 def why_invalid(source: bytes) -> str:
-    """Say why a pattern does not compile, and where, as far as that is known; "" where it compiles."""
+    """Return why a pattern does not compile; "" where it does."""
     try:
         compile_pattern(source)
     except InvalidPattern as error:
-        # What is compiled is a translation. The pattern itself mostly has the same fault, and an offset of its own.
-        fault = library().fault(source) if source else None
-        return str(error) if fault is None else f"{fault[0]} at offset {fault[1]}"
+        return str(error)
     return ""

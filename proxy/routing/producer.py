@@ -66,8 +66,8 @@ class ProducerRoutes:
     def _add_pattern(self, name: bytes, source: bytes) -> None:
         try:
             pattern = compile_pattern(source)
-        except InvalidPattern:
-            self.error = self.error or reply_text(invalid_regex(source))
+        except InvalidPattern as error:
+            self.error = self.error or reply_text(invalid_regex(source, str(error)))
             return
         self.patterns.setdefault(name, PatternRoute(pattern, PATTERN_ROUTES[name]))
 
@@ -91,6 +91,6 @@ def begins_with_character(text: bytes) -> bool:
     return True
 
 
-def invalid_regex(source: bytes) -> str:
-    """The error text for a regex that is empty or does not compile."""
-    return f"Invalid regex '{characters(source)}'"
+def invalid_regex(source: bytes, reason: str) -> str:
+    """The error text for a regex that is empty or does not compile: the plugin's, and why."""
+    return f"Invalid regex '{characters(source)}': {reason}"

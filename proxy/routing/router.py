@@ -17,6 +17,7 @@ from proxy.routing.erlang_text import reply_text
 from proxy.routing.exchange import Exchange
 from proxy.routing.interest import joined
 from proxy.routing.message import Message
+from proxy.routing.patterns import DEFAULT_BUDGET
 from proxy.routing.trace import ExchangeStep, Trace
 
 
@@ -85,6 +86,7 @@ class Router:
         queues: QueueNames,
         draw: Callable[[int], int],
         trace: Trace | None = None,
+        regex_budget: int = DEFAULT_BUDGET,
     ) -> Decision:
         """Decide about one message.
 
@@ -95,11 +97,12 @@ class Router:
             queues: the queues of the virtual host, for regex routes.
             draw: gives an index below its argument; called only where a random pick is made.
             trace: gets the reasons.
+            regex_budget: what the regexes of each owner may cost, in match-limit units.
 
         Returns:
             The decision. It says itself whether it may be kept for messages with the same facts.
         """
-        message = Message(facts, now, queues, draw)
+        message = Message(facts, now, queues, draw, regex_budget)
         matched: list[tuple[bytes, str]] = []
         final: set[Destination] = set()
         unrouted = Outcome.UNROUTED
@@ -138,6 +141,7 @@ class Router:
             tuple(matched),
             message.keep and not message.asked,
             message.limited,
+            tuple(sorted(message.spent)),
             frozenset(message.asked),
             trace,
         )
@@ -231,5 +235,6 @@ def _rejected(exchange: bytes, error: bytes, message: Message, trace: Trace | No
         error=error,
         keep=message.keep,
         limited=message.limited,
+        spent=tuple(sorted(message.spent)),
         trace=trace,
     )

@@ -8,12 +8,12 @@ Source: the open-exchange specification, sections 7 and 8.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from proxy.routing.bindings import QUEUE, Destination
 from proxy.routing.decision import QueueNames
-from proxy.routing.message import Message
+from proxy.routing.message import PRODUCER, Message
 from proxy.routing.operators import HEADER, QUEUE_NAMES, Need
 from proxy.routing.patterns import Pattern
 from proxy.routing.producer import NAMED_ROUTES, PATTERN_ROUTES, PatternRoute
@@ -50,8 +50,9 @@ class QueueRoute:
         queues, selected, limited = self._kept
         if message.queues is not queues:
             before = message.limited
-            selected = list(_matching(PatternRoute(self.pattern, self.negated), message))
-            self._kept = (message.queues, selected, message.limited - before)
+            selected = _matching(PatternRoute(self.pattern, self.negated), message)
+            if not message.starved:
+                self._kept = (message.queues, selected, message.limited - before)
         else:
             message.limited += limited
         if not self.only_one:
@@ -87,19 +88,32 @@ class Effects:
     jump: int = 0
 
     def apply(
-        self, routed: set[Destination], main: Destination | None, message: Message, reach: Reach | None = None
+        self,
+        routed: set[Destination],
+        main: Destination | None,
+        message: Message,
+        owner: str | None = None,
+        reach: Reach | None = None,
     ) -> None:
-        """Make ``(routed + main + additions) - deletions`` of `routed`; no addition but what is within reach."""
+        """Make ``(routed + main + additions) - deletions`` of `routed`; no addition but what is within reach.
+
+        A regex route that its owner's budget does not suffice for chooses nothing.
+        """
         deleted = set(self.delete)
+        if self.delete_queues or self.add_queues:
+            message.charge(owner)
         for route in self.delete_queues:
-            deleted.update(each for each in routed if each[0] == QUEUE and _selects(route, each[1], message))
+            chosen = [each for each in routed if each[0] == QUEUE and _selects(route, each[1], message)]
+            deleted.update(_unless_starved(chosen, message, owner))
         for header in self.granted_delete:
             deleted.update(_asked(header, message))
         if main is not None:
             routed.add(main)
         routed.update(self.add if reach is None else reach.limit(self.add, message))
-        for selection in self.add_queues:
-            routed.update(selection.select(message, reach))
+        if self.add_queues:
+            message.charge(owner)
+            for selection in self.add_queues:
+                routed.update(_unless_starved(selection.select(message, reach), message, owner))
         for header in self.granted_add:
             asked = _asked(header, message)
             routed.update(asked if reach is None else reach.limit(asked, message))
@@ -149,8 +163,16 @@ def _selects(route: PatternRoute, name: bytes, message: Message) -> bool:
     return message.search(route.pattern, name) is not route.negated
 
 
-def _matching(route: PatternRoute, message: Message) -> Iterator[Destination]:
-    return ((QUEUE, name) for name in message.queues.names if _selects(route, name, message))
+def _matching(route: PatternRoute, message: Message) -> list[Destination]:
+    """The queues that a route selects; without meaning where that has starved the message."""
+    return [(QUEUE, name) for name in message.queues.names if _selects(route, name, message)]
+
+
+def _unless_starved(chosen: Collection[Destination], message: Message, owner: Hashable) -> Collection[Destination]:
+    if not message.starved:
+        return chosen
+    message.note_spent(owner)
+    return ()
 
 
 def _asked(header: bytes, message: Message) -> set[Destination]:
@@ -158,4 +180,7 @@ def _asked(header: bytes, message: Message) -> set[Destination]:
     if header in NAMED_ROUTES:
         return message.producer.named.get(header, set())
     route = message.producer.patterns.get(header)
-    return set(_matching(route, message)) if route else set()
+    if route is None:
+        return set()
+    message.charge(PRODUCER)
+    return set(_unless_starved(_matching(route, message), message, PRODUCER))

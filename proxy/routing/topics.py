@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from proxy.routing.pattern_library import latin1_tables
-from proxy.routing.patterns import InvalidPattern, compile_pattern
+from proxy.routing.patterns import InvalidPattern, compile_pattern, latin1_tables
 
 _ANY_WORDS = b"#"
 _ONE_WORD = b"*"

@@ -14,7 +14,8 @@ from proxy.routing.address_targets import AddressBook
 from proxy.routing.bindings import EXCHANGE, QUEUE
 from proxy.routing.compiled import CompiledBinding
 from proxy.routing.departure import relocations
-from proxy.routing.patterns import InvalidPattern, compile_pattern
+from proxy.routing.draft import is_regex_key
+from proxy.routing.patterns import Budget, InvalidPattern, compile_pattern
 from proxy.routing.router import Router
 from proxy.rules.contradiction import why_never
 from proxy.rules.expectations import decide, mentioned_queues, translated
@@ -87,7 +88,7 @@ def _bindings(exchange: Exchange) -> Iterator[ConfigWarning]:
 
 def _patterns(draft: BindingDraft) -> Iterator[ConfigWarning]:
     for name, value in draft.binding.arguments:
-        if not _is_pattern(name):
+        if not is_regex_key(name):
             continue
         elements = value.value if value.letter == "A" and isinstance(value.value, tuple) else (value,)
         for element in elements:
@@ -100,13 +101,6 @@ def _patterns(draft: BindingDraft) -> Iterator[ConfigWarning]:
                 yield ConfigWarning(draft.argument_place(key), draft.argument_path(key), message)
 
 
-def _is_pattern(name: bytes) -> bool:
-    head = name.partition(b" ")[0]
-    if head.startswith(b"x-?"):
-        return head.endswith(b"re") and head != b"x-?hkexre"
-    return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head
-
-
 def gives_up_on(pattern: bytes) -> bytes | None:
     """Find a simple text on which a pattern runs into the match limit."""
     try:
@@ -115,7 +109,7 @@ def gives_up_on(pattern: bytes) -> bytes | None:
         return None
     own = sorted({character for character in pattern if 0x30 <= character < 0x7F})
     trials: Iterable[bytes] = (*_SIMPLE, *(bytes((each,)) * _REPEATED + b"\x01" for each in own))
-    return next((subject for subject in trials if compiled.search(subject) is None), None)
+    return next((subject for subject in trials if compiled.search(subject, Budget()) is None), None)
 
 
 @dataclass(frozen=True, slots=True)

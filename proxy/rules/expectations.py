@@ -14,6 +14,7 @@ from proxy.routing.address_targets import AddressBook, FailedTranslation, Public
 from proxy.routing.bindings import QUEUE
 from proxy.routing.decision import Decision, Outcome, QueueNames
 from proxy.routing.departure import Departure, departure
+from proxy.routing.patterns import DEFAULT_BUDGET
 from proxy.routing.router import Router
 from proxy.routing.trace import Trace
 from proxy.rules.clock import instant
@@ -164,11 +165,16 @@ def mentioned_queues(vhost: VhostRules, router: Router) -> frozenset[bytes]:
 
 
 def decide(
-    router: Router, message: Message, at: float, queues: Iterable[bytes], trace: Trace | None = None
+    router: Router,
+    message: Message,
+    at: float,
+    queues: Iterable[bytes],
+    trace: Trace | None = None,
+    regex_budget: int = DEFAULT_BUDGET,
 ) -> Decision:
     """Ask the rules; a random pick takes the first name in byte order, so that answers can be compared."""
     names = QueueNames(tuple(sorted(queues)))
-    return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace)
+    return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace, regex_budget)
 
 
 def result_of(

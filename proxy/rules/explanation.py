@@ -16,6 +16,7 @@ from proxy.amqp.vhost import VhostState
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.address_targets import AddressBook, Publication
 from proxy.routing.bindings import Binding
+from proxy.routing.patterns import DEFAULT_BUDGET
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.rules import wire
 from proxy.rules.document import read_document
@@ -163,11 +164,13 @@ def _evaluated(
 ) -> Explanation:
     router = loaded.routers[vhost.vhost]
     trace = Trace()
-    decision = decide(router, message, at, mentioned_queues(vhost, router) | question.queues, trace)
+    state = live.get(vhost.vhost)
+    budget = DEFAULT_BUDGET if state is None else state.regex_budget
+    decision = decide(router, message, at, mentioned_queues(vhost, router) | question.queues, trace, budget)
     # What was looked up before is not looked up again.
     book = None if lookups else _book(loaded, vhost.vhost)
     key = message.facts.routing_key
-    ground = wire.Ground(vhost, router, _book(loaded, vhost.vhost), live.get(vhost.vhost))
+    ground = wire.Ground(vhost, router, _book(loaded, vhost.vhost), state)
     leaves = wire.evaluated(ground, message, decision, question.message if lookups else None)
     result = result_of(decision, vhost, book, key)
     if book is not None:
@@ -251,6 +254,7 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
         "goto": step.jump,
         "stop": step.stopped,
         "error": text(step.error) if step.error else None,
+        "regex_budget_spent": list(step.spent),
     }
 
 
@@ -306,6 +310,9 @@ def _binding_lines(step: BindingStep) -> Iterator[str]:
     yield f"  {step.order} {step.id} -> {_destination(step.binding)}: {verdict} ({step.match_type})"
     for each in step.operators:
         yield f"      {_operator_words(each)}"
+    for owner in step.spent:
+        whose = {"rules": "rules files", "client": "its client", "message": "the message's headers"}[owner]
+        yield f"      the regex budget of {whose} is spent: a condition is not evaluated, a regex route chooses nothing"
     if step.added:
         yield "      adds " + ", ".join(map(named, step.added))
     if step.removed:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from proxy.errors import ConfigError, ConfigErrors
+from proxy.routing.patterns import DEFAULT_BUDGET
 from proxy.rules.declaration import Key, read_section
 from proxy.rules.document import read_document
 from proxy.rules.environment import override
@@ -120,6 +121,9 @@ class Declared:
             "what routes of clients' bindings and messages reach: queues the client could bind (`own`) or `any`",
         ),
     ] = "own"
+    regexes: Annotated[
+        int, Key(whole(0, 1_000_000), "most regular expressions in the bindings of one user in one virtual host")
+    ] = 100
     announce: Annotated[
         bool, Key(FLAG, "whether sidecars tell each other of changes at once, over a fanout exchange on the broker")
     ] = False
@@ -243,6 +247,14 @@ class Limits:
             "idle_timeout",
         ),
     ] = None
+    regex_budget: Annotated[
+        int,
+        Key(
+            whole(1000, 1_000_000_000),
+            "what regular expressions of rules files, and those of each client, may cost in one decision, in units of "
+            "PCRE2's match limit; 1000000 is about 10 ms",
+        ),
+    ] = DEFAULT_BUDGET
     frame_max: Annotated[
         int,
         Key(whole(4096, 2**31 - 1), "largest frame offered to producers, in bytes; the broker may say less"),

@@ -20,6 +20,7 @@ from proxy.amqp.tables import decode_table, encode_table
 from proxy.routing.values import Table
 from tests import client
 from tests.client import Frame
+from tests.conformance.open_exchange import without_reason
 from tests.conformance.typed import Json, table_of
 from tests.producer import Message, Producer
 from tests.rabbitmq import Broker
@@ -56,7 +57,7 @@ class Refused(Exception):  # noqa: N818 - reads as the fact it states
     def __init__(self, channel: int, code: int, text: bytes) -> None:
         super().__init__(channel, code, text)
         self.channel = channel
-        self.error: Json = {"code": code, "text": text}
+        self.error: Json = {"code": code, "text": without_reason(text)}
 
 
 class Stage:

@@ -44,7 +44,7 @@ INVALID: list[tuple[dict[str, object], str, str]] = [
     ({"x-match": "some"}, "key", "Forbidden declaration of binding's routing key"),
     ({"x-match": "some", "x-unknown": 1}, "", "Invalid binding type"),
     ({"x-unknown": 1, "": 1}, "", "Binding's argument key can't be empty"),
-    ({"x-?hkvre a": "("}, "", "Invalid regex '('"),
+    ({"x-?hkvre a": "("}, "", "Invalid regex '(': missing closing parenthesis at offset 1"),
     ({"x-order": 5}, "", "Binding's order must be an integer between 100 and 999999"),
     ({"x-unknown": 1}, "", "Unknown or invalid argument's key '<<\"x-unknown\">>'"),
 ]

@@ -189,7 +189,10 @@ def test_a_large_body_that_breaks_a_filter_is_refused_before_it_has_come(site: S
 def test_an_invalid_regex_of_a_producer_closes_its_channel(site: Site, producer: Producer) -> None:
     producer.publish("granted", "k", {"x-addqre-ontrue": "("})
     close = producer.closed()
-    assert (close.code, close.text) == (406, "PRECONDITION_FAILED - Invalid regex '('")
+    assert (close.code, close.text) == (
+        406,
+        "PRECONDITION_FAILED - Invalid regex '(': missing closing parenthesis at offset 1",
+    )
     assert site.bodies("a") == [[]]
 
 

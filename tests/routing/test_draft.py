@@ -38,7 +38,7 @@ def test_name_has_a_character(odd: Plain) -> None:
 def test_regex_that_does_not_compile_is_named(source: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         pattern_of(b"x-key", value(source))
-    assert caught.value.text == f"Invalid regex '{source}'".encode()
+    assert caught.value.text.startswith(f"Invalid regex '{source}': ".encode())
 
 
 def test_regex_of_another_type_is_an_unknown_key() -> None:

@@ -128,7 +128,7 @@ _INVALID = facts(headers={"x-delqre-onfalse": "("})
 def test_invalid_regex_of_the_producer_is_noticed_by_whoever_could_use_one(entries: dict[str, Plain]) -> None:
     seen = message(_INVALID)
     assert route(exchange(to_queue("q", entries)).entries, seen, []) is None
-    assert seen.producer.error == b"Invalid regex '('"
+    assert seen.producer.error == b"Invalid regex '(': missing closing parenthesis at offset 1"
 
 
 @pytest.mark.parametrize("entries", [{}, {"x-addq-ontrue": "r"}, {"x-?hkex": "x-delqre-onfalse"}])

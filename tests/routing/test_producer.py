@@ -47,14 +47,21 @@ def test_regex_is_one_string_and_says_whether_it_is_negated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "error"), [("(", b"Invalid regex '('"), ("", b"Invalid regex ''"), ("(é", b"Invalid regex '(\xe9'")]
+    ("source", "error"),
+    [
+        ("(", b"Invalid regex '(': missing closing parenthesis at offset 1"),
+        ("", b"Invalid regex '': empty pattern"),
+        ("(é", b"Invalid regex '(\xe9': missing closing parenthesis at offset 3"),
+    ],
 )
 def test_invalid_regex_is_an_error(source: str, error: bytes) -> None:
     assert ProducerRoutes(arguments({"x-delqre-onfalse": source})).error == error
 
 
 def test_first_invalid_regex_by_header_name_is_reported() -> None:
-    assert ProducerRoutes(arguments({"x-addqre-onfalse": "(", "x-addqre-ontrue": "["})).error == b"Invalid regex '('"
+    assert ProducerRoutes(arguments({"x-addqre-onfalse": "(", "x-addqre-ontrue": "["})).error.startswith(
+        b"Invalid regex '(': "
+    )
 
 
 @pytest.mark.parametrize(

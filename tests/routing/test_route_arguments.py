@@ -145,7 +145,7 @@ def test_unknown_routes_and_values_of_a_wrong_type_are_refused(key: str, plain: 
 @pytest.mark.parametrize("key", ["x-addqre-ontrue", "x-add1q!re-onfalse", "x-delqre-onfalse"])
 @pytest.mark.parametrize("source", ["", "(", "[z-a]"])
 def test_invalid_regex_of_a_route_is_named(key: str, source: str) -> None:
-    assert refusal(to_queue("q", {key: source})) == f"Invalid regex '{source}'"
+    assert refusal(to_queue("q", {key: source})).startswith(f"Invalid regex '{source}': ")
 
 
 @pytest.mark.parametrize(("key", "what"), [("x-order", "order"), ("x-goto-ontrue", "goto"), ("x-goto-onfalse", "goto")])

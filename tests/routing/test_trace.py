@@ -57,7 +57,7 @@ def test_jump_that_leads_nowhere_is_none() -> None:
 def test_binding_at_which_the_producers_regex_is_refused_is_the_last_one() -> None:
     made = exchange(to_queue("q1", {"x-msg-addq-ontrue": "", "x-order": 100}), to_queue("q2"))
     [step] = _steps(made, {"x-addqre-ontrue": "("})
-    assert step.error == b"Invalid regex '('"
+    assert step.error == b"Invalid regex '(': missing closing parenthesis at offset 1"
 
 
 def test_filters_are_told_up_to_the_first_that_is_broken() -> None:

@@ -115,7 +115,7 @@ def test_the_text_tells_of_the_alternate_exchange() -> None:
 def test_a_bad_regex_of_the_producer_is_told_at_the_binding() -> None:
     rules = "exchanges: [{name: e, bindings: [{queue: q, arguments: {x-msg-addqre-ontrue: ''}}]}]"
     found = explained('{exchange: e, headers: {x-addqre-ontrue: "("}}', rules)
-    assert "      Invalid regex '('" in as_text(found).splitlines()
+    assert "      Invalid regex '(': missing closing parenthesis at offset 1" in as_text(found).splitlines()
     assert found.result.outcome == "rejected"
 
 
@@ -156,6 +156,7 @@ def test_the_answer_as_json_says_the_same() -> None:
         "goto": 400,
         "stop": False,
         "error": None,
+        "regex_budget_spent": [],
     }
 
 
