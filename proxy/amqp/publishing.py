@@ -68,6 +68,8 @@ class Publishing:
         self._distant: Final = Distant(conversation, self._shapes)
         #: how far in the bytes that are being taken no header holds the reserved prefix
         self._searched = 0
+        #: whether a publish has spent a regex budget, so that the frames after it wait for the next `receive`
+        self.interrupted = False
         self._shape = -1
         self._epoch = -1
 
@@ -123,6 +125,7 @@ class Publishing:
             conversation.audit.begin()
         if self._rest:
             data = self._rest.join(data)
+        spent = conversation.counters.regex_budgets_spent
         while data:
             self._behind_fault = len(data)
             try:
@@ -134,6 +137,7 @@ class Publishing:
             if at < len(data):
                 self._rest.keep(data[at:])
             break
+        self.interrupted = conversation.counters.regex_budgets_spent != spent
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- the publish path is one pass, see the module
         """Take whole frames; answer the offset of what is left."""
@@ -145,9 +149,11 @@ class Publishing:
         start = 0  # what passes as it came begins here and has not been copied yet
         unpack_head = FRAME_HEAD.unpack_from
         publishes = self._frames.publishes
+        counters = conversation.counters
+        spent = counters.regex_budgets_spent
         self._searched = 0
         self._start_anew()
-        while end - at >= OVERHEAD:
+        while end - at >= OVERHEAD and counters.regex_budgets_spent == spent:
             kind, number, size = unpack_head(data, at)
             stop = at + size + OVERHEAD
             if stop > end:
@@ -348,6 +354,9 @@ class Publishing:
         first = at
         known = last = None
         repeated = 0
+        counters = conversation.counters
+        spent = counters.regex_budgets_spent
+        interrupted = False
         while True:
             if known is not None and starts(known.came, at):
                 body_at = at + len(known.came)
@@ -384,6 +393,7 @@ class Publishing:
                 head = found
                 if last is not None and last.came and head.came:
                     last.successor = head
+                interrupted = counters.regex_budgets_spent != spent
             out.append(head.leaves)
             if head.body_size:
                 out.append(data[body_at:stop])
@@ -398,6 +408,8 @@ class Publishing:
             at = stop
             last, known = head, head.successor
             publish = head.publish
+            if interrupted:
+                break
         if repeated:
             self._heads.found += repeated
             conversation.counters.cache_hits += repeated

@@ -165,6 +165,11 @@ class Relay:
         return kept_bytes >= conversation.limits.held_bytes
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a publish has spent a regex budget: what came after it waits until more is received, perhaps b""."""
+        return self._publishing.interrupted
+
+    @property
     def outstanding(self) -> int:
         """Publishes without a confirm yet, on the channel that had one last: how much a producer sends ahead."""
         channel = self._conversation.confirmed

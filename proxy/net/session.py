@@ -61,6 +61,8 @@ class Session:
         idle = surroundings.limits.idle_seconds
         self._beats = Heartbeats(self.producer, self._upstream, idle, self._flush, self._idle)
         self._throttle: Throttle | None = None
+        #: ends the rest of a producer that has spent a regex budget
+        self._resting: asyncio.TimerHandle | None = None
         #: names the connection in audit records
         self.id, self._user = token_hex(6), ""
         self._over = self._held_full = self._woken = False
@@ -174,6 +176,27 @@ class Session:
         elif self._opening is not None:
             self._opening.from_producer(data)
 
+    def _rest(self, begin: float) -> None:
+        """Read the producer no more for a while: its publishes have spent a regex budget since `begin`."""
+        if self._resting is None and not self._over:
+            limits = self._shared.counters.limits
+            limits.hits["regex_budget"] += 1
+            limits.throttled += 1
+            self._pause_producer("regex budget", True)
+            self._resting = self._loop.call_later(self._shared.pacing.rest(begin, monotonic()), self._rested)
+
+    def _rested(self) -> None:
+        """Go on with what has been read already."""
+        self._end_rest()
+        self._from_producer(b"")
+
+    def _end_rest(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+            self._shared.counters.limits.throttled -= 1
+            self._pause_producer("regex budget", False)
+
     def _from_upstream(self, data: bytes) -> None:
         relay = self.relay
         now = monotonic()
@@ -207,6 +230,8 @@ class Session:
             self._pause_producer("held", self._held_full)
         if relay.upstream_full != self._upstream.paused_for("held"):
             self._upstream.pause("held", relay.upstream_full)
+        if relay.interrupted:
+            self._rest(now)
         if relay.phase is not Phase.OPEN:
             self._ending(relay)
 
@@ -362,6 +387,7 @@ class Session:
         self._over = True
         self._cancel_deadline()
         self._beats.stop()
+        self._end_rest()
         if self._throttle is not None:
             self._throttle.end()
             self._shared.allowances.leave(self._throttle.allowance)

@@ -11,6 +11,7 @@ from proxy.amqp.counters import Counters
 from proxy.amqp.withheld import Lines
 from proxy.net.remotes import RemotePool
 from proxy.net.reuse import Reuse
+from proxy.net.throttle import Pacing
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Vhosts
 
@@ -63,6 +64,7 @@ class Surroundings:
         remotes: links to other brokers.
         allowances: what each user may publish.
         reuse: upstream connections that wait for another producer, where they do.
+        pacing: slows producers down that spend regex budgets.
     """
 
     upstream: Upstream
@@ -74,3 +76,4 @@ class Surroundings:
     remotes: RemotePool | None = None
     allowances: Allowances = field(default_factory=lambda: Allowances(Rates()))
     reuse: Reuse | None = None
+    pacing: Pacing = field(default_factory=Pacing)
