@@ -64,7 +64,7 @@ from proxy.routing.patterns import jit_compiles
 from proxy.rules.clock import SystemZone
 from proxy.rules.kinds import leads_back
 from proxy.rules.loader import LoadedRules, load_rules, rules_files
-from proxy.rules.settings import Settings, load_settings
+from proxy.rules.settings import Changed, Settings, changed_since, load_settings
 from proxy.shadow import Shadow
 from proxy.worker import Place
 from proxy.workers import Workers
@@ -396,8 +396,10 @@ class Sidecar:
         def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
             return self._tls.read_for(remotes, remote_brokers(loaded, self._environ, remotes.listening))
 
+        # The settings of a worker are not those of the file; whoever started it compares them.
+        changed = Changed if self._place is not None else partial(changed_since, self._settings, self._environ)
         reload = Reload(
-            files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files
+            files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files, changed
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload

@@ -12,7 +12,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -23,6 +23,7 @@ from proxy.errors import ConfigErrors
 from proxy.net.tasks import Tasks
 from proxy.rules.loader import LoadedRules, load_rules
 from proxy.rules.reload import Watch, lone_mounts
+from proxy.rules.settings import Changed
 
 _log = structlog.get_logger(__name__)
 
@@ -49,6 +50,7 @@ class Answer:
         reason: who asked.
         faulty: whether the files are to blame, not the broker.
         missing: destinations of the new rules that can't be reached now, such as queues that nobody has declared.
+        restart: keys of the configuration that have changed and hold only after a restart.
     """
 
     version: str
@@ -57,6 +59,7 @@ class Answer:
     reason: str = ""
     faulty: bool = False
     missing: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """Give it as plain data."""
@@ -67,6 +70,7 @@ class Answer:
             "reason": self.reason,
             "errors": list(self.errors),
             "missing": list(self.missing),
+            "restart": list(self.restart),
         }
 
 
@@ -87,10 +91,17 @@ class Attempts(ABC):
         counters: what is counted of it.
         tasks: runs what goes on behind it.
         files_beside: lists files that are followed as the rules files are: those of TLS.
+        settings: compares the configuration with the one in use, beside the event loop.
     """
 
     def __init__(
-        self, files: Files, version: str, counters: RulesCounters, tasks: Tasks, files_beside: Files = tuple
+        self,
+        files: Files,
+        version: str,
+        counters: RulesCounters,
+        tasks: Tasks,
+        files_beside: Files = tuple,
+        settings: Callable[[], Changed] = Changed,
     ) -> None:
         """Take the rules as they are."""
         #: What came of the last attempt.
@@ -98,6 +109,7 @@ class Attempts(ABC):
         self._version = version
         self._files = files
         self._files_beside = files_beside
+        self._settings = settings
         self._counted = counters
         self._tasks = tasks
         self._watches = (Watch(files, version), Watch(files_beside, ""))
@@ -144,13 +156,20 @@ class Attempts(ABC):
             reason: who asked, for the log.
         """
         async with self._one_at_a_time:
-            self.last = answer = await self._attempt(reason)
+            answer = await self._attempt(reason)
+            changed = await asyncio.to_thread(self._settings)
+            self.last = answer = replace(answer, restart=changed.keys)
         self._counted.reloads["error" if answer.errors else "ok"] += 1
         if answer.errors:
             _log.error("reload failed", reason=reason, rules=answer.version, errors=list(answer.errors))
         else:
             self._counted.last_success_seconds = answer.at
             _log.info("reloaded", reason=reason, rules=answer.version)
+        if changed.keys:
+            _log.warning("settings have changed that hold only after a restart", keys=list(changed.keys))
+        if changed.errors:
+            event = "the configuration can't be used as it is now: a restart would fail"
+            _log.warning(event, errors=list(changed.errors))
         return answer
 
     async def _attempt(self, reason: str) -> Answer:

@@ -14,6 +14,7 @@ from proxy.amqp.counters import RulesCounters
 from proxy.attempts import Attempts, Files, Use, Verdict
 from proxy.net.tasks import Tasks
 from proxy.rules.loader import LoadedRules
+from proxy.rules.settings import Changed
 
 _OK, _UNUSABLE = 200, 422
 
@@ -30,6 +31,7 @@ class JointReload(Attempts):
         counters: what is counted of it.
         tasks: runs what goes on behind it.
         files_beside: lists files that are followed as the rules files are: those of TLS.
+        settings: compares the configuration with the one in use, beside the event loop.
     """
 
     def __init__(
@@ -41,9 +43,10 @@ class JointReload(Attempts):
         counters: RulesCounters,
         tasks: Tasks,
         files_beside: Files = tuple,
+        settings: Callable[[], Changed] = Changed,
     ) -> None:
         """Take the rules as they are."""
-        super().__init__(files, loaded.rules.version, counters, tasks, files_beside)
+        super().__init__(files, loaded.rules.version, counters, tasks, files_beside, settings)
         self._check = check
         self._tell = tell
         self._counters = counters

@@ -30,6 +30,7 @@ from proxy.routing.departure import relocations
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules
 from proxy.rules.model import VhostRules
+from proxy.rules.settings import Changed
 from proxy.rules.wire import owned_exchange
 
 _log = structlog.get_logger(__name__)
@@ -70,6 +71,7 @@ class Reload(Attempts):
         brokers_of: reads what rules say of other brokers, and the files of TLS, beside the event loop; what it gives
             makes that hold.
         files_beside: lists files that are followed as the rules files are: those of TLS.
+        settings: compares the configuration with the one in use, beside the event loop.
     """
 
     def __init__(
@@ -82,9 +84,10 @@ class Reload(Attempts):
         tasks: Tasks,
         brokers_of: Callable[[LoadedRules], Use] | None = None,
         files_beside: Files = tuple,
+        settings: Callable[[], Changed] = Changed,
     ) -> None:
         """Take the rules as they are."""
-        super().__init__(files, loaded.rules.version, counters.rules, tasks, files_beside)
+        super().__init__(files, loaded.rules.version, counters.rules, tasks, files_beside, settings)
         #: The rules in force.
         self.loaded = loaded
         self._brokers_of = brokers_of

@@ -36,7 +36,7 @@ from proxy.observe.merging import JointPage, Portion, read_portion
 from proxy.observe.pages import json_route
 from proxy.rules.kinds import Address
 from proxy.rules.loader import LoadedRules, rules_files
-from proxy.rules.settings import Settings
+from proxy.rules.settings import Settings, changed_since
 from proxy.worker import Worker
 
 _log = structlog.get_logger(__name__)
@@ -138,7 +138,8 @@ class Workers:
         self._tls = WantedTls(settings)
         self._check(loaded)()
         rules = self._counters.rules
-        self._reload = JointReload(files, loaded, self._check, self._tell, rules, self._tasks, self._tls.files)
+        changed = partial(changed_since, settings, environ)
+        self._reload = JointReload(files, loaded, self._check, self._tell, rules, self._tasks, self._tls.files, changed)
 
     async def serve(self) -> int:
         """Run until told to stop; give the exit status.

@@ -466,6 +466,36 @@ def test_a_configuration_that_is_not_there_is_an_error(capfd: pytest.CaptureFixt
     assert f"{tmp_path / 'none.yaml'}: can't be read" in capfd.readouterr().err
 
 
+# -- settings that a reload does not follow ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_reload_names_the_settings_that_need_a_restart(serve: Serve, workers: int) -> None:
+    running = serve(workers=workers, limits={"connections": 50})
+    running.await_ready()
+    running.process.send_signal(signal.SIGHUP)
+    running.await_log("event=reloaded")
+    assert "hold only after a restart" not in running.log.read_text()
+
+    written = yaml.safe_load(running.configuration.read_text())
+    written["limits"] = {"connections": 60, "publish_rate": 5}
+    written["upstream"]["control"]["password"] = "another"
+    written["listen"].append({"address": f"127.0.0.1:{free_port()}"})
+    running.configuration.write_text(yaml.safe_dump(written))
+    running.process.send_signal(signal.SIGHUP)
+    running.await_log("settings have changed that hold only after a restart")
+    keys = ["listen", "upstream.control.password", "limits.connections", "limits.publish_rate"]
+    (said,) = [line for line in running.log.read_text().splitlines() if "only after a restart" in line]
+    assert said.endswith(f"keys={json.dumps(json.dumps(keys))}")
+    until(lambda: json.loads(running.get("/status")[1])["last_reload"]["restart"] == keys)
+
+    running.configuration.write_text("limts: {}\n")
+    running.process.send_signal(signal.SIGHUP)
+    running.await_log("the configuration can't be used as it is now: a restart would fail")
+    assert "limts: unknown key; did you mean limits?" in running.log.read_text()
+    assert running.ready()
+
+
 # -- what runbooks quote -----------------------------------------------------------------------------------------------
 
 RUNBOOKS = sorted((Path(__file__).resolve().parents[1] / "docs" / "runbooks").glob("*.md"))

@@ -94,6 +94,26 @@ def entries(section: DataclassInstance, path: str = "") -> Iterator[Entry]:
             yield from entries(value, here)
 
 
+def differences(before: DataclassInstance, after: DataclassInstance, path: str = "") -> Iterator[str]:
+    """Give the dotted path of every key whose value differs between two sections of one kind."""
+    same = True
+    for member in members(type(before)):
+        old, new = getattr(before, member.attribute), getattr(after, member.attribute)
+        if old == new:
+            continue
+        same = False
+        here = join(path, member.name)
+        if member.key is not None or old is None or new is None or (member.several and len(old) != len(new)):
+            yield here
+        elif member.several:
+            for index, (one, other) in enumerate(zip(old, new, strict=True)):
+                yield from differences(one, other, f"{here}[{index}]") if one != other else ()
+        else:
+            yield from differences(old, new, here)
+    if same and before != after:  # what a key leads to, such as the content of a file
+        yield path
+
+
 def read_section(kind: type[D], fields: Fields, places: dict[str, Place]) -> D:
     """Read one section; keys that are not there, or not as expected, get their defaults.
 

@@ -127,6 +127,14 @@ class Secret:
         """Give the password."""
         return self._text
 
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same password."""
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        """As of its text."""
+        return hash(self._text)
+
     def __repr__(self) -> str:
         """Never the password."""
         return "Secret(...)"

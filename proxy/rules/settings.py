@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping as Environment
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.patterns import DEFAULT_BUDGET
-from proxy.rules.declaration import Key, read_section
+from proxy.rules.declaration import Key, differences, read_section
 from proxy.rules.document import read_document
 from proxy.rules.environment import override
 from proxy.rules.faults import ConfigWarning, Faults, Place
@@ -291,8 +291,8 @@ class Shutdown:
 class Settings:
     """The whole configuration.
 
-    `folder` is that of the file: `rules`, `password_file`, `declared.snapshot` and files of TLS are relative to it.
-    `places` has the dotted path of each key that was written.
+    `file` is the configuration, `folder` its directory: `rules`, `password_file`, `declared.snapshot` and files of TLS
+    are relative to it. `places` has the dotted path of each key that was written.
     """
 
     listen: tuple[Listener, ...] = field(default_factory=lambda: (Listener(),))
@@ -312,6 +312,7 @@ class Settings:
     log: Log = field(default_factory=Log)
     shutdown: Shutdown = field(default_factory=Shutdown)
     folder: Path = field(default=Path())
+    file: Path = field(default=Path())
     places: Places = field(default_factory=dict, repr=False, compare=False)
 
     def place(self, key: str) -> Place:
@@ -351,6 +352,29 @@ def load_settings(
     return settings, faults.warnings
 
 
+class Changed(NamedTuple):
+    """What a configuration file says by now that a running sidecar does not follow.
+
+    Args:
+        keys: that have other values.
+        errors: why it can't be used as it is now.
+    """
+
+    keys: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+def changed_since(settings: Settings, environ: Environment[str, str]) -> Changed:
+    """Read the configuration file again and compare."""
+    if settings.file.exists() and not settings.file.is_file():  # standard input and pipes can't be read again
+        return Changed()
+    try:
+        now, _ = load_settings(settings.file, environ)
+    except ConfigErrors as errors:
+        return Changed(errors=tuple(map(str, errors.errors)))
+    return Changed(tuple(differences(settings, now)))
+
+
 def parse_settings(
     data: bytes, path: Path, environ: Environment[str, str], faults: Faults, secrets_required: bool = True
 ) -> Settings:
@@ -371,7 +395,8 @@ def parse_settings(
     audit = settings.audit
     if audit.hash:
         audit = replace(audit, hash_key=passwords.hash_key(audit.hash_key_env, audit.hash_key_file))
-    settings = replace(settings, upstream=upstream, declared=declared, audit=audit, folder=path.parent, places=places)
+    settings = replace(settings, upstream=upstream, declared=declared, audit=audit)
+    settings = replace(settings, folder=path.parent, file=path, places=places)
     _check_addresses(settings, faults)
     tls = TlsChecks(path.parent, places, faults, secrets_required)
     for index, listener in enumerate(settings.listen):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from base64 import b64encode
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from proxy.rules.declaration import entries
 from proxy.rules.faults import Faults
 from proxy.rules.kinds import Address
 from proxy.rules.passwords import HASH_KEY_BYTES
-from proxy.rules.settings import Listener, Settings, load_settings, parse_settings
+from proxy.rules.settings import Changed, Listener, Settings, changed_since, load_settings, parse_settings
 
 KEYS = st.sampled_from([part for entry in entries(Settings()) for part in entry.path.replace("[]", "").split(".")])
 SCALARS = st.sampled_from(["a:1", "5s", "", 5, -1, 1.5, True, None, "json", "http://a", "password_env"])
@@ -328,3 +329,26 @@ def test_variables_that_nothing_replaces_are_warned_of_without_showing_them(tmp_
         "value itself",
     ]
     assert warnings(tmp_path, "log: {level: info}", OXPROXY_AUDIT__HEADERS="${x}") == []
+
+
+def test_what_has_changed_since_a_start_is_named_by_key(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("0" * 64)
+    (tmp_path / "password").write_text("one")
+    text = "upstream: {control: {username: me, password_file: password}}\ndeclared: {secrets: [{file: secret}]}\n"
+    settings = load(tmp_path, text)
+    assert changed_since(settings, {}) == Changed()
+    write(tmp_path, "# the same, said otherwise\n" + text.replace("{control", "{address: 127.0.0.1:5672, control"))
+    assert changed_since(settings, {}) == Changed()
+    (tmp_path / "secret").write_text("1" * 64)
+    (tmp_path / "password").write_text("another")
+    more = "listen: [{tls: {certificate: secret, key: secret}}]\nadmin: {address: null}\nrules: []\n"
+    write(tmp_path, text + more)
+    assert changed_since(settings, {}) == Changed(
+        ("listen[0].tls", "upstream.control.password", "declared.secrets[0]", "admin.address")
+    )
+    (tmp_path / "oxproxy.yaml").write_text("logs: {}\n")
+    assert changed_since(settings, {}).errors == (f"{tmp_path}/oxproxy.yaml:1:1: logs: unknown key; did you mean log?",)
+    (tmp_path / "oxproxy.yaml").unlink()
+    assert changed_since(settings, {}).errors == (f"{tmp_path}/oxproxy.yaml: can't be read: No such file or directory",)
+    os.mkfifo(tmp_path / "oxproxy.yaml")
+    assert changed_since(settings, {}) == Changed()
