@@ -83,9 +83,28 @@ async def _adopt_vhost(adoption: Adoption, vhost: str, wanted: Wanted, say: Call
         f"vhost {vhost}: {len(found) - len(left)} bindings signed, {unsigned} left without a valid signature, "
         f"{len(left) - unsigned} left under a previous secret"
     )
+    finished = not wanted.finish or await _finished(adoption, vhost, wanted, say)
     if wanted.dry_run:
+        return finished
+    return finished and not any(wanted.doubtful or not one.doubtful for one in left)
+
+
+async def _finished(adoption: Adoption, vhost: str, wanted: Wanted, say: Callable[[str], None]) -> bool:
+    """End the transition to the current destination tokens; answer whether it is ended."""
+    if not await adoption.carriers(vhost):
         return True
-    return not any(wanted.doubtful or not one.doubtful for one in left)
+    lacking = await adoption.lacking_tokens(vhost)
+    for carrier, (kind, name) in lacking:
+        shown = f"{kind} {name.decode(errors='replace')}"
+        say(
+            f"vhost {vhost}: exchange {carrier.decode(errors='replace')}: {shown} is bound under tokens of 0.1 or of a "
+            "previous secret alone: not finished; every sidecar must run with the current secret first"
+        )
+    if lacking or wanted.dry_run:
+        return not lacking
+    old = await adoption.retire_tokens(vhost)
+    say(f"vhost {vhost}: transition finished; running sidecars take away {old} bindings under old tokens")
+    return True
 
 
 async def _signed(adoption: Adoption, found: Unadopted, wanted: Wanted) -> str | None:

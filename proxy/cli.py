@@ -99,6 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     adopt.add_argument(
         "--doubtful", action="store_true", help="sign bindings as well whose signature no configured secret made"
     )
+    adopt.add_argument(
+        "--finish",
+        action="store_true",
+        help="then let sidecars drop what versions before 0.2 and previous secrets need",
+    )
     adopt.set_defaults(run=_adopt)
 
     start = commands.add_parser("init", help="write a configuration, a rules file and a secret to begin with")
@@ -210,7 +215,8 @@ def _adopt(options: argparse.Namespace) -> int:
 
     settings, warnings = load_settings(options.config, os.environ)
     _complain(warnings)
-    wanted = Wanted(tuple(options.vhost), tuple(options.exchange), options.dry_run, options.doubtful)
+    which = tuple(options.vhost), tuple(options.exchange)
+    wanted = Wanted(*which, options.dry_run, options.doubtful, options.finish)
     return DONE if adopt(settings, wanted, _say) else NO
 
 

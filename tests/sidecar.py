@@ -45,6 +45,7 @@ class Sidecar:
         rules: rules files, absolute or relative to the working directory.
         settings: configuration keys to add or to replace, as deep as they go.
         folder: an empty one for configuration and log, which then stay; else a temporary one.
+        program: what is run as ``oxproxy``.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class Sidecar:
         rules: Sequence[Path] = (),
         settings: Mapping[str, object] | None = None,
         folder: Path | None = None,
+        program: Sequence[str] = (str(PROGRAM),),
     ) -> None:
+        self._program = program
         self.port = free_port()
         self.admin = f"http://127.0.0.1:{free_port(self.port)}"
         self.folder = (folder or Path(tempfile.mkdtemp(prefix="oxproxy-sidecar-"))).resolve()
@@ -100,7 +103,7 @@ class Sidecar:
             SidecarFailed: it ended, or was not ready in time.
         """
         self.configuration.write_text(yaml.safe_dump(self._configured(), sort_keys=False))
-        command = [str(PROGRAM), "serve", "--config", str(self.configuration)]
+        command = [*self._program, "serve", "--config", str(self.configuration)]
         self._processes = Watched(self.folder, [command], os.environ, self.log, DRAIN_SECONDS)
         try:
             self._await_ready()

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pika
 import pytest
 
+from proxy.amqp.tokens import is_keyed
 from tests.broker.world import Outside
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
@@ -36,8 +37,8 @@ def stored(seen: Outside) -> None:
     exchange = seen.exchange("sales")
     assert exchange["type"] == "direct"
     assert exchange["arguments"].keys() == {"x-open-exchange", "x-oxproxy", "max-payload-size"}
-    prefixes = {key[:14].decode() for _, _, key in seen.bindings("sales")}
-    assert prefixes == {"x.o.p.e.n.x.b.", "x.o.p.e.n.x.q.", "x.o.p.e.n.x.r."}
+    prefixes = {key[: 16 if is_keyed(key) else 14].decode() for _, _, key in seen.bindings("sales")}
+    assert prefixes == {"x.o.p.e.n.x.b.", "x.o.p.e.n.x.r.q.", "x.o.p.e.n.x.r."}
     assert all(f"`{prefix}`" in TEXT for prefix in prefixes)
     with pytest.raises(HTTPError):
         seen.exchange("notes")

@@ -132,6 +132,8 @@ _WHY = Row(
                 summed("oxproxy_topology_missing_destinations", legend="missing destinations"),
                 summed("oxproxy_topology_foreign_bindings", legend="bindings that others made"),
                 summed("oxproxy_topology_unsigned_bindings", legend="unsigned bindings"),
+                summed("oxproxy_topology_unkeyed_tokens", legend="tokens of version 0.1"),
+                summed("oxproxy_topology_carrier_bypasses", legend="ways to a carrier without its rules"),
                 per_second("oxproxy_regex_limit_hits_total", legend="patterns given up, a second"),
                 per_second("oxproxy_regex_budget_spent_total", legend="regex budgets spent, a second"),
             ],

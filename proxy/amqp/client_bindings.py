@@ -13,6 +13,7 @@ specification, 11 and 13.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from proxy.amqp.methods import method_frame
 from proxy.amqp.own_bindings import bind_step, bind_tokens, unbind_step
 from proxy.amqp.stored import kept_rows, refuse_own_arguments, signed_copy
 from proxy.amqp.tables import decode_table
-from proxy.amqp.tokens import RESERVED, token
+from proxy.amqp.tokens import RESERVED
 from proxy.amqp.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.errors import ProtocolError, Scope
 from proxy.routing.bindings import EXCHANGE, QUEUE, Binding
@@ -165,7 +166,7 @@ class ClientBindings:
             chosen = list(dict.fromkeys((asked.receiver, *chosen)))
         key = asked.key
         if kept and known is None and tokens and not chosen and not self._is_marked(channel, owned, asked.receiver):
-            key = token(*asked.receiver)
+            key = self._mark_key(asked)
         stored = known or self._stored(owned, binding, asked, key)
         rows = kept_rows(stored)[:1] if kept and carried else []
         keep = [bind_step(channel.number, owned.carrier, asked.receiver, *row) for row in rows]
@@ -183,18 +184,18 @@ class ClientBindings:
         channel, owned = made.channel, made.owned
         tokens = made.tokens
         place = (owned, made.asked.receiver)
-        is_mark = made.stored is not None and made.stored.is_mark
+        is_mark = self._is_mark(made.stored)
         is_sure = made.asked.kind == QUEUE and owned.is_sure(made.asked.receiver, self._binder)
         if planned.keep and (is_mark or place in channel.marking or is_sure):
             tokens = ()  # the broker is asked all the same
         if is_mark:
             channel.marking.add(place)
-        steps = planned.keep + [self._mark_step(made, one) for one in tokens]
+        steps = planned.keep + [step for one in tokens for step in self._mark_steps(made, one)]
 
         def answered() -> None:
             if made.tokens and not is_mark and not self._stands(made):
                 # Somebody has unbound meanwhile what it relied on.
-                script.send(self._conversation, channel, [self._mark_step(made, made.asked.receiver)], answered)
+                script.send(self._conversation, channel, self._mark_steps(made, made.asked.receiver), answered)
                 return
             channel.binds.discard(identity)
             if is_mark:
@@ -212,10 +213,29 @@ class ClientBindings:
         else:
             script.run(self._conversation, channel, steps, partial(self._bound, made))
 
-    def _mark_step(self, made: _Made, destination: Destination) -> script.Step:
-        """Bind a token; until somebody takes it away it is known to be ours."""
+    def _mark_steps(self, made: _Made, destination: Destination) -> list[script.Step]:
+        """Bind tokens; until somebody takes them away they are known to be ours."""
         (self._now(made.owned) or made.owned).sure[destination] = self._binder
-        return bind_step(made.channel.number, made.owned.carrier, destination)
+        return self._token_steps(bind_step, made, destination)
+
+    def _token_steps(
+        self, make: Callable[[int, bytes, Destination, bytes], script.Step], made: _Made, destination: Destination
+    ) -> list[script.Step]:
+        """Bind or unbind every token of a destination."""
+        number, carrier = made.channel.number, made.owned.carrier
+        return [make(number, carrier, destination, key) for key in self._state.tokens.of(*destination)]
+
+    def _mark_key(self, asked: BindRequest) -> bytes:
+        """Give the key for a binding by which messages are to find its destination: the token, where that is one alone.
+
+        Where several are bound, a binding under one of them would be read by some sidecars only.
+        """
+        current, *others = self._state.tokens.of(*asked.receiver)
+        return asked.key if others else current
+
+    def _is_mark(self, stored: StoredBinding | None) -> bool:
+        """Whether messages find the destination of a binding by it alone."""
+        return stored is not None and self._state.tokens.of(*stored.destination) == (stored.copies[0].key,)
 
     def _stands(self, made: _Made) -> bool:
         """Whether messages find the destination by what came through us, as far as is known."""
@@ -228,7 +248,7 @@ class ClientBindings:
         channel, asked, owned = made.channel, made.asked, made.owned
         fresh = [one for one in made.tokens if one not in owned.bound]
         reached = partial(self._reached, planned, fresh)
-        mark = [bind_step(channel.number, owned.carrier, one) for one in made.tokens]
+        mark = [step for one in made.tokens for step in self._token_steps(bind_step, made, one)]
 
         def marked() -> None:
             owned.bound.update(made.tokens)
@@ -262,7 +282,7 @@ class ClientBindings:
                 if one[0] == QUEUE:
                     owned.sure[one] = self._binder
                 state.missing.pop(one, None)
-            if stored is not None and stored.is_mark:
+            if stored is not None and self._is_mark(stored):
                 owned.marked[stored.destination] = stored.binding.identity
             if stored is not None and self._is_clients(owned, stored.binding) and state.add_binding(stored):
                 self._conversation.inventory.changed(owned.name)
@@ -291,7 +311,7 @@ class ClientBindings:
             owned.sure.pop(asked.receiver, None)
         if owned.delivery is Delivery.CARRIER:
             # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
-            steps = [unbind_step(channel.number, owned.carrier, one) for one in needless]
+            steps = [step for one in needless for step in self._token_steps(unbind_step, made, one)]
             steps += [unbind_step(channel.number, owned.carrier, asked.receiver, *row) for row in kept_rows(stored)]
             if stored.has_mark and not needless and asked.receiver in owned.bound:
                 self._replace(made, steps)
@@ -308,7 +328,7 @@ class ClientBindings:
         channel, owned, receiver = made.channel, made.owned, made.asked.receiver
         drop = partial(self._drop, made, steps)
         if self._conversation.own.number is None:
-            script.ahead(self._conversation, channel, [bind_step(channel.number, owned.carrier, receiver)], drop)
+            script.ahead(self._conversation, channel, self._token_steps(bind_step, made, receiver), drop)
         else:
             # Elsewhere it may be refused, where the queue has just gone: unbinding is no error then.
             mark = partial(bind_tokens, self._conversation, [(owned, receiver)], drop, {})

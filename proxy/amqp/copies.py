@@ -117,6 +117,7 @@ def _divided(plan: ExchangePlan, routing_key: bytes, header: bytes, copy: Copy, 
     if copy.routing_key is not None:  # each part leaves under a key of its own, which the original address repeats
         bare += max(map(len, copy.bcc), default=0)
     each = (limit - bare - _AROUND_KEYS) // longest if longest else 0
+    each -= each % copy.together
     if each < 1:
         raise _too_large(f"headers of {len(header)} bytes leave no room for the destinations")
     if copy.routing_key is None or copy.exchange:

@@ -178,6 +178,7 @@ class Counters:
 
     __slots__ = (
         "audit",
+        "carrier_bypasses",
         "certificates",
         "confirm_seconds",
         "control_failures",
@@ -192,6 +193,7 @@ class Counters:
         "reused_connections",
         "rules",
         "traffic",
+        "unkeyed_tokens",
         "unsigned_bindings",
         "upstream",
         "worker_restarts",
@@ -214,6 +216,8 @@ class Counters:
         self.reused_connections = 0
         self.missing_destinations = 0
         self.foreign_bindings = 0
+        self.carrier_bypasses = 0
+        self.unkeyed_tokens = 0
         self.unsigned_bindings = 0
         self.worker_restarts = 0
         #: by task of the control plane, how often it raised something that nobody expected

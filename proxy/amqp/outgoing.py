@@ -16,7 +16,7 @@ from proxy.amqp.auditing import Journal, Template
 from proxy.amqp.frames import U32, shortstr
 from proxy.amqp.original import CC_ASIDE, OURS, Address, entry
 from proxy.amqp.tables import decode_value, pick, without
-from proxy.amqp.tokens import NOWHERE, RESERVED, token
+from proxy.amqp.tokens import NOWHERE, RESERVED
 from proxy.amqp.traffic import Tally, Traffic
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.errors import ProtocolError, Scope
@@ -58,6 +58,7 @@ class Copy(NamedTuple):
         moved: exchange or key differ from the producer's: our header says what they were.
         hide_cc: the producer's CC would route there and must not.
         plain: nothing of ours routes it: the producer's CC and BCC mean what they mean to any broker.
+        together: so many keys in turn lead to one destination: in one publish the broker delivers once.
     """
 
     exchange: bytes
@@ -66,6 +67,7 @@ class Copy(NamedTuple):
     moved: bool
     hide_cc: bool = False
     plain: bool = False
+    together: int = 1
 
 
 class Elsewhere(NamedTuple):
@@ -188,8 +190,9 @@ def _carrier_copies(
         return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
     # Exchange tokens first: the broker removes duplicates within one publish only, so they must not be spread.
     reachable.sort(key=lambda one: one[0] != "exchange")
-    tokens = tuple(token(*one) for one in reachable)
-    return (Copy(owned.carrier, None, tokens, moved=owned.carrier != owned.name),), unbound
+    tokens = tuple(key for one in reachable for key in state.tokens.of(*one))
+    moved = owned.carrier != owned.name
+    return (Copy(owned.carrier, None, tokens, moved=moved, together=len(state.tokens.keys)),), unbound
 
 
 def _queue_copies(

@@ -16,7 +16,7 @@ from functools import partial
 from proxy.amqp import methods
 from proxy.amqp.conversation import Conversation
 from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind, queue_unbind
-from proxy.amqp.tokens import grant_key, token
+from proxy.amqp.tokens import grant_key
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.bindings import QUEUE
 from proxy.routing.reach import Reach
@@ -25,34 +25,30 @@ from proxy.routing.reach import Reach
 _NOT_FOUND = "404 "
 
 
-def bind_frame(
-    channel: int, carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b""
-) -> bytes:
-    """Build the method that binds a destination to a carrier, under its token or another key."""
+def bind_frame(channel: int, carrier: bytes, destination: Destination, key: bytes, entries: bytes = b"") -> bytes:
+    """Build the method that binds a destination to a carrier, under a token or another key."""
     kind, name = destination
     make = queue_bind if kind == QUEUE else exchange_bind
-    return make(channel, name, carrier, token(kind, name) if key is None else key, entries)
+    return make(channel, name, carrier, key, entries)
 
 
 def bind_step(
-    channel: int, carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b""
+    channel: int, carrier: bytes, destination: Destination, key: bytes, entries: bytes = b""
 ) -> tuple[bytes, int]:
     """Build what `bind_frame` does, and say what answers it."""
     reply = methods.QUEUE_BIND_OK if destination[0] == QUEUE else methods.EXCHANGE_BIND_OK
     return bind_frame(channel, carrier, destination, key, entries), reply
 
 
-def unbind_frame(
-    channel: int, carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b""
-) -> bytes:
+def unbind_frame(channel: int, carrier: bytes, destination: Destination, key: bytes, entries: bytes = b"") -> bytes:
     """Build the method that unbinds what `bind_frame` has bound."""
     kind, name = destination
     make = queue_unbind if kind == QUEUE else exchange_unbind
-    return make(channel, name, carrier, token(kind, name) if key is None else key, entries)
+    return make(channel, name, carrier, key, entries)
 
 
 def unbind_step(
-    channel: int, carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b""
+    channel: int, carrier: bytes, destination: Destination, key: bytes, entries: bytes = b""
 ) -> tuple[bytes, int]:
     """Build what `unbind_frame` does, and say what answers it."""
     reply = methods.QUEUE_UNBIND_OK if destination[0] == QUEUE else methods.EXCHANGE_UNBIND_OK
@@ -94,9 +90,18 @@ def bind_tokens(
         if not waiting:
             done()
 
+    number = conversation.own.number or 0
     for owned, destination in wanted:
-        frame = bind_frame(conversation.own.number or 0, owned.carrier, destination)
+        current, *others = state.tokens.of(*destination)
+        for key in others:
+            conversation.own.run(bind_frame(number, owned.carrier, destination, key), _unheeded)
+        # Last: when it is answered all are.
+        frame = bind_frame(number, owned.carrier, destination, current)
         conversation.own.run(frame, partial(answered, owned=owned, destination=destination))
+
+
+def _unheeded(text: str | None) -> None:
+    """Of a destination's tokens the current one's answer counts."""
 
 
 def ask_reach(
@@ -133,8 +138,11 @@ def ask_reach(
         owned.bound.add(destination)
         if conversation.state.missing.pop(destination, None) is not None:
             conversation.state.changed()
+        for other in others:
+            conversation.own.run(bind_frame(number, owned.carrier, destination, other), _unheeded)
         conversation.own.run(bind_frame(number, owned.carrier, destination, key), witnessed)
 
+    current, *others = conversation.state.tokens.of(*destination)
     number = conversation.own.number or 0
     if owned.delivery is Delivery.QUEUE:
         # Nothing is there to unbind from, or nothing under this key: but the permissions are the same.
@@ -142,7 +150,7 @@ def ask_reach(
     elif destination[0] == "exchange" and destination[1] in conversation.state.exchanges:
         conversation.own.run(bind_frame(number, owned.carrier, destination, key), witnessed)
     else:
-        conversation.own.run(bind_frame(number, owned.carrier, destination), bound)
+        conversation.own.run(bind_frame(number, owned.carrier, destination, current), bound)
 
 
 def withdraw(
@@ -166,7 +174,8 @@ def withdraw(
     frames = []
     for destination in gone:
         owned.doubt(destination)
-        frames.append(unbind_frame(number, owned.carrier, destination))
+        keys = conversation.state.tokens.of(*destination)
+        frames += [unbind_frame(number, owned.carrier, destination, token) for token in keys]
     for key in grants:
         destination = owned.grants.pop(key)
         frames.append(unbind_frame(number, owned.carrier, destination, key))

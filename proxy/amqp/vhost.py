@@ -14,7 +14,7 @@ from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from proxy.amqp.signing import Secrets
-from proxy.amqp.tokens import grant_key
+from proxy.amqp.tokens import Tokens, grant_key
 from proxy.routing.address_targets import AddressBook
 from proxy.routing.bindings import Binding
 from proxy.routing.decision import QueueNames
@@ -265,6 +265,7 @@ class VhostState:
         restores: whether publishes may leave under another address, so that originals have to be put back.
         addresses: the address table, None where there is none; `set_addresses` changes it.
         own_routes: whether routes of clients' bindings reach only what the client could have bound itself.
+        tokens: the keys under which carriers know destinations; `set_tokens` changes them.
         secrets: sign what is stored on the broker.
         regex_budget: what the regexes of each owner may cost in one decision, in match-limit units.
     """
@@ -281,6 +282,7 @@ class VhostState:
     missing_elsewhere: dict[tuple[str, Destination], str] = field(default_factory=dict)
     restores: bool = field(init=False)
     own_routes: bool = False
+    tokens: Tokens = field(default_factory=Tokens)
     secrets: Secrets = field(default_factory=Secrets)
     regex_budget: int = DEFAULT_BUDGET
 
@@ -318,6 +320,11 @@ class VhostState:
         """Look addresses up in another table from now on."""
         self.addresses = addresses
         self._derive()
+        self.changed()
+
+    def set_tokens(self, tokens: Tokens) -> None:
+        """Publish under other tokens from now on."""
+        self.tokens = tokens
         self.changed()
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from proxy.amqp.signing import Secrets
 from proxy.amqp.stored import kept_rows, signed_copy
-from proxy.amqp.vhost import StoredBinding, VhostState
+from proxy.amqp.tokens import Tokens
+from proxy.amqp.vhost import Destination, StoredBinding, VhostState
 from proxy.broker.binding_listings import why_unsigned
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarations import bind_token, reason
@@ -19,6 +20,7 @@ from proxy.broker.inventory import Inventory
 from proxy.broker.listed import BindingInfo
 from proxy.broker.restoring import binding_of
 from proxy.broker.settings import ControlSettings
+from proxy.broker.transition import lacking_tokens, retire_tokens
 from proxy.routing.router import Router
 
 
@@ -132,6 +134,22 @@ class Adoption:
             return reason(refusal.code, refusal.text, destination[0])
         await self._inventory.remove_binding(found.vhost, found.carrier, found.info)
         return None
+
+    async def lacking_tokens(self, vhost: str) -> list[tuple[bytes, Destination]]:
+        """Find carriers and destinations that would be lost if the old tokens of a virtual host were taken away.
+
+        Raises:
+            UpstreamError: the management API can't be asked.
+        """
+        return await lacking_tokens(self._inventory, Tokens(vhost, self._secrets.token_keys))
+
+    async def retire_tokens(self, vhost: str) -> int:
+        """End the transition to the current tokens; give how many bindings under others sidecars have to take away.
+
+        Raises:
+            UpstreamError: the management API can't be asked, or refused.
+        """
+        return await retire_tokens(self._inventory, Tokens(vhost, self._secrets.token_keys))
 
     async def close(self) -> None:
         """End every connection."""

@@ -6,16 +6,20 @@ sentences for the operator. Source: docs/architecture.md (delivery), and what Ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
+from typing import NamedTuple
 
-from proxy.amqp.tokens import GRANTS, RESERVED
+from proxy.amqp.tokens import GRANTS, RESERVED, Tokens, is_grant, token
 from proxy.amqp.vhost import Destination, OwnedExchange
 from proxy.broker.declarations import MARK, unnameable
 from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
-#: The words of a token before its hash: queue or exchange.
-_TOKEN_WORDS = tuple((*RESERVED.rstrip(b".").split(b"."), letter) for letter in (b"q", b"e"))
+_UNKEYED = Tokens()
+#: The words of a token before its hash: queue or exchange, keyed or not.
+_TOKEN_WORDS = tuple(
+    (*prefix.rstrip(b".").split(b"."), letter) for prefix in (RESERVED, GRANTS) for letter in (b"q", b"e")
+)
 _HEX_DIGITS = frozenset(b"0123456789abcdef")
 _HASH_LENGTH = 16
 
@@ -71,14 +75,60 @@ def internal_conflicts(published: Mapping[bytes, bytes], found: Mapping[bytes, E
     }
 
 
-def foreign_bindings(bindings: Iterable[BindingInfo]) -> list[BindingInfo]:
+def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED) -> list[BindingInfo]:
     """Find bindings of a carrier that are neither tokens nor grants of ours nor stored bindings of clients."""
-    return [binding for binding in bindings if not _ours(binding)]
+    return [binding for binding in bindings if not _ours(binding, tokens)]
 
 
-def tokens_bound(bindings: Iterable[BindingInfo]) -> set[Destination]:
-    """Find the destinations whose token is bound."""
-    return {(binding.destination_type, binding.destination) for binding in bindings if binding.marks}
+class Standing(NamedTuple):
+    """Which tokens stand on a carrier.
+
+    Args:
+        bound: destinations of which some token that publishes carry is bound.
+        incomplete: those among them of which another one is not.
+        former: bindings under tokens that are to be bound no more, of destinations whose current token is bound.
+        unkeyed: bindings under unkeyed tokens.
+        previous: bindings under tokens of previous secrets.
+    """
+
+    bound: frozenset[Destination] = frozenset()
+    incomplete: frozenset[Destination] = frozenset()
+    former: tuple[BindingInfo, ...] = ()
+    unkeyed: int = 0
+    previous: int = 0
+
+
+def standing(bindings: Iterable[BindingInfo], tokens: Tokens) -> Standing:
+    """Find which tokens are bound."""
+    found: dict[Destination, set[bytes]] = {}
+    former: list[BindingInfo] = []
+    unkeyed = previous = 0
+    for binding in bindings:
+        if not binding.under_token:
+            continue
+        destination = (binding.destination_type, binding.destination)
+        current, *others = tokens.of(*destination)
+        key = binding.routing_key
+        if key == current or key in others:
+            found.setdefault(destination, set()).add(key)
+        elif key in tokens.former(*destination):
+            former.append(binding)
+        if key == token(*destination):
+            unkeyed += 1
+        elif key != current and (key in others or former[-1:] == [binding]):
+            previous += 1
+    return Standing(
+        frozenset(found),
+        frozenset(destination for destination, keys in found.items() if len(keys) < len(tokens.keys)),
+        tuple(one for one in former if _is_current(one, tokens, found)),
+        unkeyed,
+        previous,
+    )
+
+
+def _is_current(binding: BindingInfo, tokens: Tokens, found: Mapping[Destination, Set[bytes]]) -> bool:
+    destination = (binding.destination_type, binding.destination)
+    return tokens.of(*destination)[0] in found.get(destination, ())
 
 
 def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
@@ -86,7 +136,7 @@ def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
     return {
         binding.routing_key: (binding.destination_type, binding.destination)
         for binding in bindings
-        if binding.routing_key.startswith(GRANTS)
+        if is_grant(binding.routing_key)
     }
 
 
@@ -98,6 +148,38 @@ def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
         for queue in queues
         if queue.arguments.get("x-dead-letter-exchange") == "" and "x-dead-letter-routing-key" not in queue.arguments
     ]
+
+
+def bypasses(
+    carriers: Set[bytes], leading: Set[bytes], exchanges: Iterable[ExchangeInfo], queues: Iterable[QueueInfo]
+) -> list[str]:
+    """Find alternate and dead-letter exchanges that lead to a carrier, where messages come without their rules.
+
+    Args:
+        carriers: exchanges of ours.
+        leading: exchanges that lead to one of them by bindings.
+        exchanges: of the virtual host.
+        queues: likewise.
+    """
+    alternates = {
+        info.name: info.arguments.get("alternate-exchange") for info in exchanges if info.name not in carriers
+    }
+    reached = set(carriers | leading)
+    found: dict[bytes, str] = {}
+    size = -1
+    while len(found) > size:
+        size = len(found)
+        for name, alternate in alternates.items():
+            if name not in found and isinstance(alternate, str) and alternate.encode() in reached:
+                found[name] = f"exchange {name.decode(errors='replace')}: its alternate exchange {alternate}"
+                reached.add(name)
+    lines = [f"{text} leads to a carrier" for _, text in sorted(found.items())]
+    for queue in queues:
+        target = queue.arguments.get("x-dead-letter-exchange")
+        if isinstance(target, str) and target.encode() in reached:
+            shown = queue.name.decode(errors="replace")
+            lines.append(f"queue {shown}: its dead-letter exchange {target} leads to a carrier")
+    return lines
 
 
 def topic_warnings(exchange: bytes, bindings: Iterable[BindingInfo]) -> list[str]:
@@ -141,8 +223,10 @@ def _is_hash(word: bytes) -> bool:
     return len(word) == _HASH_LENGTH and _HEX_DIGITS.issuperset(word)
 
 
-def _ours(binding: BindingInfo) -> bool:
-    return binding.stores or binding.marks or binding.routing_key.startswith(GRANTS)
+def _ours(binding: BindingInfo, tokens: Tokens) -> bool:
+    destination = (binding.destination_type, binding.destination)
+    key = binding.routing_key
+    return binding.stores or is_grant(key) or key in tokens.of(*destination) or key in tokens.former(*destination)
 
 
 def _shown(exchange: OwnedExchange) -> str:

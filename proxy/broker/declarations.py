@@ -99,6 +99,13 @@ def declare_carrier(exchange: OwnedExchange) -> Method:
     return method
 
 
+def declare_marker(name: bytes) -> Method:
+    """Declare a durable exchange that says something by being there."""
+    method = _ExchangeDeclare()
+    method.payload = _names(name, b"fanout") + bytes([_DURABLE]) + _table(())
+    return method
+
+
 def bind_token(carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b"") -> Method:
     """Bind a destination to a carrier under a token; doing it twice is doing it once.
 
@@ -115,16 +122,17 @@ def bind_token(carrier: bytes, destination: Destination, key: bytes | None = Non
     return method
 
 
-def unbind_token(carrier: bytes, destination: Destination) -> Method:
-    """Take a destination's token away; no error where there is none."""
+def unbind_token(carrier: bytes, destination: Destination, key: bytes | None = None) -> Method:
+    """Take a destination's token away, None: the unkeyed one; no error where there is none."""
     kind, name = destination
+    under = token(kind, name) if key is None else key
     method: Method
     if kind == "queue":
         method = _QueueUnbind()  # has no no-wait bit
-        method.payload = _names(name, carrier, token(kind, name)) + _table(())
+        method.payload = _names(name, carrier, under) + _table(())
     else:
         method = _ExchangeUnbind()
-        method.payload = _names(name, carrier, token(kind, name)) + b"\0" + _table(())
+        method.payload = _names(name, carrier, under) + b"\0" + _table(())
     return method
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from proxy.amqp.vhost import Destination, OwnedExchange
+from proxy.amqp.vhost import Destination, OwnedExchange, VhostState
 from proxy.broker.checks import declare_conflict
-from proxy.broker.connection import ControlConnection
+from proxy.broker.connection import ControlConnection, Refusal
 from proxy.broker.declarations import (
     bind_token,
     declare_carrier,
+    declare_marker,
     declare_queue,
     find,
     reason,
@@ -23,6 +24,7 @@ from proxy.broker.declarations import (
 )
 from proxy.broker.needs import WantedQueue
 from proxy.broker.presence import Presence
+from proxy.routing.router import Router
 
 #: A token: the exchange whose carrier has it, and the destination it stands for.
 Token: TypeAlias = tuple[OwnedExchange, Destination]
@@ -38,10 +40,14 @@ class Declarer:
         connection: where they are made.
         presence: learns of the queues found and made.
         username: for texts.
+        state: the virtual host, whose tokens are bound; None where none are.
     """
 
-    def __init__(self, connection: ControlConnection, presence: Presence, username: str) -> None:
+    def __init__(
+        self, connection: ControlConnection, presence: Presence, username: str, state: VhostState | None = None
+    ) -> None:
         """Remember the arguments."""
+        self._state = state if state is not None else VhostState("", Router(()))
         self._connection = connection
         self._presence = presence
         self._username = username
@@ -91,11 +97,15 @@ class Declarer:
         Returns:
             Why, for those that were refused.
         """
-        refusals = await self._connection.call_all(
-            [bind_token(exchange.carrier, destination) for exchange, destination in tokens]
+        keyed = [(token, key) for token in tokens for key in self._state.tokens.of(*token[1])]
+        answers = await self._connection.call_all(
+            [bind_token(exchange.carrier, destination, key) for (exchange, destination), key in keyed]
         )
+        refusals: dict[Token, Refusal | None] = {}
+        for (token, _), answer in zip(keyed, answers, strict=True):
+            refusals[token] = refusals.get(token) or answer
         refused: dict[Token, str] = {}
-        for (exchange, destination), refusal in zip(tokens, refusals, strict=True):
+        for (exchange, destination), refusal in refusals.items():
             if refusal is None:
                 exchange.bound.add(destination)
             else:
@@ -107,17 +117,31 @@ class Declarer:
     async def bind_one(self, token: Token) -> str | None:
         """Bind one token without waiting behind bulk work; say why where it was refused."""
         exchange, destination = token
-        refusal = await self._connection.call(bind_token(exchange.carrier, destination))
-        if refusal is not None:
-            return reason(refusal.code, refusal.text, destination[0])
+        for key in self._state.tokens.of(*destination):
+            refusal = await self._connection.call(bind_token(exchange.carrier, destination, key))
+            if refusal is not None:
+                return reason(refusal.code, refusal.text, destination[0])
         exchange.bound.add(destination)
         return None
+
+    async def bind_rows(self, carrier: bytes, rows: Sequence[tuple[Destination, bytes, bytes]]) -> list[Refusal | None]:
+        """Bind destinations under keys with raw entries of their argument tables; give what was refused."""
+        return await self._connection.call_all([bind_token(carrier, *row) for row in rows])
+
+    async def marker(self, name: bytes) -> str | None:
+        """Declare an exchange that says something by being there; say why where it was refused."""
+        refusal = await self._connection.call(declare_marker(name))
+        return None if refusal is None else f"{refusal.code} {refusal.text}"
 
     async def unbind(self, tokens: Sequence[Token], still_needed: Callable[[Token], bool]) -> None:
         """Take tokens away, except those that have become needed again."""
         unneeded = [token for token in tokens if not still_needed(token)]
         await self._connection.call_all(
-            [unbind_token(exchange.carrier, destination) for exchange, destination in unneeded]
+            [
+                unbind_token(exchange.carrier, destination, key)
+                for exchange, destination in unneeded
+                for key in self._state.tokens.of(*destination) + self._state.tokens.former(*destination)
+            ]
         )
 
     async def lacking(self, destinations: Sequence[Destination]) -> dict[Destination, str]:

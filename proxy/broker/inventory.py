@@ -11,7 +11,7 @@ import asyncio
 import json
 import ssl
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 
 import aiohttp
 
+from proxy.amqp.tokens import UNKEYED, Tokens
 from proxy.broker.listed import (
     BindingInfo,
     ExchangeInfo,
@@ -100,10 +101,36 @@ class Inventory:
         path = "/vhosts?columns=name"
         return set(_read(lambda item: str(item["name"]), await self._get(path), path))
 
+    async def declare_marker(self, vhost: str, name: bytes) -> None:
+        """Declare a durable exchange that says something by being there."""
+        body = {"type": "fanout", "durable": True}
+        await self._request("PUT", f"/exchanges/{_quoted(vhost)}/{_quoted(name)}", body)
+
+    async def in_transition(self, secrets: Sequence[bytes]) -> bool:
+        """Say whether some virtual host with carriers may still have sidecars that need unkeyed tokens.
+
+        Args:
+            secrets: keys of tokens.
+        """
+        path = "/exchanges?columns=name,vhost,type,arguments"
+        listed = _read(lambda item: (str(item["vhost"]), exchange_info(item)), await self._get(path), path)
+        names: dict[str, set[bytes]] = {}
+        for vhost, info in listed:
+            names.setdefault(vhost, set()).add(info.name)
+        carrying = {vhost for vhost, info in listed if info.marked}
+        return any(
+            names[vhost].isdisjoint({Tokens(vhost).marker(secret, UNKEYED) for secret in secrets}) for vhost in carrying
+        )
+
     async def bindings(self, vhost: str, exchange: bytes) -> list[BindingInfo]:
         """List the bindings whose source is an exchange; none where the exchange does not exist."""
         listing = await self.changed_bindings(vhost, exchange, b"")
         return [] if listing is None else listing[1]
+
+    async def sources(self, vhost: str, exchange: bytes) -> set[bytes]:
+        """List the exchanges that are bound to an exchange."""
+        path = f"/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/destination?columns=source"
+        return set(_read(lambda item: item["source"].encode(), await self._get(path), path))
 
     async def changed_bindings(
         self, vhost: str, exchange: bytes, digest: bytes
@@ -162,20 +189,20 @@ class Inventory:
         except RecursionError as error:
             raise Undecodable(Failure.REFUSED, self._text(path, _NESTED)) from error
 
-    async def _request(self, method: str, path: str) -> bytes:
+    async def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> bytes:
         if self._session is None:
             self._session = self._open()
         try:
-            async with self._session.request(method, self._base + path, **self._how()) as answer:
-                body = await self._body(answer, path)
+            async with self._session.request(method, self._base + path, json=body, **self._how()) as answer:
+                content = await self._body(answer, path)
         except TimeoutError as error:
             seconds = self._settings.deadline_seconds
             raise self._error(Failure.TIMEOUT, path, f"no answer within {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._error(Failure.UNAVAILABLE, path, self._cause(error)) from error
         if answer.status >= 300:
-            raise self._answered(answer.status, path, body)
-        return body
+            raise self._answered(answer.status, path, content)
+        return content
 
     def _open(self) -> aiohttp.ClientSession:
         settings = self._settings

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from proxy.amqp.stored import KEPT, MARK, SIGNATURE, STORAGE
-from proxy.amqp.tokens import token
+from proxy.amqp.tokens import is_keyed, token
 
 _MARK, _KEPT, _SIGNATURE = MARK.decode(), KEPT.decode(), SIGNATURE.decode()
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -70,18 +70,21 @@ class BindingInfo(NamedTuple):
     signature: str = ""
 
     @property
-    def marks(self) -> bool:
-        """Whether messages find its destination by it."""
-        return self.routing_key == token(self.destination_type, self.destination)
+    def under_token(self) -> bool:
+        """Whether its key has the form of a token: of this destination, or keyed, and then of whatever secret."""
+        return is_keyed(self.routing_key) or self.routing_key == token(self.destination_type, self.destination)
 
     @property
     def stores(self) -> bool:
         """Whether a client's binding is kept in it."""
-        return self.routing_key.startswith(STORAGE) or (bool(self.kept) and self.marks)
+        return self.routing_key.startswith(STORAGE) or (bool(self.kept) and self.under_token)
 
     def __str__(self) -> str:
         """Destination and key, for operators."""
-        name, key = self.destination.decode(errors="replace"), self.routing_key.decode(errors="replace")
+        name = self.destination.decode(errors="replace")
+        if is_keyed(self.routing_key):  # nobody is to know the token of a destination
+            return f"{self.destination_type} {name} under a token"
+        key = self.routing_key.decode(errors="replace")
         return f"{self.destination_type} {name} under key {key!r}"
 
 

@@ -179,7 +179,8 @@ class Repair:
         fresh: list[Token] = []
         again: set[Token] = set()
         for exchange in carriers:
-            for destination in needs.of(exchange) - exchange.bound:
+            incomplete = self._survey.standing(exchange).incomplete
+            for destination in needs.of(exchange) - (exchange.bound - incomplete):
                 if self._unreachable(destination) is None:
                     token = (exchange, destination)
                     if token in self._refused:

@@ -95,7 +95,7 @@ def binding_of(state: VhostState, exchange: bytes, carrier: bytes, info: Binding
     kept = kept_of(info.kept)
     destination = info.destination_type, info.destination
     stored = stored_binding(exchange, *destination, kept.routing_key, kept.entries, [])
-    if not info.marks and stored.key != info.routing_key:
+    if not info.under_token and stored.key != info.routing_key:
         raise ValueError("it belongs to another binding")
     copy = BindingCopy(kept.sequence, kept.client, info.routing_key, info.signature.encode())
     return with_copies(stored, [verified(state, carrier, stored, copy)])

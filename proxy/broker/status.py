@@ -23,6 +23,8 @@ class VhostStatus:
         conflicts: what contradicts the rules, and what to do.
         inventory_failures: listings that failed at the last look.
         queues: how many queues are known.
+        old_tokens: bindings under unkeyed tokens, and under tokens of previous secrets.
+        bypasses: alternate and dead-letter exchanges that lead to carriers.
         unsigned: by exchange, bindings that no sidecar signed: they reach their own destination alone.
         previous_secret: by exchange, how many bindings a previous secret signed.
         declared: by exchange that clients declared or bound to, how many bindings they made.
@@ -39,6 +41,8 @@ class VhostStatus:
     inventory_failures: Sequence[str]
     queues: int
     unsigned: Mapping[str, Sequence[str]]
+    old_tokens: Mapping[str, int]
+    bypasses: Sequence[str]
     previous_secret: Mapping[str, int]
     declared: Mapping[str, int]
     refreshed_at: float | None
@@ -61,6 +65,8 @@ def status_of(vhost: VhostTopology) -> VhostStatus:
         conflicts=vhost.conflicts,
         inventory_failures=vhost.survey.failures,
         queues=len(vhost.presence.queues),
+        old_tokens=vhost.survey.tokens(),
+        bypasses=vhost.survey.bypasses,
         unsigned={_text(name): texts for name, texts in sorted(vhost.store.listings.unsigned.items())},
         previous_secret={_text(name): count for name, count in sorted(vhost.store.listings.previous.items())},
         declared={

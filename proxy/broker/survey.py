@@ -8,19 +8,22 @@ not declare anything.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import structlog
 
+from proxy.amqp.tokens import Tokens
 from proxy.amqp.vhost import Destination, OwnedExchange
 from proxy.broker.checks import (
+    Standing,
+    bypasses,
     carrier_conflict,
     dead_letter_warnings,
     foreign_bindings,
     grants_bound,
     internal_conflicts,
-    tokens_bound,
+    standing,
     topic_warnings,
 )
 from proxy.broker.inventory import Inventory, listings
@@ -37,7 +40,14 @@ _SHOWN = 20
 #: Exchanges downstream of carriers whose bindings are read in search of patterns; behind that we trust.
 _DOWNSTREAM_LIMIT = 200
 
+#: where no store says more
+_UNKEYED = Tokens()
+
 log = structlog.get_logger(__name__)
+
+
+async def _nothing_more() -> None:
+    """Nobody waits for listings."""
 
 
 class _Reading(NamedTuple):
@@ -45,7 +55,8 @@ class _Reading(NamedTuple):
 
     exchange: OwnedExchange
     digest: bytes
-    tokens: set[Destination]
+    tokens: Tokens
+    standing: Standing
 
 
 class Survey:
@@ -83,15 +94,41 @@ class Survey:
         self.leaving: set[tuple[bytes, Destination]] = set()
         #: Why listings failed at the last look; empty when all went well.
         self.failures: tuple[str, ...] = ()
+        #: Alternate and dead-letter exchanges that lead to carriers, in sentences for operators.
+        self.bypasses: tuple[str, ...] = ()
+        self._leading: set[bytes] = set()
+        #: Called when queues and exchanges have been listed, before anything is declared.
+        self.looked: Callable[[], Awaitable[None]] = _nothing_more
+
+    @property
+    def _tokens(self) -> Tokens:
+        return self.store.state.tokens if self.store is not None else _UNKEYED
+
+    def standing(self, exchange: OwnedExchange) -> Standing:
+        """Give which tokens stood on the carrier of an exchange when its bindings were read last."""
+        last = self._readings.get(exchange.carrier)
+        return last.standing if last is not None and last.exchange is exchange else Standing()
+
+    def tokens(self) -> dict[str, int]:
+        """Count the bindings under tokens other than the current ones, on all carriers."""
+        seen = [last.standing for last in self._readings.values()]
+        return {"unkeyed": sum(each.unkeyed for each in seen), "previous": sum(each.previous for each in seen)}
+
+    def failed(self, error: UpstreamError) -> None:
+        """Take note that something could not be asked for, or done, at this look."""
+        self._failed.append(str(error))
 
     async def look(self) -> None:
         """Begin a look: list queues and exchanges."""
         self._failed.clear()
-        if self._inventory is None:
-            return
+        if self._inventory is not None:
+            await self._list(self._inventory)
+        await self.looked()
+
+    async def _list(self, inventory: Inventory) -> None:
         before = dict(self._presence.queues)
         declared = self.store.exchanges_before() if self.store is not None else None
-        queues, exchanges = await listings(self._inventory, self._vhost)
+        queues, exchanges = await listings(inventory, self._vhost)
         if isinstance(queues, UpstreamError):
             self._presence.queues_complete = False
         else:
@@ -140,27 +177,29 @@ class Survey:
     async def _read(self, inventory: Inventory, exchange: OwnedExchange) -> None:
         store = self.store
         last = self._readings.get(exchange.carrier)
-        unchanged = last is not None and last.exchange is exchange and exchange.carrier not in self.foreign
+        tokens = self._tokens
+        unchanged = last is not None and last.exchange is exchange and last.tokens is tokens
+        unchanged = unchanged and exchange.carrier not in self.foreign
         if last is None or not unchanged or (store is not None and not store.listings.settled(exchange)):
-            last = _Reading(exchange, b"", set())
+            last = _Reading(exchange, b"", tokens, Standing())
         exchange.sure.clear()  # a queue may be another one of that name, made beside us
         before = set(exchange.bound)
         known = store.listings.before(exchange) if store is not None else None
         answer = await inventory.changed_bindings(self._vhost, exchange.carrier, last.digest)
         if answer is not None:
             digest, bindings = answer
-            last = self._readings[exchange.carrier] = _Reading(exchange, digest, tokens_bound(bindings))
+            last = self._readings[exchange.carrier] = _Reading(exchange, digest, tokens, standing(bindings, tokens))
         leaving = {one for carrier, one in self.leaving if carrier == exchange.carrier}
-        standing = last.tokens - (leaving - before)
+        seen = last.standing.bound - (leaving - before)
         gone = before - exchange.bound
         added = exchange.bound - before
         exchange.bound.clear()
-        exchange.bound.update((standing - gone) | added)
+        exchange.bound.update((seen - gone) | added)
         if answer is None:
             return
         for key, destination in grants_bound(bindings).items():
             exchange.grant(key, destination)
-        await self._note_foreign(inventory, exchange.carrier, foreign_bindings(bindings))
+        await self._note_foreign(inventory, exchange.carrier, foreign_bindings(bindings, tokens))
         if store is not None:
             for copy in await store.listings.take(exchange, known, bindings):
                 await inventory.remove_binding(self._vhost, exchange.carrier, copy)
@@ -172,12 +211,45 @@ class Survey:
         receivers = [known[name] for kind, name in needs.existing if kind == "queue" and name in known]
         warnings = dead_letter_warnings(receivers)
         if self._inventory is not None:
+            self._leading = await self._upstream(self._inventory, [one.carrier for one in needs.carriers])
             starts = {name for kind, name in needs.holders if kind == "exchange"}
             warnings += await self._downstream(self._inventory, starts)
         for text in warnings:
             if text not in self._warned:
                 log.warning("rules meet an obstacle on the broker", vhost=self._vhost, what=text)
         self._warned = set(warnings)
+
+    async def _upstream(self, inventory: Inventory, carriers: Iterable[bytes]) -> set[bytes]:
+        """Follow exchange-to-exchange bindings to the exchanges that lead to carriers."""
+        ahead = list(carriers)
+        seen: set[bytes] = set(ahead)
+        found: set[bytes] = set()
+        while ahead and len(found) < _DOWNSTREAM_LIMIT:
+            try:
+                fresh = await inventory.sources(self._vhost, ahead.pop()) - seen
+            except UpstreamError as error:
+                self.failed(error)
+                continue
+            seen |= fresh
+            found |= fresh
+            ahead += sorted(fresh)
+        return found
+
+    def note_bypasses(self, needs: Needs) -> None:
+        """Find the ways on the broker that lead to a carrier, by the last look, and say which are new."""
+        carriers = {exchange.carrier for exchange in needs.carriers}
+        last, self.bypasses = self.bypasses, ()
+        if carriers:
+            seen = self._presence
+            self.bypasses = tuple(bypasses(carriers, self._leading, seen.exchanges.values(), seen.queues.values()))
+        fresh = [text for text in self.bypasses if text not in last]
+        if fresh:
+            log.warning(
+                "messages can come to carriers without their rules",
+                vhost=self._vhost,
+                count=len(self.bypasses),
+                ways=fresh[:_SHOWN],
+            )
 
     async def _downstream(self, inventory: Inventory, starts: set[bytes]) -> list[str]:
         """Follow exchange-to-exchange bindings in search of topic patterns that match tokens."""

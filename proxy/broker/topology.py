@@ -335,6 +335,16 @@ class Topology:
         return sum(len(bindings) for vhost in self._vhosts.values() for bindings in vhost.survey.foreign.values())
 
     @property
+    def unkeyed_count(self) -> int:
+        """How many bindings on carriers are under tokens that anybody can compute."""
+        return sum(vhost.survey.tokens()["unkeyed"] for vhost in self._vhosts.values())
+
+    @property
+    def bypass_count(self) -> int:
+        """How many alternate and dead-letter exchanges lead to carriers."""
+        return sum(len(vhost.survey.bypasses) for vhost in self._vhosts.values())
+
+    @property
     def unsigned_count(self) -> int:
         """How many bindings on carriers say that a client made them, without a signature of ours."""
         return sum(len(texts) for vhost in self._vhosts.values() for texts in vhost.store.listings.unsigned.values())

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 
 import structlog
 
+from proxy.amqp.tokens import Tokens
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.broker.announcements import Announcements
 from proxy.broker.changeover import Changeover, Retirement
@@ -33,6 +34,7 @@ from proxy.broker.store import Store
 from proxy.broker.strays import Strays
 from proxy.broker.supervision import Supervisor
 from proxy.broker.survey import Survey, log_missing
+from proxy.broker.transition import Transition
 from proxy.errors import Failure, UpstreamError
 from proxy.routing.router import Router
 
@@ -88,8 +90,11 @@ class VhostTopology:
         self._record = record
         self._naming = Naming(settings.declared.own_routes)
         state.own_routes, state.secrets = settings.declared.own_routes, settings.declared.secrets
+        state.set_tokens(Tokens(state.name, state.secrets.token_keys))
         self._naming.learn(state.exchanges, state.router)
-        self._declarer = Declarer(self.connection, presence, settings.username)
+        self._declarer = Declarer(self.connection, presence, settings.username, state)
+        self._transition = Transition(state, presence, self._declarer, inventory)
+        self.survey.looked = self._transition.look
         self._repair = Repair(state.name, self.survey, presence, self._declarer, store, settings.retries_per_look)
         self._strays = Strays(state, self._declarer, self._naming)
         self._connected = asyncio.Event()
@@ -227,6 +232,8 @@ class VhostTopology:
                 missing = await self._repair.usual(self._wanted)
             needs = self.needs
             unbound = await self._strays.unbind(needs)
+            await self._retire(needs)
+            self.survey.note_bypasses(needs)
             self.survey.finish()
             self._tell(needs, missing, before)
             for text in set(self.conflicts).difference(conflicts):
@@ -238,6 +245,17 @@ class VhostTopology:
         if unbound:
             self._pace.hurry()
         self._noticed(changes)
+
+    async def _retire(self, needs: Needs) -> None:
+        """Take away what stands under tokens that are bound no more."""
+        for exchange in needs.carriers:
+            former = self.survey.standing(exchange).former
+            try:
+                await self._transition.retire(exchange, former)
+            except UpstreamError as error:
+                if not self.connection.connected:
+                    raise
+                self.survey.failed(error)
 
     async def _look_at(self, names: Collection[bytes]) -> None:
         """Look at some exchanges alone, since somebody said that they changed."""
@@ -313,6 +331,8 @@ class VhostTopology:
         if exchange not in self.state.exchanges:
             self.notices.exchange_deleted(exchange)
         self._record()
+        if self._transition.unkept:
+            self._pace.hurry()
         if self._settings.declared.announce:
             self._announcements.announce(exchange)
 

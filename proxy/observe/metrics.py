@@ -287,6 +287,22 @@ METRICS: tuple[MetricSpec, ...] = (
         Merge.MAX,
     ),
     _metric(
+        "topology_unkeyed_tokens",
+        Kind.GAUGE,
+        "",
+        readings.one(lambda counters: counters.unkeyed_tokens),
+        "Bindings on carriers under tokens of version 0.1, which anybody can compute, until `oxproxy adopt --finish`.",
+        Merge.MAX,
+    ),
+    _metric(
+        "topology_carrier_bypasses",
+        Kind.GAUGE,
+        "",
+        readings.one(lambda counters: counters.carrier_bypasses),
+        "Alternate and dead-letter exchanges on RabbitMQ that lead to a carrier without its rules.",
+        Merge.MAX,
+    ),
+    _metric(
         "topology_unsigned_bindings",
         Kind.GAUGE,
         "",

@@ -185,6 +185,7 @@ def _address(message: Message) -> Address:
 def _publishes(message: Message, out: Outgoing) -> Iterator[Leaving]:
     if out.untouched:
         yield Leaving(UPSTREAM, *_address(message), untouched=True)
+    # Unkeyed: which keys destinations have on the broker nobody is to know.
     names = {token(*one): one for one in _chosen(out.decision)}
     for copy in out.copies:
         yield _leaving(message, copy, names)

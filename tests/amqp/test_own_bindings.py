@@ -17,18 +17,18 @@ QUEUE: Destination = ("queue", b"mine")
 OTHER: Destination = ("exchange", b"theirs")
 
 
-def test_queues_and_exchanges_are_bound_under_their_tokens() -> None:
-    queue, exchange = split(bind_frame(3, b"xo", QUEUE) + bind_frame(3, b"xo", OTHER))
+def test_queues_and_exchanges_are_bound_under_a_key() -> None:
+    queue, exchange = split(bind_frame(3, b"xo", QUEUE, b"one") + bind_frame(3, b"xo", OTHER, b"other"))
     assert (queue.name, exchange.name) == ("Queue.Bind", "Exchange.Bind")
-    assert queue.arguments["routing_key"] == token(*QUEUE).decode()
-    assert exchange.arguments["routing_key"] == token(*OTHER).decode()
+    assert queue.arguments["routing_key"] == "one"
+    assert exchange.arguments["routing_key"] == "other"
 
 
 def test_each_method_says_what_answers_it() -> None:
-    assert bind_step(1, b"xo", QUEUE)[1] == methods.QUEUE_BIND_OK
-    assert bind_step(1, b"xo", OTHER)[1] == methods.EXCHANGE_BIND_OK
-    assert unbind_step(1, b"xo", QUEUE)[1] == methods.QUEUE_UNBIND_OK
-    assert unbind_step(1, b"xo", OTHER)[1] == methods.EXCHANGE_UNBIND_OK
+    assert bind_step(1, b"xo", QUEUE, b"k")[1] == methods.QUEUE_BIND_OK
+    assert bind_step(1, b"xo", OTHER, b"k")[1] == methods.EXCHANGE_BIND_OK
+    assert unbind_step(1, b"xo", QUEUE, b"k")[1] == methods.QUEUE_UNBIND_OK
+    assert unbind_step(1, b"xo", OTHER, b"k")[1] == methods.EXCHANGE_UNBIND_OK
 
 
 def test_what_is_bound_counts_as_bound_and_what_is_refused_has_a_reason() -> None:

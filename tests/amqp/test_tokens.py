@@ -6,7 +6,7 @@ from hashlib import blake2b
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.tokens import NOWHERE, RESERVED, token
+from proxy.amqp.tokens import NOWHERE, RESERVED, UNKEYED, Tokens, is_grant, is_keyed, token
 
 NAMES = st.binary(max_size=255)
 
@@ -34,3 +34,53 @@ def test_tokens_of_different_destinations_differ(one: bytes, other: bytes) -> No
 
 def test_nowhere_is_under_the_reserved_prefix() -> None:
     assert NOWHERE.startswith(RESERVED)
+
+
+# -- keyed ------------------------------------------------------------------------------------------------------------
+
+SECRETS = (b"current", b"previous")
+
+
+def test_a_destination_has_a_token_of_each_secret_and_an_unkeyed_one_last() -> None:
+    tokens = Tokens("/", SECRETS)
+    current, previous, unkeyed = tokens.of("queue", b"orders")
+    assert unkeyed == token("queue", b"orders")
+    assert len({current, previous, unkeyed}) == 3
+    assert Tokens("/", (b"current",)).of("queue", b"orders") == (current, unkeyed)
+    assert Tokens("/", (b"previous", b"current")).of("queue", b"orders") == (previous, current, unkeyed)
+    assert Tokens().of("queue", b"orders") == (unkeyed,)
+
+
+@given(NAMES)
+def test_a_keyed_token_is_one_of_its_secret_virtual_host_kind_and_name(name: bytes) -> None:
+    made = {
+        Tokens(vhost, (key,)).of(kind, name)[0]
+        for vhost in ("/", "other")
+        for key in SECRETS
+        for kind in ("queue", "exchange")
+    }
+    assert len(made) == 8
+    for key in made:
+        assert re.fullmatch(rb"[a-z0-9.]+", key)
+        assert key.startswith(RESERVED)
+        assert is_keyed(key)
+        assert not is_grant(key)
+    assert not is_keyed(token("queue", name))
+
+
+def test_retired_tokens_are_former_ones() -> None:
+    tokens = Tokens("/", SECRETS)
+    current, previous, unkeyed = tokens.of("queue", b"q")
+    first = tokens.without(UNKEYED)
+    assert (first.of("queue", b"q"), first.former("queue", b"q")) == ((current, previous), (unkeyed,))
+    last = first.without(b"previous")
+    assert last.of("queue", b"q") == (current,)
+    assert set(last.former("queue", b"q")) == {previous, unkeyed}
+
+
+def test_what_says_that_tokens_are_retired_can_not_be_written_without_a_newer_secret() -> None:
+    markers = Tokens("/", SECRETS).markers()
+    assert set(markers.values()) == {(b"current", b"previous"), (b"current", UNKEYED), (b"previous", UNKEYED)}
+    assert set(Tokens("/", (b"previous",)).markers()) < set(markers)
+    assert not set(Tokens("other", SECRETS).markers()) & set(markers)
+    assert Tokens("/", SECRETS).without(b"previous").without(UNKEYED).markers() == {}

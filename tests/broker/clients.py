@@ -21,6 +21,7 @@ from proxy.broker.restoring import declared_exchange, stored_binding, with_copie
 from proxy.broker.settings import ControlSettings
 from proxy.routing.router import Router
 from proxy.routing.values import Table, Value
+from tests.broker.world import every_token
 
 DURABLE, AUTO_DELETE, INTERNAL = 2, 4, 8
 
@@ -75,6 +76,7 @@ class Client:
     def __init__(self, connection: ControlConnection, vhost: str) -> None:
         self._connection = connection
         self._vhost = vhost
+        self._tokens = every_token(vhost)
 
     def signed(self, binding: StoredBinding) -> StoredBinding:
         """The binding as a relay of this virtual host makes it."""
@@ -95,7 +97,11 @@ class Client:
         assert set(await self._connection.call_all(methods)) <= {None}
         if tokens:
             pairs = {(each.binding.exchange, each.binding.destination) for each in bindings}
-            made = [bind_token(exchange, ("queue", queue)) for exchange, queue in sorted(pairs)]
+            made = [
+                bind_token(exchange, ("queue", queue), key)
+                for exchange, queue in sorted(pairs)
+                for key in self._tokens.of("queue", queue)
+            ]
             assert set(await self._connection.call_all(made)) <= {None}
 
     async def bind_raw(self, exchange: str, queue: str, key: bytes, entries: bytes) -> None:
@@ -113,8 +119,9 @@ class Client:
                 method.payload = names + struct.pack(">I", len(kept)) + kept
                 assert await self._connection.call(method) is None
             if tokens:
-                gone = unbind_token(binding.exchange, (binding.destination_type, binding.destination))
-                assert await self._connection.call(gone) is None
+                destination = binding.destination_type, binding.destination
+                for key in self._tokens.of(*destination):
+                    assert await self._connection.call(unbind_token(binding.exchange, destination, key)) is None
 
 
 def _bind(stored: StoredBinding) -> Method:

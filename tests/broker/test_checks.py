@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.tokens import token
+from proxy.amqp.tokens import UNKEYED, Tokens, token
 from proxy.broker import checks
 from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
 from tests.broker.world import owned
 
+EVERY = Tokens("/", (b"new", b"old"))
 MARKED = {"x-open-exchange": True}
-TOKENS = [token(kind, name) for kind, name in product(("queue", "exchange"), (b"a", b"documents.public"))]
+TOKENS = [key for kind, name in product(("queue", "exchange"), (b"a", b"public")) for key in EVERY.of(kind, name)]
 
 
 def binding(name: str, key: bytes, kind: str = "queue") -> BindingInfo:
@@ -85,7 +86,32 @@ def test_tokens_and_stored_bindings_are_ours_and_everything_else_is_foreign() ->
         binding("x", token("queue", b"x"), "exchange"),
     ]
     assert checks.foreign_bindings(ours + foreign) == foreign
-    assert checks.tokens_bound(ours + foreign) == {("queue", b"q"), ("exchange", b"x")}
+    found = checks.standing(ours + foreign, Tokens())
+    assert found.bound == {("queue", b"q"), ("exchange", b"x")}
+    assert not found.incomplete
+    assert not found.former
+    assert found.unkeyed == 2
+
+
+def test_of_several_tokens_it_is_told_which_lack_and_which_are_to_go() -> None:
+    whole = [binding("q", key) for key in EVERY.of("queue", b"q")]
+    lacking = [binding("r", key) for key in EVERY.of("queue", b"r")[1:]]
+    found = checks.standing([*whole, *lacking], EVERY)
+    assert found.bound == {("queue", b"q"), ("queue", b"r")}
+    assert found.incomplete == {("queue", b"r")}
+    assert (found.unkeyed, found.previous) == (2, 2)
+    ended = EVERY.without(UNKEYED).without(b"old")
+    found = checks.standing([*whole, *lacking], ended)
+    assert found.bound == {("queue", b"q")}
+    assert list(found.former) == whole[1:]  # not where the current one does not stand
+    assert (found.unkeyed, found.previous) == (2, 2)
+    assert checks.foreign_bindings([*whole, *lacking], ended) == []
+
+
+def test_a_token_of_a_secret_that_nobody_knows_is_foreign_and_is_not_shown() -> None:
+    unknown = binding("q", Tokens("/", (b"theirs",)).of("queue", b"q")[0])
+    assert checks.foreign_bindings([unknown], Tokens("/", (b"ours",))) == [unknown]
+    assert str(unknown) == "queue q under a token"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.amqp.tokens import token
 from proxy.amqp.vhost import Delivery
 from proxy.broker.declarations import declare_carrier
 from proxy.broker.inventory import Inventory
@@ -18,6 +17,7 @@ from tests.broker.world import (
     Outside,
     Queue,
     State,
+    every_token,
     exchanges,
     has,
     owned,
@@ -180,7 +180,7 @@ async def test_an_exclusive_queue_is_missing_with_that_reason(
         assert known.missing == {("queue", b"mine"): "exclusive queue of another connection"}
         assert outside.bound("documents") == queues("ours")
         # Its owner's connection binds it: that is believed, and seen where there is a listing.
-        channel.queue_bind("mine", "documents", token("queue", b"mine").decode())
+        channel.queue_bind("mine", "documents", every_token(vhost).of("queue", b"mine")[0].decode())
         known.exchanges[b"documents"].bound.add(("queue", b"mine"))
         await topology.refresh()
         assert known.missing == {}

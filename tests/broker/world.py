@@ -15,7 +15,8 @@ import pika
 import pika.adapters.blocking_connection
 import pika.exceptions
 
-from proxy.amqp.tokens import token
+from proxy.amqp.signing import Secrets
+from proxy.amqp.tokens import Tokens, is_keyed, token
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.broker.settings import ControlSettings
 from proxy.routing.bindings import Binding
@@ -31,6 +32,11 @@ class Queue:
 
     name: bytes
     arguments: Table = ()
+
+
+def every_token(vhost: str) -> Tokens:
+    """The tokens of a virtual host where no secret is set, unkeyed ones among them."""
+    return Tokens(vhost, Secrets().token_keys)
 
 
 def queues(*names: str) -> set[Destination]:
@@ -135,7 +141,7 @@ class Outside:
     def bound(self, exchange: str) -> set[Destination]:
         """Destinations that are bound to an exchange under their token."""
         found = self.bindings(exchange)
-        return {(kind, name) for kind, name, key in found if key == token(kind, name)}
+        return {(kind, name) for kind, name, key in found if key == token(kind, name) or is_keyed(key)}
 
     def bindings(self, exchange: str) -> set[tuple[str, bytes, bytes]]:
         path = f"exchanges/{quoted(self.vhost)}/{quoted(exchange)}/bindings/source"

@@ -1,0 +1,26 @@
+"""``oxproxy`` with the destination tokens of version 0.1: unkeyed ones, and keyed ones taken for witnesses of clients.
+
+Run as a program with the arguments of ``oxproxy``. For tests of fleets in which sidecars of both versions run.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from proxy.amqp import tokens
+
+_prepare = tokens.Tokens.__init__
+
+
+def _unkeyed(self: tokens.Tokens, vhost: str = "", *_: object) -> None:
+    _prepare(self, vhost)
+
+
+if __name__ == "__main__":
+    tokens.Tokens.__init__ = _unkeyed  # type: ignore[assignment, method-assign]
+    tokens.is_keyed = lambda routing_key: False
+    tokens.is_grant = lambda routing_key: routing_key.startswith(tokens.GRANTS)
+
+    from proxy.cli import main
+
+    sys.exit(main())
