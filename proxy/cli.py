@@ -7,13 +7,14 @@ room and prints what it says. What a command does not need is not imported: only
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from proxy.audit.record import text
@@ -152,9 +153,21 @@ def _parser() -> argparse.ArgumentParser:
         "--master", metavar="URL", help="of a Spark cluster; default: this machine, or what spark-submit says"
     )
     report.add_argument("--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting of Spark")
-    report.add_argument("--stream", action="store_true", help="go on counting new segments until SIGTERM, into stream/")
+    report.add_argument("--stream", action="store_true", help="look for new segments every minute until SIGTERM")
     report.add_argument("--once", action="store_true", help="with --stream: end when what is there has been counted")
+    report.add_argument("--trace", action="store_true", help="also the table of all messages, as large as the log")
+    report.add_argument("--forget", action="store_true", help="no longer count segments that are gone")
     report.set_defaults(run=_report)
+
+    trace = commands.add_parser("trace", help="every record of one message in audit logs")
+    trace.add_argument("message_id", metavar="MESSAGE_ID", help="as the audit log has it")
+    trace.add_argument("--input", metavar="DIR", required=True, help="folder of the audit log, a path or URI")
+    trace.add_argument("--output", metavar="DIR", help="that of oxproxy report, to read only segments that matter")
+    trace.add_argument("--since", metavar="DAY", help="such as 2026-11-21 (UTC), or yesterday; default: all days")
+    trace.add_argument("--until", metavar="DAY", help="the last day; default: the newest")
+    trace.add_argument("--master", metavar="URL", help="of Spark, which reads paths that are not of this machine")
+    trace.add_argument("--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting of Spark")
+    trace.set_defaults(run=_trace)
     return parser
 
 
@@ -274,7 +287,7 @@ def _report(options: argparse.Namespace) -> int:
             for exchange in content.exchanges
             for binding in exchange.bindings
         )
-    try:
+    with _reporting("oxproxy report"):
         request = Request(
             options.input,
             options.output,
@@ -283,21 +296,51 @@ def _report(options: argparse.Namespace) -> int:
             options.master,
             known,
             tuple(map(setting, options.conf)),
+            options.trace,
+            options.forget,
         )
+        from proxy.report.job import follow, report
+
         if options.stream:
-            from proxy.report.stream import follow
-
-            follow(request, options.once)
+            follow(request, _say, options.once)
         else:
-            from proxy.report.job import report
-
             _say(str(report(request)))
+    return DONE
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from proxy.report.request import Request, day, setting
+
+    with _reporting("oxproxy trace"):
+        request = Request(
+            options.input,
+            "",
+            None if options.since is None else day(options.since, "--since"),
+            None if options.until is None else day(options.until, "--until"),
+            options.master,
+            settings=tuple(map(setting, options.conf)),
+        )
+        from proxy.report.trace import trace
+
+        found = trace(options.message_id, request, options.output)
+    for record in found.records:
+        _say(json.dumps(record))
+    if not found.records:
+        sys.stderr.write(f"no record of it in {found.read} segments read, {found.skipped} left out\n")
+        return NO
+    return DONE
+
+
+@contextlib.contextmanager
+def _reporting(command: str) -> Iterator[None]:
+    """Turn what the report misses into faults of the command."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         missing = f"needs {error.name}: pip install 'open-exchange-proxy[report]'"
-        raise ConfigErrors([ConfigError("oxproxy report", 0, "", missing)]) from error
+        raise ConfigErrors([ConfigError(command, 0, "", missing)]) from error
     except ConfigError as error:
         raise ConfigErrors([error]) from error
-    return DONE
 
 
 def _show(explanation: Explanation) -> None:

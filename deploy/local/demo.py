@@ -37,8 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "config" / "rules" / "documents.yaml"
 OUTPUT = ROOT / "build" / "demo"
 AUDIT, REPORT = OUTPUT / "audit", OUTPUT / "report"
-#: A report of a few lines needs little memory, and is made sooner by a Java that does not take its time to compile.
-SMALL = ("--conf", "spark.driver.memory=1g")
+#: Also for the small Java program that starts Spark.
 QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 #: Metrics worth a look after a handful of messages.
@@ -267,9 +266,7 @@ def report(rules: Path, publishes: int) -> bool:
         flush=True,
     )
     command = [str(PROGRAM), "report", "--input", str(AUDIT), "--output", str(REPORT), "--rules", str(rules)]
-    done = subprocess.run(
-        [*command, *SMALL], capture_output=True, text=True, check=False, env={**os.environ, **QUICK_JAVA}
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **QUICK_JAVA})
     print(textwrap.indent(done.stdout.replace(f"file:{ROOT}/", "").rstrip(), "   "))
     if done.returncode or not done.stdout.startswith(f"{publishes} publishes "):
         print(f"WRONG: expected a report of {publishes} publishes\n{done.stderr}")

@@ -1,8 +1,8 @@
-"""The report: what the audit log amounts to, as tables and as a page. PySpark, apart from all other rooms.
+"""The report: what the audit log amounts to, as tables and as a page. Spark and DuckDB; no other package imports it.
 
-`request` is what was asked for, `job` answers it, `stream` goes on answering. On the way: `source` finds the
-segments, `sizing` fits Spark's settings to them, `records` reads lines, `staging` keeps what was read, `flows`,
-`unroutable`, `latency`, `producers`, `continuity`, `anomalies` and `trace` make the tables out of it, `tables` puts
-them in place of earlier ones. `figures` picks from the tables what `page` shows with the help of `charts` and
-`wording`. `session` starts Spark, `storage` is every file system that Hadoop knows.
+`request` is what was asked for, `job` answers it. `segments` finds the files of the log; `partials` turns one of them
+into small aggregates, in Spark's tasks; `store` keeps those in the output folder; `merge` makes the tables of a day
+from them, `tables` puts these in place. `selection` picks from the tables what `page` shows (`figures`) with the help
+of `charts`, `style` and `wording`. `trace` finds one message in the log. `session` starts Spark, `storage` is every
+file system that Hadoop knows.
 """

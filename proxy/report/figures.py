@@ -118,6 +118,9 @@ class Figures:
         ways: message id and stops of messages that came through several sidecars.
         results: what the broker said, where it said more than a plain ack.
         rejected: lines that are no records, by reason.
+        late: records that lie in the folder of another day.
+        unmatched: returns whose publish is not in the log, or too far from the end of another segment.
+        duplicates: names of segments whose content another segment has.
         found: how many rows there were for a list, by its name here; one more than it has means more than it has.
     """
 
@@ -141,6 +144,9 @@ class Figures:
     ways: list[tuple[str, list[Stop]]] = field(default_factory=list)
     results: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
+    late: int = 0
+    unmatched: int = 0
+    duplicates: list[str] = field(default_factory=list)
     found: dict[str, int] = field(default_factory=dict)
 
     @property

@@ -1,42 +1,49 @@
-"""What does one run do, and in which order?
+"""One run of the report: find segments, read those that are new, make the tables of days that changed, write the page.
 
-Find the segments, read them once, make the tables beside those of earlier runs, exchange the days, write the page.
+A run that follows the log (`follow`) is this run again and again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import signal
+import tempfile
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import date, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+import duckdb
+from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report import tables as names
-from proxy.report.anomalies import HISTORY_DAYS, LEAST_DAYS, deviations
-from proxy.report.continuity import dropped, duplicates, seq_gaps
 from proxy.report.figures import Figures
-from proxy.report.flows import bindings, destinations, flows, matches, traffic
-from proxy.report.latency import latency
+from proxy.report.merge import HISTORY_DAYS, Merge
 from proxy.report.page import render
-from proxy.report.producers import producers
-from proxy.report.request import KnownBinding, Request
-from proxy.report.selection import counted, select, ways
-from proxy.report.session import fitted, session
-from proxy.report.source import Source, find, volume
-from proxy.report.staging import Staged, stage
+from proxy.report.request import Request
+from proxy.report.segments import Segment, find
+from proxy.report.selection import SHOWN, Selection, longest_ways
+from proxy.report.session import session
 from proxy.report.storage import Storage, StorageError
+from proxy.report.store import Partials
 from proxy.report.tables import Tables
-from proxy.report.trace import repeated, repeated_ids, trace
-from proxy.report.unroutable import returned, returns, unroutable
 from proxy.report.wording import several
 
 #: The page of the newest run, and the folder of all pages, one for each range of days.
 PAGE, PAGES = "report.html", "pages"
-_RECORDS = "records"
+#: Seconds between two looks for new segments, and how many times longer than a round the rest after it is at least.
+LOOK_SECONDS, REST = 60, 3
+#: What the tables of a day depend on besides its segments; a change of `merge` that changes them raises it.
+_EDITION = 1
+#: The part of the following day in which returns are looked for.
+_FIRST_HOUR = "/hour=00/"
+_ONE_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +52,53 @@ class Summary:
 
     Args:
         figures: what the page shows.
-        gone: days that had tables and have no record any more.
         output: where tables and page are.
+        read: segments that were read.
+        made: days whose tables were made.
+        gone: days that had tables and have no record any more.
+        rebuilt: days whose tables an earlier version had made.
+        kept: days whose tables an earlier version made, and whose log is gone.
+        is_first: whether the output was that of an earlier version.
     """
 
     figures: Figures
-    gone: tuple[date, ...]
     output: str
+    read: int = 0
+    made: tuple[date, ...] = ()
+    gone: tuple[date, ...] = ()
+    rebuilt: tuple[date, ...] = ()
+    kept: tuple[date, ...] = ()
+    is_first: bool = False
 
     def __str__(self) -> str:
         """A few lines for people."""
         return "\n".join(self._lines())
 
-    def _lines(self) -> Iterable[str]:
+    def _lines(self) -> Iterator[str]:
         figures = self.figures
         published = several(figures.publishes, "publish", "publishes")
         yield f"{published} in {several(figures.segments, 'segment')}, {figures.range}"
+        yield f"read {several(self.read, 'new segment')}, made the tables of {several(len(self.made), 'day')}"
+        if self.rebuilt:
+            yield f"tables of an earlier version, rebuilt from the log (trace: --trace): {_listed(self.rebuilt)}"
+        if self.is_first and self.kept:
+            yield f"tables of an earlier version, kept because their log is gone: {_listed(self.kept)}"
         if figures.rejected:
             reasons = ", ".join(f"{count} {why}" for why, count in figures.rejected.items())
             yield f"kept aside in {self.output}/{names.REJECTED}: {reasons}"
+        if figures.late:
+            yield f"{several(figures.late, 'record')} in the folder of another day, counted on their own day"
+        if figures.unmatched:
+            yield f"{several(figures.unmatched, 'return')} without a publish in the log"
+        if figures.duplicates:
+            yield f"segments with the same content, counted once: {', '.join(figures.duplicates)}"
         if self.gone:
-            yield f"days without any record any more, removed: {', '.join(map(str, self.gone))}"
+            yield f"days without any record any more, removed: {_listed(self.gone)}"
         yield f"{self.output}/{PAGE}"
+
+
+def _listed(days: Iterable[date]) -> str:
+    return ", ".join(map(str, days))
 
 
 def report(request: Request) -> Summary:
@@ -76,132 +108,226 @@ def report(request: Request) -> Summary:
         ConfigError: there is no such input, or Spark can't be started.
     """
     with session(request) as spark:
-        try:
-            return run(spark, request)
-        except StorageError as error:
-            raise ConfigError("oxproxy report", 0, "", str(error)) from error
+        return run(spark, request)
+
+
+def follow(request: Request, say: Any, once: bool = False) -> None:
+    """Make the report again and again until SIGTERM or SIGINT, with one Spark.
+
+    Args:
+        request: what is asked for.
+        say: prints a line.
+        once: end when everything there is has been counted.
+
+    Raises:
+        ConfigError: there is no such input, or Spark can't be started.
+    """
+    with session(request) as spark, _told_to_stop() as told:
+        while not told.is_set():
+            began = time.monotonic()
+            summary = run(spark, request.again())
+            if once or summary.read or summary.made:
+                say(str(summary))
+            if once:
+                return
+            told.wait(max(LOOK_SECONDS, REST * (time.monotonic() - began)))
 
 
 def run(spark: SparkSession, request: Request) -> Summary:
     """Make the report.
 
     Args:
-        spark: a running session; meanwhile its settings are those that fit the input.
+        spark: a running session.
         request: what is asked for.
 
     Raises:
-        ConfigError: there is no such input.
+        ConfigError: there is no such input, or a file system refuses.
     """
     storage = Storage(spark)
-    if not storage.is_folder(request.input):
-        raise ConfigError(request.input, 0, "--input", "no such folder")
-    tables = Tables(spark, storage, request.output)
-    source = find(storage, request)
-    size = volume(spark, source)
-    figures = Figures(tuple(sorted(source.days)), request.now, size.segments)
-    tables.begin()
     try:
-        with fitted(spark, request, size):
-            figures, gone = _replace(spark, request, tables, source, figures)
-    finally:
-        tables.end()
-    summary = Summary(figures, tuple(gone), storage.whole(request.output))
-    _write_page(storage, summary)
-    return summary
+        if not storage.is_folder(request.input):
+            raise ConfigError(request.input, 0, "--input", "no such folder")
+        with tempfile.TemporaryDirectory(prefix="oxproxy-report-") as work, duckdb.connect() as duck:
+            duck.execute(f"SET TimeZone = 'UTC'; SET memory_limit = '700MB'; SET temp_directory = '{work}/spill'")
+            duck.execute("SET preserve_insertion_order = false")
+            return _Run(spark, storage, request, Path(work), duck).make()
+    except StorageError as error:
+        raise ConfigError("oxproxy report", 0, "", str(error)) from error
 
 
-def _replace(
-    spark: SparkSession, request: Request, tables: Tables, source: Source, figures: Figures
-) -> tuple[Figures, list[date]]:
-    """Put new tables in place; what the page shows, and the days that have none any more."""
-    if source.empty:
-        return figures, tables.replace(source.days)
-    ranged = request.since is not None or request.until is not None
-    staged = stage(spark, Storage(spark), source, tables.staging(_RECORDS), ranged)
-    figures = replace(figures, days=tuple(sorted(staged.days)))
-    figures = _write(spark, request, tables, staged, figures)
-    return figures, tables.replace(staged.days)
+@dataclass
+class _Run:
+    """What the steps of one run share."""
 
+    spark: SparkSession
+    storage: Storage
+    request: Request
+    work: Path
+    duck: duckdb.DuckDBPyConnection
+    output: str = field(init=False)
+    tables: Tables = field(init=False)
+    partials: Partials = field(init=False)
 
-def _write(spark: SparkSession, request: Request, tables: Tables, staged: Staged, figures: Figures) -> Figures:
-    """Write all tables beside those in place, and pick what the page shows."""
-    publishes, settles = staged.publishes, staged.settles
-    with _kept(flows(publishes), repeated_ids(publishes), returns(settles)) as (flowed, ids, told):
-        repeats = repeated(publishes, ids)
-        in_days = settles.where(F.col("date").isin(*staged.days) & ~F.col("tail"))
-        written = {names.TRAFFIC: tables.write(names.TRAFFIC, _few(traffic(flowed)))}
-        frames = {
-            names.DESTINATIONS: _few(destinations(flowed)),
-            names.BINDINGS: _few(_bindings(spark, request, flowed)),
-            names.UNROUTABLE: _few(unroutable(publishes, returned(publishes, told))),
-            names.LATENCY: _few(latency(publishes, in_days)),
-            names.PRODUCERS: _few(producers(publishes)),
-            names.ANOMALIES: _few(_anomalies(spark, request, tables, staged, written[names.TRAFFIC], repeats)),
-            names.TRACE: trace(publishes),
-        }
-        written |= {name: tables.write(name, frame) for name, frame in frames.items()}
-        tables.write_rejected(staged.rejected)
-        known = replace(
+    def make(self) -> Summary:
+        request = self.request
+        self.output = self.storage.whole(request.output)
+        self.tables = Tables(self.storage, self.output, self.work)
+        self.tables.begin()
+        self.partials = Partials(self.spark, self.storage, self.output, self.work, self.duck)
+        self.partials.load()
+        found = [segment for segment in find(self.storage, request.input, self._is_read) if self._is_asked(segment)]
+        new = self.partials.unknown(found, request.trace)
+        if new:
+            self.partials.make(new, request.trace)
+            self.partials.load()
+        if request.forget:
+            self._forget(found)
+        self.partials.compact()
+        days = self._days(found)
+        earlier = [day for day in self.tables.days(names.TRAFFIC) if not self.tables.state(day)]
+        made, gone = self._merge(days, earlier)
+        figures = self._figures(days, found)
+        summary = Summary(
             figures,
-            bindings_known=request.bindings is not None,
-            ways=ways(repeats),
-            results=counted(in_days, "result"),
-            rejected=counted(staged.rejected, "why"),
+            self.output,
+            len(new),
+            tuple(made),
+            tuple(gone),
+            tuple(day for day in earlier if day in made),
+            tuple(day for day in earlier if day not in made),
+            bool(earlier and made),
         )
-        return select(known, written)
+        self._write_page(summary)
+        return summary
+
+    def _is_read(self, day: date) -> bool:
+        return self.request.wants(day) or self.request.wants(day - _ONE_DAY)
+
+    def _is_asked(self, segment: Segment) -> bool:
+        """Whether a segment is of the days that are asked for, or may hold returns of their last hour."""
+        if segment.folder is None or self.request.wants(segment.folder):
+            return True
+        return _FIRST_HOUR in segment.path
+
+    def _days(self, found: Iterable[Segment]) -> list[date]:
+        """The days that a run answers for: those that are named, else those of the log."""
+        self.duck.execute("CREATE OR REPLACE TEMP TABLE present (path VARCHAR)")
+        paths = [segment.path for segment in found]
+        self.duck.execute("INSERT INTO present SELECT unnest(?::VARCHAR[])", [paths])
+        named = self.request.named_days()
+        if named is not None:
+            return named
+        rows = self.duck.execute(
+            """SELECT DISTINCT day FROM (SELECT unnest(days) AS day, * FROM latest SEMI JOIN present USING (path))
+            WHERE day = folder OR day BETWEEN first::DATE AND last::DATE ORDER BY day"""
+        ).fetchall()
+        return [day for (day,) in rows if self.request.wants(day)]
+
+    def _forget(self, found: Iterable[Segment]) -> None:
+        there = {segment.path for segment in found}
+        root = f"{self.storage.whole(self.request.input).rstrip('/')}/"
+        rows = self.duck.execute("SELECT path, folder FROM latest").fetchall()
+        gone = [
+            path
+            for path, folder in rows
+            if path.startswith(root) and path not in there and (folder is None or self.request.wants(folder))
+        ]
+        if gone:
+            self.partials.forget(gone)
+
+    def _merge(self, days: list[date], earlier: list[date]) -> tuple[list[date], list[date]]:
+        """Make the tables of the days that changed; which ones, and which have no record any more."""
+        prints = {day: self._fingerprint(day) for day in days}
+        changed = [day for day in days if self.tables.state(day).get("fingerprint") != prints[day]]
+        near = {day + _ONE_DAY * step for day in changed for step in (-1, 0, 1)}
+        self.partials.open(near)
+        request = self.request
+        merge = Merge(self.duck, self.tables, request.bindings, request.now, request.trace)
+        gone = []
+        for day in changed:
+            state = {"fingerprint": prints[day], **merge.day(day)}
+            if self.tables.exchange(day, state):
+                gone.append(day)
+        undated = self._contents("folder IS NULL")
+        if self.tables.state(None).get("fingerprint") != undated:
+            self.tables.exchange(None, {"fingerprint": undated, **merge.rejected(None)})
+        return changed, gone
+
+    def _fingerprint(self, day: date) -> str:
+        """What the tables of a day are made of."""
+        begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        over = min(24, max(0, int((self.request.now - begin).total_seconds()) // 3600))
+        compared = [str(other) for other in self.tables.days(names.TRAFFIC) if 0 < (day - other).days <= HISTORY_DAYS]
+        known = None if self.request.bindings is None else sorted(map(repr, self.request.bindings))
+        parts = [
+            _EDITION,
+            self._contents(f"list_contains(days, DATE '{day}')"),
+            over,
+            compared,
+            known,
+            self.request.trace,
+        ]
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+    def _contents(self, condition: str) -> str:
+        rows = self.duck.execute(f"SELECT content FROM live WHERE {condition} ORDER BY content").fetchall()
+        return hashlib.blake2b("".join(content for (content,) in rows).encode(), digest_size=16).hexdigest()
+
+    def _figures(self, days: list[date], found: list[Segment]) -> Figures:
+        states = [self.tables.state(day) for day in (*days, None)]
+        count = self.duck.execute(
+            """SELECT count(*) FROM live WHERE list_has_any(days, ?::DATE[])
+            OR (len(days) = 0 AND path IN (SELECT path FROM present))""",
+            [days],
+        ).fetchall()[0][0]
+        copies = self.duck.execute(
+            """SELECT list(parse_filename(path) ORDER BY path)[2:] FROM latest SEMI JOIN present USING (path)
+            WHERE records > 0 GROUP BY content HAVING count(*) > 1"""
+        ).fetchall()
+        figures = Figures(
+            tuple(days),
+            self.request.now,
+            count,
+            bindings_known=self.request.bindings is not None,
+            results=_added(state.get("results", {}) for state in states),
+            rejected=_added(state.get("rejected", {}) for state in states),
+            late=sum(state.get("late", 0) for state in states),
+            unmatched=sum(state.get("unmatched", 0) for state in states),
+            duplicates=sorted(name for (several,) in copies for name in several),
+            ways=longest_ways(way for state in states for way in state.get("ways", ())),
+        )
+        files = {name: {day: self.tables.files(name, [day]) for day in days} for name in SHOWN}
+        if not any(files[names.TRAFFIC].values()):
+            return figures
+        return Selection(self.duck, files).fill(figures)
+
+    def _write_page(self, summary: Summary) -> None:
+        page = render(summary.figures)
+        days = summary.figures.days
+        self.storage.make(self.output)
+        self.storage.write(f"{self.output}/{PAGE}", page)
+        if days:
+            self.storage.make(f"{self.output}/{PAGES}")
+            until = f"_{days[-1]}" if len(days) > 1 else ""
+            self.storage.write(f"{self.output}/{PAGES}/{days[0]}{until}.html", page)
+
+
+def _added(several_counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for counts in several_counts:
+        for name, count in counts.items():
+            found[name] = found.get(name, 0) + count
+    return dict(sorted(found.items()))
 
 
 @contextmanager
-def _kept(*frames: DataFrame) -> Iterator[tuple[DataFrame, ...]]:
-    """Keep what is used more than once, for a while.
-
-    Counting fills them now: what joins with them is then planned by what is in them, not by what might be.
-    """
-    for frame in frames:
-        frame.persist(StorageLevel.MEMORY_AND_DISK).count()
+def _told_to_stop() -> Iterator[threading.Event]:
+    """Have SIGTERM and SIGINT noted instead of ending the process."""
+    told = threading.Event()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: told.set()) for number in numbers]
     try:
-        yield frames
+        yield told
     finally:
-        for frame in frames:
-            frame.unpersist()
-
-
-def _few(frame: DataFrame) -> DataFrame:
-    """Have a day's rows written into one file, or a few where they are many."""
-    return frame.hint("rebalance", "date")
-
-
-def _bindings(spark: SparkSession, request: Request, flowed: DataFrame) -> DataFrame:
-    known = None
-    if request.bindings is not None:
-        columns = "vhost STRING, exchange STRING, binding STRING, rules STRING"
-        known = spark.createDataFrame([_row(binding) for binding in request.bindings], columns)
-    return bindings(matches(flowed), known, flowed.select("date").distinct())
-
-
-def _row(binding: KnownBinding) -> tuple[str, str, str, str]:
-    return binding.vhost, binding.exchange, binding.binding, binding.rules
-
-
-def _anomalies(
-    spark: SparkSession, request: Request, tables: Tables, staged: Staged, made: DataFrame, repeats: DataFrame
-) -> DataFrame:
-    found = seq_gaps(staged.publishes).unionByName(dropped(staged.gaps)).unionByName(duplicates(repeats))
-    known = {*tables.days(names.TRAFFIC), *staged.days}
-    if not staged.days or len(known) <= LEAST_DAYS:
-        return found
-    oldest = min(staged.days) - timedelta(days=HISTORY_DAYS)
-    before = tables.earlier(names.TRAFFIC, made, staged.days)
-    before = before.where((F.col("date") >= oldest) & (F.col("date") < max(staged.days)))
-    return found.unionByName(deviations(spark, made.unionByName(before), staged.days, request.now))
-
-
-def _write_page(storage: Storage, summary: Summary) -> None:
-    page = render(summary.figures)
-    days = summary.figures.days
-    storage.make(summary.output)
-    storage.write(f"{summary.output}/{PAGE}", page)
-    if days:
-        storage.make(f"{summary.output}/{PAGES}")
-        until = f"_{days[-1]}" if len(days) > 1 else ""
-        storage.write(f"{summary.output}/{PAGES}/{days[0]}{until}.html", page)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

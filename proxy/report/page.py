@@ -40,6 +40,7 @@ def render(figures: Figures) -> str:
 
 def _nothing(figures: Figures) -> str:
     aside = f"<p>{escape(_aside(figures))}</p>" if figures.rejected else ""
+    aside += _notices(figures)
     days = f" for {figures.range}" if figures.days else ""
     return (
         '<section class="empty"><h2>Nothing was published</h2>'
@@ -55,6 +56,7 @@ def _nothing(figures: Figures) -> str:
 
 def _sections(figures: Figures) -> Iterator[str]:
     yield _tiles(figures)
+    yield _notices(figures)
     yield _section("traffic", "Traffic", "How much was published, and what became of it.", _traffic(figures))
     yield _section("destinations", "Destinations", "Where messages were sent.", _destinations(figures))
     yield _section("bindings", "Bindings", "Which bindings matched, and which never did.", _bindings(figures))
@@ -73,7 +75,13 @@ def _sections(figures: Figures) -> Iterator[str]:
         "Hours unlike the same hour of the days before, gaps in the log, message ids that came again.",
         _anomalies(figures),
     )
-    yield _section("trace", "Trace", "Messages that came through several sidecars; the table has all.", _trace(figures))
+    yield _section(
+        "trace",
+        "Trace",
+        "Messages that came through several sidecars, from a sample of all messages; "
+        "<code>oxproxy trace MESSAGE_ID --input DIR</code> shows every record of any message.",
+        _trace(figures),
+    )
 
 
 def _section(name: str, title: str, about: str, parts: Iterable[str]) -> str:
@@ -98,6 +106,22 @@ def _tiles(figures: Figures) -> str:
         for name, value, detail in tiles
     )
     return f'<div class="tiles">{shown}</div>'
+
+
+def _notices(figures: Figures) -> str:
+    """What the numbers should be read with."""
+    notices = []
+    if figures.late:
+        notices.append(
+            f"{wording.several(figures.late, 'record')} in the folder of another day count on their own day."
+        )
+    if figures.unmatched:
+        notices.append(f"{wording.several(figures.unmatched, 'return')} of the broker without a publish in the log.")
+    if figures.duplicates:
+        names = ", ".join(figures.duplicates[:_BARS])
+        more = " and others" if len(figures.duplicates) > _BARS else ""
+        notices.append(f"Segments with the same content as another one, counted once: {names}{more}.")
+    return "".join(f'<p class="about">{escape(notice)}</p>' for notice in notices)
 
 
 def _count(figures: Figures, name: str, shown: int) -> str:
@@ -266,7 +290,7 @@ def _anomalies(figures: Figures) -> Iterator[str]:
 
 def _trace(figures: Figures) -> Iterator[str]:
     if not figures.ways:
-        yield "<p>No message id was seen at more than one sidecar.</p>"
+        yield "<p>No message id of the sample was seen at more than one sidecar.</p>"
     for message_id, stops in figures.ways:
         way = "".join(map(_stop, stops))
         name = f"<code>{escape(message_id)}</code>, {len(stops)} times"

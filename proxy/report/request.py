@@ -6,7 +6,7 @@ No Spark here: the command line builds a request before it knows whether Spark i
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 
 from proxy.errors import ConfigError
@@ -44,6 +44,8 @@ class Request:
         master: Spark master; None: what spark-submit says, else all cores of this machine.
         bindings: those of the rules files; None where no rules file is given.
         settings: Spark settings of the operator, before ours.
+        trace: whether the table of all publishes with a message id is asked for.
+        forget: whether partials of segments that are gone are removed.
         now: the time of the run.
     """
 
@@ -54,6 +56,8 @@ class Request:
     master: str | None = None
     bindings: tuple[KnownBinding, ...] | None = None
     settings: tuple[tuple[str, str], ...] = ()
+    trace: bool = False
+    forget: bool = False
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
@@ -73,6 +77,10 @@ class Request:
     def wants(self, day: date) -> bool:
         """Say whether a day is in the range that was asked for."""
         return (self.since is None or day >= self.since) and (self.until is None or day <= self.until)
+
+    def again(self) -> Request:
+        """Return the same request at the present time."""
+        return replace(self, now=datetime.now(UTC))
 
     def named_days(self) -> list[date] | None:
         """Give the days of a range that has a beginning, each of them; None without a beginning."""

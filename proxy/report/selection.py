@@ -1,25 +1,21 @@
-"""Which rows of the tables does the page show? The largest ones; the tables have the rest.
-
-This is the last place that knows Spark: what comes out can be shown, and tested, without it.
-"""
+"""Picks the rows that the page shows from the tables: the largest ones; the tables have the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+import duckdb
 
 from proxy.report import tables as names
 from proxy.report.figures import Figures, Finding, Lost, Matched, Named, Sender, Sent, Step, Stop, Timed
-from proxy.report.trace import longest_ways
 
 #: Rows of a list; what is farther down is in the tables.
 MOST_ROWS = 20
-#: Rows of the lists where each one asks for something to be done.
+#: Rows of the lists where each row asks for something to be done.
 MOST_FINDINGS = 60
 #: Messages whose way through several sidecars is shown.
 MOST_WAYS = 10
@@ -27,150 +23,141 @@ MOST_WAYS = 10
 MOST_STEPS = 150
 #: Minutes that a column may stand for.
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 10080)
+#: Tables that the page shows.
+SHOWN = tuple(name for name in names.TABLES if name != names.TRACE)
+
+Row = tuple[Any, ...]  # values of any column
 
 
-def select(figures: Figures, tables: Mapping[str, DataFrame]) -> Figures:
-    """Fill in what the tables have.
+class Selection:
+    """The tables of some days.
 
     Args:
-        figures: what is known besides.
-        tables: by name, of the days that were asked for.
+        duck: a connection.
+        files: of each table (`SHOWN`) and day.
     """
-    traffic, found = tables[names.TRAFFIC], dict[str, int]()
-    step, steps = _over_time(traffic)
-    hot, dead = _bindings(tables[names.BINDINGS], found)
-    return replace(
-        figures,
-        step_minutes=step,
-        steps=steps,
-        exchanges=_by_name(traffic, F.format_string("%s in %s", _shown("exchange"), "vhost"), found, "exchanges"),
-        proxies=_by_name(traffic, F.col("proxy"), found, "proxies"),
-        rules=sorted(row.rules for row in tables[names.BINDINGS].select("rules").distinct().collect() if row.rules),
-        destinations=_destinations(tables[names.DESTINATIONS], found),
-        hot=hot,
-        dead=dead,
-        unroutable=_unroutable(tables[names.UNROUTABLE], found),
-        latency=_latency(tables[names.LATENCY]),
-        producers=_producers(tables[names.PRODUCERS], found),
-        sizes=_sizes(tables[names.PRODUCERS]),
-        anomalies=_anomalies(tables[names.ANOMALIES], found),
-        found=found,
-    )
+
+    def __init__(self, duck: duckdb.DuckDBPyConnection, files: Mapping[str, Mapping[date, Iterable[Path]]]) -> None:
+        self._duck = duck
+        self._found: dict[str, int] = {}
+        for name, by_day in files.items():
+            parts = [
+                f"SELECT DATE '{day}' AS date, * FROM read_parquet('{file}')"
+                for day, several in by_day.items()
+                for file in several
+            ]
+            duck.execute(f"CREATE OR REPLACE TEMP VIEW t_{name} AS {' UNION ALL BY NAME '.join(parts)}")
+
+    def fill(self, figures: Figures) -> Figures:
+        """Fill in what the tables have."""
+        step, steps = self._over_time()
+        hot, dead = self._bindings()
+        shown = "CASE exchange WHEN '' THEN '(default)' ELSE exchange END || ' in ' || vhost"
+        return replace(
+            figures,
+            step_minutes=step,
+            steps=steps,
+            exchanges=self._by_name(shown, "exchanges"),
+            proxies=self._by_name("proxy", "proxies"),
+            rules=[
+                row[0] for row in self._rows("SELECT DISTINCT rules FROM t_bindings WHERE rules <> '' ORDER BY ALL")
+            ],
+            destinations=self._destinations(),
+            hot=hot,
+            dead=dead,
+            unroutable=self._unroutable(),
+            latency=self._latency(),
+            producers=self._producers(),
+            sizes=self._rows(
+                """SELECT size.up_to, total(size.publishes) FROM (SELECT unnest(sizes) AS size FROM t_producers)
+                GROUP BY ALL ORDER BY 1 NULLS LAST"""
+            ),
+            anomalies=self._anomalies(),
+            found=self._found,
+        )
+
+    def _over_time(self) -> tuple[int, list[Step]]:
+        rows = self._rows(
+            """SELECT ((date - DATE '1970-01-01') * 24 + hour) * 60 + minute AS clock, outcome, total(publishes),
+                total(bytes) FROM t_traffic GROUP BY ALL"""
+        )
+        if not rows:
+            return 1, []
+        times = [row[0] for row in rows]
+        span = max(times) - min(times)
+        step = next((step for step in _STEPS if span / step <= MOST_STEPS), _STEPS[-1])
+        steps: dict[int, Step] = {}
+        for at, outcome, publishes, octets in rows:
+            begin = at - at % step
+            known = steps.get(begin) or Step(datetime.fromtimestamp(begin * 60, UTC), {}, 0)
+            known.outcomes[outcome] = known.outcomes.get(outcome, 0) + publishes
+            steps[begin] = known._replace(bytes=known.bytes + octets)
+        return step, [steps[begin] for begin in sorted(steps)]
+
+    def _by_name(self, name: str, what: str) -> list[Named]:
+        question = f"SELECT {name} AS name, total(publishes) AS publishes, total(bytes) FROM t_traffic GROUP BY ALL"
+        return [Named(*row) for row in self._largest(question, "publishes", what)]
+
+    def _destinations(self) -> list[Sent]:
+        question = """SELECT vhost, destination, kind, total(publishes) AS publishes, epoch_us(min(first_seen)),
+            epoch_us(max(last_seen)) FROM t_destinations GROUP BY ALL"""
+        rows = self._largest(question, "publishes", "destinations")
+        return [Sent(row[0], row[1], row[2], row[3], _utc(row[4]), _utc(row[5])) for row in rows]
+
+    def _bindings(self) -> tuple[list[Matched], list[Matched]]:
+        whole = """SELECT vhost, exchange, binding, total(matches) AS matches, epoch_us(max(last_match)),
+            bool_or(in_file) FROM t_bindings GROUP BY ALL HAVING"""
+        hot = self._largest(f"{whole} matches > 0", "matches", "hot")
+        silent = self._largest(f"{whole} matches = 0", "matches", "dead", MOST_FINDINGS)
+        alive = [Matched(row[0], row[1], row[2], row[3], _utc(row[4]), row[5]) for row in hot]
+        return alive, [Matched(*row) for row in silent]
+
+    def _unroutable(self) -> list[Lost]:
+        question = """SELECT vhost, exchange, rk_pattern, total(publishes) AS publishes, total(returned),
+            min({'t': first_seen, 'rk': example_rk, 'id': example_message_id}) AS example
+            FROM t_unroutable GROUP BY vhost, exchange, rk_pattern"""
+        rows = self._largest(
+            f"SELECT * EXCLUDE example, example.rk, example.id FROM ({question})", "publishes", "unroutable"
+        )
+        return [Lost(*row) for row in rows]
+
+    def _latency(self) -> list[Timed]:
+        rows = self._rows(f"SELECT {_BEGIN}, what, p50_us, p95_us, p99_us, samples FROM t_latency ORDER BY 1, 2")
+        return [Timed(_utc(row[0]), *row[1:]) for row in rows]
+
+    def _producers(self) -> list[Sender]:
+        question = """SELECT "user", conn, proxy, total(publishes) AS publishes, total(bytes), max(p95_size),
+            max(peak_per_second) FROM t_producers GROUP BY "user", conn, proxy"""
+        return [Sender(*row) for row in self._largest(question, "publishes", "producers")]
+
+    def _anomalies(self) -> list[Finding]:
+        question = f"SELECT {_BEGIN} AS begin, what, subject, seen, expected, score, example FROM t_anomalies"
+        rows = self._largest(question, "score", "anomalies", MOST_FINDINGS)
+        return sorted((Finding(_utc(row[0]), *row[1:]) for row in rows), key=lambda finding: finding.begin)
+
+    def _largest(self, question: str, by: str, what: str, most: int = MOST_ROWS) -> list[Row]:
+        """Return the rows with the greatest values, and note how many there are, or that there are more than these."""
+        rows = self._rows(f"FROM ({question}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
+        self._found[what] = len(rows)
+        return rows[:most]
+
+    def _rows(self, question: str) -> list[Row]:
+        return self._duck.execute(question).fetchall()
 
 
-def ways(repeats: DataFrame) -> list[tuple[str, list[Stop]]]:
-    """Give messages that came through several sidecars, from `proxy.report.trace.repeated`."""
-    found = longest_ways(repeats, MOST_WAYS).collect()
-    return [(row.message_id, [Stop(_utc(step[0]), *step[1:]) for step in row.steps]) for row in found]
+#: The hour of a row, in microseconds since 1970.
+_BEGIN = "((date - DATE '1970-01-01') * 24 + hour) * 3600000000"
 
 
-def counted(frame: DataFrame, column: str) -> dict[str, int]:
-    """Count rows by a column's value."""
-    return {row[0]: row[1] for row in frame.groupBy(column).agg(F.count("*")).orderBy(column).collect()}
+def longest_ways(ways: Iterable[tuple[str, list[dict[str, Any]]]]) -> list[tuple[str, list[Stop]]]:
+    """Choose the longest of the ways that days have, the first ones by message id among equals."""
+    chosen = sorted(ways, key=lambda way: (-len(way[1]), way[0]))[:MOST_WAYS]
+    return [(message_id, [_stop(**step) for step in steps]) for message_id, steps in chosen]
 
 
-def _over_time(traffic: DataFrame) -> tuple[int, list[Step]]:
-    minute = (F.unix_date("date") * 24 + F.col("hour")) * 60 + F.col("minute")
-    by_minute = traffic.groupBy(minute.alias("at"), "outcome")
-    rows = by_minute.agg(F.sum("publishes").alias("publishes"), F.sum("bytes").alias("bytes")).collect()
-    if not rows:
-        return 1, []
-    span = max(row.at for row in rows) - min(row.at for row in rows)
-    step = next((step for step in _STEPS if span / step <= MOST_STEPS), _STEPS[-1])
-    steps: dict[int, Step] = {}
-    for row in rows:
-        begin = row.at - row.at % step
-        known = steps.get(begin) or Step(datetime.fromtimestamp(begin * 60, UTC), {}, 0)
-        known.outcomes[row.outcome] = known.outcomes.get(row.outcome, 0) + row.publishes
-        steps[begin] = known._replace(bytes=known.bytes + row.bytes)
-    return step, [steps[begin] for begin in sorted(steps)]
+def _stop(ts: str, queues: list[str] | None, **others: Any) -> Stop:
+    return Stop(ts=datetime.fromisoformat(ts).replace(tzinfo=UTC), queues=queues or [], **others)
 
 
-def _by_name(traffic: DataFrame, name: Column, found: dict[str, int], what: str) -> list[Named]:
-    table = traffic.groupBy(name.alias("name")).agg(
-        F.sum("publishes").alias("publishes"), F.sum("bytes").alias("bytes")
-    )
-    return [Named(*row) for row in _largest(table, "publishes", found, what)]
-
-
-def _destinations(table: DataFrame, found: dict[str, int]) -> list[Sent]:
-    whole = table.groupBy("vhost", "destination", "kind").agg(
-        F.sum("publishes").alias("publishes"), F.min("first_seen"), F.max("last_seen")
-    )
-    rows = _largest(whole, "publishes", found, "destinations")
-    return [Sent(row[0], row[1], row[2], row.publishes, _utc(row[4]), _utc(row[5])) for row in rows]
-
-
-def _bindings(table: DataFrame, found: dict[str, int]) -> tuple[list[Matched], list[Matched]]:
-    whole = table.groupBy("vhost", "exchange", "binding").agg(
-        F.sum("matches").alias("matches"), F.max("last_match").alias("last"), F.max("in_file").alias("in_file")
-    )
-    hot = _largest(whole.where(F.col("matches") > 0), "matches", found, "hot")
-    silent = _largest(whole.where(F.col("matches") == 0), "matches", found, "dead", MOST_FINDINGS)
-    alive = [Matched(row[0], row[1], row[2], row.matches, _perhaps(row[4]), row.in_file) for row in hot]
-    return alive, [Matched(*row) for row in silent]
-
-
-def _unroutable(table: DataFrame, found: dict[str, int]) -> list[Lost]:
-    example = F.min(F.struct("first_seen", "example_rk", "example_message_id"))
-    whole = table.groupBy("vhost", "exchange", "rk_pattern").agg(
-        F.sum("publishes").alias("publishes"), F.sum("returned").alias("returned"), example.alias("example")
-    )
-    rows = _largest(whole, "publishes", found, "unroutable")
-    return [Lost(row[0], row[1], row[2], row.publishes, row.returned, *row.example[1:]) for row in rows]
-
-
-def _latency(table: DataFrame) -> list[Timed]:
-    columns = ("what", "p50_us", "p95_us", "p99_us", "samples")
-    rows = table.select(_begin().alias("begin"), *columns).orderBy("begin", "what").collect()
-    return [Timed(_utc(row[0]), *row[1:]) for row in rows]
-
-
-def _producers(table: DataFrame, found: dict[str, int]) -> list[Sender]:
-    whole = table.groupBy("user", "conn", "proxy").agg(
-        F.sum("publishes").alias("publishes"),
-        F.sum("bytes"),
-        F.max("p95_size"),
-        F.max("peak_per_second"),
-    )
-    return [Sender(*row) for row in _largest(whole, "publishes", found, "producers")]
-
-
-def _sizes(table: DataFrame) -> list[tuple[int | None, int]]:
-    each = table.select(F.inline("sizes"))
-    rows = each.groupBy("up_to").agg(F.sum("publishes")).orderBy(F.col("up_to").asc_nulls_last()).collect()
-    return [(row[0], row[1]) for row in rows]
-
-
-def _anomalies(table: DataFrame, found: dict[str, int]) -> list[Finding]:
-    timed = table.select(_begin().alias("begin"), "what", "subject", "seen", "expected", "score", "example")
-    rows = _largest(timed, "score", found, "anomalies", MOST_FINDINGS)
-    return sorted((Finding(_utc(row[0]), *row[1:]) for row in rows), key=lambda finding: finding.begin)
-
-
-def _begin() -> Column:
-    """The hour of a row, as a time."""
-    return F.timestamp_seconds(F.unix_date("date") * 86400 + F.col("hour") * 3600)
-
-
-def _shown(column: str) -> Column:
-    return F.when(F.col(column) == "", "(default)").otherwise(F.col(column))
-
-
-def _largest(
-    frame: DataFrame, by: str, found: dict[str, int], what: str, most: int = MOST_ROWS
-) -> list[Any]:  # rows have the columns of the frame
-    """Give the rows with the greatest values, and note how many there are, or that there are more than these."""
-    others = [column for column in frame.columns if column != by]
-    rows: list[Any] = frame.orderBy(F.col(by).desc(), *others).limit(most + 1).collect()
-    found[what] = len(rows)
-    return rows[:most]
-
-
-def _utc(moment: datetime) -> datetime:
-    """Spark's times come in the zone of the process and do not say so."""
-    return moment.astimezone(UTC)
-
-
-def _perhaps(moment: datetime | None) -> datetime | None:
-    return None if moment is None else _utc(moment)
+def _utc(microseconds: int) -> datetime:
+    return datetime.fromtimestamp(microseconds // 1_000_000, UTC).replace(microsecond=microseconds % 1_000_000)

@@ -1,15 +1,17 @@
-"""Where do files lie? On every file system that Hadoop knows: local, hdfs://, s3a:// and so on.
+"""Files on every file system that Hadoop knows: local, hdfs://, s3a:// and so on.
 
-All file work of the report that Spark does not do by itself goes through here: looking for folders, putting tables in
-place, writing the page. Paths are what Hadoop makes of them: without a scheme they are on its default file system.
-Source: Hadoop's FileSystem API, reached through Spark's gateway to the JVM.
+All file work of the report that Spark does not do by itself goes through here: listing folders, putting tables in
+place, writing the page. A path without a scheme is on Hadoop's default file system. Source: Hadoop's FileSystem API,
+reached through Spark's gateway to the JVM.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -27,11 +29,15 @@ class Entry:
         path: its whole path.
         name: its last part.
         is_folder: which of both it is.
+        size: bytes of a file.
+        modified: when it was last written, in milliseconds since 1970.
     """
 
     path: str
     name: str
     is_folder: bool
+    size: int = 0
+    modified: int = 0
 
 
 class StorageError(OSError):
@@ -39,12 +45,24 @@ class StorageError(OSError):
 
 
 @contextmanager
-def _of_java() -> Iterator[None]:
-    """Tell in a sentence what a file system refuses."""
+def _of_java(path: str) -> Iterator[None]:
+    """Turn what a file system refuses into a sentence."""
     try:
         yield
     except Py4JJavaError as error:
-        raise StorageError(str(error.java_exception.getMessage() or error.java_exception)) from error
+        text = str(error.java_exception.getMessage() or error.java_exception)
+        scheme = path.partition(":")[0]
+        if "No FileSystem for scheme" in text or "ClassNotFoundException" in text or "not found" in text:
+            raise StorageError(f"{path}: Spark has no file system for {scheme}://; {_JAR}") from error
+        raise StorageError(
+            text.splitlines()[0] if text.startswith(path) else f"{path}: {text.splitlines()[0]}"
+        ) from error
+
+
+_JAR = (
+    "give it the jar, for s3a --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION, where VERSION is that "
+    "of Spark's hadoop-client-api (docs/audit.md, On a cluster)"
+)
 
 
 class Storage:
@@ -60,127 +78,101 @@ class Storage:
         self._hadoop: Any = spark._jsc.hadoopConfiguration()  # likewise
 
     def whole(self, path: str) -> str:
-        """Give a path with its scheme and from the root.
-
-        Raises:
-            StorageError: Hadoop knows no such file system, or can't reach it.
-        """
-        with _of_java():
-            target = self._path(path)
-            return str(self._of(target).makeQualified(target).toString())
+        """Return a path with its scheme and from the root."""
+        with self._at(path) as (files, target):
+            return str(files.makeQualified(target).toString())
 
     def exists(self, path: str) -> bool:
-        """Say whether there is a file or folder."""
-        target = self._path(path)
-        return bool(self._of(target).exists(target))
+        """Whether there is a file or folder."""
+        with self._at(path) as (files, target):
+            return bool(files.exists(target))
 
     def is_folder(self, path: str) -> bool:
-        """Say whether there is a folder."""
-        target = self._path(path)
-        files = self._of(target)
-        return bool(files.exists(target) and files.getFileStatus(target).isDirectory())
+        """Whether there is a folder."""
+        with self._at(path) as (files, target):
+            return bool(files.exists(target) and files.getFileStatus(target).isDirectory())
 
-    def entries(self, path: str) -> Iterator[Entry]:
-        """Yield what a folder holds, in the order of names; nothing where there is no folder."""
-        target = self._path(path)
-        files = self._of(target)
-        if not files.exists(target):
-            return
+    def entries(self, path: str) -> list[Entry]:
+        """List what a folder holds, in the order of names; nothing if there is no folder."""
         found = []
-        for status in files.listStatus(target):
-            at = status.getPath()
-            found.append(Entry(str(at.toString()), str(at.getName()), bool(status.isDirectory())))
-        yield from sorted(found, key=lambda entry: entry.name)
+        with self._at(path) as (files, target):
+            if not files.exists(target):
+                return []
+            for status in files.listStatus(target):
+                at = status.getPath()
+                size = 0 if status.isDirectory() else int(status.getLen())
+                modified = int(status.getModificationTime())
+                found.append(Entry(str(at.toString()), str(at.getName()), bool(status.isDirectory()), size, modified))
+        return sorted(found, key=lambda entry: entry.name)
 
     def make(self, path: str) -> None:
-        """Make a folder, and those above it.
-
-        Raises:
-            StorageError: it can't be made.
-        """
-        target = self._path(path)
-        with _of_java():
-            made = self._of(target).mkdirs(target)
+        """Make a folder, and those above it."""
+        with self._at(path) as (files, target):
+            made = files.mkdirs(target)
         if not made:
             raise StorageError(f"{path}: the folder can't be made")
 
     def remove(self, path: str) -> bool:
         """Remove a file or a folder with all that is in it; whether there was one."""
-        target = self._path(path)
-        return bool(self._of(target).delete(target, True))
+        with self._at(path) as (files, target):
+            return bool(files.delete(target, True))
 
     def move(self, source: str, target: str) -> None:
-        """Give a file or folder another path on the same file system, where nothing is yet.
-
-        Raises:
-            StorageError: it can't be moved.
-        """
-        old, new = self._path(source), self._path(target)
-        files = self._of(new)
-        # Hadoop would move a folder into one that exists already.
-        if files.exists(new) or not files.rename(old, new):
+        """Give a file or folder another path on the same file system, where there is nothing yet."""
+        with self._at(target) as (files, new):
+            # Hadoop would move a folder into an existing one.
+            moved = not files.exists(new) and files.rename(self._path(source), new)
+        if not moved:
             raise StorageError(f"{target}: {source} can't be moved there")
 
-    def copy(self, source: str, target: str) -> None:
-        """Copy a file or folder."""
-        old, new = self._path(source), self._path(target)
-        self._jvm.org.apache.hadoop.fs.FileUtil.copy(self._of(old), old, self._of(new), new, False, self._hadoop)
+    def put(self, local: Path, target: str) -> None:
+        """Move a file or folder of this machine to a path where there is nothing yet."""
+        with self._at(target) as (files, new):
+            files.setWriteChecksum(False)  # no .crc next to what people open
+            files.copyFromLocalFile(True, True, self._path(local.as_uri()), new)
+
+    def fetch(self, path: str, folder: Path) -> Path:
+        """Return a file with a plain name in a folder of this machine: a link, or a copy if it lies elsewhere."""
+        local = folder / f"{uuid.uuid4().hex}.parquet"
+        with self._at(path) as (files, target):
+            if files.getUri().getScheme() == "file":
+                local.symlink_to(str(target.toUri().getPath()))
+            else:
+                files.copyToLocalFile(False, target, self._path(local.as_uri()), True)
+        return local
 
     def write(self, path: str, content: str) -> None:
-        """Write a text file, in place of an earlier one; nobody sees half of it.
-
-        Raises:
-            StorageError: it can't be put in place.
-        """
-        target = self._path(path)
-        files = self._of(target)
-        if self._local(files):
-            files.setWriteChecksum(False)  # no .crc beside what people open
-        hidden = self._jvm.org.apache.hadoop.fs.Path(target.getParent(), f"_{target.getName()}")
-        out = files.create(hidden, True)
-        try:
-            out.write(bytearray(content.encode()))
-        finally:
-            out.close()
-        files.delete(target, False)
-        if not files.rename(hidden, target):
-            raise StorageError(f"{path}: can't be written")
+        """Write a text file in place of an earlier one; half of it is never seen."""
+        with self._at(path) as (files, target):
+            files.setWriteChecksum(False)
+            hidden = self._jvm.org.apache.hadoop.fs.Path(target.getParent(), f"_{target.getName()}")
+            out = files.create(hidden, True)
+            try:
+                out.write(bytearray(content.encode()))
+            finally:
+                out.close()
+            files.delete(target, False)
+            if not files.rename(hidden, target):
+                raise StorageError(f"{path}: can't be written")
 
     def read(self, path: str) -> str:
         """Read a text file."""
-        target = self._path(path)
-        stream = self._of(target).open(target)
-        try:
-            return bytes(stream.readAllBytes()).decode()
-        finally:
-            stream.close()
+        with self._at(path) as (files, target):
+            stream = files.open(target)
+            try:
+                return bytes(stream.readAllBytes()).decode()
+            finally:
+                stream.close()
 
-    def text_bytes(self, path: str) -> int:
-        """Read a file to its end, decompressed as its name says.
-
-        Returns:
-            Bytes of text in it.
-
-        Raises:
-            py4j.protocol.Py4JJavaError: it can't be read, or not to its end.
-        """
-        target = self._path(path)
-        codec = self._jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(self._hadoop).getCodec(target)
-        raw = self._of(target).open(target)
-        try:
-            stream = raw if codec is None else codec.createInputStream(raw)
-            return int(stream.transferTo(self._jvm.java.io.OutputStream.nullOutputStream()))
-        finally:
-            raw.close()
+    @contextmanager
+    def _at(self, path: str) -> Iterator[tuple[Any, Any]]:  # of the JVM
+        """Yield the file system of a path and the path; what they refuse is a `StorageError`."""
+        with _of_java(path):
+            target = self._path(path)
+            yield target.getFileSystem(self._hadoop), target
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(path)
-
-    def _of(self, path: Any) -> Any:
-        return path.getFileSystem(self._hadoop)
-
-    def _local(self, files: Any) -> bool:
-        return bool(files.getUri().getScheme() == "file")
 
 
 def literal(path: str) -> str:

@@ -1,23 +1,23 @@
-"""How do tables get in place? Day by day, in place of what a day had before.
+"""The tables of a report: their names, and how those of a day get in place of what the day had before.
 
-Everything is written beside the tables first; only when all of it is there, days are exchanged, each folder by one
-rename. A run that is killed leaves the tables as they were, or, in the short time of the exchange, some days old and
-some new: running again makes it right. Two runs at once on one output are not provided for.
+Everything of a day is written next to the tables first; then its folders are exchanged, each by one rename. What a day
+was made of lies in ``_days/``; it is removed before the exchange and written after it, so the run after one that was
+killed makes the day again. Two runs at once on one output are not provided for.
 
-A day that has any record has a folder in each table, if need be with an empty file in it, so that readers always find
-the columns. A day that has none has no folder.
+A day that has any record has a folder in each table, if need be with an empty file, so that readers always find the
+columns. A day that has none has no folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+import shutil
+from collections.abc import Iterable, Iterator
 from datetime import date
+from pathlib import Path
+from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql.types import StructType
-
-from proxy.report.storage import Storage, literal
+from proxy.report.storage import Storage
 
 #: The tables of a report.
 TRAFFIC, DESTINATIONS, BINDINGS, UNROUTABLE = "traffic", "destinations", "bindings", "unroutable"
@@ -25,120 +25,106 @@ LATENCY, PRODUCERS, ANOMALIES, TRACE = "latency", "producers", "anomalies", "tra
 TABLES = (TRAFFIC, DESTINATIONS, BINDINGS, UNROUTABLE, LATENCY, PRODUCERS, ANOMALIES, TRACE)
 #: Lines that are no records, as JSON lines.
 REJECTED = "_rejected"
-#: Where a run writes before it puts things in place. Readers skip names that begin with ``_``.
-STAGING = "_staging"
 #: Folder of rejected lines that lay outside of day folders.
 UNDATED = "unknown"
+#: Readers skip names that begin with ``_``.
+_STAGING, _DAYS = "_staging", "_days"
 
 
 class Tables:
     """The tables of one output folder.
 
     Args:
-        spark: the session.
         storage: its file systems.
         output: the folder.
+        work: a folder of this machine for the time of the run.
     """
 
-    def __init__(self, spark: SparkSession, storage: Storage, output: str) -> None:
-        """Take the place; nothing is touched."""
-        self._spark = spark
+    def __init__(self, storage: Storage, output: str, work: Path) -> None:
         self._storage = storage
-        self._output = storage.whole(output)
-        self._schemas: dict[str, StructType] = {}
+        self._output = output
+        self._staged = work / "tables"
+        self._fetched = work / "fetched"
 
     def begin(self) -> None:
-        """Remove what a killed run left, and make room.
+        """Remove what a killed run left, and make room."""
+        self._storage.remove(f"{self._output}/{_STAGING}")
+        self._storage.make(self._output)
 
-        Raises:
-            StorageError: the output folder can't be written.
-        """
-        self._storage.remove(self._at(STAGING))
-        self._storage.make(self._at(STAGING))
+    def staging(self, name: str, day: date | None) -> Path:
+        """Return the folder of this machine in which a table of a day is written."""
+        folder = self._staged / name / _folder(day)
+        folder.mkdir(parents=True)
+        return folder
 
-    def staging(self, name: str) -> str:
-        """Give the folder in which a run keeps something until its end."""
-        return self._at(STAGING, name)
+    def drop(self, day: date | None, *only: str) -> None:
+        """Remove what was written of a day, or of some of its tables."""
+        for name in only or TABLES:
+            shutil.rmtree(self._staged / name, ignore_errors=True)
 
-    def write(self, name: str, frame: DataFrame) -> DataFrame:
-        """Write a table of all days of the run beside the tables.
-
-        Returns:
-            What was written, to be read from there.
-        """
-        self._schemas[name] = frame.schema
-        frame.write.mode("overwrite").partitionBy("date").parquet(self.staging(name))
-        return self._read(self.staging(name), frame.schema)
-
-    def write_rejected(self, rejected: DataFrame) -> None:
-        """Write what is no record beside the tables."""
-        text = rejected.withColumn("date", F.coalesce(F.col("date").cast("string"), F.lit(UNDATED)))
-        packed = text.write.mode("overwrite").partitionBy("date").option("compression", "gzip")
-        packed.json(self.staging(REJECTED))
-
-    def earlier(self, name: str, like: DataFrame, days: Collection[date]) -> DataFrame:
-        """Read what a table has of days that are not those of the run."""
-        return self._read(self._at(name), like.schema).where(~F.col("date").isin(*days))
-
-    def days(self, name: str) -> list[date]:
-        """Give the days that a table has."""
-        names = [entry.name for entry in self._storage.entries(self._at(name)) if entry.is_folder]
-        return [date.fromisoformat(name.removeprefix("date=")) for name in names if name.startswith("date=")]
-
-    def replace(self, days: Collection[date]) -> list[date]:
-        """Put everything that was written in place of what the days had.
+    def exchange(self, day: date | None, state: dict[str, Any] | None) -> bool:
+        """Put what was written in place of what a day had.
 
         Args:
-            days: the days of the run.
+            day: the day, None for what has none.
+            state: what the day was made of, to be read by `state`.
 
         Returns:
-            Days that had tables and have no record any more.
+            Whether the day had tables and has none any more.
         """
-        full = {day for day in days if any(self._is_written(name, day) for name in self._schemas)}
-        gone = sorted({day for name in TABLES for day in self.days(name)} & set(days) - full)
-        for name, schema in self._schemas.items():
-            self._complete(name, schema, full)
-        for name in TABLES:
-            for day in sorted(days):
-                self._exchange(name, _folder(day))
-        for folder in (*sorted(map(_folder, days)), f"date={UNDATED}"):
-            self._exchange(REJECTED, folder)
+        folder, staging = _folder(day), f"{self._output}/{_STAGING}"
+        self._storage.remove(f"{self._output}/{_DAYS}/{folder}.json")
+        if self._staged.exists():
+            self._storage.put(self._staged, staging)
+        written = {entry.name for entry in self._storage.entries(staging)}
+        gone = False
+        for name in (*TABLES, REJECTED):
+            placed = f"{self._output}/{name}/{folder}"
+            was_there = self._storage.remove(placed)
+            if name in written:
+                self._storage.make(f"{self._output}/{name}")
+                self._storage.move(f"{staging}/{name}/{folder}", placed)
+            gone |= was_there and name == TRAFFIC and name not in written
+        self._storage.remove(staging)
+        if state is not None:
+            self._storage.make(f"{self._output}/{_DAYS}")
+            self._storage.write(f"{self._output}/{_DAYS}/{folder}.json", json.dumps(state))
         return gone
 
-    def end(self) -> None:
-        """Remove what the run kept for itself."""
-        self._storage.remove(self._at(STAGING))
+    def state(self, day: date | None) -> dict[str, Any]:
+        """Read what a day was made of; nothing if it has not been made by this version."""
+        path = f"{self._output}/{_DAYS}/{_folder(day)}.json"
+        try:
+            found: dict[str, Any] = json.loads(self._storage.read(path)) if self._storage.exists(path) else {}
+        except ValueError:
+            return {}
+        return found
 
-    def _is_written(self, name: str, day: date) -> bool:
-        return self._storage.exists(f"{self.staging(name)}/{_folder(day)}")
+    def days(self, name: str) -> list[date]:
+        """Return the days that a table has, in order."""
+        return list(self._days(name))
 
-    def _complete(self, name: str, schema: StructType, days: Collection[date]) -> None:
-        """Give each day that has records a file of this table, if need be without rows."""
-        missing = [day for day in sorted(days) if not self._is_written(name, day)]
-        if not missing:
-            return
-        empty = self.staging(f"empty-{name}")
-        columns = self._spark.createDataFrame([], schema).drop("date")
-        columns.coalesce(1).write.mode("overwrite").parquet(empty)
-        self._storage.make(self.staging(name))
-        for day in missing:
-            self._storage.copy(empty, f"{self.staging(name)}/{_folder(day)}")
+    def _days(self, name: str) -> Iterator[date]:
+        for entry in self._storage.entries(f"{self._output}/{name}"):
+            try:
+                yield date.fromisoformat(entry.name.removeprefix("date="))
+            except ValueError:
+                continue
 
-    def _exchange(self, name: str, folder: str) -> None:
-        written, placed = f"{self.staging(name)}/{folder}", self._at(name, folder)
-        self._storage.remove(placed)
-        if self._storage.exists(written):
-            self._storage.make(self._at(name))
-            self._storage.move(written, placed)
+    def files(self, name: str, days: Iterable[date]) -> list[Path]:
+        """Return the files of a table, on this machine."""
+        found = []
+        for day in days:
+            for entry in self._storage.entries(f"{self._output}/{name}/{_folder(day)}"):
+                if entry.name.endswith(".parquet"):
+                    self._fetched.mkdir(exist_ok=True)
+                    found.append(self._storage.fetch(entry.path, self._fetched))
+        return found
 
-    def _read(self, folder: str, schema: StructType) -> DataFrame:
-        if not self._storage.exists(folder):
-            return self._spark.createDataFrame([], schema)
-        return self._spark.read.schema(schema).parquet(literal(folder))
-
-    def _at(self, *parts: str) -> str:
-        return "/".join((self._output, *parts))
+    def has_stream(self) -> bool:
+        """Whether there are tables of the stream of version 0.1."""
+        return self._storage.exists(f"{self._output}/stream")
 
 
-def _folder(day: date) -> str:
-    return f"date={day}"
+def _folder(day: date | None) -> str:
+    return f"date={day or UNDATED}"

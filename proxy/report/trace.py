@@ -1,58 +1,213 @@
-"""Which way did one message take through all sidecars? Table ``trace``.
+"""Finds every record of one message in the audit log: ``oxproxy trace``.
 
-One row a publish that has a message id, sorted by it within files: a reader that asks for one id opens a few pages.
+It reads the segments themselves, and of those that the report has read only the ones whose partial says that they can
+hold the message (time, bloom filter). Spark is started only for file systems that it alone can read; no job runs.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+import json
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import duckdb
+
+from proxy.errors import ConfigError
+from proxy.report.partials import BLOOM_HASHES, DamagedError, bloom_place, texts
+from proxy.report.request import Request
+from proxy.report.segments import Segment, find
+from proxy.report.storage import Entry, StorageError
+
+#: Where partials lie in an output folder.
+PARTIALS = "_partials/1"
+
+Record = dict[str, Any]  # as JSON has it
 
 
-def trace(publishes: DataFrame) -> DataFrame:
-    """Give each publish that has a message id, the rows of one message side by side."""
-    named = publishes.where(F.col("message_id").isNotNull()).select(
-        *("date", "message_id", "ts", "proxy", "vhost", "exchange", "rk", "outcome"),
-        *("queues", "exchanges", "remotes", "conn", "ch", "seq"),
-    )
-    return named.repartition("date", "message_id").sortWithinPartitions("date", "message_id", "ts")
-
-
-def repeated_ids(publishes: DataFrame) -> DataFrame:
-    """Find message ids that came more than once on a day.
-
-    Returns:
-        Columns ``date`` and ``hash``. Counting hashes takes a third of the bytes; two ids with one hash only mean that
-        a few rows more are looked at.
-    """
-    hashed = publishes.where(F.col("message_id").isNotNull()).select("date", F.xxhash64("message_id").alias("hash"))
-    return hashed.groupBy("date", "hash").agg(F.count("*").alias("times")).where(F.col("times") > 1).drop("times")
-
-
-def repeated(publishes: DataFrame, ids: DataFrame) -> DataFrame:
-    """Keep the publishes whose message id came more than once: few, and all that comparisons need.
-
-    Args:
-        publishes: of the days.
-        ids: from `repeated_ids`.
-    """
-    hashed = publishes.where(F.col("message_id").isNotNull()).withColumn("hash", F.xxhash64("message_id"))
-    return hashed.join(ids, ["date", "hash"], "left_semi").drop("hash")
-
-
-def longest_ways(repeats: DataFrame, most: int) -> DataFrame:
-    """Find messages that came through more than one sidecar.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search gave.
 
     Args:
-        repeats: from `repeated`.
-        most: how many; those with most steps first.
-
-    Returns:
-        ``message_id`` and its ``steps`` in order, structs of ``ts``, ``proxy``, ``exchange``, ``rk``, ``outcome`` and
-        ``queues``.
+        records: in the order of time.
+        read: segments that were read.
+        skipped: segments that can't hold the message, as their partials say.
     """
-    steps = F.array_sort(F.collect_list(F.struct("ts", "proxy", "exchange", "rk", "outcome", "queues")))
-    several = F.min("proxy") != F.max("proxy")
-    ways = repeats.groupBy("message_id").agg(steps.alias("steps"), several.alias("several"))
-    found = ways.where("several").select("message_id", "steps")
-    return found.orderBy(F.size("steps").desc(), "message_id").limit(most)
+
+    records: list[Record]
+    read: int
+    skipped: int
+
+
+class Files(Protocol):
+    """What a search needs of a file system."""
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there is a folder."""
+
+    def entries(self, path: str) -> list[Entry]:
+        """List what a folder holds, in the order of names."""
+
+    def fetch(self, path: str, folder: Path) -> Path:
+        """Return a file as one of this machine."""
+
+
+class LocalFiles:
+    """The file system of this machine, with paths as Hadoop writes them."""
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there is a folder."""
+        return _local(path).is_dir()
+
+    def entries(self, path: str) -> list[Entry]:
+        """List what a folder holds, in the order of names."""
+        folder = _local(path)
+        found = []
+        for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+            status = entry.stat()
+            name = f"file:{entry.absolute()}"
+            found.append(Entry(name, entry.name, entry.is_dir(), status.st_size, status.st_mtime_ns // 1_000_000))
+        return found
+
+    def fetch(self, path: str, folder: Path) -> Path:
+        """Return a file with a plain name in a folder."""
+        local = folder / f"{uuid.uuid4().hex}.parquet"
+        local.symlink_to(_local(path).absolute())
+        return local
+
+
+def _local(path: str) -> Path:
+    parts = urlsplit(path)
+    return Path(unquote(parts.path) if path.startswith("file://") else path.removeprefix("file:"))
+
+
+def trace(message_id: str, request: Request, report: str | None) -> Found:
+    """Find every record of a message.
+
+    Args:
+        message_id: as the log has it.
+        request: folder of the log and days.
+        report: output folder of the report, whose partials say which segments can be left out.
+
+    Raises:
+        ConfigError: there is no such folder, or it can't be read.
+    """
+    try:
+        with _files(request, report) as files, tempfile.TemporaryDirectory(prefix="oxproxy-trace-") as work:
+            if not files.is_folder(request.input):
+                raise ConfigError(request.input, 0, "--input", "no such folder")
+            found = find(files, request.input, request.wants)
+            search = _Search(files, Path(work), message_id)
+            possible = [segment for segment in found if segment.path not in search.impossible(report, found)]
+            records = search.publishes(possible)
+            records += search.settles(found, records)
+    except StorageError as error:
+        raise ConfigError("oxproxy trace", 0, "", str(error)) from error
+    ordered = sorted((record for _, record in records), key=lambda record: str(record.get("ts")))
+    return Found(ordered, len(possible), len(found) - len(possible))
+
+
+class _Search:
+    def __init__(self, files: Files, work: Path, message_id: str) -> None:
+        self._files = files
+        self._work = work
+        self._id = message_id
+
+    def impossible(self, report: str | None, found: Sequence[Segment]) -> set[str]:
+        """Return the segments that can't hold the message."""
+        if report is None:
+            return set()
+        kept = [
+            self._files.fetch(entry.path, self._work)
+            for entry in self._files.entries(f"{report}/{PARTIALS}")
+            if entry.name.endswith(".parquet")
+        ]
+        known = set()
+        with duckdb.connect() as duck:
+            bits = "octet_length(bloom) * 8"
+            places = [f"get_bit(bloom::BIT, {bloom_place('id', n, bits)}::INTEGER) = 0" for n in range(BLOOM_HASHES)]
+            for number, file in enumerate(kept):
+                batches = duck.execute(f"SELECT data FROM '{file}' WHERE name = 'segments'").fetchall()
+                for (data,) in batches:
+                    piece = self._work / f"segments-{number}.parquet"
+                    piece.write_bytes(data)
+                    rows = duck.execute(
+                        f"""SELECT path, size, modified FROM (SELECT *, md5_number_lower(?) AS id FROM '{piece}')
+                        WHERE bloom IS NULL OR {" OR ".join(places)}""",
+                        [self._id],
+                    )
+                    known.update(rows.fetchall())
+        return {segment.path for segment in found if (segment.path, segment.size, segment.modified) in known}
+
+    def publishes(self, segments: Sequence[Segment]) -> list[tuple[Segment, Record]]:
+        """Return the publishes with the message id, and where each lies."""
+        written = [json.dumps(self._id), json.dumps(self._id, ensure_ascii=False)]
+        return [
+            (segment, record)
+            for segment in segments
+            for record in self._records(segment, written)
+            if record.get("message_id") == self._id
+        ]
+
+    def settles(self, segments: Sequence[Segment], publishes: Sequence[tuple[Segment, Record]]) -> list[Any]:
+        """Return what the broker said, from the segment of each publish and the next one of its sidecar."""
+        wanted: dict[str, tuple[Segment, set[tuple[Any, ...]]]] = {}
+        for segment, record in publishes:
+            series = [other for other in segments if _series(other) == _series(segment)]
+            for other in series[series.index(segment) :][:2]:
+                wanted.setdefault(other.path, (other, set()))[1].add(_key(record))
+        return [
+            (segment, record)
+            for segment, keys in wanted.values()
+            for record in self._records(segment, ['"settle"'])
+            if record.get("kind") == "settle" and _key(record) in keys
+        ]
+
+    def _records(self, segment: Segment, written: Sequence[str]) -> Iterator[Record]:
+        """Yield the records of the lines that hold one of some texts."""
+        local = self._files.fetch(segment.path, self._work)
+        content = local.read_bytes()
+        local.unlink()
+        try:
+            for text in texts(content, segment.path.endswith(".gz")):
+                if any(part in text for part in written):
+                    yield from filter(None, map(_record, (x for x in text.split("\n") if any(p in x for p in written))))
+        except DamagedError:
+            return
+
+
+def _record(line: str) -> Record | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _key(record: Record) -> tuple[Any, ...]:
+    return tuple(record.get(name) for name in ("proxy", "conn", "ch", "seq"))
+
+
+def _series(segment: Segment) -> tuple[str, str]:
+    """The folder of a sidecar and its name, which its segments have in common."""
+    before, _, name = segment.path.rpartition("/")
+    return before.partition("/date=")[0], name.rsplit("-", 2)[0]
+
+
+@contextmanager
+def _files(request: Request, report: str | None) -> Iterator[Files]:
+    paths = [path for path in (request.input, report) if path is not None]
+    if request.master is None and all(urlsplit(path).scheme in ("", "file") for path in paths):
+        yield LocalFiles()
+        return
+    from proxy.report.session import session
+    from proxy.report.storage import Storage
+
+    with session(request) as spark:
+        yield Storage(spark)

@@ -35,7 +35,7 @@ def test_the_archive_alone_reads_rules_and_then_wants_spark(tmp_path: Path) -> N
     done = run(packed, "--input", str(tmp_path), "--output", str(tmp_path / "out"), "--rules", str(rules))
     assert done.stdout.startswith(str(packed))
     assert done.returncode == 2
-    assert "needs pyspark" in done.stderr
+    assert "needs duckdb" in done.stderr
 
 
 def test_the_archive_is_the_same_for_the_same_files_and_has_no_compiled_part(tmp_path: Path) -> None:

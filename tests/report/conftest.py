@@ -15,15 +15,6 @@ from proxy.report.request import Request
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Small frames need no code made for them, few partitions, and nothing on the disk of whoever runs the tests.
-SETTINGS = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.default.parallelism": "2",
-    "spark.driver.memory": "2g",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,15 +40,9 @@ def java() -> None:
 @pytest.fixture(scope="session")
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A Spark on two cores, shared by all tests of the run."""
-    from proxy.report.session import LOCAL, session
+    from proxy.report.session import session
 
     folder = tmp_path_factory.mktemp("spark")
-    options = "spark.driver.extraJavaOptions"
-    own = {
-        "spark.local.dir": str(folder),
-        "spark.sql.warehouse.dir": str(folder),
-        options: f"{LOCAL[options]} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
-    settings = tuple((SETTINGS | own).items())
-    with session(Request("", "", master="local[2]", settings=settings)) as running:
+    own = (("spark.local.dir", str(folder)), ("spark.sql.warehouse.dir", str(folder)))
+    with session(Request("", "", master="local[2]", settings=own)) as running:
         yield running

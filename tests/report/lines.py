@@ -1,4 +1,4 @@
-"""Audit lines for small frames, as short as a test wants them."""
+"""Audit lines and segments, as short as a test wants them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-
-from proxy.report.records import records
 
 TS = "2026-11-20T07:30:00.000001Z"
 
@@ -71,25 +66,6 @@ def settle(**changes: object) -> str:
 
 def gap(**changes: object) -> str:
     return json.dumps({**GAP, **changes})
-
-
-def read(spark: SparkSession, *lines: str, file: str = "/in/date=2026-11-20/hour=07/audit-p-1-1.jsonl") -> DataFrame:
-    """Records of lines that lie in one file."""
-    frame = spark.createDataFrame([(line, file) for line in lines], "value STRING, file STRING")
-    return records(frame)
-
-
-def publishes(spark: SparkSession, *lines: str) -> DataFrame:
-    return read(spark, *lines).where(F.col("kind") == "publish")
-
-
-def settles(spark: SparkSession, *lines: str) -> DataFrame:
-    return read(spark, *lines).where(F.col("kind") == "settle")
-
-
-def table(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:  # values of any column
-    """Rows in order, of some columns."""
-    return sorted(tuple(row) for row in frame.select(*columns).collect())
 
 
 def segment(folder: Path, lines: Iterable[str], day: str = "2026-11-20", hour: int = 7, name: str = "p-1-1") -> Path:

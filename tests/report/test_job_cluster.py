@@ -93,11 +93,7 @@ def test_a_cluster_makes_the_report_with_nothing_but_the_archive(cluster: Cluste
     done = cluster.submit("--input", f"file://{log}", "--output", f"file://{output}", "--rules", str(rules))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert f"{RECORDS:,} publishes in 72 segments" in done.stdout
-    for name, of_log, of_report, percentiles in Computed(log, output).answers():
-        cut = [slice(0, len(row) - percentiles) for row in of_log]
-        assert [row[part] for row, part in zip(of_report, cut, strict=True)] == [
-            row[part] for row, part in zip(of_log, cut, strict=True)
-        ], name
+    Computed(log, output).compare()
     assert "public documents" in (output / "report.html").read_text()
     # Both workers had an executor, and all that was written is in place.
     assert [len(list((tmp_path / f"worker-{number}").glob("app-*/*/stderr"))) for number in range(2)] == [1, 1]
@@ -105,7 +101,4 @@ def test_a_cluster_makes_the_report_with_nothing_but_the_archive(cluster: Cluste
 
     streamed = cluster.submit("--input", f"file://{log}", "--output", f"file://{output}", "--stream", "--once")
     assert streamed.returncode == 0, streamed.stdout[-3000:] + streamed.stderr[-3000:]
-    [(publishes,)] = Computed(log, output).ask(
-        f"SELECT sum(publishes) FROM read_parquet('{output}/stream/traffic/*/*/*.parquet')"
-    )
-    assert publishes == RECORDS
+    assert "read 0 new segments, made the tables of 0 days" in streamed.stdout

@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from tests.delivery.site import standing
 from tests.delivery.test_audit import audited, records
 from tests.rabbitmq import Broker
-from tests.report.lines import table
 from tests.sidecar import PROGRAM
 
 COUNT = 400
@@ -53,13 +52,17 @@ def test_publishes_lines_report_and_queues_agree(broker: Broker, spark: SparkSes
     output = tmp_path / "report"
     command = [PROGRAM, "report", "--input", directory, "--output", output, "--rules", tmp_path / "rules.yaml"]
     done = subprocess.run(
-        [*map(str, command), "--master", "local[2]"], capture_output=True, text=True, check=False, timeout=180
+        [*map(str, command), "--master", "local[2]", "--trace"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
     assert f"{published} publishes" in done.stdout
 
     def rows(name: str, columns: str) -> list[tuple[Any, ...]]:  # values of any column
-        return table(spark.read.parquet(f"{output}/{name}"), *columns.split())
+        return sorted(map(tuple, spark.read.parquet(f"{output}/{name}").select(*columns.split()).collect()))
 
     traffic = rows("traffic", "vhost proxy exchange outcome publishes bytes")
     assert sum(row[4] for row in traffic) == published

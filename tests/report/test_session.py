@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report.request import Request
-from proxy.report.session import FIXED, LOCAL, changed, chosen, session
+from proxy.report.session import LOCAL, chosen, session
 
 SUBMITTED = {"PYSPARK_GATEWAY_PORT": "1"}
 
@@ -38,23 +37,6 @@ def test_the_operator_has_the_last_word() -> None:
     assert chosen(request(None, ("spark.ui.enabled", "true")), {})["spark.ui.enabled"] == "true"
 
 
-def test_the_running_session_has_what_the_numbers_depend_on(spark: SparkSession) -> None:
-    assert {name: spark.conf.get(name) for name in FIXED if name.startswith("spark.sql")} == {
-        name: value for name, value in FIXED.items() if name.startswith("spark.sql")
-    }
-
-
-def test_other_settings_hold_for_a_while_also_where_it_ends_badly(spark: SparkSession) -> None:
-    name = "spark.sql.shuffle.partitions"
-    before = spark.conf.get(name)
-    with changed(spark, {name: "77"}):
-        assert spark.conf.get(name) == "77"
-    assert spark.conf.get(name) == before
-    with pytest.raises(ZeroDivisionError), changed(spark, {name: "77"}):
-        _ = 1 / 0
-    assert spark.conf.get(name) == before
-
-
 def test_without_java_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="default-jre-headless"), session(request()):
@@ -67,4 +49,15 @@ def test_a_master_that_is_none_is_told_in_a_sentence(java: None, tmp_path: Path)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 2
     assert "Spark does not start" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_jar_of_a_file_system_a_sentence_says_what_to_do(java: None, tmp_path: Path) -> None:
+    program = str(Path(sys.executable).with_name("oxproxy"))
+    command = [program, "report", "--input", "s3a://logs/audit", "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 2
+    assert "Spark has no file system for s3a://; give it the jar" in done.stderr
+    assert "hadoop-aws:VERSION" in done.stderr
+    assert "\tat " not in done.stderr
     assert "Traceback" not in done.stderr

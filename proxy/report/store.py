@@ -1,0 +1,214 @@
+"""The partials of an output folder: which segments have been read, making those of new ones, and reading them back.
+
+They are Parquet files of rows ``batch``, ``name`` and ``data``: a batch is the partials of a group of segments, each
+row one table of it as a Parquet file of its own. A task of Spark writes one such file, which appears when it is
+complete, so a partial is there or not: a run that is killed at any step leaves nothing that a later one would count
+twice. Within a batch, ``sid`` numbers the segment; the table ``segments`` says which file that was, by path and hash of
+its content.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
+
+from proxy.report import partials
+from proxy.report.segments import Segment
+from proxy.report.storage import Storage, StorageError, literal
+
+#: Where they lie; the number is that of their format.
+FOLDER = "_partials/1"
+#: What text shrinks by in a segment (gzip, level 3).
+PACKING = 12
+#: Text that one job of Spark reads, so that a run that is killed keeps most of what it did, and bytes of segments that
+#: are worth a task of their own.
+_JOB_TEXT, _TASK_BYTES = 8 << 30, 8 << 20
+#: Files up to this size are joined into one when there are so many.
+_SMALL_FILE, _MOST_FILES = 8 << 20, 60
+_ROW = "batch STRING, name STRING, data BINARY"
+_EMPTY = "nothing"
+
+
+class Partials:
+    """The partials of one output folder.
+
+    Args:
+        spark: the session.
+        storage: its file systems.
+        output: the output folder.
+        work: a folder of this machine for the time of the run.
+        duck: the connection in which the tables are read.
+    """
+
+    def __init__(
+        self, spark: SparkSession, storage: Storage, output: str, work: Path, duck: duckdb.DuckDBPyConnection
+    ) -> None:
+        self._spark = spark
+        self._storage = storage
+        self._folder = f"{output}/{FOLDER}"
+        self._work = work / "partials"
+        self._work.mkdir()
+        self._duck = duck
+        self._files: dict[str, Path] = {}  # by path on the storage
+        self._batches: dict[str, Path] = {}
+        self._put(partials.nothing(), _EMPTY)
+
+    def load(self) -> None:
+        """Read which segments there are: table ``segments``, and ``live`` with the one partial of each that counts."""
+        for entry in self._storage.entries(self._folder):
+            if entry.name.endswith(".parquet") and entry.path not in self._files:
+                self._files[entry.path] = self._storage.fetch(entry.path, self._work)
+                self._take(self._files[entry.path])
+        self._duck.execute(
+            f"""CREATE OR REPLACE TEMP TABLE segments AS SELECT * EXCLUDE (bloom, filename),
+                parse_filename(filename, true) AS batch
+                FROM read_parquet('{self._work}/segments/*.parquet', filename = true);
+            CREATE OR REPLACE TEMP TABLE latest AS FROM segments
+                QUALIFY row_number() OVER (PARTITION BY path ORDER BY made DESC, sid) = 1;
+            CREATE OR REPLACE TEMP TABLE live AS FROM latest
+                QUALIFY row_number() OVER (PARTITION BY content ORDER BY traced DESC, path) = 1;"""
+        )
+
+    def _take(self, file: Path) -> None:
+        rows = self._duck.execute(f"SELECT batch, data FROM '{file}' WHERE name = 'segments'").fetchall()
+        for batch, data in rows:
+            self._batches[batch] = file
+            self._put([partials.Piece(batch, "segments", data)], batch)
+
+    def _put(self, pieces: Iterable[tuple[str, str, bytes]], batch: str) -> None:
+        for _, name, data in pieces:
+            place = self._work / name
+            place.mkdir(exist_ok=True)
+            (place / f"{batch}.parquet").write_bytes(data)
+
+    def unknown(self, found: Sequence[Segment], traced: bool) -> list[Segment]:
+        """Choose the segments that have not been read as they are now."""
+        rows = self._duck.execute("SELECT path, size, modified, traced FROM latest").fetchall()
+        known = {(path, size, modified) for path, size, modified, with_trace in rows if with_trace or not traced}
+        return [segment for segment in found if (segment.path, segment.size, segment.modified) not in known]
+
+    def make(self, segments: Sequence[Segment], traced: bool) -> None:
+        """Read segments and store their partials.
+
+        Raises:
+            StorageError: a segment can't be read, or partials not be written.
+        """
+        for job in _jobs(segments):
+            try:
+                self._run(job, traced)
+            except (Py4JJavaError, PySparkException) as error:
+                raise StorageError(_sentence(error)) from error
+
+    def _run(self, job: Sequence[Segment], traced: bool) -> None:
+        spark = self._spark
+        size = sum(segment.size for segment in job)
+        task = max(_TASK_BYTES, size // (3 * spark.sparkContext.defaultParallelism))
+        spark.conf.set("spark.sql.files.maxPartitionBytes", str(task))
+        spark.conf.set("spark.sql.files.openCostInBytes", str(64 << 10))
+        files = spark.read.format("binaryFile").load([literal(segment.path) for segment in job])
+        rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
+        made = rows.mapPartitions(partial(partials.read, traced=traced))
+        frame = spark.createDataFrame(made, _ROW, verifySchema=False)
+        frame.write.mode("append").parquet(self._folder)
+
+    def open(self, days: Iterable[date]) -> None:
+        """Make the partial tables of some days readable, as views ``p_NAME`` over the partials that count."""
+        wanted = self._duck.execute(
+            "SELECT DISTINCT batch FROM live WHERE list_has_any(days, ?::DATE[]) OR len(days) = 0", [list(days)]
+        )
+        batches = [batch for (batch,) in wanted.fetchall()]
+        for batch in batches:
+            if not (self._work / "traffic" / f"{batch}.parquet").exists():
+                self._put(self._pieces(batch), batch)
+        for name in (*partials.PARTIALS, "trace"):
+            files = [self._work / name / f"{batch}.parquet" for batch in (_EMPTY, *batches)]
+            listed = ", ".join(f"'{file}'" for file in files if file.exists())
+            self._duck.execute(
+                f"CREATE OR REPLACE TEMP VIEW p_{name} AS FROM read_parquet([{listed}]) SEMI JOIN live USING (sid)"
+            )
+
+    def _pieces(self, batch: str) -> list[tuple[str, str, bytes]]:
+        question = f"SELECT batch, name, data FROM '{self._batches[batch]}' WHERE batch = ?"
+        return self._duck.execute(question, [batch]).fetchall()
+
+    def forget(self, gone: Sequence[str]) -> None:
+        """Remove the partials of paths."""
+        self._duck.execute("CREATE OR REPLACE TEMP TABLE forgotten AS SELECT unnest(?::VARCHAR[]) AS path", [gone])
+        rows = self._duck.execute("SELECT DISTINCT batch FROM segments SEMI JOIN forgotten USING (path)").fetchall()
+        files = {self._batches[batch] for (batch,) in rows}
+        self._rewrite(
+            [path for path, local in self._files.items() if local in files], "ANTI JOIN forgotten USING (path)"
+        )
+
+    def compact(self) -> None:
+        """Join small files once there are many: following the log makes one every minute."""
+        small = [path for path, local in self._files.items() if local.stat().st_size <= _SMALL_FILE]
+        if len(small) > _MOST_FILES:
+            self._rewrite(small, "")
+
+    def _rewrite(self, paths: Sequence[str], condition: str) -> None:
+        """Write the partials of files that count, under a condition, into one new file in place of them.
+
+        They get other numbers: if the old files stay because the process is killed, `load` takes one of both.
+        """
+        batches = [batch for batch, local in self._batches.items() if local in {self._files[path] for path in paths}]
+        if not batches:
+            return
+        for batch in batches:
+            self._put(self._pieces(batch), batch)
+        shift, new = uuid.uuid4().int >> 66, uuid.uuid4().hex
+        kept = f"(SELECT sid FROM latest {condition} WHERE batch IN ({', '.join(map(repr, batches))}))"
+        target, piece = self._work / f"{new}.parquet", self._work / "piece"
+        self._duck.execute("CREATE OR REPLACE TEMP TABLE rewritten (batch VARCHAR, name VARCHAR, data BLOB)")
+        for name in (*partials.PARTIALS, "trace"):
+            files = [self._work / name / f"{batch}.parquet" for batch in batches]
+            listed = ", ".join(f"'{file}'" for file in files if file.exists())
+            if not listed:
+                continue
+            self._duck.execute(
+                f"""COPY (SELECT * REPLACE ((sid + {shift}) % 4611686018427387904 AS sid) FROM read_parquet([{listed}])
+                    WHERE sid IN {kept}) TO '{piece}' (FORMAT parquet, COMPRESSION zstd)"""
+            )
+            self._duck.execute("INSERT INTO rewritten VALUES (?, ?, ?)", [new, name, piece.read_bytes()])
+        self._duck.execute(f"COPY rewritten TO '{target}' (FORMAT parquet, COMPRESSION uncompressed)")
+        self._storage.put(target, f"{self._folder}/joined-{new}.parquet")
+        for path in paths:
+            self._storage.remove(path)
+            del self._files[path]
+        for batch in batches:
+            del self._batches[batch]
+            (self._work / "segments" / f"{batch}.parquet").unlink()
+        self.load()
+
+
+def _jobs(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+    job: list[Segment] = []
+    text = 0
+    for segment in segments:
+        job.append(segment)
+        text += segment.size * (PACKING if segment.path.endswith(".gz") else 1)
+        if text >= _JOB_TEXT:
+            yield job
+            job, text = [], 0
+    if job:
+        yield job
+
+
+def _sentence(error: Any) -> str:  # of two libraries
+    text = str(getattr(error, "java_exception", None) or error)
+    if "No module named" in text:
+        module = text.partition("No module named")[2].split("\n")[0].strip(" '\"")
+        return f"the Python of Spark's executors has no module {module} (docs/audit.md, On a cluster)"
+    reasons = [line.strip() for line in text.splitlines() if line.startswith("Caused by: ")]
+    reason = reasons[-1].removeprefix("Caused by: ") if reasons else text.splitlines()[0]
+    return f"reading the log failed: {reason}"
