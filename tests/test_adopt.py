@@ -44,6 +44,11 @@ class Old:
         rows = self.broker.api("GET", f"exchanges/{self.vhost}/ox/bindings/source")
         return [row["arguments"].get("x-oxproxy-signature", "") for row in rows if "x-oxproxy" in row["arguments"]]
 
+    def under(self, keys: set[str]) -> set[str]:
+        """The destinations that are bound under one of these keys."""
+        rows = self.broker.api("GET", f"exchanges/{self.vhost}/ox/bindings/source")
+        return {row["destination"] for row in rows if row["routing_key"] in keys}
+
 
 def kept(sequence: int, arguments: dict[str, object]) -> Table:
     raw = kept_arguments(sequence, entries(arguments), b"", "guest")
@@ -146,6 +151,32 @@ def test_bindings_under_a_previous_secret_are_said_and_signed_again(
     assert run(running, old) == 0
     assert "2 bindings signed, 0 left without a valid signature, 0 left under a previous" in capsys.readouterr().out
     assert not before & set(old.signatures())
+
+
+def test_the_transition_ends_when_told_so_and_every_message_still_arrives(
+    running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Then the tokens of version 0.1, which anybody can compute, are bound no more."""
+    unkeyed = {token("queue", queue.encode()).decode() for queue in ("one", "two", "more")}
+    with Application(running.port, old.vhost) as app:
+        assert run(running, old) == 0
+        until(lambda: unsigned(running, old) == 0)
+        assert reached(app) == ["one", "two", "more"]
+        assert {"one", "two"} == old.under(unkeyed) - {"more"}
+        capsys.readouterr()
+        assert run(running, old, "--finish") == 0
+        assert f"vhost {old.vhost}: transition finished; " in capsys.readouterr().out
+        until(lambda: old.under(unkeyed) == set())
+        assert reached(app) == ["one", "two", "more"]
+        assert "" not in old.signatures()
+    running.stop()
+    running.start()
+    with Application(running.port, old.vhost) as app:
+        assert reached(app) == ["one", "two", "more"]
+        assert old.under(unkeyed) == set()
+        for queue in ("one", "two"):
+            app.unbind(queue, "ox", MATCH)
+        assert reached(app) == []
 
 
 def test_a_signature_of_nobody_s_is_left_unless_told_otherwise(
