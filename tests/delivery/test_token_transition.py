@@ -6,6 +6,7 @@ sidecar believes in a queue that it has seen, whichever of the two bound it last
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -233,3 +234,50 @@ def test_a_new_virtual_host_has_no_unkeyed_tokens(start: Start, outside: Outside
     assert producer.send_settled("letters", "k").acked
     assert len(producer.take("a")) == 1
     producer.vanish()
+
+
+# -- ways to a carrier -----------------------------------------------------------------------------------------------
+
+
+def test_alternate_and_dead_letter_exchanges_that_lead_to_a_carrier_are_reported_while_they_are_there(
+    start: Start, outside: Outside
+) -> None:
+    outside.make_queues("a", "b", "mine")
+    sidecar = start("new", refresh="200ms")
+
+    def ways() -> list[str]:
+        vhosts = json.loads(sidecar.get("/status"))["vhosts"]
+        return [text for one in vhosts if one["vhost"] == outside.vhost for text in one["bypasses"]]
+
+    assert ways() == []
+    outside.make_exchange("around", alternate_exchange="letters")
+    outside.make_exchange("further", "fanout", alternate_exchange="around")
+    outside.make_exchange("elsewhere", alternate_exchange="amq.fanout")
+    outside.make_queue("dying", x_dead_letter_exchange="further")
+    outside.make_queue("other", x_dead_letter_exchange="elsewhere")
+    expected = [
+        "exchange around: its alternate exchange letters leads to a carrier",
+        "exchange further: its alternate exchange around leads to a carrier",
+        "queue dying: its dead-letter exchange further leads to a carrier",
+    ]
+    until(lambda: ways() == expected)
+    until(lambda: "oxproxy_topology_carrier_bypasses 3.0" in sidecar.get("/metrics"))
+    assert "messages can come to carriers without their rules" in sidecar.log.read_text()
+    outside.delete_queue("dying")
+    outside.delete_exchange("around")
+    until(lambda: ways() == [])
+    until(lambda: "oxproxy_topology_carrier_bypasses 0.0" in sidecar.get("/metrics"))
+
+
+def test_an_alternate_exchange_whose_bindings_lead_to_a_carrier_is_reported_at_the_start(
+    start: Start, outside: Outside
+) -> None:
+    outside.make_queues("a", "b", "mine")
+    first = start("new")
+    outside.make_exchange("bound", "fanout")
+    with outside.channel() as channel:
+        channel.exchange_bind("letters", "bound")
+    outside.make_exchange("around", alternate_exchange="bound")
+    first.stop()
+    sidecar = start("new")
+    assert "exchange around: its alternate exchange bound leads to a carrier" in sidecar.get("/status")
