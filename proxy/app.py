@@ -286,7 +286,7 @@ class Sidecar:
             return
         self._listening = True
         if not jit_compiles():
-            _log.warning("regular expressions run in PCRE2's interpreter: executable memory is not permitted")
+            _log.info("regular expressions run in PCRE2's interpreter: executable memory is not permitted")
         _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._counters.rules.version)
         if self._reload is not None and self._place is None:
             watch = self._topology.supervisor.keep("rules", self._reload.watch, steady_seconds=_STEADY_SECONDS)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import urllib.request
 from pathlib import Path
 
+import pytest
+
+from tests import sidecar
 from tests.delivery.applications import Application
 from tests.delivery.site import standing
 from tests.delivery.test_audit import audited, records
@@ -104,3 +108,30 @@ exchanges:
         assert producer.send_settled("granting", "k", {"x-addqre-ontrue": r"(a+)+\D$"}).acked
         assert [len(site.take("granting")), site.metric("regex_budget_spent_total", owner="message")] == [1, 1]
         assert site.metric("regex_budget_spent_total", owner="rules") == 0
+
+
+#: Denies the program memory that is writable and executable, as systemd's MemoryDenyWriteExecute does, where the kernel
+#: can (6.3), and says whether it did.
+DENYING = """#!{python}
+import ctypes, mmap, os, sys
+ctypes.CDLL(None).prctl(65, 1, 0, 0, 0)  # PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN
+try:
+    mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+except PermissionError:
+    open("denied", "w").close()
+os.execv({program!r}, [{program!r}, *sys.argv[1:]])
+"""
+
+
+def test_where_executable_memory_is_denied_patterns_run_all_the_same_and_the_log_says_so(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "denying"
+    program.write_text(DENYING.format(python=sys.executable, program=str(sidecar.PROGRAM)))
+    program.chmod(0o755)
+    monkeypatch.setattr(sidecar, "PROGRAM", program)
+    with standing(broker, tmp_path, RULES) as site:
+        assert site.producer().send_settled("mixed", "k", {"text": "aaa1"}).acked
+        assert len(site.take("by.rule")) == 1
+        said = "regular expressions run in PCRE2's interpreter" in site.sidecar.log.read_text()
+        assert said is (tmp_path / "denied").exists()
