@@ -24,7 +24,6 @@ from proxy.amqp.tables import decode_table
 from proxy.amqp.vhost import Declared, Delivery, OwnedExchange
 from proxy.errors import ProtocolError, Scope
 from proxy.routing.exchange import Exchange
-from proxy.routing.filters import argument_faults
 from proxy.routing.values import Table
 
 OPEN = b"x-open"
@@ -141,8 +140,6 @@ class Declaring:
         text = inequivalence(owned, table, asked, self._state.name)
         if text:
             raise self._inequivalent(text)
-        # What was declared before the arguments were checked may be declared again.
-        self._refuse_arguments(asked.exchange, tuple(entry for entry in table if entry not in owned.arguments))
         steps: list[script.Step] = []
         if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
             # The broker compares the flags and the alternate exchange, and asks for the client's permission.
@@ -214,22 +211,10 @@ class Declaring:
         self._conversation.inventory.changed(owned.name)
         script.go_on(self._conversation, channel, _declared(channel, fresh.asked))
 
-    def _refuse_arguments(self, exchange: bytes, table: Table) -> None:
-        """Refuse arguments that can't do what is wanted. The broker checks its own at a declare, and not these.
-
-        Those that resemble none of ours are the application's own, which a broker takes and ignores.
-        """
-        fault = next((each for each in argument_faults(table, (DELIVERY,)) if not each.stray), None)
-        if fault is not None:
-            where = f"for exchange '{_text(exchange)}' in vhost '{self._state.name}'"
-            text = f"invalid arg '{_text(fault.name)}' {where}: {fault.message}"
-            raise ProtocolError(406, text, Scope.CHANNEL, *_DECLARE)
-
     def _make(self, asked: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
         """Check the arguments of a new open exchange and make it."""
         rules = self._conversation.plans.rules
         table = decode_table(asked.arguments, 0, len(asked.arguments))
-        self._refuse_arguments(asked.exchange, table)
         alternate = _alternate(table)
         try:
             exchange = Exchange(asked.exchange, OPEN.decode(), table, rules.local_time, alternate)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import structlog
 
+from proxy.amqp.stored import DELIVERY
 from proxy.amqp.tokens import token
 from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, StoredBinding, VhostState
 from proxy.broker.binding_listings import BindingListings
@@ -23,6 +24,7 @@ from proxy.broker.restoring import declared_exchange, exchange_of, stored_bindin
 from proxy.broker.snapshot import BindingRecord, ExchangeRecord, Records
 from proxy.errors import ProtocolError
 from proxy.routing.exchange import Exchange
+from proxy.routing.filters import argument_faults
 
 #: Bindings of a snapshot taken in between two pauses in which others may run.
 _STEP = 128
@@ -127,6 +129,7 @@ class Store:
             return
         if owned.declared == now.declared:
             self._kept[info.name] = info.kept
+            self._warn_of_arguments(owned)
             return
         self._forget(info.name)
         self.state.remove_exchange(info.name)
@@ -140,7 +143,15 @@ class Store:
             return
         self._kept[info.name] = info.kept
         self.add_exchange(owned, exchange)
+        self._warn_of_arguments(owned)
         log.info("declared exchange found", vhost=self.state.name, exchange=_text(info.name))
+
+    def _warn_of_arguments(self, owned: OwnedExchange) -> None:
+        """Log arguments without effect: refusing them would break applications that the plugin accepts."""
+        for fault in argument_faults(owned.arguments, (DELIVERY,)):
+            if not fault.stray:
+                where = {"vhost": self.state.name, "exchange": _text(owned.name), "argument": _text(fault.name)}
+                log.warning("an argument of a declared exchange has no effect", **where, reason=fault.message)
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
         """Evaluate one more exchange that a client declared."""

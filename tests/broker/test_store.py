@@ -63,6 +63,31 @@ def test_an_exchange_declared_through_us_is_the_one_on_the_broker(store: Store, 
     assert store.changes == 0
 
 
+NEGATIVE: Table = ((b"max-payload-size", Value("l", -1)),)
+
+
+def test_an_argument_without_effect_is_accepted_with_a_warning(store: Store, known: State) -> None:
+    misspelt: Table = ((b"max-payload-sise", Value("l", 5)), (b"x-owner", Value("S", b"billing")))
+    with capture_logs() as events:
+        store.exchanges_listed(store.exchanges_before(), listed("a", arguments=misspelt))
+        store.exchanges_listed(store.exchanges_before(), listed("a", arguments=misspelt))
+    assert known.exchanges[b"a"].arguments == misspelt
+    warnings = has(events, "an argument of a declared exchange has no effect")
+    assert [(event["argument"], event["reason"]) for event in warnings] == [
+        ("max-payload-sise", "unknown argument; did you mean max-payload-size?")
+    ]
+
+
+def test_an_argument_without_effect_of_an_exchange_declared_through_us_is_warned_of_once(
+    store: Store, known: State
+) -> None:
+    declare_here(known, "a", sequence=5, arguments=NEGATIVE)
+    with capture_logs() as events:
+        store.exchanges_listed(store.exchanges_before(), listed("a", sequence=5, arguments=NEGATIVE))
+        store.exchanges_listed(store.exchanges_before(), listed("a", sequence=5, arguments=NEGATIVE))
+    assert len(has(events, "an argument of a declared exchange has no effect")) == 1
+
+
 def test_what_is_not_kept_any_more_is_gone(store: Store, known: State) -> None:
     declare_here(known, "a", sequence=5)
     replaced = {b"a": ExchangeInfo(b"a", "direct")}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from proxy.routing.filters import ARGUMENTS
 from tests.conformance import open_exchange
 from tests.conformance.broker import delivery_mode_is_known
 from tests.conformance.typed import Json, table_of
@@ -104,19 +103,6 @@ def _first_of_a_name(found: Difference) -> bool:
     return len(kept) < len(headers) and bool(found.got == found.expected | {"queues": arrived})
 
 
-def _refused_arguments(found: Difference) -> bool:
-    error = found.got.get("declare_error", {})
-    arguments = found.vector["exchange_arguments"]
-    negative = any(isinstance(value["v"], int) and value["v"] < 0 for value in arguments.values())
-    misspelt = not set(arguments) <= {name.decode() for name in ARGUMENTS}
-    refused = error.get("text", b"").startswith(b"PRECONDITION_FAILED - invalid arg '")
-    return (negative or misspelt) and error.get("code") == 406 and refused
-
-
-def _everywhere(run: Run) -> bool:
-    return True
-
-
 def _queue_delivery(run: Run) -> bool:
     return run.delivery == "queue"
 
@@ -126,16 +112,6 @@ def _rabbitmq_4(run: Run) -> bool:
 
 
 DEVIATIONS = (
-    Deviation(
-        "exchange arguments that can't mean what they say",
-        "all",
-        10,
-        "a negative size, bounds that no message satisfies and a name that nearly is that of a filter are refused with "
-        "406 at the declare: the plugin accepts them, and the filter is not there. Other unknown arguments are "
-        "accepted and ignored, as by the broker",
-        _everywhere,
-        _refused_arguments,
-    ),
     Deviation(
         "a queue reached both ways",
         "delivery `queue`",

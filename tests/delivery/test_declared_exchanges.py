@@ -78,43 +78,11 @@ def test_a_filter_of_a_wrong_type_is_refused_and_declares_nothing(
     assert app.refused(app.declaring("ox", passive=True)).code == 404
 
 
-@pytest.mark.parametrize(
-    ("table", "expected"),
-    [
-        ({"max-payload-sise": 9}, "'max-payload-sise' for %s: unknown argument; did you mean max-payload-size?"),
-        (
-            {"alternate-exchagne": "x"},
-            "'alternate-exchagne' for %s: unknown argument; did you mean alternate-exchange?",
-        ),
-        ({"max-headers-size-silent": 9}, "'max-headers-size-silent' for %s: unknown argument; max-headers-size has"),
-        ({"max-payload-size": -1}, "'max-payload-size' for %s: seen -1, expected a whole number, 0 or more"),
-        (
-            {"max-payload-size": 5, "min-payload-size-silent": 6},
-            "'min-payload-size-silent' for %s: no message passes both min-payload-size-silent 6 and max-payload-size 5",
-        ),
-        ({"alternate-exchange": 5}, "'alternate-exchange' for %s: seen something else than a text, expected the name"),
-    ],
-)
-def test_arguments_that_can_not_mean_what_they_say_are_refused_and_declare_nothing(
-    app: Application, outside: Outside, table: dict[str, object], expected: str
-) -> None:
-    close = app.refused(app.declaring("ox", table))
-    where = f"exchange 'ox' in vhost '{outside.vhost}'"
-    assert (close.code, close.method) == (406, (40, 10))
-    assert close.text.startswith(f"PRECONDITION_FAILED - invalid arg {expected % where}")
-    assert on_broker(outside, "ox") is None
-    assert app.refused(app.declaring("ox", passive=True)).code == 404
-
-
-def test_arguments_that_resemble_none_of_ours_are_taken_and_ignored_as_by_the_broker(app: Application) -> None:
-    app.exchange("ox", {"x-owner": "billing", "note": 5})
-    app.exchange("ox", {"x-owner": "orders"})
-
-
-def test_a_misspelt_argument_of_a_later_declare_is_refused(app: Application) -> None:
-    app.exchange("ox", {"max-payload-size": 5})
-    close = app.refused(app.declaring("ox", {"max-payload-size": 5, "min-payload-sise": 1}))
-    assert (close.code, "did you mean min-payload-size?" in close.text) == (406, True)
+def test_arguments_without_effect_are_accepted_as_by_the_plugin(app: Application) -> None:
+    app.exchange("ox", {"max-payload-sise": 9, "x-owner": "billing"})
+    app.queues("a")
+    app.bind("a", "ox")
+    assert app.reached("ox", (), "a") == ["a"]
 
 
 def test_filters_are_at_work_from_the_declare_on(app: Application) -> None:
