@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from proxy.config.declaration import entries
+from proxy.config.settings import Settings
 from proxy.observe.metrics import METRICS
-from proxy.rules.declaration import entries
-from proxy.rules.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

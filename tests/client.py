@@ -13,7 +13,7 @@ from pamqp import base, commands
 from pamqp import frame as pamqp_frame
 
 from proxy.amqp.tables import encode_table
-from proxy.routing.values import Table
+from proxy.values import Table
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"

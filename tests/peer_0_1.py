@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from proxy.amqp import tokens
+from proxy.relay import tokens
 
 _prepare = tokens.Tokens.__init__
 
@@ -21,6 +21,6 @@ if __name__ == "__main__":
     tokens.is_keyed = lambda routing_key: False
     tokens.is_grant = lambda routing_key: routing_key.startswith(tokens.GRANTS)
 
-    from proxy.cli import main
+    from proxy.cli.main import main
 
     sys.exit(main())

@@ -19,7 +19,7 @@ from pamqp import base, commands
 from pamqp.common import FieldTable
 
 from proxy.amqp.tables import decode_table
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests import client
 from tests.client import Frame
 

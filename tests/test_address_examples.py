@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.routing.address_table import AddressRule, AddressTable
-from proxy.routing.address_targets import AddressBook, FailedTranslation, Publication, address_of
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, address_of
 from tests.rules.loading import load
 
 TEXT = (Path(__file__).resolve().parents[1] / "docs" / "addresses.md").read_text()

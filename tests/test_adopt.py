@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxy import cli
-from proxy.amqp.stored import kept_arguments, pack
 from proxy.amqp.tables import decode_table
-from proxy.amqp.tokens import token
-from proxy.routing.values import Table, Value
+from proxy.cli import main as cli
+from proxy.relay.declare.stored import kept_arguments, pack
+from proxy.relay.tokens import token
+from proxy.values import Table, Value
 from tests.broker.world import Outside
 from tests.delivery.applications import Application, entries
 from tests.producer import until

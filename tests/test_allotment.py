@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from proxy.allotment import (
+from proxy.app.composition import (
     audit_privacy,
     audit_request,
     client_rules,
@@ -12,12 +12,12 @@ from proxy.allotment import (
     secrets_of,
     session_limits,
 )
-from proxy.amqp.allowance import Allowances
-from proxy.amqp.signing import Secrets
-from proxy.amqp.vhost import Delivery
-from proxy.rules.faults import Faults
-from proxy.rules.kinds import Secret
-from proxy.rules.settings import Settings, load_settings, parse_settings
+from proxy.config.settings import Settings, load_settings, parse_settings
+from proxy.relay.allowance import Allowances
+from proxy.relay.declare.signing import Secrets
+from proxy.relay.vhost import Delivery
+from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.kinds import Secret
 
 
 def configured(text: str) -> Settings:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.app import product_version
-from proxy.cli import main
+from proxy.app.sidecar import product_version
+from proxy.cli.main import main
 from tests import client
 from tests.broker.world import Outside
 from tests.private_broker import free_port
@@ -454,7 +454,7 @@ def test_serve_ends_with_a_line_of_the_log_whatever_happens(
     def broken(_paths: object) -> None:
         raise KeyError("what nobody thought of")
 
-    monkeypatch.setattr("proxy.app.load_rules", broken)
+    monkeypatch.setattr("proxy.app.sidecar.load_rules", broken)
     assert main(["serve", "--config", str(file)]) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert 'level=error event="ended by an unexpected error" error="KeyError: \'what nobody thought of\'"' in line

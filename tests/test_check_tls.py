@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy import cli
+from proxy.cli import main as cli
 from tests.certificates import Authority
 
 CONFIG = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from proxy import cli
+from proxy.cli import main as cli
 from tests.delivery.applications import Application
 from tests.delivery.site import Site, standing
 from tests.rabbitmq import Broker

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy import app, cli
+from proxy.app import sidecar as app
+from proxy.cli import main as cli
 
 RULES = """
 exchanges:
@@ -190,10 +191,10 @@ def test_check_and_explain_load_neither_network_nor_broker(rules: Path, tmp_path
     message = tmp_path / "message.yaml"
     message.write_text("exchange: e")
     program = (
-        "import sys; from proxy.cli import main\n"
+        "import sys; from proxy.cli.main import main\n"
         f"assert main(['check', {str(rules)!r}]) == 0\n"
         f"assert main(['explain', '--rules', {str(rules)!r}, '--message', {str(message)!r}]) == 0\n"
-        "heavy = {'asyncio', 'aio_pika', 'aiohttp', 'uvloop', 'prometheus_client', 'pyspark', 'proxy.app'}\n"
+        "heavy = {'asyncio', 'aio_pika', 'aiohttp', 'uvloop', 'prometheus_client', 'pyspark', 'proxy.app.sidecar'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -201,7 +202,7 @@ def test_check_and_explain_load_neither_network_nor_broker(rules: Path, tmp_path
 
 
 def test_output_into_a_closed_pipe_ends_quietly(rules: Path) -> None:
-    command = [sys.executable, "-m", "proxy.cli", "check", str(rules)]
+    command = [sys.executable, "-m", "proxy.cli.main", "check", str(rules)]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
@@ -246,7 +247,7 @@ def test_import_writes_rules_that_check_accepts(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdin"])
 def test_check_reads_standard_input_once_and_reports_what_is_wrong_in_it(name: str) -> None:
-    command = [sys.executable, "-m", "proxy.cli", "check", name]
+    command = [sys.executable, "-m", "proxy.cli.main", "check", name]
     bad = subprocess.run(command, input=b"exchanges: [{name: 5}]\n", capture_output=True, timeout=60, check=False)
     assert (bad.returncode, bad.stdout) == (2, b"")
     assert bad.stderr.decode().startswith(f"{name}:1:20: exchanges[0].name: seen the number 5")

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pika
 import pytest
 
-from proxy.amqp.tokens import is_keyed
+from proxy.relay.tokens import is_keyed
 from tests.broker.world import Outside
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy import cli
+from proxy.cli import main as cli
 from tests.broker.world import Outside
 from tests.rabbitmq import Broker
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxy.routing.operators import Verdict
+from proxy.cli.inspection import inspect
+from proxy.config.declaration import entries
+from proxy.config.settings import Settings, load_settings, parse_settings
+from proxy.routing.bindings.operators import Verdict
 from proxy.routing.trace import BindingStep, Trace
 from proxy.rules.compiler import OPERATORS
-from proxy.rules.declaration import entries
 from proxy.rules.expectations import decide, mentioned_queues
-from proxy.rules.faults import Faults
-from proxy.rules.inspection import inspect
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules
 from proxy.rules.schema import TOP_KEYS
-from proxy.rules.settings import Settings, load_settings, parse_settings
+from proxy.yamlfile.faults import Faults
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES_FILES = sorted((ROOT / "config").glob("*/*.yaml"))

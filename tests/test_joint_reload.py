@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy.amqp.counters import RulesCounters
-from proxy.attempts import Use
+from proxy.app.attempts import Use
+from proxy.app.joint_reload import JointReload
 from proxy.errors import ConfigError, ConfigErrors
-from proxy.joint_reload import JointReload
 from proxy.net.tasks import Tasks
+from proxy.relay.counters import RulesCounters
 from proxy.rules.loader import LoadedRules, load_rules
 
 BEFORE = "exchanges: [{name: letters, bindings: [{queue: a}]}]\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli import main
+from proxy.cli.main import main
 from tests.delivery.site import Site, standing
 from tests.producer import until
 from tests.rabbitmq import Broker

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from proxy.amqp.vhost import Declared, Delivery, OwnedExchange, VhostState
-from proxy.attempts import Answer
-from proxy.questions import Questions
-from proxy.reload import Reload, owned_exchanges
+from proxy.app.attempts import Answer
+from proxy.app.questions import Questions
+from proxy.app.reload import Reload, owned_exchanges
+from proxy.relay.vhost import Declared, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
 from tests.routing.building import NOW, to_queue

@@ -16,21 +16,21 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from proxy import shadow as shadow_module
-from proxy.amqp.counters import Counters
-from proxy.amqp.plan import Sources
 from proxy.amqp.tables import encode_table
-from proxy.amqp.vhost import Declared, Delivery, OwnedExchange, VhostState
-from proxy.amqp.watching import Sight
+from proxy.app import shadow as shadow_module
+from proxy.app.reload import Reload, owned_exchanges
+from proxy.app.shadow import Shadow, contents
 from proxy.audit.record import Privacy
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
-from proxy.reload import Reload, owned_exchanges
+from proxy.relay.counters import Counters
+from proxy.relay.publish.plan import Sources
+from proxy.relay.publish.tap import Sight
+from proxy.relay.vhost import Declared, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules
-from proxy.shadow import Shadow, contents
 from tests.amqp.relaying import REPORT, publish
 from tests.client import split
 from tests.delivery.site import Site, standing

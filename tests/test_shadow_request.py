@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from proxy.cli.shadow import Admin, Report, run, show, words
 from proxy.errors import ConfigErrors
-from proxy.shadow_request import Admin, Report, run, show, words
 from tests.private_broker import free_port
 
 NOWHERE: Report = {"outcome": "unrouted", "queues": [], "exchanges": [], "remotes": [], "error": None, "failed": []}

@@ -3,9 +3,9 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from proxy.rules.kinds import Address
-from proxy.rules.settings import Audit, Declared, Listener, Settings
-from proxy.worker import Place, Worker
+from proxy.app.worker import Place, Worker
+from proxy.config.settings import Audit, Declared, Listener, Settings
+from proxy.yamlfile.kinds import Address
 
 PLACE = Place(2, (5673, 5674), 7)
 

@@ -103,7 +103,7 @@ import asyncio, os, pathlib, sys
 
 folder = pathlib.Path(os.environ["FAULTS"])
 if "--worker" in sys.orig_argv:
-    from proxy.observe.admin import Admin
+    from proxy.admin.server import Admin
     answer = Admin._get_readyz
     async def get_readyz(self, request):
         if (folder / "odd").exists():

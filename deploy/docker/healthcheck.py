@@ -11,8 +11,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from proxy.config.settings import load_settings
 from proxy.errors import ConfigErrors
-from proxy.rules.settings import load_settings
 
 CONFIGURATION = Path("/etc/oxproxy/oxproxy.yaml")
 

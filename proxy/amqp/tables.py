@@ -13,7 +13,7 @@ import struct
 from typing import NoReturn, cast
 
 from proxy.errors import LocalProtocolError, ProtocolError
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 
 #: Tables and arrays within one another. Real headers have a handful (x-death has 2); more is a 502, so that
 #: no producer decides how deep our stack gets.

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.amqp.counters import AuditCounters
 from proxy.audit.policy import AuditPolicy, Mode
 from proxy.audit.publishes import PublishJournal
 from proxy.audit.record import Privacy, Records
 from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditWriter
+from proxy.relay.counters import AuditCounters
 
 _MIB = 1 << 20
 _SECONDS_OF_A_DAY = 86400.0

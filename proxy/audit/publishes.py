@@ -1,15 +1,15 @@
 """How do the relays' publishes become lines of the log? Records and writer joined to what the wire asks for.
 
-Source: docs/audit.md (fields, modes); `proxy.amqp.auditing` says what the wire gives.
+Source: docs/audit.md (fields, modes); `proxy.relay.auditing` says what the wire gives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from proxy.amqp.auditing import Template
 from proxy.audit.record import Records, TimestampText, opening
 from proxy.audit.writer import AuditWriter
+from proxy.relay.auditing import Template
 
 
 class PublishJournal:

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from proxy.amqp.tables import decode_value
 from proxy.errors import ConfigError, ProtocolError
-from proxy.routing.values import Value
+from proxy.values import Value
 
 VERSION = 1
 #: Fields that may be written as keyed hashes (setting `audit.hash`).
@@ -219,7 +219,7 @@ class Records:
 
         Args:
             exchange: exchange of the publish.
-            outcome: a name of `proxy.amqp.traffic.OUTCOMES`.
+            outcome: a name of `proxy.relay.traffic.OUTCOMES`.
             queues: names of the queues it goes to.
             exchanges: names of the exchanges it goes to.
             remotes: names of other brokers' destinations it goes to, without credentials.

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import structlog
 
-from proxy.amqp.counters import AuditCounters
 from proxy.audit.closing import Closer
 from proxy.audit.journal import MAX_SEGMENT_BYTES, Journal, Layout
 from proxy.audit.policy import AuditPolicy, Mode
@@ -25,6 +24,7 @@ from proxy.audit.record import Records, TimestampText
 from proxy.audit.scribe import RETRY_SECONDS, Batch, Report, Scribe
 from proxy.audit.segments import DIRECTORY_MODE, Claim, open_segments, safe_instance
 from proxy.errors import ConfigError
+from proxy.relay.counters import AuditCounters
 
 #: Bytes handed to the thread at once: a hand-over then costs nothing per line, and a write takes microseconds.
 BATCH_BYTES = 256 << 10

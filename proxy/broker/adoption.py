@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from proxy.amqp.signing import Secrets
-from proxy.amqp.stored import kept_rows, signed_copy
-from proxy.amqp.tokens import Tokens
-from proxy.amqp.vhost import Destination, StoredBinding, VhostState
-from proxy.broker.binding_listings import why_unsigned
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarations import bind_token, reason
+from proxy.broker.declared.binding_listings import why_unsigned
+from proxy.broker.declared.restoring import binding_of
 from proxy.broker.inventory import Inventory
 from proxy.broker.listed import BindingInfo
-from proxy.broker.restoring import binding_of
 from proxy.broker.settings import ControlSettings
 from proxy.broker.transition import lacking_tokens, retire_tokens
+from proxy.relay.declare.signing import Secrets
+from proxy.relay.declare.stored import kept_rows, signed_copy
+from proxy.relay.tokens import Tokens
+from proxy.relay.vhost import Destination, StoredBinding, VhostState
 from proxy.routing.router import Router
 
 

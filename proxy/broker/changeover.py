@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.broker.declared.inheritance import inherit, inheriting
 from proxy.broker.declarer import Declarer, Token
-from proxy.broker.inheritance import inherit, inheriting
 from proxy.broker.needs import Naming, Needs, WantedQueue, needs_of
 from proxy.broker.repair import Repair
 from proxy.broker.survey import Survey
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 
 #: Clients' bindings put beside new rules between two pauses in which others may run.

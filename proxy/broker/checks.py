@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
-from proxy.amqp.tokens import GRANTS, RESERVED, Tokens, is_grant, token
-from proxy.amqp.vhost import Destination, OwnedExchange
 from proxy.broker.declarations import MARK, unnameable
 from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.relay.tokens import GRANTS, Tokens, is_grant, token
+from proxy.relay.vhost import Destination, OwnedExchange
+from proxy.values import RESERVED
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 _UNKEYED = Tokens()

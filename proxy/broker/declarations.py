@@ -13,9 +13,9 @@ from typing import TypeAlias
 from aiormq import spec
 
 from proxy.amqp.tables import encode_table
-from proxy.amqp.tokens import token
-from proxy.amqp.vhost import Destination, OwnedExchange
-from proxy.routing.values import Table, Value
+from proxy.relay.tokens import token
+from proxy.relay.vhost import Destination, OwnedExchange
+from proxy.values import Table, Value
 
 _PASSIVE, _DURABLE = 1, 2
 #: AMQP 0-9-1 spec, 4.2.5.3: a short string has at most 255 octets.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from proxy.amqp.vhost import Destination, OwnedExchange, VhostState
 from proxy.broker.checks import declare_conflict
 from proxy.broker.connection import ControlConnection, Refusal
 from proxy.broker.declarations import (
@@ -24,6 +23,7 @@ from proxy.broker.declarations import (
 )
 from proxy.broker.needs import WantedQueue
 from proxy.broker.presence import Presence
+from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 
 #: A token: the exchange whose carrier has it, and the destination it stands for.

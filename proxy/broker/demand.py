@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from proxy.amqp.vhost import Destination, OwnedExchange, VhostState
 from proxy.broker.declarations import ABSENT, EXCLUSIVE, INTERNAL, unnameable
 from proxy.broker.declarer import Declarer, Token
 from proxy.broker.inventory import Inventory
@@ -21,6 +20,7 @@ from proxy.broker.presence import Presence
 from proxy.broker.settings import ControlSettings
 from proxy.broker.supervision import Supervisor
 from proxy.errors import UpstreamError
+from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 
 
 class Demand:

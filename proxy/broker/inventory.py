@@ -19,7 +19,6 @@ from urllib.parse import quote, urlsplit
 
 import aiohttp
 
-from proxy.amqp.tokens import UNKEYED, Tokens
 from proxy.broker.listed import (
     BindingInfo,
     ExchangeInfo,
@@ -31,6 +30,7 @@ from proxy.broker.listed import (
 )
 from proxy.broker.settings import ControlSettings
 from proxy.errors import Failure, UpstreamError
+from proxy.relay.tokens import UNKEYED, Tokens
 
 #: Requests at a time: the management API shares the broker's cores with its queues.
 _CONCURRENT = 4

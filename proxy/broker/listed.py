@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from proxy.amqp.stored import KEPT, MARK, SIGNATURE, STORAGE
-from proxy.amqp.tokens import is_keyed, token
+from proxy.relay.declare.stored import KEPT, MARK, SIGNATURE, STORAGE
+from proxy.relay.tokens import is_keyed, token
 
 _MARK, _KEPT, _SIGNATURE = MARK.decode(), KEPT.decode(), SIGNATURE.decode()
 _BLANK = re.compile(r"[ \t\r\n]*")

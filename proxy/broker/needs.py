@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from proxy.amqp.vhost import Delivery, Destination, OwnedExchange
-from proxy.routing.address_targets import AddressBook
-from proxy.routing.departure import Relocation, Relocations, relocations
+from proxy.addressing.targets import AddressBook
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange
 from proxy.routing.exchange import Exchange
+from proxy.routing.readdressing import Relocation, Relocations, relocations
 from proxy.routing.router import Router
-from proxy.routing.values import Table
+from proxy.values import Table
 
 
 class WantedQueue(Protocol):

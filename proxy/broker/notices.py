@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import structlog
 
-from proxy.amqp.vhost import Destination, OwnedExchange, VhostState
 from proxy.broker.declarations import unnameable
+from proxy.broker.declared.store import Store
 from proxy.broker.declarer import Declarer
 from proxy.broker.demand import Demand
 from proxy.broker.needs import Naming
 from proxy.broker.presence import Presence, with_name, without_name
-from proxy.broker.store import Store
 from proxy.errors import UpstreamError
+from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 
 log = structlog.get_logger(__name__)

@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import TypeVar
 
-from proxy.amqp.vhost import Destination
 from proxy.broker.declarations import ABSENT
 from proxy.broker.listed import ExchangeInfo, QueueInfo
+from proxy.relay.vhost import Destination
 from proxy.routing.decision import QueueNames
 
 K = TypeVar("K")

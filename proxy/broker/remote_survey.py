@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from proxy.amqp.vhost import Destination
+from proxy.addressing.targets import Remote
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarer import Declarer
 from proxy.broker.presence import Presence
 from proxy.broker.settings import ControlSettings
 from proxy.broker.vhost_topology import VhostTopology
 from proxy.errors import UpstreamError
-from proxy.routing.address_targets import Remote
-from proxy.routing.bindings import EXCHANGE, QUEUE
-from proxy.routing.departure import Relocation
+from proxy.relay.vhost import Destination
+from proxy.routing.bindings.binding import EXCHANGE, QUEUE
+from proxy.routing.readdressing import Relocation
 
 #: Names that one log line shows at most.
 _SHOWN = 20

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from proxy.amqp.tokens import RESERVED
 from proxy.broker.inventory import Inventory, NotListed
 from proxy.broker.listed import BindingInfo, exchange_info
+from proxy.values import RESERVED
 
 
 @dataclass(frozen=True, slots=True)

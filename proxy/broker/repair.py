@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from proxy.amqp.vhost import Destination, OwnedExchange, StoredBinding
 from proxy.broker.declarations import ABSENT, EXCLUSIVE, unnameable
+from proxy.broker.declared.store import Store
 from proxy.broker.declarer import Declarer, Token
 from proxy.broker.needs import Needs, WantedQueue
 from proxy.broker.presence import Presence
-from proxy.broker.store import Store
 from proxy.broker.survey import Survey
 from proxy.errors import Failure, UpstreamError
+from proxy.relay.vhost import Destination, OwnedExchange, StoredBinding
 
 T = TypeVar("T")
 

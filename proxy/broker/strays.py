@@ -7,9 +7,9 @@ binding. Source: delivery notes, "Tokens and bindings".
 
 from __future__ import annotations
 
-from proxy.amqp.vhost import Destination, OwnedExchange, VhostState
 from proxy.broker.declarer import Declarer, Token
 from proxy.broker.needs import Naming, Needs
+from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 
 
 class Strays:

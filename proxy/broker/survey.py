@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import structlog
 
-from proxy.amqp.tokens import Tokens
-from proxy.amqp.vhost import Destination, OwnedExchange
 from proxy.broker.checks import (
     Standing,
     bypasses,
@@ -26,12 +24,14 @@ from proxy.broker.checks import (
     standing,
     topic_warnings,
 )
+from proxy.broker.declared.store import Store
 from proxy.broker.inventory import Inventory, listings
 from proxy.broker.listed import BindingInfo
 from proxy.broker.needs import Needs
 from proxy.broker.presence import Presence
-from proxy.broker.store import Store
 from proxy.errors import UpstreamError
+from proxy.relay.tokens import Tokens
+from proxy.relay.vhost import Destination, OwnedExchange
 
 #: Listings of bindings at a time.
 _READERS = 4

@@ -13,19 +13,19 @@ from functools import partial
 
 import structlog
 
-from proxy.amqp.vhost import Destination, OwnedExchange, VhostState
 from proxy.broker.changeover import Retirement
+from proxy.broker.declared.recorder import Recorder
+from proxy.broker.declared.snapshot import Records, Snapshot
 from proxy.broker.discovery import Discovery
 from proxy.broker.inventory import Inventory
 from proxy.broker.needs import WantedQueue
-from proxy.broker.recorder import Recorder
 from proxy.broker.remote_survey import RemoteSurvey
 from proxy.broker.settings import ControlSettings
-from proxy.broker.snapshot import Records, Snapshot
 from proxy.broker.status import VhostStatus, status_of
 from proxy.broker.supervision import Supervisor
 from proxy.broker.vhost_topology import VhostTopology
 from proxy.errors import Failure, UpstreamError
+from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 
 #: Other brokers are looked at once in so many looks at our own.

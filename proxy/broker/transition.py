@@ -14,15 +14,15 @@ from collections.abc import Sequence
 
 import structlog
 
-from proxy.amqp.stored import kept_rows
-from proxy.amqp.tokens import UNKEYED, Tokens
-from proxy.amqp.vhost import BindingCopy, Destination, OwnedExchange, StoredBinding, VhostState
 from proxy.broker.checks import standing
 from proxy.broker.declarer import Declarer
 from proxy.broker.inventory import Inventory
 from proxy.broker.listed import BindingInfo
 from proxy.broker.presence import Presence
 from proxy.errors import UpstreamError
+from proxy.relay.declare.stored import kept_rows
+from proxy.relay.tokens import UNKEYED, Tokens
+from proxy.relay.vhost import BindingCopy, Destination, OwnedExchange, StoredBinding, VhostState
 
 log = structlog.get_logger(__name__)
 

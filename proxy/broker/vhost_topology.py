@@ -15,11 +15,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 
 import structlog
 
-from proxy.amqp.tokens import Tokens
-from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
-from proxy.broker.announcements import Announcements
 from proxy.broker.changeover import Changeover, Retirement
 from proxy.broker.connection import ControlConnection
+from proxy.broker.declared.announcements import Announcements
+from proxy.broker.declared.store import Store
 from proxy.broker.declarer import Declarer
 from proxy.broker.demand import Demand
 from proxy.broker.inventory import Inventory
@@ -30,12 +29,13 @@ from proxy.broker.pace import Pace
 from proxy.broker.presence import Presence
 from proxy.broker.repair import Repair
 from proxy.broker.settings import ControlSettings
-from proxy.broker.store import Store
 from proxy.broker.strays import Strays
 from proxy.broker.supervision import Supervisor
 from proxy.broker.survey import Survey, log_missing
 from proxy.broker.transition import Transition
 from proxy.errors import Failure, UpstreamError
+from proxy.relay.tokens import Tokens
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 
 #: Refusals in a row after which it is asked whether the virtual host is gone: a producer may be logging in to it.

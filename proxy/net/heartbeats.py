@@ -16,9 +16,9 @@ from time import monotonic
 import structlog
 
 from proxy.amqp.frames import HEARTBEAT_FRAME
-from proxy.amqp.relay import Relay
-from proxy.amqp.tuning import Tuning
 from proxy.net.link import Link
+from proxy.relay.handshake.tuning import Tuning
+from proxy.relay.relay import Relay
 
 #: Looks in each interval.
 _LOOKS = 4

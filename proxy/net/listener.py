@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import structlog
 
+from proxy.net.context import Surroundings
 from proxy.net.link import peer_address
-from proxy.net.secure_door import SecureDoor
 from proxy.net.session import Session
-from proxy.net.surroundings import Surroundings
 from proxy.net.tasks import Tasks
 from proxy.net.tls import Provider
+from proxy.net.tls_listener import SecureDoor
 
 _log = structlog.get_logger(__name__)
 #: How often a drain looks whether everything is settled.

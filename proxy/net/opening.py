@@ -15,14 +15,14 @@ from time import monotonic
 
 import structlog
 
-from proxy.amqp.handshake import Handshake, HandshakeLimits, HandshakeState, Side
-from proxy.amqp.stand_in import Lease, StandIn
 from proxy.errors import Failure, UpstreamError
+from proxy.net.context import Surroundings
 from proxy.net.link import Link
-from proxy.net.surroundings import Surroundings
 from proxy.net.tasks import Tasks
 from proxy.net.tls import words
 from proxy.net.vhosts import Control
+from proxy.relay.handshake.lease import Lease, StandIn
+from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeState, Side
 
 #: Reply codes from here on name faults of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
 _FAULTS = 500

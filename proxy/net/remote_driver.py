@@ -15,15 +15,15 @@ from time import monotonic
 
 import structlog
 
-from proxy.amqp.counters import RemoteCounters
 from proxy.amqp.frames import HEARTBEAT_FRAME
-from proxy.amqp.remote_lane import Lane
-from proxy.amqp.remote_link import RemoteLink
-from proxy.amqp.remote_messages import RemoteMessage, Result
 from proxy.errors import ConfigError
 from proxy.net.link import AHEAD_MESSAGES, Link
 from proxy.net.remote_endpoints import Endpoint
 from proxy.net.tls import Contexts, words
+from proxy.relay.counters import RemoteCounters
+from proxy.relay.remote.lane import Lane
+from proxy.relay.remote.link import RemoteLink
+from proxy.relay.remote.messages import RemoteMessage, Result
 
 _log = structlog.get_logger(__name__)
 #: Seconds until a broker is connected and has opened the connection.

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from proxy.amqp.remote_login import Credentials
+from proxy.addressing.targets import Remote
 from proxy.net.tls import ClientTls
-from proxy.routing.address_targets import Remote
+from proxy.relay.remote.login import Credentials
 
 #: As every AMQP client has it where nobody says more.
 _GUEST = b"guest"

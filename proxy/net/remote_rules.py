@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 from proxy.net.remote_endpoints import RemoteBroker, RemoteLimits
 from proxy.net.tls_faults import broker_tls
-from proxy.rules.faults import Faults
+from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules
-from proxy.rules.loops import Listening, check_loops
 from proxy.rules.model import BrokerRule
 from proxy.rules.remotes import password_of
+from proxy.yamlfile.faults import Faults
 
 
 def remote_brokers(

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from secrets import token_bytes
 from time import monotonic
 
-from proxy.amqp.counters import Counters
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.method_frames import connection_close, connection_close_ok
-from proxy.amqp.stand_in import Lease, StandIn
 from proxy.net.link import Link
+from proxy.relay.counters import Counters
+from proxy.relay.handshake.lease import Lease, StandIn
 
 #: Connections kept at a time; the one that waits longest makes room. Each is a socket here, some 100 kB at the broker.
 MOST_KEPT = 256

@@ -16,18 +16,18 @@ from time import monotonic
 
 import structlog
 
-from proxy.amqp.conversation import Asked, BindDestinations, EnsureQueue, Phase, Request
-from proxy.amqp.handshake import Handshake
-from proxy.amqp.relay import Relay
 from proxy.errors import UpstreamError
+from proxy.net.context import Surroundings
 from proxy.net.heartbeats import Heartbeats
 from proxy.net.link import AHEAD_MESSAGES, Link
 from proxy.net.opening import Opening
-from proxy.net.remotes import Port
-from proxy.net.surroundings import Surroundings
+from proxy.net.remote_pool import Port
 from proxy.net.tasks import Tasks
 from proxy.net.throttle import Throttle
 from proxy.net.vhosts import Control
+from proxy.relay.conversation import Asked, BindDestinations, EnsureQueue, Phase, Request
+from proxy.relay.handshake.machine import Handshake
+from proxy.relay.relay import Relay
 
 _log = structlog.get_logger(__name__)
 

@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import Callable
 from time import monotonic
 
-from proxy.amqp.allowance import Allowance
-from proxy.amqp.counters import LimitCounters
-from proxy.amqp.relay import Relay
+from proxy.relay.allowance import Allowance
+from proxy.relay.counters import LimitCounters
+from proxy.relay.relay import Relay
 
 #: A shorter rest is not worth its timer.
 LEAST_SECONDS = 0.001

@@ -10,29 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from proxy.config.settings import Settings
 from proxy.errors import ConfigError
 from proxy.net.tls import ClientTls, ServerTls
-from proxy.net.tls_wanted import WantedTls, files_of
-from proxy.rules.faults import Faults, Place
-from proxy.rules.inspection import Findings
+from proxy.net.tls_config import WantedTls, files_of
 from proxy.rules.model import BrokerRule
-from proxy.rules.nodes import join
-from proxy.rules.settings import Settings
+from proxy.yamlfile.faults import Faults, Place
+from proxy.yamlfile.nodes import join
 
 #: Keys that name files, and the fields of `ServerTls` and `ClientTls`.
 _KEYS = ("certificate", "key", "client_ca", "ca")
-
-
-def check_findings(findings: Findings) -> None:
-    """Add what is wrong with files of TLS to what `oxproxy check` has found in configurations and rules files."""
-    faults = Faults()
-    for settings in findings.settings:
-        check_settings(settings, faults)
-    for loaded in findings.sets:
-        for vhost in loaded.rules.vhosts.values():
-            for broker in vhost.brokers:
-                broker_tls(broker, faults, required=False)
-    findings.take(faults)
 
 
 def check_settings(settings: Settings, faults: Faults) -> None:

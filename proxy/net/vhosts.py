@@ -9,13 +9,13 @@ from typing import Protocol
 
 import structlog
 
-from proxy.amqp.auditing import Journal
-from proxy.amqp.conversation import NO_INVENTORY, Inventory
-from proxy.amqp.counters import Counters
-from proxy.amqp.plan import ClientRules, Plans, Sources
-from proxy.amqp.vhost import Destination, VhostState
-from proxy.amqp.watching import Watcher
-from proxy.net.speakers import Speakers
+from proxy.net.permission_questions import Speakers
+from proxy.relay.auditing import Journal
+from proxy.relay.conversation import NO_INVENTORY, Inventory
+from proxy.relay.counters import Counters
+from proxy.relay.publish.plan import ClientRules, Plans, Sources
+from proxy.relay.publish.tap import Watcher
+from proxy.relay.vhost import Destination, VhostState
 from proxy.routing.router import Router
 
 _log = structlog.get_logger(__name__)

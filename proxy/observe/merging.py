@@ -15,10 +15,10 @@ from typing import TypeAlias
 
 from prometheus_client import Metric
 
-from proxy.amqp.counters import Counters, Histogram
 from proxy.observe.exposition import PROCESS, write_page
 from proxy.observe.metrics import METRICS, Kind, Merge, MetricSpec
 from proxy.observe.readings import MERGE_STEP, Reading, Rows
+from proxy.relay.counters import Counters, Histogram
 
 #: Label values to value.
 _Series: TypeAlias = dict[tuple[str, ...], float]

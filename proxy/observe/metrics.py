@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from proxy.amqp.counters import Counters, Histogram
 from proxy.observe import readings
 from proxy.observe.readings import Reading, Rows
+from proxy.relay.counters import Counters, Histogram
 
 PREFIX = "oxproxy_"
 

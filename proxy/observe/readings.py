@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from proxy.amqp.counters import REGEX_OWNERS, Counters
-from proxy.amqp.traffic import OTHER
+from proxy.relay.counters import REGEX_OWNERS, Counters
+from proxy.relay.traffic import OTHER
 
 #: Rows merged between two pauses: well below a millisecond's work.
 MERGE_STEP = 512
@@ -23,7 +23,7 @@ Rows: TypeAlias = Iterable[Row | None]
 
 
 class MetricsSource(Protocol):
-    """Where publishes per exchange, binding and destination come from; `proxy.amqp.traffic.Traffic` is one.
+    """Where publishes per exchange, binding and destination come from; `proxy.relay.traffic.Traffic` is one.
 
     Each method is an iteration over a copy, since the loop runs other things between two steps of it.
     """

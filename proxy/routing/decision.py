@@ -13,11 +13,11 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from proxy.routing.values import Table
+from proxy.values import Table
 
 if TYPE_CHECKING:
-    from proxy.routing.bindings import Destination
-    from proxy.routing.reach import Reach
+    from proxy.routing.bindings.binding import Destination
+    from proxy.routing.bindings.reach import Reach
     from proxy.routing.trace import Trace
 
 NO_PROPERTIES: Mapping[str, bytes | int] = MappingProxyType({})

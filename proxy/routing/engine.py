@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 
-from proxy.routing.bindings import QUEUE, Destination
-from proxy.routing.compiled import CompiledBinding, Entry
+from proxy.routing.bindings.binding import QUEUE, Destination
+from proxy.routing.bindings.compiled import CompiledBinding, Entry
+from proxy.routing.bindings.routes import STOP
 from proxy.routing.message import Message
-from proxy.routing.routes import STOP
 from proxy.routing.trace import BindingStep, OperatorStep
 
 

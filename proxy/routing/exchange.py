@@ -12,17 +12,17 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Set
 from datetime import UTC, tzinfo
 
-from proxy.routing.bindings import EXCHANGE, Binding, Destination, binding_hash
-from proxy.routing.compiled import CompiledBinding, Entry
+from proxy.routing.bindings.binding import EXCHANGE, Binding, Destination, binding_hash
+from proxy.routing.bindings.compiled import CompiledBinding, Entry
+from proxy.routing.bindings.exchange_types import COMPILERS, OPEN, compile_binding
 from proxy.routing.decision import Interest
 from proxy.routing.engine import route, route_traced
-from proxy.routing.exchange_types import COMPILERS, OPEN, compile_binding
 from proxy.routing.filters import Filter, read_filters
 from proxy.routing.index import Index
 from proxy.routing.interest import InterestCount
 from proxy.routing.message import Message
 from proxy.routing.trace import ExchangeStep, FilterStep
-from proxy.routing.values import Table
+from proxy.values import Table
 
 #: Greater than every order.
 _LAST = 1 << 64

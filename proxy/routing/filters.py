@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
-from proxy.routing.comparison import INTEGERS, NUMBERS, TEXTS
-from proxy.routing.erlang_text import refused
+from proxy.routing.bindings.comparison import INTEGERS, NUMBERS, TEXTS
+from proxy.routing.erlang_terms import refused
 from proxy.routing.message import Message
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 
 _SILENT = b"-silent"
 _MIN_PAYLOAD = b"min-payload-size"

@@ -14,10 +14,10 @@ from collections.abc import Hashable, Sequence
 from itertools import chain
 from typing import TypeAlias, cast
 
-from proxy.routing.comparison import canonical
-from proxy.routing.compiled import CompiledBinding, Entry
+from proxy.routing.bindings.comparison import canonical
+from proxy.routing.bindings.compiled import CompiledBinding, Entry
+from proxy.routing.bindings.operators import HEADER, ROUTING_KEY, TOPIC, Access
 from proxy.routing.message import Message, spelled_integer
-from proxy.routing.operators import HEADER, ROUTING_KEY, TOPIC, Access
 from proxy.routing.topic_tree import TopicTree
 
 _Bucket: TypeAlias = list[Entry]

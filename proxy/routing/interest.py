@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import cast
 
+from proxy.routing.bindings.operators import ALL_HEADERS, CLOCK, HEADER, PROPERTY, QUEUE_NAMES, ROUTING_KEY, Need
 from proxy.routing.decision import Interest
 from proxy.routing.filters import Filter, PayloadFilter
 from proxy.routing.message import UNSEEN_HEADER
-from proxy.routing.operators import ALL_HEADERS, CLOCK, HEADER, PROPERTY, QUEUE_NAMES, ROUTING_KEY, Need
 
 _NO_INTEREST = Interest()
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, tzinfo
 
-from proxy.routing.bindings import Destination, by_name
+from proxy.routing.bindings.binding import Destination, by_name
+from proxy.routing.bindings.patterns import DEFAULT_BUDGET, Budget, Pattern
+from proxy.routing.bindings.producer_routes import ProducerRoutes
+from proxy.routing.bindings.reach import Reach
 from proxy.routing.decision import Facts, QueueNames
-from proxy.routing.patterns import DEFAULT_BUDGET, Budget, Pattern
-from proxy.routing.producer import ProducerRoutes
-from proxy.routing.reach import Reach
-from proxy.routing.values import Table
+from proxy.values import Table
 
 #: The broker takes this header away before the exchange sees the message.
 UNSEEN_HEADER = b"BCC"

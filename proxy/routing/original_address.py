@@ -7,10 +7,10 @@ send, and putting this one in, is for the wire. Source: the messenger-addressing
 
 from __future__ import annotations
 
-from proxy.routing.address_table import AddressTable
-from proxy.routing.address_targets import Publication
-from proxy.routing.addresses import without_credentials
-from proxy.routing.values import Value
+from proxy.addressing.address import without_credentials
+from proxy.addressing.table import AddressTable
+from proxy.addressing.targets import Publication
+from proxy.values import Value
 
 #: The header; producers can't forge it, since every header of this name that they send is taken out.
 HEADER = b"x-original-address"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from proxy.routing.compiled import Entry
+from proxy.routing.bindings.compiled import Entry
 
 _ONE_WORD = b"*"
 _ANY_WORDS = b"#"

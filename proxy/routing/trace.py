@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from proxy.routing.bindings import Binding, Destination
-from proxy.routing.operators import Verdict
-from proxy.routing.values import Value
+from proxy.routing.bindings.binding import Binding, Destination
+from proxy.routing.bindings.operators import Verdict
+from proxy.values import Value
 
 
 @dataclass(frozen=True, slots=True)

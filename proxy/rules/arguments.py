@@ -12,10 +12,10 @@ import re
 import struct
 from collections.abc import Callable
 
-from proxy.routing.values import Table, Value
 from proxy.rules.clock import instant
-from proxy.rules.faults import Faults, Place
-from proxy.rules.nodes import Mapping, Node, Scalar, Sequence, join, resolve, shown
+from proxy.values import Table, Value
+from proxy.yamlfile.faults import Faults, Place
+from proxy.yamlfile.nodes import Mapping, Node, Scalar, Sequence, join, resolve, shown
 
 #: AMQP 0-9-1 spec, 4.2.5.3: the name of a table entry is a short string.
 MAX_NAME_BYTES = 255

@@ -10,16 +10,16 @@ import difflib
 from collections.abc import Hashable, Iterator
 
 from proxy.errors import ProtocolError
-from proxy.routing.bindings import Binding
+from proxy.routing.bindings.binding import Binding
+from proxy.routing.bindings.patterns import why_invalid
+from proxy.routing.bindings.route_arguments import GREATEST_ORDER, LEAST_ORDER
 from proxy.routing.exchange import Exchange
-from proxy.routing.patterns import why_invalid
-from proxy.routing.route_arguments import GREATEST_ORDER, LEAST_ORDER
-from proxy.routing.values import Table, Value
-from proxy.rules.faults import Faults
-from proxy.rules.fields import short_fault
 from proxy.rules.message import TEXT_PROPERTIES
-from proxy.rules.nodes import join
 from proxy.rules.schema import OPEN, BindingDraft, ExchangeDraft
+from proxy.values import Table, Value
+from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.fields import short_fault
+from proxy.yamlfile.nodes import join
 
 _MATCH = b"x-match"
 #: Every operator of open exchanges, without the name behind its blank.

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from proxy.routing.address_targets import AddressBook
+from proxy.addressing.targets import AddressBook
 from proxy.routing.decision import Decision, QueueNames
 from proxy.rules.expectations import PASSED, Result, result_of, shown, translated
 from proxy.rules.loader import LoadedRules

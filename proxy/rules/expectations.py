@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
 from proxy.errors import located
-from proxy.routing.address_targets import AddressBook, FailedTranslation, Publication
-from proxy.routing.bindings import QUEUE
+from proxy.routing.bindings.binding import QUEUE
+from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Outcome, QueueNames
-from proxy.routing.departure import Departure, departure
-from proxy.routing.patterns import DEFAULT_BUDGET
+from proxy.routing.readdressing import Departure, departure
 from proxy.routing.router import Router
 from proxy.routing.trace import Trace
 from proxy.rules.clock import instant
-from proxy.rules.faults import Place
-from proxy.rules.fields import Fields
 from proxy.rules.message import Message, read_message
 from proxy.rules.model import Rules, VhostRules
+from proxy.yamlfile.faults import Place
+from proxy.yamlfile.fields import Fields
 
 PASSED, TRANSLATED = "passed", "translated"
 #: What can become of a message.

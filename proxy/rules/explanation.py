@@ -12,22 +12,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from proxy.amqp.vhost import VhostState
+from proxy.addressing.targets import AddressBook, Publication
 from proxy.errors import ConfigError, ConfigErrors
-from proxy.routing.address_targets import AddressBook, Publication
-from proxy.routing.bindings import Binding
-from proxy.routing.patterns import DEFAULT_BUDGET
+from proxy.relay.vhost import VhostState
+from proxy.routing.bindings.binding import Binding
+from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.rules import wire
-from proxy.rules.document import read_document
 from proxy.rules.expectations import PASSED, Result, decide, mentioned_queues, result_of, translated
-from proxy.rules.faults import Faults, Place
-from proxy.rules.fields import Fields
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import Message, read_message
 from proxy.rules.model import VhostRules
 from proxy.rules.tracing import Lookup, as_data, as_lines, look_up, look_ups
 from proxy.rules.wording import named, plain, quoted, text
+from proxy.yamlfile.document import read_document
+from proxy.yamlfile.faults import Faults, Place
+from proxy.yamlfile.fields import Fields
 
 #: What is known where no sidecar is asked.
 NOTHING_LIVE: Mapping[str, VhostState] = MappingProxyType({})

@@ -6,7 +6,6 @@ It reads files and asks no broker. What comes out is complete: whoever has a `Lo
 from __future__ import annotations
 
 import gc
-import glob
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,19 +13,17 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TypeAlias
 
-from proxy.errors import ConfigError, ConfigErrors
-from proxy.routing.address_targets import AddressBook
+from proxy.addressing.targets import AddressBook
 from proxy.routing.router import Router
 from proxy.rules.compiler import compile_exchange
-from proxy.rules.document import read_document
 from proxy.rules.expectations import Failure, RulesTest, check_tests
-from proxy.rules.faults import ConfigWarning, Faults, Place
-from proxy.rules.lint import check_vhost
+from proxy.rules.lint.files import check_vhost
 from proxy.rules.model import ExchangeRule, QueueRule, Rules, VhostRules
-from proxy.rules.nodes import Node, dissolve
 from proxy.rules.remotes import address_book, check_brokers
 from proxy.rules.schema import ExchangeDraft, FileDraft, dissolve_drafts, read_rules_file
-from proxy.rules.settings import Settings
+from proxy.yamlfile.document import read_document
+from proxy.yamlfile.faults import ConfigWarning, Faults, Place
+from proxy.yamlfile.nodes import Node, dissolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,35 +51,6 @@ class LoadedRules:
 
 #: Looks at drafts and at what was made of them.
 Examination: TypeAlias = Callable[[Sequence[FileDraft], LoadedRules], None]
-
-
-def rules_files(settings: Settings) -> list[Path]:
-    """Find the files that the configuration names, in the order in which they are read.
-
-    Raises:
-        ConfigErrors: a name or pattern that leads to no file.
-    """
-    found: set[Path] = set()
-    errors = []
-    for pattern in settings.rules:
-        paths = _matching(settings.folder, pattern)
-        if not paths:
-            what = "pattern matches no file" if _is_pattern(pattern) else "file does not exist"
-            errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {what}"))
-        found.update(paths)
-    if errors:
-        raise ConfigErrors(errors)
-    return sorted(found)
-
-
-def _is_pattern(pattern: str) -> bool:
-    return glob.has_magic(pattern)
-
-
-def _matching(folder: Path, pattern: str) -> list[Path]:
-    # As a shell does: a pattern leaves out names that begin with a dot, such as editors' backups.
-    names = glob.glob(pattern, root_dir=folder, recursive=True) if _is_pattern(pattern) else [pattern]
-    return [folder / name for name in names if (folder / name).is_file()]
 
 
 def load_rules(paths: Iterable[Path], examine: Examination | None = None) -> LoadedRules:

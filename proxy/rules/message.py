@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from proxy.routing.decision import Facts
-from proxy.routing.values import Table
 from proxy.rules.arguments import read_table
 from proxy.rules.clock import instant
-from proxy.rules.fields import Fields, short_fault, text_of
-from proxy.rules.nodes import Scalar, shown
+from proxy.values import Table
+from proxy.yamlfile.fields import Fields, short_fault, text_of
+from proxy.yamlfile.nodes import Scalar, shown
 
 TEXT_PROPERTIES = (
     "content_type",

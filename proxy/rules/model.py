@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import tzinfo
 from pathlib import Path
 
-from proxy.routing.address_table import AddressRule
-from proxy.routing.bindings import Binding
-from proxy.routing.values import Table
-from proxy.rules.faults import Place
-from proxy.rules.kinds import Secret
+from proxy.addressing.table import AddressRule
+from proxy.routing.bindings.binding import Binding
+from proxy.values import Table
+from proxy.yamlfile.faults import Place
+from proxy.yamlfile.kinds import Secret
 
 #: Bindings of files have greater sequences than those of clients (microseconds since 1970): among equal orders the
 #: greater sequence is visited first, so files come before clients.

@@ -13,15 +13,15 @@ from collections.abc import Mapping as Environment
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxy.addressing.lint import Severity, check
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import AddressBook
 from proxy.errors import located
-from proxy.routing.address_lint import Severity, check
-from proxy.routing.address_table import AddressRule, AddressTable
-from proxy.routing.address_targets import AddressBook
-from proxy.rules.faults import Faults, Place
-from proxy.rules.fields import Fields, warn_of_variables
-from proxy.rules.kinds import ADDRESS, SECRET, Address, Kind, Secret, T, UnexpectedError, duration, whole
 from proxy.rules.model import AddressPlaces, BrokerRule, TlsRule
-from proxy.rules.nodes import Mapping, Node, join
+from proxy.yamlfile.faults import Faults, Place
+from proxy.yamlfile.fields import Fields, warn_of_variables
+from proxy.yamlfile.kinds import ADDRESS, SECRET, Address, Kind, Secret, T, UnexpectedError, duration, whole
+from proxy.yamlfile.nodes import Mapping, Node, join
 
 _DEADLINE = duration(0.1, 3600)
 _UNCONFIRMED = whole(1, 1_000_000)

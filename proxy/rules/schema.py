@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from datetime import tzinfo
 from typing import TypeVar
 
-from proxy.routing.bindings import EXCHANGE, QUEUE, Binding, binding_hash
+from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Binding, binding_hash
 from proxy.routing.filters import ARGUMENTS, argument_faults
-from proxy.routing.values import Table, Value
 from proxy.rules.arguments import read_table
 from proxy.rules.clock import SystemZone, zone
 from proxy.rules.expectations import RulesTest, read_test
-from proxy.rules.faults import Faults, Place
-from proxy.rules.fields import Fields, name_fault, short_fault, text_of
 from proxy.rules.model import FILE_FIRST, BrokerRule, QueueRule
-from proxy.rules.nodes import Mapping, Node, join, shown
 from proxy.rules.remotes import AddressDraft, read_addresses, read_brokers
+from proxy.values import Table, Value
+from proxy.yamlfile.faults import Faults, Place
+from proxy.yamlfile.fields import Fields, name_fault, short_fault, text_of
+from proxy.yamlfile.nodes import Mapping, Node, join, shown
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from proxy.routing.address_targets import AddressBook, FailedTranslation, Publication, address_of, publication_at
-from proxy.routing.addresses import without_password
+from proxy.addressing.address import without_password
+from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, address_of, publication_at
 
 _HIDDEN = "***"
 

@@ -13,21 +13,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from proxy.amqp.address_plan import led_on
-from proxy.amqp.original import Address
-from proxy.amqp.outgoing import Copy, Outgoing, Source, outgoing, table_entries
+from proxy.addressing.targets import AddressBook, FailedTranslation, Target
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.amqp.tokens import token
-from proxy.amqp.traffic import Traffic
-from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
-from proxy.routing.address_targets import AddressBook, FailedTranslation, Target
+from proxy.relay.original_address import Address
+from proxy.relay.publish.address_plan import led_on
+from proxy.relay.publish.outgoing import Copy, Outgoing, Source, outgoing, table_entries
+from proxy.relay.tokens import token
+from proxy.relay.traffic import Traffic
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision
-from proxy.routing.departure import departure
+from proxy.routing.readdressing import departure
 from proxy.routing.router import Router
-from proxy.routing.values import Table
 from proxy.rules.message import Message
 from proxy.rules.model import ExchangeRule, VhostRules
 from proxy.rules.wording import named, plain, quoted, text
+from proxy.values import Table
 
 #: The broker behind the sidecar.
 UPSTREAM = "upstream"

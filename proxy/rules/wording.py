@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.routing.bindings import Destination
-from proxy.routing.values import Value
+from proxy.routing.bindings.binding import Destination
+from proxy.values import Value
 
 
 def plain(seen: object) -> object:

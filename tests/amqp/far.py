@@ -5,10 +5,10 @@ from __future__ import annotations
 from pamqp import base, commands
 from pamqp.common import FieldTable
 
-from proxy.amqp.remote_lane import Lane
-from proxy.amqp.remote_link import RemoteLink
-from proxy.amqp.remote_login import Credentials
-from proxy.amqp.remote_messages import RemoteMessage, Result
+from proxy.relay.remote.lane import Lane
+from proxy.relay.remote.link import RemoteLink
+from proxy.relay.remote.login import Credentials
+from proxy.relay.remote.messages import RemoteMessage, Result
 from tests import client
 from tests.client import method
 

@@ -6,10 +6,10 @@ import struct
 
 from pamqp import commands
 
-from proxy.amqp.handshake import Handshake, HandshakeLimits, HandshakeState
 from proxy.amqp.tables import encode_table
 from proxy.errors import Failure, UpstreamError
-from proxy.routing.values import Table, Value
+from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeState
+from proxy.values import Table, Value
 from tests.client import PROTOCOL_HEADER, frame, method
 
 PEER = "192.0.2.7:51000"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from proxy.amqp.remote_messages import RemoteMessage, Result, Way
-from proxy.amqp.vhost import VhostState
-from proxy.routing.address_table import AddressRule, AddressTable
-from proxy.routing.address_targets import AddressBook, Remote
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import AddressBook, Remote
+from proxy.relay.remote.messages import RemoteMessage, Result, Way
+from proxy.relay.vhost import VhostState
 from tests.amqp.relaying import REPORT, Wire, publish
 
 RULES = {

@@ -10,17 +10,17 @@ from dataclasses import replace
 
 from pamqp import base, commands
 
-from proxy.amqp.conversation import BindDestinations, EnsureQueue, Inventory, Limits
-from proxy.amqp.counters import Counters
-from proxy.amqp.plan import ClientRules, Plans, Sources
-from proxy.amqp.relay import Relay
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.amqp.tokens import token
-from proxy.amqp.tuning import Tuning
-from proxy.amqp.vhost import Declared, Delivery, Destination, OwnedExchange, VhostState
+from proxy.relay.conversation import BindDestinations, EnsureQueue, Inventory, Limits
+from proxy.relay.counters import Counters
+from proxy.relay.handshake.tuning import Tuning
+from proxy.relay.publish.plan import ClientRules, Plans, Sources
+from proxy.relay.relay import Relay
+from proxy.relay.tokens import token
+from proxy.relay.vhost import Declared, Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests import client
 from tests.client import Frame, method, split
 from tests.routing.building import NOW, Plain, arguments, exchange, no_draw, to_exchange, to_queue

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.vhost import Delivery
-from proxy.routing.values import Table, Value
+from proxy.relay.vhost import Delivery
+from proxy.values import Table, Value
 from tests.amqp.linked import Linked, to
 from tests.amqp.relaying import address_of, publish, routed, say, table_of
 from tests.client import names, split

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp import allowance
-from proxy.amqp.allowance import Allowance, Allowances, Bucket, Rates
+from proxy.relay import allowance
+from proxy.relay.allowance import Allowance, Allowances, Bucket, Rates
 
 
 def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pamqp import commands
 
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests import client
 from tests.amqp.relaying import REPORT, Wire, ack, nack, publish, returned, routed, say
 from tests.client import split

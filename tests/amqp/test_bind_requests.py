@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.amqp import methods
-from proxy.amqp.bind_requests import is_bind, read_bind_request
-from proxy.amqp.channel import Channel
 from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind, queue_unbind
 from proxy.errors import ProtocolError
+from proxy.relay.channel import Channel
+from proxy.relay.declare.bind_requests import is_bind, read_bind_request
 from tests import client
 
 ENTRIES = b"\x01at\x01"

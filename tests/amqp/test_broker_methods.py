@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.conversation import Phase
-from proxy.amqp.tokens import token
+from proxy.relay.conversation import Phase
+from proxy.relay.tokens import token
 from tests.amqp.relaying import (
     OWN,
     Ears,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.amqp.channel import Channel, Content, Life
+from proxy.relay.channel import Channel, Content, Life
 
 
 def test_a_channel_starts_open_idle_and_plain() -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.conversation import Asked, BindDestinations
 from proxy.amqp.method_arguments import read_queue_bind, read_queue_unbind
 from proxy.amqp.method_frames import exchange_bind, queue_bind, queue_unbind
-from proxy.amqp.plan import ClientRules
-from proxy.amqp.stored import STORAGE
 from proxy.amqp.tables import encode_table
-from proxy.amqp.tokens import grant_key, token
-from proxy.amqp.vhost import Delivery
+from proxy.relay.conversation import Asked, BindDestinations
+from proxy.relay.declare.stored import STORAGE
+from proxy.relay.publish.plan import ClientRules
+from proxy.relay.tokens import grant_key, token
+from proxy.relay.vhost import Delivery
 from proxy.routing.decision import QueueNames
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests import client
 from tests.amqp.relaying import OWN, TYPE, Wire, owned, publish, routed, say, state, with_tokens
 from tests.client import Frame, names, split

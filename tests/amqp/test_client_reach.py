@@ -8,14 +8,14 @@ from datetime import UTC
 import pytest
 from pamqp import commands
 
-from proxy.amqp.client_reach import ASKED_AT_ONCE, ClientReach
 from proxy.amqp.method_arguments import read_queue_unbind
-from proxy.amqp.stored import storage_key
-from proxy.amqp.tokens import grant_key, token
-from proxy.amqp.vhost import BindingCopy, Destination, StoredBinding
-from proxy.routing.bindings import Binding
+from proxy.relay.declare.client_reach import ASKED_AT_ONCE, ClientReach
+from proxy.relay.declare.stored import storage_key
+from proxy.relay.tokens import grant_key, token
+from proxy.relay.vhost import BindingCopy, Destination, StoredBinding
+from proxy.routing.bindings.binding import Binding
+from proxy.routing.bindings.exchange_types import compile_open
 from proxy.routing.decision import QueueNames
-from proxy.routing.exchange_types import compile_open
 from tests.amqp.relaying import OWN, Wire, owned, routed, say, state
 from tests.client import split
 from tests.routing.building import Plain, exchange, many, to_exchange, to_queue

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.amqp.channel import Channel, Collected, Life, Publish
-from proxy.amqp.conversation import Asked, Conversation, Limits, Phase
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ProtocolError, Scope
+from proxy.relay.channel import Channel, Collected, Life, Publish
+from proxy.relay.conversation import Asked, Conversation, Limits, Phase
+from proxy.routing.bindings.reach import Reach
 from proxy.routing.decision import QueueNames
-from proxy.routing.reach import Reach
 from tests.amqp.relaying import TUNING, Wire, closed, routed, state
 from tests.client import split
 

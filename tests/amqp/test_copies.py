@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.amqp.copies import fingerprint
 from proxy.amqp.tables import encode_table
-from proxy.amqp.tokens import token
-from proxy.amqp.vhost import Delivery, VhostState
 from proxy.errors import ProtocolError
-from proxy.routing.values import Table, Value
+from proxy.relay.publish.copies import fingerprint
+from proxy.relay.tokens import token
+from proxy.relay.vhost import Delivery, VhostState
+from proxy.values import Table, Value
 from tests.amqp.relaying import (
     REPORT,
     TUNING,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.counters import DECISION_BOUNDS, RESULTS, ConnectionCounters, Counters, Histogram, RelayCounters
+from proxy.relay.counters import DECISION_BOUNDS, RESULTS, ConnectionCounters, Counters, Histogram, RelayCounters
 
 
 def test_a_duration_equal_to_a_bound_counts_below_it() -> None:

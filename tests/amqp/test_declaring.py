@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.conversation import LookUpExchange
 from proxy.amqp.method_arguments import read_exchange_declare
 from proxy.amqp.method_frames import exchange_bind, exchange_declare, exchange_delete, queue_bind
-from proxy.amqp.plan import ClientRules
-from proxy.amqp.stored import KEPT, MARK, unpack
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.amqp.vhost import Delivery
-from proxy.routing.values import Value
+from proxy.relay.conversation import LookUpExchange
+from proxy.relay.declare.stored import KEPT, MARK, unpack
+from proxy.relay.publish.plan import ClientRules
+from proxy.relay.vhost import Delivery
+from proxy.values import Value
 from tests.amqp.relaying import OWN, Wire, publish, routed, say
 from tests.client import names, split
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from proxy.amqp.conversation import Limits
-from proxy.amqp.original import Address, entry
 from proxy.amqp.tables import encode_table
-from proxy.amqp.vhost import Delivery
+from proxy.relay.conversation import Limits
+from proxy.relay.original_address import Address, entry
+from proxy.relay.vhost import Delivery
 from tests.amqp.relaying import (
     OWN,
     REPORT,

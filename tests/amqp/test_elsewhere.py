@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.remote_messages import Result
+from proxy.relay.remote.messages import Result
 from tests import client
 from tests.amqp.linked import Linked, to
 from tests.amqp.relaying import ack, closed, publish, routed, say

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.amqp.equivalence import inequivalence, inequivalent_type
 from proxy.amqp.method_arguments import ExchangeDeclare
-from proxy.amqp.vhost import Declared, Delivery, OwnedExchange
-from proxy.routing.values import Table, Value
+from proxy.relay.declare.equivalence import inequivalence, inequivalent_type
+from proxy.relay.vhost import Declared, Delivery, OwnedExchange
+from proxy.values import Table, Value
 
 LIMIT: Table = ((b"max-payload-size", Value("I", 10)),)
 

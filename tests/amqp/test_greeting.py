@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.amqp.greeting import NAME_CHARACTERS, own_start, read_start, read_start_ok
 from proxy.amqp.tables import encode_table
-from proxy.amqp.tuning import FRAME_MIN_BYTES, FRAME_MIN_BYTES_4_1
 from proxy.errors import ProtocolError, Scope
-from proxy.routing.values import Table, Value
+from proxy.relay.handshake.greeting import NAME_CHARACTERS, own_start, read_start, read_start_ok
+from proxy.relay.handshake.tuning import FRAME_MIN_BYTES, FRAME_MIN_BYTES_4_1
+from proxy.values import Table, Value
 from tests.amqp.handshakes import CLIENT_PROPERTIES, OURS, PEER, SERVER_PROPERTIES, VERSION, start, start_ok
 from tests.amqp.test_tables import refusal, tables
 from tests.client import method, split

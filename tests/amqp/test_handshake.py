@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.amqp.handshake import Ending, Handshake, HandshakeLimits, HandshakeState, Side, Tuning
 from proxy.amqp.tables import encode_table
 from proxy.errors import Failure, LocalProtocolError, UpstreamError
-from proxy.routing.values import Value
+from proxy.relay.handshake.machine import Ending, Handshake, HandshakeLimits, HandshakeState, Side, Tuning
+from proxy.values import Value
 from tests.amqp.handshakes import (
     CLIENT_PROPERTIES,
     CLOSE_OK,

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from proxy.amqp.handshake import Handshake, HandshakeLimits, HandshakeState, Side
-from proxy.amqp.handshake_states import BROKERS_TURN, PRODUCERS_TURN, WITH_BROKER, WITHOUT_BROKER
 from proxy.amqp.methods import NAMES, Argument, method_frame
+from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeState, Side
+from proxy.relay.handshake.states import BROKERS_TURN, PRODUCERS_TURN, WITH_BROKER, WITHOUT_BROKER
 from tests.amqp.handshakes import (
     CLOSE_OK,
     CONVERSATION,

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.amqp import known_heads
-from proxy.amqp.channel import Channel, Publish
-from proxy.amqp.known_heads import Head, KnownHeads
-from proxy.amqp.traffic import Traffic
+from proxy.relay.channel import Channel, Publish
+from proxy.relay.publish import known_heads
+from proxy.relay.publish.known_heads import Head, KnownHeads
+from proxy.relay.traffic import Traffic
 
 TALLY = Traffic().tally("/", b"xo", "routed", (), ())
 PUBLISH = Publish(b"method", None, b"xo", b"", Channel(1), False)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from pamqp import commands
 
-from proxy.amqp.channel import Channel, Publish
-from proxy.amqp.known_publishes import KnownPublishes
-from proxy.amqp.plan import ExchangePlan
+from proxy.relay.channel import Channel, Publish
+from proxy.relay.publish.known_publishes import KnownPublishes
+from proxy.relay.publish.plan import ExchangePlan
 from tests.amqp.relaying import Wire, routed
 from tests.client import method
 

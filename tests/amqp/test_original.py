@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.original import CC_ASIDE, HEADER, Address, entry, longstr_entry, read, restored
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.routing.values import Table, Value
+from proxy.relay.original_address import CC_ASIDE, HEADER, Address, entry, longstr_entry, read, restored
+from proxy.values import Table, Value
 
 FROM, TO = Address(b"documents", b"report"), Address(b"", b"printer")
 NAMES = st.binary(max_size=255)

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.original import CC_ASIDE, Address, entry
-from proxy.amqp.outgoing import CC_BCC, Copy, Outgoing, bcc_entry, outgoing, refuse_reserved, table_entries
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.amqp.tokens import NOWHERE, token
-from proxy.amqp.traffic import Traffic
-from proxy.amqp.vhost import Delivery, Destination, OwnedExchange
 from proxy.errors import ProtocolError, Scope
+from proxy.relay.original_address import CC_ASIDE, Address, entry
+from proxy.relay.publish.outgoing import CC_BCC, Copy, Outgoing, bcc_entry, outgoing, refuse_reserved, table_entries
+from proxy.relay.tokens import NOWHERE, token
+from proxy.relay.traffic import Traffic
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange
 from proxy.routing.decision import Decision, Outcome
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests.amqp.relaying import owned, state, table
 from tests.routing.building import Plain, exchange, many
 

@@ -5,10 +5,18 @@ from __future__ import annotations
 from pamqp import commands
 
 from proxy.amqp import methods
-from proxy.amqp.own_bindings import ask_reach, bind_frame, bind_step, bind_tokens, tokens_of, unbind_step, withdraw
-from proxy.amqp.tokens import grant_key, token
-from proxy.amqp.vhost import Delivery, Destination, OwnedExchange
-from proxy.routing.reach import Reach
+from proxy.relay.declare.own_bindings import (
+    ask_reach,
+    bind_frame,
+    bind_step,
+    bind_tokens,
+    tokens_of,
+    unbind_step,
+    withdraw,
+)
+from proxy.relay.tokens import grant_key, token
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange
+from proxy.routing.bindings.reach import Reach
 from tests.amqp.relaying import OWN, Wire, owned, routed, say, state
 from tests.client import names, split
 from tests.routing.building import exchange, to_queue

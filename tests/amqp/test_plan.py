@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp import plan as plan_module
-from proxy.amqp.outgoing import Outgoing
-from proxy.amqp.plan import CACHED_TABLE_BYTES, ExchangePlan, publish_frame
 from proxy.amqp.tables import encode_table
-from proxy.amqp.tokens import token
-from proxy.amqp.vhost import Delivery, VhostState
 from proxy.errors import ProtocolError, Scope
+from proxy.relay.publish import plan as plan_module
+from proxy.relay.publish.outgoing import Outgoing
+from proxy.relay.publish.plan import CACHED_TABLE_BYTES, ExchangePlan, publish_frame
+from proxy.relay.tokens import token
+from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.decision import Outcome, QueueNames
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests import client
 from tests.amqp.contents import properties, tables
 from tests.amqp.relaying import REPORT, TYPE, Wire, owned, publish, routed, state, table, with_tokens

@@ -6,7 +6,7 @@ import pytest
 from pamqp import base, commands
 
 from proxy.amqp import methods
-from proxy.amqp.conversation import Limits, Phase
+from proxy.relay.conversation import Limits, Phase
 from tests.amqp.relaying import OWN, TUNING, Ears, Wire, chosen, closed, publish, routed, say, with_tokens
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.amqp.properties import HEADERS, decode_properties, table_span
 from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError, Scope
-from proxy.routing.values import Table
+from proxy.values import Table
 from tests.amqp.test_tables import refusal, tables
 from tests.client import encode_properties
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.conversation import Limits
 from proxy.amqp.tables import encode_table
-from proxy.amqp.tokens import NOWHERE
-from proxy.amqp.vhost import Delivery, VhostState
+from proxy.relay.conversation import Limits
+from proxy.relay.tokens import NOWHERE
+from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.exchange import Exchange
-from proxy.routing.values import Value
+from proxy.values import Value
 from tests.amqp.relaying import (
     REPORT,
     Wire,

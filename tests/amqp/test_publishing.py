@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.amqp import known_heads, publishing
 from proxy.amqp.tables import encode_table
-from proxy.amqp.vhost import Delivery, VhostState
+from proxy.relay.publish import known_heads, publishing
+from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.decision import QueueNames
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests import client
 from tests.amqp.contents import properties, tables
 from tests.amqp.relaying import (

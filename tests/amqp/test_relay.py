@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.amqp.conversation import BindDestinations, LookUpExchange, Phase
-from proxy.amqp.vhost import Delivery, VhostState
-from proxy.routing.values import Value
+from proxy.relay.conversation import BindDestinations, LookUpExchange, Phase
+from proxy.relay.vhost import Delivery, VhostState
+from proxy.values import Value
 from tests.amqp.relaying import (
     REPORT,
     TUNING,

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from proxy.amqp.vhost import Delivery, VhostState
-from proxy.routing.values import Table, Value
+from proxy.relay.vhost import Delivery, VhostState
+from proxy.values import Table, Value
 from tests import client
 from tests.amqp.relaying import TUNING, Ears, Wire, routed, several
 from tests.client import HEARTBEAT, PROTOCOL_HEADER, content, frame, method

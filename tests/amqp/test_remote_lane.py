@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.amqp.remote_messages import Result
+from proxy.relay.remote.messages import Result
 from tests import client
 from tests.amqp.far import Far, Told
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.remote_link import RemoteLink
-from proxy.amqp.remote_messages import Result
+from proxy.relay.remote.link import RemoteLink
+from proxy.relay.remote.messages import Result
 from tests import client
 from tests.amqp.far import CREDENTIALS, Far, Told
 from tests.client import method

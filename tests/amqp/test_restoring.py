@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from pamqp import base, commands
 
-from proxy.amqp.original import CC_ASIDE, Address, entry
-from proxy.amqp.restoring import can_produce, restored_content
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import AddressBook
 from proxy.amqp.tables import MAX_NESTING, encode_table
-from proxy.amqp.tokens import NOWHERE
-from proxy.amqp.vhost import Delivery, VhostState
-from proxy.routing.address_table import AddressRule, AddressTable
-from proxy.routing.address_targets import AddressBook
-from proxy.routing.bindings import Binding
-from proxy.routing.values import Value
+from proxy.relay.original_address import CC_ASIDE, Address, entry
+from proxy.relay.restoring import can_produce, restored_content
+from proxy.relay.tokens import NOWHERE
+from proxy.relay.vhost import Delivery, VhostState
+from proxy.routing.bindings.binding import Binding
+from proxy.values import Value
 from tests.amqp.relaying import address_of, chosen, owned, routed, several, state, table, table_of
 from tests.client import content_header, method, split
 from tests.routing.building import exchange, many

@@ -6,8 +6,9 @@ from functools import partial
 
 from pamqp import commands
 
-from proxy.amqp import methods, script
+from proxy.amqp import methods
 from proxy.amqp.method_frames import queue_bind
+from proxy.relay.declare import script
 from tests.amqp.relaying import Wire, publish, say
 from tests.client import split
 

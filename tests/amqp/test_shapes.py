@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.amqp.shapes import Shapes
+from proxy.relay.publish.shapes import Shapes
 from tests import client
 
 

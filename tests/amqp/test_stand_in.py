@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.stand_in import Lease, StandIn
+from proxy.relay.handshake.lease import Lease, StandIn
 from tests.amqp.handshakes import CLIENT_PROPERTIES, start, start_ok
 from tests.client import PROTOCOL_HEADER, method, split
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.stored import (
+from proxy.amqp.tables import decode_table, encode_table
+from proxy.relay.declare.stored import (
     KEPT,
     LAST_SEQUENCE,
     MARK,
@@ -20,8 +21,7 @@ from proxy.amqp.stored import (
     storage_key,
     unpack,
 )
-from proxy.amqp.tables import decode_table, encode_table
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 
 
 def entries(*fields: tuple[bytes, Value]) -> bytes:

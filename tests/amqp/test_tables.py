@@ -20,7 +20,7 @@ from proxy.amqp.tables import (
     without,
 )
 from proxy.errors import LocalProtocolError, ProtocolError, Scope
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 
 #: Letter, Python value, bytes behind the letter (AMQP 0-9-1 errata, "Field types", as RabbitMQ reads them).
 EVERY_LETTER: list[tuple[str, object, bytes]] = [

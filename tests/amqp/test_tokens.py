@@ -6,7 +6,8 @@ from hashlib import blake2b
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.tokens import NOWHERE, RESERVED, UNKEYED, Tokens, is_grant, is_keyed, token
+from proxy.relay.tokens import NOWHERE, UNKEYED, Tokens, is_grant, is_keyed, token
+from proxy.values import RESERVED
 
 NAMES = st.binary(max_size=255)
 

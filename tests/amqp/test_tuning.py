@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.tuning import FRAME_MIN_BYTES, FRAME_MIN_BYTES_4_1, Limits, Tuning, agree, offer
 from proxy.errors import ProtocolError, Scope
+from proxy.relay.handshake.tuning import FRAME_MIN_BYTES, FRAME_MIN_BYTES_4_1, Limits, Tuning, agree, offer
 
 OURS = 131072
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from proxy.amqp.tables import encode_table
-from proxy.amqp.vhost import BindingCopy, Declared, Delivery, OwnedExchange, StoredBinding, VhostState
-from proxy.routing.bindings import Binding
+from proxy.relay.vhost import BindingCopy, Declared, Delivery, OwnedExchange, StoredBinding, VhostState
+from proxy.routing.bindings.binding import Binding
+from proxy.routing.bindings.reach import NO_REACH
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
-from proxy.routing.reach import NO_REACH
 from proxy.routing.router import Router
 from tests.amqp.relaying import owned, routed, state
 from tests.routing.building import decide, exchange, to_exchange, to_queue

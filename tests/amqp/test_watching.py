@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.amqp.vhost import Delivery, VhostState
-from proxy.amqp.watching import Sight
+from proxy.relay.publish.tap import Sight
+from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.decision import Outcome
-from proxy.routing.values import Value
+from proxy.values import Value
 from tests.amqp.linked import Linked, to
 from tests.amqp.relaying import REPORT, Wire, chosen, publish, routed, several
 from tests.routing.building import NOW

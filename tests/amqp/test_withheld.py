@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.conversation import Limits, Phase
+from proxy.relay.conversation import Limits, Phase
 from tests import client
 from tests.amqp.relaying import Wire, ack, nack, publish, returned, routed, say, several
 from tests.amqp.test_auditing import Log

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import structlog
 
-from proxy.amqp.counters import AuditCounters
 from proxy.audit.policy import AuditPolicy, Mode
 from proxy.audit.writer import AuditWriter
+from proxy.relay.counters import AuditCounters
 from tests.report.generator import Day
 
 LINES = 3_000_000

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.amqp.counters import AuditCounters
 from proxy.audit.opening import AuditRequest, open_audit
 from proxy.errors import ConfigError
+from proxy.relay.counters import AuditCounters
 
 
 def request(directory: Path) -> AuditRequest:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from proxy.amqp.counters import AuditCounters
 from proxy.audit.policy import AuditPolicy
 from proxy.audit.publishes import PublishJournal
 from proxy.audit.record import Privacy, Records
 from proxy.audit.writer import AuditWriter
+from proxy.relay.counters import AuditCounters
 
 
 def journal(folder: Path, lines: list[bytes], *, ruled_only: bool = False) -> PublishJournal:

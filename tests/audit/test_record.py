@@ -23,7 +23,7 @@ from proxy.audit.record import (
     quoted,
 )
 from proxy.errors import ConfigError
-from proxy.routing.values import Value
+from proxy.values import Value
 from tests.audit.lines import line
 
 TS = "2026-11-21T07:59:59.000001Z"

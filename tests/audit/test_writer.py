@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.amqp.counters import AuditCounters
 from proxy.audit import scribe, writer
 from proxy.audit.journal import Journal
 from proxy.audit.policy import AuditPolicy, Mode
@@ -26,6 +25,7 @@ from proxy.audit.record import Records
 from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditWriter
 from proxy.errors import ConfigError
+from proxy.relay.counters import AuditCounters
 from tests.audit import lines
 
 #: in an hour that is not over
@@ -455,7 +455,7 @@ async def test_a_disk_that_really_is_full(small_disk: Path, mode: Mode, monkeypa
 KILLED = """
 import asyncio, sys
 from pathlib import Path
-from proxy.amqp.counters import AuditCounters
+from proxy.relay.counters import AuditCounters
 from proxy.audit.policy import AuditPolicy, Mode
 from proxy.audit.writer import AuditWriter
 from proxy.observe.logs import LogSettings, configure

@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 from time import perf_counter
 
-from proxy.routing.address_table import AddressRule, AddressTable
-from proxy.routing.address_targets import AddressBook, Target
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import AddressBook, Target
 from tests.bench.arena import Arena
 from tests.bench.cases import ADDRESS_RULES, Row
 

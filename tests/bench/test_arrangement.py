@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.routing.address_targets import Target
+from proxy.addressing.targets import Target
+from proxy.config.settings import load_settings, rules_files
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.router import Router
-from proxy.routing.values import Value
-from proxy.rules.loader import load_rules, rules_files
-from proxy.rules.settings import load_settings
+from proxy.rules.loader import load_rules
+from proxy.values import Value
 from tests.bench import arrangement
 from tests.bench.cases import CASES, Case, Way
 from tests.rabbitmq import Broker

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.address_targets import Target
+from proxy.addressing.targets import Target
 from tests.bench import lookups
 from tests.bench.cases import ADDRESS_RULES
 

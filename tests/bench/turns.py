@@ -14,10 +14,10 @@ from time import thread_time
 
 import uvloop
 
-from proxy.amqp.counters import Counters
-from proxy.observe.admin import Admin
+from proxy.admin.server import Admin
+from proxy.app.reload import name_traffic
 from proxy.observe.exposition import Exposition
-from proxy.reload import name_traffic
+from proxy.relay.counters import Counters
 from proxy.rules.loader import load_rules
 from tests.bench import arrangement
 from tests.bench.arena import Arena

@@ -11,16 +11,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC
 
-from proxy.amqp.stored import exchange_arguments, kept_rows, signed_copy
 from proxy.amqp.tables import encode_table
-from proxy.amqp.tokens import token
-from proxy.amqp.vhost import Declared, Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarations import Method, bind_token, declare_carrier, unbind_token
-from proxy.broker.restoring import declared_exchange, stored_binding, with_copies
+from proxy.broker.declared.restoring import declared_exchange, stored_binding, with_copies
 from proxy.broker.settings import ControlSettings
+from proxy.relay.declare.stored import exchange_arguments, kept_rows, signed_copy
+from proxy.relay.tokens import token
+from proxy.relay.vhost import Declared, Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.routing.router import Router
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests.broker.world import every_token
 
 DURABLE, AUTO_DELETE, INTERNAL = 2, 4, 8

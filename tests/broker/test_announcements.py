@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from proxy.broker.announcements import EXCHANGE, Announcements, said, understood
 from proxy.broker.connection import ControlConnection
+from proxy.broker.declared.announcements import EXCHANGE, Announcements, said, understood
 from tests.broker.world import Outside, has, settings
 from tests.rabbitmq import Broker
 

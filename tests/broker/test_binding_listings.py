@@ -6,13 +6,13 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.amqp.stored import STORAGE, pack
-from proxy.amqp.vhost import OwnedExchange, StoredBinding
-from proxy.broker.binding_listings import BindingListings
+from proxy.broker.declared.binding_listings import BindingListings
+from proxy.broker.declared.store import Store
 from proxy.broker.listed import BindingInfo
-from proxy.broker.store import Store
+from proxy.relay.declare.stored import STORAGE, pack
+from proxy.relay.vhost import OwnedExchange, StoredBinding
 from proxy.routing.router import Router
-from proxy.routing.values import Value
+from proxy.values import Value
 from tests.broker.clients import copied, declare_here, stored
 from tests.broker.world import State, has, queues, state
 

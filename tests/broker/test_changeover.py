@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from proxy.amqp.vhost import Delivery
 from proxy.broker.changeover import carry_over, is_bound, retirement_of
 from proxy.broker.needs import Needs, needs_of
+from proxy.relay.vhost import Delivery
 from tests.broker.world import owned, queues, router
 
 

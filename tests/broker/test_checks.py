@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.tokens import UNKEYED, Tokens, token
 from proxy.broker import checks
 from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.relay.tokens import UNKEYED, Tokens, token
 from tests.broker.world import owned
 
 EVERY = Tokens("/", (b"new", b"old"))

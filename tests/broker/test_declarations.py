@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from pamqp import base, commands, frame
 
-from proxy.amqp.tokens import token
 from proxy.broker import declarations
-from proxy.routing.values import Value
+from proxy.relay.tokens import token
+from proxy.values import Value
 from tests.broker.world import owned
 
 

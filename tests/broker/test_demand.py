@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.amqp.vhost import OwnedExchange
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarer import Declarer, Token
 from proxy.broker.demand import Demand
 from proxy.broker.inventory import Inventory
 from proxy.broker.presence import Presence
+from proxy.relay.vhost import OwnedExchange
 from tests.broker.world import Outside, State, exchanges, owned, queues, router, settings
 from tests.rabbitmq import Broker
 

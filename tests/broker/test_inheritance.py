@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from proxy.amqp.vhost import Delivery, OwnedExchange, VhostState
-from proxy.broker.inheritance import inherit
+from proxy.broker.declared.inheritance import inherit
+from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored, text

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.amqp.vhost import Delivery, VhostState
 from proxy.broker.needs import Naming, needs_of
-from proxy.routing.bindings import Binding
+from proxy.relay.vhost import Delivery, VhostState
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests.broker.clients import declare_here, stored, text
 from tests.broker.world import exchanges, owned, queues, router
 

@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.amqp.tokens import RESERVED, token
 from proxy.broker.removal import Removal
+from proxy.relay.tokens import token
+from proxy.values import RESERVED
 from tests.broker.world import Outside, settings
 from tests.rabbitmq import Broker
 

@@ -4,15 +4,15 @@ from datetime import UTC
 
 import pytest
 
-from proxy.amqp.signing import Secrets
-from proxy.amqp.stored import pack
 from proxy.amqp.tables import encode_table
-from proxy.amqp.tokens import token
-from proxy.amqp.vhost import Declared, Delivery, StoredBinding, VhostState
+from proxy.broker.declared.restoring import binding_of, declared_exchange, exchange_of, with_copies
 from proxy.broker.listed import BindingInfo, ExchangeInfo
-from proxy.broker.restoring import binding_of, declared_exchange, exchange_of, with_copies
+from proxy.relay.declare.signing import Secrets
+from proxy.relay.declare.stored import pack
+from proxy.relay.tokens import token
+from proxy.relay.vhost import Declared, Delivery, StoredBinding, VhostState
 from proxy.routing.router import Router
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests.broker.clients import copied, stored, text
 
 ARGUMENTS: Table = ((b"z", text("last")), (b"max-payload-size", Value("l", 5)), (b"alternate-exchange", text("ae")))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.vhost import Declared, Delivery
-from proxy.broker.snapshot import BindingRecord, ExchangeRecord, Records, Snapshot, decode, encode
+from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Records, Snapshot, decode, encode
+from proxy.relay.vhost import Declared, Delivery
 
 NAMES = st.binary(max_size=20)
 NUMBERS = st.integers(0, 2**64 - 1)

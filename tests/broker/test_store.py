@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.amqp.stored import pack
 from proxy.amqp.tables import encode_table
-from proxy.amqp.vhost import Declared, Delivery
+from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Records
+from proxy.broker.declared.store import Store
 from proxy.broker.listed import ExchangeInfo
-from proxy.broker.snapshot import BindingRecord, ExchangeRecord, Records
-from proxy.broker.store import Store
+from proxy.relay.declare.stored import pack
+from proxy.relay.vhost import Declared, Delivery
 from proxy.routing.router import Router
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests.broker.clients import declare_here, stored, text
 from tests.broker.world import State, has, owned, queues, state
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from proxy.amqp.vhost import OwnedExchange, VhostState
 from proxy.broker.declarer import Token
 from proxy.broker.needs import Naming, needs_of
 from proxy.broker.strays import Strays
+from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored, text
 from tests.broker.world import queues, state

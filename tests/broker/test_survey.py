@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.amqp.tokens import token
-from proxy.amqp.vhost import Delivery, OwnedExchange
 from proxy.broker.inventory import Inventory
 from proxy.broker.needs import needs_of
 from proxy.broker.presence import Presence
 from proxy.broker.survey import Survey, log_missing
+from proxy.relay.tokens import token
+from proxy.relay.vhost import Delivery, OwnedExchange
 from tests.broker.world import Outside, exchanges, has, owned, queues, router, settings
 from tests.rabbitmq import Broker
 

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.amqp.original import longstr_entry
-from proxy.amqp.stored import KEPT, exchange_arguments, kept_arguments, pack
-from proxy.amqp.tokens import token
-from proxy.amqp.vhost import Delivery, VhostState
-from proxy.broker.recorder import records_of
+from proxy.broker.declared.recorder import records_of
+from proxy.broker.declared.snapshot import Snapshot
 from proxy.broker.settings import DeclaredSettings
-from proxy.broker.snapshot import Snapshot
 from proxy.broker.topology import Topology
+from proxy.relay.declare.stored import KEPT, exchange_arguments, kept_arguments, pack
+from proxy.relay.original_address import longstr_entry
+from proxy.relay.tokens import token
+from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests.broker.clients import AUTO_DELETE, Client, client, declare_here, stored, text
 from tests.broker.world import Outside, State, has, owned, queues, router, settings, state
 from tests.private_broker import free_port

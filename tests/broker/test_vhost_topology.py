@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.amqp.vhost import Delivery
 from proxy.broker.declarations import declare_carrier
 from proxy.broker.inventory import Inventory
 from proxy.broker.vhost_topology import VhostTopology
 from proxy.errors import Failure, UpstreamError
+from proxy.relay.vhost import Delivery
 from tests.broker.world import (
     Outside,
     Queue,

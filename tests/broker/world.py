@@ -15,14 +15,14 @@ import pika
 import pika.adapters.blocking_connection
 import pika.exceptions
 
-from proxy.amqp.signing import Secrets
-from proxy.amqp.tokens import Tokens, is_keyed, token
-from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.broker.settings import ControlSettings
-from proxy.routing.bindings import Binding
+from proxy.relay.declare.signing import Secrets
+from proxy.relay.tokens import Tokens, is_keyed, token
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests.rabbitmq import Broker, quoted
 
 

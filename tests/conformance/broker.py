@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from proxy.routing.decision import Facts
-from proxy.routing.erlang_text import TYPE_NAMES, characters
+from proxy.routing.erlang_terms import TYPE_NAMES, characters
 
 _USER = "guest"
 

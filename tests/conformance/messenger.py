@@ -14,11 +14,11 @@ from time import thread_time
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from proxy.routing import address_patterns
-from proxy.routing.address_patterns import AddressPattern
-from proxy.routing.address_table import AddressRule, AddressTable
-from proxy.routing.address_targets import Publication
-from proxy.routing.addresses import Address, InvalidAddress, parse_address
+from proxy.addressing import patterns as address_patterns
+from proxy.addressing.address import Address, InvalidAddress, parse_address
+from proxy.addressing.patterns import AddressPattern
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import Publication
 from proxy.routing.original_address import record, restore, visible
 from tests.conformance.files import vectors
 

@@ -13,11 +13,11 @@ from datetime import UTC
 
 from proxy.errors import ProtocolError
 from proxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames
-from proxy.routing.erlang_text import reply_text
+from proxy.routing.erlang_terms import reply_text
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.routing.trace import Trace
-from proxy.routing.values import Table
+from proxy.values import Table
 from tests.conformance.broker import refusal
 from tests.conformance.plugin import PluginExchange
 from tests.conformance.typed import Json, binding_of, facts_of, table_of

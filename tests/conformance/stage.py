@@ -17,7 +17,7 @@ from pamqp import commands
 from proxy.amqp.method_arguments import read_close
 from proxy.amqp.method_frames import exchange_bind, exchange_declare, exchange_unbind, queue_bind, queue_unbind
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.routing.values import Table
+from proxy.values import Table
 from tests import client
 from tests.client import Frame
 from tests.conformance.open_exchange import without_reason

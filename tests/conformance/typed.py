@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from proxy.routing.bindings import Binding
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.decision import Facts
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 
 #: Parsed JSON; its shape is the vectors' README.
 Json = Any

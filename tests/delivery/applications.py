@@ -9,7 +9,7 @@ from pamqp import commands
 
 from proxy.amqp import method_frames
 from proxy.amqp.tables import encode_table
-from proxy.routing.values import Table
+from proxy.values import Table
 from tests.client import method
 from tests.producer import Closed, Producer, headers
 from tests.sidecar import Sidecar

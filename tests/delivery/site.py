@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from proxy.routing.values import Table
+from proxy.values import Table
 from tests.broker.world import Outside
 from tests.producer import Message, Producer, stored_by_4, until
 from tests.rabbitmq import Broker

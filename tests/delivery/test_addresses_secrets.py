@@ -20,17 +20,17 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from proxy.app import Sidecar
+from proxy.addressing.address import parse_address
+from proxy.addressing.targets import Target
+from proxy.app.sidecar import Sidecar
 from proxy.broker.settings import ControlSettings
-from proxy.cli import main
+from proxy.cli.main import main
+from proxy.config.settings import load_settings
 from proxy.errors import ConfigErrors
 from proxy.net.remote_endpoints import endpoint
 from proxy.net.remote_rules import remote_brokers
-from proxy.routing.address_targets import Target
-from proxy.routing.addresses import parse_address
-from proxy.rules.kinds import Secret
 from proxy.rules.loader import load_rules
-from proxy.rules.settings import load_settings
+from proxy.yamlfile.kinds import Secret
 from tests.broker.world import Outside
 from tests.delivery.distance import QUOTED, SECRET, VHOST, Far
 from tests.delivery.site import Site, standing

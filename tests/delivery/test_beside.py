@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.amqp.tokens import is_keyed
-from proxy.routing.values import Value
+from proxy.relay.tokens import is_keyed
+from proxy.values import Value
 from tests.broker.world import Outside
 from tests.delivery.site import standing
 from tests.private_broker import PrivateBroker

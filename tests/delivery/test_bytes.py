@@ -11,7 +11,7 @@ import pytest
 from pamqp import commands
 
 from proxy.amqp.tables import encode_table
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests import client
 from tests.delivery.site import Site, standing
 from tests.producer import Message, Producer, headers, value

@@ -18,7 +18,7 @@ from pamqp import commands
 
 from proxy.amqp import methods
 from proxy.amqp.tables import MAX_NESTING, encode_table
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests import client
 from tests.delivery.site import Site, standing
 from tests.producer import Producer, until

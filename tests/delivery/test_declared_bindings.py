@@ -9,7 +9,7 @@ import pytest
 from pamqp import commands
 
 from proxy.amqp.method_frames import exchange_bind, exchange_delete, exchange_unbind
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests.broker.world import Outside
 from tests.client import method
 from tests.delivery.applications import Application, declared

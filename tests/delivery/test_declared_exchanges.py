@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests.broker.world import Outside
 from tests.delivery.applications import Application
 from tests.producer import until

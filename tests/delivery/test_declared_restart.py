@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.routing.values import Table, Value
+from proxy.values import Table, Value
 from tests.broker.world import Outside
 from tests.delivery.applications import Application, declared
 from tests.producer import until

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from proxy.amqp.tokens import is_keyed
+from proxy.relay.tokens import is_keyed
 from tests.broker.world import Outside
 from tests.client import method
 from tests.delivery.applications import Application

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import pytest
 
 from proxy.amqp import methods
-from proxy.amqp.stored import kept_arguments, pack, storage_key
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.amqp.tokens import token
-from proxy.routing.values import Table, Value
+from proxy.relay.declare.stored import kept_arguments, pack, storage_key
+from proxy.relay.tokens import token
+from proxy.values import Table, Value
 from tests.broker.world import Outside
 from tests.delivery.applications import Application, declared, entries
 from tests.producer import headers, until

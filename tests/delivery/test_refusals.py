@@ -8,7 +8,7 @@ import pytest
 from pamqp import commands
 from pamqp.common import FieldTable
 
-from proxy.amqp.tokens import token
+from proxy.relay.tokens import token
 from tests import client
 from tests.broker.world import Outside
 from tests.delivery.site import Site, standing

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from proxy.amqp.tokens import is_keyed, token
+from proxy.relay.tokens import is_keyed, token
 from tests.broker.world import Outside
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker

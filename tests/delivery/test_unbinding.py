@@ -10,7 +10,7 @@ from pamqp.common import FieldTable
 
 from proxy.amqp.method_frames import queue_unbind
 from proxy.amqp.tables import encode_table
-from proxy.routing.values import Value
+from proxy.values import Value
 from tests.broker.world import Outside
 from tests.delivery.site import Site, standing
 from tests.producer import Producer, headers

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from proxy.amqp.counters import Counters, RemoteCounters
 from proxy.observe.exposition import Exposition
+from proxy.relay.counters import Counters, RemoteCounters
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ import pika
 import pytest
 import yaml
 
-from proxy.rules.faults import Faults
-from proxy.rules.settings import parse_settings
+from proxy.config.settings import parse_settings
+from proxy.yamlfile.faults import Faults
 from tests.deploy.prometheus import ROOT
 from tests.private_broker import BrokerMissing, PrivateBroker
 from tests.producer import until

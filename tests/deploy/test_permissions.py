@@ -15,7 +15,7 @@ import pytest
 from pamqp import base, commands
 from pamqp.common import FieldTable
 
-from proxy.amqp.tokens import token
+from proxy.relay.tokens import token
 from tests.broker.world import Outside
 from tests.deploy.prometheus import ROOT
 from tests.private_broker import BrokerMissing, PrivateBroker

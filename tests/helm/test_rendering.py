@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from deploy.chart.readme import CHART
-from proxy.rules.faults import Faults
+from proxy.config.passwords import read_secret
+from proxy.config.settings import parse_settings
 from proxy.rules.loader import load_rules
-from proxy.rules.passwords import read_secret
-from proxy.rules.settings import parse_settings
+from proxy.yamlfile.faults import Faults
 from tests.helm.rendering import (
     JSON,
     NAMESPACE,

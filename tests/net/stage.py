@@ -16,16 +16,16 @@ from typing import Any
 from pamqp import commands
 from pamqp.base import Frame as Method
 
-from proxy.amqp.allowance import Allowances
-from proxy.amqp.conversation import Limits
-from proxy.amqp.counters import Counters
-from proxy.amqp.plan import Sources
-from proxy.amqp.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.net.context import SessionLimits, Surroundings
 from proxy.net.listener import Listener, ListenerLimits
-from proxy.net.surroundings import SessionLimits, Surroundings
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Control, Vhosts
-from proxy.routing.bindings import Binding
+from proxy.relay.allowance import Allowances
+from proxy.relay.conversation import Limits
+from proxy.relay.counters import Counters
+from proxy.relay.publish.plan import Sources
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from tests import client

@@ -7,7 +7,7 @@ import asyncio
 from pamqp import commands
 from structlog.testing import capture_logs
 
-from proxy.net.surroundings import SessionLimits
+from proxy.net.context import SessionLimits
 from tests import client
 from tests.net.stage import FakeBroker, Tune, eventually, staged
 

@@ -9,7 +9,7 @@ import pytest
 from pamqp import commands
 from structlog.testing import capture_logs
 
-from proxy.net.surroundings import SessionLimits
+from proxy.net.context import SessionLimits
 from proxy.net.tls import ClientTls, Contexts, ServerTls
 from proxy.net.upstream import Upstream
 from tests import client

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from proxy.amqp.counters import RemoteCounters
-from proxy.amqp.remote_login import Credentials
-from proxy.amqp.remote_messages import Result
 from proxy.net.remote_driver import RemoteDriver
 from proxy.net.remote_endpoints import Endpoint, RemoteLimits
 from proxy.net.tls import Contexts
+from proxy.relay.counters import RemoteCounters
+from proxy.relay.remote.login import Credentials
+from proxy.relay.remote.messages import Result
 from tests.amqp.far import Told
 
 

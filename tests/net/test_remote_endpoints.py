@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.addressing.targets import Remote
 from proxy.net.remote_endpoints import Endpoint, RemoteBroker, endpoint
 from proxy.net.tls import ClientTls
-from proxy.routing.address_targets import Remote
 
 TLS = ClientTls(server_name="archive.example")
 BROKERS = {

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 import pytest
 from pamqp import commands
 
-from proxy.amqp.counters import Counters
-from proxy.amqp.remote_messages import Result, Way
+from proxy.addressing.targets import Remote
 from proxy.net.remote_endpoints import RemoteBroker, RemoteLimits
-from proxy.net.remotes import Port, RemotePool
+from proxy.net.remote_pool import Port, RemotePool
 from proxy.net.tasks import Tasks
-from proxy.routing.address_targets import Remote
+from proxy.relay.counters import Counters
+from proxy.relay.remote.messages import Result, Way
 from tests.amqp.far import Told
 from tests.client import Frame
 from tests.net.stage import Gone, Peer

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 from pamqp import base, commands
 
-from proxy.amqp.counters import Counters
-from proxy.amqp.stand_in import Lease
 from proxy.net import reuse as module
 from proxy.net.link import Link
 from proxy.net.reuse import Reuse
+from proxy.relay.counters import Counters
+from proxy.relay.handshake.lease import Lease
 from tests.client import method
 from tests.net.stage import Peer, eventually
 

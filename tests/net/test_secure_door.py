@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from proxy.amqp.counters import ConnectionCounters
-from proxy.net.secure_door import SecureDoor
 from proxy.net.tls import ServerTls
+from proxy.net.tls_listener import SecureDoor
+from proxy.relay.counters import ConnectionCounters
 from tests.certificates import Authority
 from tests.net.stage import eventually
 

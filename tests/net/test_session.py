@@ -7,8 +7,8 @@ import pytest
 from pamqp import commands
 from structlog.testing import capture_logs
 
-from proxy.amqp.conversation import Limits
-from proxy.net.surroundings import SessionLimits
+from proxy.net.context import SessionLimits
+from proxy.relay.conversation import Limits
 from tests import client
 from tests.net.stage import (
     ANSWER_SECONDS,

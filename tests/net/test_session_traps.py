@@ -12,10 +12,10 @@ from pamqp import commands
 from pamqp.common import FieldTable
 from structlog.testing import capture_logs
 
-from proxy.amqp.handshake import Handshake
-from proxy.amqp.relay import Relay
 from proxy.net.link import Link
 from proxy.net.session import Session
+from proxy.relay.handshake.machine import Handshake
+from proxy.relay.relay import Relay
 from tests import client
 from tests.net.stage import FakeBroker, Gone, Peer, Stage, Tune, eventually, staged
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.amqp.conversation import Asked
-from proxy.amqp.vhost import Delivery, OwnedExchange
-from proxy.net.speakers import Speakers
+from proxy.net.permission_questions import Speakers
+from proxy.relay.conversation import Asked
+from proxy.relay.vhost import Delivery, OwnedExchange
 
 QUEUE = ("queue", b"q")
 

@@ -4,8 +4,8 @@ import asyncio
 
 from pamqp import commands
 
-from proxy.amqp.allowance import Allowances, Rates
-from proxy.net.surroundings import SessionLimits
+from proxy.net.context import SessionLimits
+from proxy.relay.allowance import Allowances, Rates
 from tests import client
 from tests.net.stage import Peer, eventually, staged
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from proxy.config.settings import parse_settings
 from proxy.net.tls import ClientTls
 from proxy.net.tls_faults import broker_tls, check_settings
-from proxy.rules.faults import Faults
-from proxy.rules.settings import parse_settings
+from proxy.yamlfile.faults import Faults
 from tests.rules.loading import load
 
 

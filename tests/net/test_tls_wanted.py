@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from proxy.config.settings import parse_settings
 from proxy.errors import ConfigErrors
 from proxy.net.remote_endpoints import RemoteBroker
 from proxy.net.tls import ClientTls, ServerTls
-from proxy.net.tls_wanted import WantedTls
-from proxy.rules.faults import Faults
-from proxy.rules.settings import parse_settings
+from proxy.net.tls_config import WantedTls
+from proxy.yamlfile.faults import Faults
 from tests.certificates import Authority
 
 HERE = Path("/etc/oxproxy")

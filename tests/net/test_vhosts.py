@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from proxy.amqp.conversation import NO_INVENTORY
-from proxy.amqp.counters import Counters
-from proxy.amqp.plan import Sources
-from proxy.amqp.vhost import VhostState
 from proxy.net.vhosts import Control, Vhosts
+from proxy.relay.conversation import NO_INVENTORY
+from proxy.relay.counters import Counters
+from proxy.relay.publish.plan import Sources
+from proxy.relay.vhost import VhostState
 from tests.net.stage import VHOST, NoControl, open_exchange
 
 SOURCES = Sources(lambda: 0.0, lambda: 0.0, lambda below: 0)

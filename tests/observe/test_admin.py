@@ -9,10 +9,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from proxy.amqp.counters import Counters
-from proxy.observe import admin, pages
-from proxy.observe.admin import Admin, GuardedRoute
+from proxy.admin import pages
+from proxy.admin import server as admin
+from proxy.admin.server import Admin, GuardedRoute
 from proxy.observe.exposition import Exposition
+from proxy.relay.counters import Counters
 
 Start = Callable[..., Awaitable[str]]
 
@@ -136,7 +137,7 @@ async def test_a_guarded_page_refuses_others_and_pages_in_a_browser(
         assert await response.text() == "reloaded"
     async with http.post(base + "/-/reload", headers={"Origin": "http://evil.example"}) as response:
         assert response.status == 403
-    monkeypatch.setattr("proxy.observe.admin.Admin._is_allowed", lambda self, remote: False)
+    monkeypatch.setattr("proxy.admin.server.Admin._is_allowed", lambda self, remote: False)
     for method, path in (("POST", "/-/reload"), ("GET", "/status")):
         async with http.request(method, base + path) as response:
             assert response.status == 403

@@ -7,8 +7,8 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from proxy.amqp.counters import Counters
 from proxy.observe.exposition import PIECE_SERIES, Exposition
+from proxy.relay.counters import Counters
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

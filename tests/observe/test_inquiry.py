@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.amqp.counters import Counters
-from proxy.observe.admin import Admin
+from proxy.admin.pages import json_route
+from proxy.admin.server import Admin
+from proxy.app.inquiry import ask
 from proxy.observe.exposition import Exposition
-from proxy.observe.inquiry import ask
-from proxy.observe.pages import json_route
+from proxy.relay.counters import Counters
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from proxy.amqp.counters import Counters, RemoteCounters
 from proxy.observe.exposition import Exposition
 from proxy.observe.merging import JointPage, Portion, read_portion
 from proxy.observe.metrics import METRICS
+from proxy.relay.counters import Counters, RemoteCounters
 
 
 def worked(times: int = 1) -> Counters:

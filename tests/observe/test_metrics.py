@@ -7,9 +7,9 @@ from pathlib import Path
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from proxy.amqp.counters import Counters, RemoteCounters
 from proxy.observe.exposition import Exposition
 from proxy.observe.metrics import METRICS
+from proxy.relay.counters import Counters, RemoteCounters
 from tests.observe.test_exposition import openmetrics_families
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"

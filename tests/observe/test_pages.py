@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import aiohttp
 
-from proxy.amqp.counters import Counters
-from proxy.observe.admin import Admin
+from proxy.admin.pages import json_route
+from proxy.admin.server import Admin
 from proxy.observe.exposition import Exposition
-from proxy.observe.pages import json_route
+from proxy.relay.counters import Counters
 
 
 async def test_a_page_answers_with_what_it_was_given() -> None:

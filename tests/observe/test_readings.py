@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from proxy.amqp.counters import Counters
-from proxy.amqp.traffic import Traffic
 from proxy.observe import readings
 from proxy.observe.readings import MERGE_STEP, Reading, Row, merged
+from proxy.relay.counters import Counters
+from proxy.relay.traffic import Traffic
 
 
 def rows_of(rows: readings.Rows) -> list[Row]:

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.routing.address_index import AddressIndex
-from proxy.routing.address_patterns import AddressPattern
+from proxy.addressing.index import AddressIndex
+from proxy.addressing.patterns import AddressPattern
 
 
 def index_of(*patterns: bytes) -> AddressIndex:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.address_lint import Severity, check, fixed_domain
-from proxy.routing.address_table import AddressRule, AddressTable
+from proxy.addressing.lint import Severity, check, fixed_domain
+from proxy.addressing.table import AddressRule, AddressTable
 
 
 def found(

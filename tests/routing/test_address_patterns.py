@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.routing.address_patterns import AddressPattern
+from proxy.addressing.patterns import AddressPattern
 from tests.conformance.messenger import steps_of_match
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.address_table import AddressRule, AddressTable, Translation
+from proxy.addressing.table import AddressRule, AddressTable, Translation
 
 
 def table(*rules: tuple[bytes, bytes | None]) -> AddressTable:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.address_table import AddressRule, AddressTable
-from proxy.routing.address_targets import (
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import (
     AddressBook,
     FailedTranslation,
     Publication,
@@ -158,7 +158,7 @@ def test_a_publish_that_no_rule_is_for_is_left_alone() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.routing.address_targets._KEPT_TARGETS", 2)
+    monkeypatch.setattr("proxy.addressing.targets._KEPT_TARGETS", 2)
     book = AddressBook(AddressTable([AddressRule(b"*", b"/$1")]))
     first = book.look_up(b"", b"a")
     book.look_up(b"", b"b")

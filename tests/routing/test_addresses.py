@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.addresses import (
+from proxy.addressing.address import (
     Address,
     InvalidAddress,
     parse_address,

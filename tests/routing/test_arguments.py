@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.routing.arguments import ALL, ANY, EQ, match_type_of
-from proxy.routing.values import Value
+from proxy.routing.bindings.arguments import ALL, ANY, EQ, match_type_of
+from proxy.values import Value
 from tests.routing.building import Plain, arguments, exchange, facts, many, queues, refusal, table, to_queue, value
 
 _NO_EQUAL = "Invalid use of list type with = operator in this binding type"

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.routing.bindings import Binding, binding_hash, by_name
-from proxy.routing.values import Table, Value
+from proxy.routing.bindings.binding import Binding, binding_hash, by_name
+from proxy.values import Table, Value
 from tests.routing.building import many, table, to_exchange, to_queue
 
 _PLAIN = to_queue("q1", {"a": 1, "b": "x"})

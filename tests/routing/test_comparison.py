@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.comparison import (
+from proxy.routing.bindings.comparison import (
     TYPE_TESTS,
     canonical,
     compares,
@@ -16,8 +16,8 @@ from proxy.routing.comparison import (
     mismatches,
     present,
 )
-from proxy.routing.patterns import compile_pattern
-from proxy.routing.values import Value
+from proxy.routing.bindings.patterns import compile_pattern
+from proxy.values import Value
 from tests.routing.building import VOID, many, message, table
 from tests.routing.random_rules import SEEN
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.address_table import AddressRule, AddressTable
-from proxy.routing.address_targets import AddressBook, Publication
-from proxy.routing.departure import EVALUATED_HERE, Departure, departure, relocation
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import AddressBook, Publication
+from proxy.routing.readdressing import EVALUATED_HERE, Departure, departure, relocation
 
 RULES = {
     b"moved": b"/queue/new",

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from proxy.errors import ProtocolError
-from proxy.routing.bindings import QUEUE
-from proxy.routing.draft import Draft, name_of, pattern_of, text_of, unknown_key
-from proxy.routing.values import Value
+from proxy.routing.bindings.binding import QUEUE
+from proxy.routing.bindings.draft import Draft, name_of, pattern_of, text_of, unknown_key
+from proxy.values import Value
 from tests.routing.building import Plain, value
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.bindings import QUEUE, Binding
+from proxy.routing.bindings.binding import QUEUE, Binding
 from proxy.routing.decision import Facts
 from proxy.routing.engine import route, route_traced
 from proxy.routing.exchange import Exchange

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import Scope
-from proxy.routing.erlang_text import binary, characters, refused, reply_text, term
-from proxy.routing.values import Value
+from proxy.routing.erlang_terms import binary, characters, refused, reply_text, term
+from proxy.values import Value
 from tests.routing.building import many, table
 
 _COLUMN = len("Unknown or invalid argument's key '")

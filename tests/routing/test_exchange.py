@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import ProtocolError
-from proxy.routing.bindings import EXCHANGE, QUEUE
+from proxy.routing.bindings.binding import EXCHANGE, QUEUE
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from tests.routing.building import NOW, arguments, decide, exchange, facts, many, queues, to_exchange, to_queue

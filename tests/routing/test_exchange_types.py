@@ -4,9 +4,9 @@ from datetime import UTC
 
 import pytest
 
+from proxy.routing.bindings.exchange_types import COMPILERS, compile_binding
 from proxy.routing.decision import Facts
-from proxy.routing.exchange_types import COMPILERS, compile_binding
-from proxy.routing.values import Value
+from proxy.values import Value
 from tests.routing.building import (
     VOID,
     Plain,

@@ -5,7 +5,7 @@ import pytest
 from proxy.errors import ProtocolError
 from proxy.routing.decision import Facts
 from proxy.routing.filters import HeadersFilter, PayloadFilter, read_filters
-from proxy.routing.values import Value
+from proxy.values import Value
 from tests.routing.building import VOID, Plain, arguments, facts, many, message, table
 
 

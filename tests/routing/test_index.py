@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.routing.bindings import Binding
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.routing.values import Value
+from proxy.values import Value
 from tests.routing.building import NOW, exchange, facts, many, message, queues, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, NaiveExchange, bind_valid, messages
 

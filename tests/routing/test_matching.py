@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.decision import Facts
-from proxy.routing.matching import Match, match_all, match_any
-from proxy.routing.operators import (
+from proxy.routing.bindings.match import Match, match_all, match_any
+from proxy.routing.bindings.operators import (
     ABSENT,
     ALL_HEADERS,
     MATCH,
@@ -15,7 +14,8 @@ from proxy.routing.operators import (
     RoutingKeyOperator,
     Verdict,
 )
-from proxy.routing.values import Value
+from proxy.routing.decision import Facts
+from proxy.values import Value
 from tests.routing.building import Plain, arguments, exchange, message, queues, to_queue, value
 
 _M, _X, _A = MATCH, MISMATCH, ABSENT

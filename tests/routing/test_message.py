@@ -4,10 +4,10 @@ from datetime import UTC, timedelta, timezone
 
 import pytest
 
+from proxy.routing.bindings.patterns import compile_pattern
 from proxy.routing.decision import Facts
 from proxy.routing.message import Message, spelled_integer
-from proxy.routing.patterns import compile_pattern
-from proxy.routing.values import Value
+from proxy.values import Value
 from tests.routing.building import facts, message, no_draw, queue_names
 
 

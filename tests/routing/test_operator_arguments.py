@@ -5,10 +5,10 @@ from datetime import timedelta, timezone
 
 import pytest
 
+from proxy.routing.bindings.operator_arguments import HEADER_KEYS, KEYS, topic_access
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
-from proxy.routing.operator_arguments import HEADER_KEYS, KEYS, topic_access
-from proxy.routing.values import Value
+from proxy.values import Value
 from tests.routing.building import VOID, Plain, exchange, facts, many, queues, refusal, table, to_queue
 
 

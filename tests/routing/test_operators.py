@@ -4,8 +4,8 @@ from datetime import UTC
 
 import pytest
 
-from proxy.routing.comparison import equals, present
-from proxy.routing.operators import (
+from proxy.routing.bindings.comparison import equals, present
+from proxy.routing.bindings.operators import (
     ABSENT,
     CLOCK,
     HEADER,
@@ -20,8 +20,8 @@ from proxy.routing.operators import (
     Verdict,
     header_access,
 )
-from proxy.routing.patterns import compile_pattern
-from proxy.routing.values import Value
+from proxy.routing.bindings.patterns import compile_pattern
+from proxy.values import Value
 from tests.routing.building import facts, message, value
 
 _RED = value("red")

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.address_table import AddressRule, AddressTable
-from proxy.routing.address_targets import Publication
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import Publication
 from proxy.routing.original_address import record, restore, visible
-from proxy.routing.values import Value
+from proxy.values import Value
 
 ORIGINAL, NEW = Publication(b"logs", b"a.b"), Publication(b"", b"q")
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.routing import patterns
-from proxy.routing.patterns import Budget, InvalidPattern, MissingLibraryError, Pattern, compile_pattern
+from proxy.routing.bindings import patterns
+from proxy.routing.bindings.patterns import Budget, InvalidPattern, MissingLibraryError, Pattern, compile_pattern
 
 
 def search(pattern: bytes, subject: bytes) -> bool | None:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.bindings import EXCHANGE, QUEUE
-from proxy.routing.producer import ProducerRoutes, begins_with_character
-from proxy.routing.values import Value
+from proxy.routing.bindings.binding import EXCHANGE, QUEUE
+from proxy.routing.bindings.producer_routes import ProducerRoutes, begins_with_character
+from proxy.values import Value
 from tests.routing.building import VOID, Plain, arguments, many
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.route_arguments import KEYS
-from proxy.routing.values import Value
+from proxy.routing.bindings.route_arguments import KEYS
+from proxy.values import Value
 from tests.routing.building import (
     VOID,
     Plain,

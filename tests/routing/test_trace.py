@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from proxy.routing.bindings import EXCHANGE, QUEUE
+from proxy.routing.bindings.binding import EXCHANGE, QUEUE
+from proxy.routing.bindings.operators import ABSENT, MATCH, MISMATCH
 from proxy.routing.exchange import Exchange
-from proxy.routing.operators import ABSENT, MATCH, MISMATCH
 from proxy.routing.router import Router
 from proxy.routing.trace import BindingStep, FilterStep, OperatorStep, Trace
 from tests.routing.building import arguments, decide, exchange, facts, many, to_exchange, to_queue, value

@@ -4,11 +4,11 @@ import struct
 
 import pytest
 
-from proxy.routing.values import Table, Value
 from proxy.rules.arguments import read_table
-from proxy.rules.document import read_document
-from proxy.rules.faults import Faults
-from proxy.rules.nodes import Mapping
+from proxy.values import Table, Value
+from proxy.yamlfile.document import read_document
+from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.nodes import Mapping
 from tests.rules.loading import by_line
 
 

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import ProtocolError
-from proxy.routing.compiled import CompiledBinding
+from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
-from proxy.rules.contradiction import always, why_never
+from proxy.rules.lint.contradiction import always, why_never
 from tests.routing.building import NOW, VOID, Plain, to_queue, value
 from tests.routing.random_rules import BINDINGS, messages
 

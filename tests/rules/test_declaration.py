@@ -5,11 +5,11 @@ from typing import Annotated
 
 import pytest
 
-from proxy.rules.declaration import Entry, Key, entries, read_section
-from proxy.rules.document import read_document
-from proxy.rules.faults import Faults, Place
-from proxy.rules.fields import Fields
-from proxy.rules.kinds import TEXT, duration, whole
+from proxy.config.declaration import Entry, Key, entries, read_section
+from proxy.yamlfile.document import read_document
+from proxy.yamlfile.faults import Faults, Place
+from proxy.yamlfile.fields import Fields
+from proxy.yamlfile.kinds import TEXT, duration, whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import ConfigErrors
-from proxy.routing.values import Value
 from proxy.rules.definitions import import_definitions
 from proxy.rules.loader import compile_rules
 from proxy.rules.model import ExchangeRule
+from proxy.values import Value
 
 
 def binding(

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.rules.document import MAX_DEPTH, read_document
-from proxy.rules.faults import Faults
-from proxy.rules.nodes import Mapping, Node, Plain, Scalar, Sequence
+from proxy.yamlfile.document import MAX_DEPTH, read_document
+from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.nodes import Mapping, Node, Plain, Scalar, Sequence
 from tests.rules.loading import by_line
 
 Tree = dict[str, "Tree"] | list["Tree"] | Plain

@@ -6,11 +6,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from proxy.rules.document import read_document
-from proxy.rules.editor_schema import rules_schema, settings_schema
-from proxy.rules.faults import Faults
-from proxy.rules.nodes import Mapping, Node, Scalar
+from proxy.cli.schema import rules_schema, settings_schema
 from proxy.rules.schema import TOP_KEYS
+from proxy.yamlfile.document import read_document
+from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.nodes import Mapping, Node, Scalar
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 SCHEMAS = {"oxproxy.schema.json": settings_schema, "rules.schema.json": rules_schema}

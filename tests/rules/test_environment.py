@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.rules.document import read_document
-from proxy.rules.environment import override
-from proxy.rules.faults import Faults
-from proxy.rules.nodes import Mapping, Node, Scalar, Sequence
+from proxy.config.environment import override
+from proxy.yamlfile.document import read_document
+from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.nodes import Mapping, Node, Scalar, Sequence
 
 Shape = str | list["Shape"] | dict[str, "Shape"]
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from proxy.amqp.tokens import token
 from proxy.errors import ConfigErrors
-from proxy.routing.values import Value
+from proxy.relay.tokens import token
 from proxy.rules.explanation import Explanation, as_json, as_text, explain, read_question
+from proxy.values import Value
 from tests.rules.loading import load
 
 RULES = """

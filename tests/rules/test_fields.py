@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.rules.document import read_document
-from proxy.rules.faults import Faults
-from proxy.rules.fields import Fields, name_fault, short_fault
+from proxy.yamlfile.document import read_document
+from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.fields import Fields, name_fault, short_fault
 from tests.rules.loading import by_line
 
 

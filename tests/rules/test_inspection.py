@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.rules.inspection import Findings, inspect
+from proxy.cli.inspection import Findings, inspect
 
 GOOD = """
 exchanges: [{name: e, bindings: [{queue: q}]}]

@@ -4,9 +4,9 @@ from typing import TypeVar
 
 import pytest
 
-from proxy.rules.document import read_document
-from proxy.rules.faults import Faults, Place
-from proxy.rules.kinds import (
+from proxy.yamlfile.document import read_document
+from proxy.yamlfile.faults import Faults, Place
+from proxy.yamlfile.kinds import (
     ADDRESS,
     ADDRESSES,
     HTTP_URL,
@@ -23,7 +23,7 @@ from proxy.rules.kinds import (
     whole,
     word,
 )
-from proxy.rules.nodes import Node, Scalar, Sequence
+from proxy.yamlfile.nodes import Node, Scalar, Sequence
 
 T = TypeVar("T")
 WAIT = duration(0.01, 3600)

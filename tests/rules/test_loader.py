@@ -9,11 +9,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.config.settings import Settings, rules_files
 from proxy.errors import ConfigErrors
 from proxy.routing.decision import Facts, QueueNames
-from proxy.rules.faults import Faults
-from proxy.rules.loader import LoadedRules, compile_rules, load_rules, rules_files
-from proxy.rules.settings import Settings
+from proxy.rules.loader import LoadedRules, compile_rules, load_rules
+from proxy.yamlfile.faults import Faults
 from tests.rules.loading import faults, load, warnings
 
 SCALARS = st.sampled_from(

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.rules.faults import Faults
-from proxy.rules.kinds import leads_back
-from proxy.rules.loops import check_loops
+from proxy.rules.lint.loops import check_loops
+from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.kinds import leads_back
 from tests.rules.loading import load
 
 LISTENING = [("127.0.0.1", 5673), ("0.0.0.0", 5674), ("proxy.example", 5675), ("::1", 5676)]

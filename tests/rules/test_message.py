@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from proxy.routing.decision import Facts
-from proxy.routing.values import Value
-from proxy.rules.document import read_document
-from proxy.rules.faults import Faults
-from proxy.rules.fields import Fields
 from proxy.rules.message import TEXT_PROPERTIES, Message, read_message
+from proxy.values import Value
+from proxy.yamlfile.document import read_document
+from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.fields import Fields
 
 
 def read(text: str) -> tuple[Message, list[str]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.loader import rules_version
-from proxy.rules.reload import Watch, lone_mounts
+from proxy.rules.watch import Watch, lone_mounts
 
 OLD = 1_000_000_000.0
 

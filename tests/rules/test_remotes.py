@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from proxy.rules.explanation import explain, read_question
-from proxy.rules.faults import Faults
 from proxy.rules.model import BrokerRule, TlsRule
 from proxy.rules.remotes import password_of
+from proxy.yamlfile.faults import Faults
 from tests.rules.loading import by_line, faults, load, warnings
 
 SECRET = "s3cret-word"

@@ -5,10 +5,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from proxy.routing.bindings import binding_hash
-from proxy.routing.values import Value
+from proxy.routing.bindings.binding import binding_hash
 from proxy.rules.clock import SystemZone
 from proxy.rules.model import ExchangeRule, QueueRule
+from proxy.values import Value
 from tests.rules.loading import by_line, exchange, faults, load
 
 EVERYTHING = """

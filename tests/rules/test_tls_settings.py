@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from proxy.config.settings import Settings, load_settings
+from proxy.config.tls import ListenTls, UpstreamTls
 from proxy.errors import ConfigErrors
-from proxy.rules.settings import Settings, load_settings
-from proxy.rules.tls_settings import ListenTls, UpstreamTls
 
 FILES = ("cert.pem", "key.pem", "ca.pem")
 

@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import ProtocolError
-from proxy.routing.compiled import CompiledBinding
+from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
 from proxy.routing.trace import ExchangeStep
-from proxy.rules.visits import idle, unvisited, vain_jumps
+from proxy.rules.lint.visits import idle, unvisited, vain_jumps
 from tests.routing.building import NOW, Plain, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, messages
 

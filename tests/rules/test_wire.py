@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from proxy.amqp.tokens import token
-from proxy.amqp.vhost import VhostState
+from proxy.relay.tokens import token
+from proxy.relay.vhost import VhostState
 from proxy.rules.explanation import Explanation, as_json, as_text, explain, read_question
 from proxy.rules.wire import owned_exchange
 from tests.routing.building import NOW

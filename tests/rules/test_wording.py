@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.values import Value
 from proxy.rules.wording import named, plain, quoted, text
+from proxy.values import Value
 
 
 @pytest.mark.parametrize(

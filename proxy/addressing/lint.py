@@ -1,0 +1,164 @@
+"""What is wrong, or doubtful, in an address table before a single message meets it?
+
+Findings are data: the loader gives them their file and line. An error keeps the table from being loaded, a warning does
+not. No finding quotes a translation, which may hold a password. Source: the messenger-addressing specification, Part 2
+and 3.2.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from ipaddress import ip_address
+
+from proxy.addressing.address import Address, InvalidAddress, parse_address
+from proxy.addressing.patterns import MOST_VARIABLES
+from proxy.addressing.table import AddressRule, AddressTable, Template
+
+#: What stands for a variable when the literal rest of a translation is parsed.
+_PLACEHOLDER = b"v"
+_ODD_DOLLAR = re.compile(rb"\$(?![0-9$])")
+_DOLLAR = re.compile(rb"\$\$")
+
+
+class Severity(Enum):
+    """Whether a table with the finding may be used."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to say about one rule.
+
+    Args:
+        rule: index of the rule.
+        severity: whether the table may be used.
+        key: what of the rule it is about: pattern, translation or hosts.
+        message: what was seen and what was expected; rules are numbered from 0, as in explain and audit.
+        other: index of another rule that the message names.
+    """
+
+    rule: int
+    severity: Severity
+    key: str
+    message: str
+    other: int | None = None
+
+
+def check(table: AddressTable, brokers: Collection[bytes] = ()) -> list[Finding]:
+    """Everything to say about a table, in the order of its rules.
+
+    Args:
+        table: the compiled rules.
+        brokers: names of the configured brokers.
+    """
+    shadowed = dict(table.shadowed())
+    found: list[Finding] = []
+    for index, rule in enumerate(table.rules):
+        wildcards = len(table.patterns[index].wildcards)
+        if wildcards > MOST_VARIABLES:
+            message = f"{wildcards} wildcards; what those from the 65th on take can't be used"
+            found.append(Finding(index, Severity.WARNING, "pattern", message))
+        if index in shadowed:
+            message = f"never used: rule {shadowed[index]} before it fits every address that this one fits"
+            found.append(Finding(index, Severity.WARNING, "pattern", message, shadowed[index]))
+        found += [Finding(index, severity, key, message) for severity, key, message in _check(rule, wildcards, brokers)]
+    return found
+
+
+def fixed_domain(rule: AddressRule) -> Address | None:
+    """The domain that a rule always leads to; None where a variable takes part in it, or it can't be parsed."""
+    if rule.translation is None or _has_variable_domain(Template(rule.translation)):
+        return None
+    try:
+        return parse_address(_with_placeholders(Template(rule.translation)))
+    except InvalidAddress:
+        return None
+
+
+def _check(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> Iterator[tuple[Severity, str, str]]:
+    if rule.translation is None:
+        yield Severity.ERROR, "translation", "missing; expected an address"
+        return
+    template = Template(rule.translation)
+    highest = max((part for part in template.parts if isinstance(part, int)), default=0)
+    if highest > wildcards:
+        message = f"a variable above the {wildcards} wildcards of the pattern gives nothing"
+        yield Severity.WARNING, "translation", message
+    if _ODD_DOLLAR.search(_DOLLAR.sub(b"", rule.translation)):
+        yield (
+            Severity.WARNING,
+            "translation",
+            "$ without a number is the whole original address; write $0, or $$ for a $",
+        )
+    if _has_variable_domain(template):
+        if rule.hosts is None:
+            message = (
+                "missing; the translation takes its domain from the address: list the permitted hosts, or * for any"
+            )
+            yield Severity.ERROR, "hosts", message
+        return
+    try:
+        address = parse_address(_with_placeholders(template))
+    except InvalidAddress as error:
+        yield Severity.ERROR, "translation", str(error)
+        return
+    yield from _check_domain(address, rule.translation, brokers)
+
+
+def _check_domain(
+    address: Address, translation: bytes, brokers: Collection[bytes]
+) -> Iterator[tuple[Severity, str, str]]:
+    """What a domain without variables tells."""
+    if address.passive:
+        yield Severity.ERROR, "translation", "~ asks to listen; a translation can only say where to send"
+    elif not address.local and not address.host:
+        yield Severity.ERROR, "translation", "scheme, credentials or port without a host"
+    if address.host and address.host not in brokers and not re.search(rb"[/.:]", translation):
+        message = "leads to a host of that name, which is no configured broker; for a queue write /queue/ before it"
+        yield Severity.WARNING, "translation", message
+    elif address.host and address.host not in brokers and not address.local:
+        names = [broker.decode("utf-8", "replace") for broker in brokers]
+        near = difflib.get_close_matches(address.host.decode("utf-8", "replace").lower(), names, 1, 0.75)
+        if near:
+            message = f"leads to a host of its own, which is no configured broker; did you mean the broker {near[0]}?"
+            yield Severity.WARNING, "translation", message
+    if address.password is not None and not address.tls and not _is_loopback(address.host):
+        if address.scheme is not None or address.host not in brokers:
+            yield Severity.WARNING, "translation", "sends a password in plain text; write amqps://"
+
+
+def _has_variable_domain(template: Template) -> bool:
+    """Whether a variable can take part in scheme, credentials, host or port."""
+    literal = b""
+    for part in template.parts:
+        if isinstance(part, int):
+            return True
+        literal += part
+        # A colon and a slash become a scheme if what a variable brings begins with a slash.
+        may_become_scheme = literal.endswith(b":/") and literal.count(b"/") == 1
+        if b"/" in _behind_scheme(literal) and not may_become_scheme:
+            return False
+    return False
+
+
+def _behind_scheme(text: bytes) -> bytes:
+    slash = text.find(b"/")
+    return text[slash + 2 :] if slash > 0 and text[slash - 1 : slash + 2] == b"://" else text
+
+
+def _with_placeholders(template: Template) -> bytes:
+    return b"".join(_PLACEHOLDER if isinstance(part, int) else part for part in template.parts)
+
+
+def _is_loopback(host: bytes) -> bool:
+    text = host.decode("ascii", "replace")
+    try:
+        return ip_address(text).is_loopback
+    except ValueError:
+        return text.lower() == "localhost"

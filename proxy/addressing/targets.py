@@ -1,0 +1,389 @@
+"""Where does an address lead? From a publish to its address and back, and from a result to broker, exchange and key.
+
+An address is written for each publish, one that no other publish has; a result of the table is read as a domain (which
+broker) and a name (which exchange and key there). Whatever is in doubt is a failed translation: a value that says
+why, never a guess and never an exception. Source: the messenger-addressing specification, 3.1 and 3.2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from proxy.addressing.address import Address, InvalidAddress, parse_address, without_password
+from proxy.addressing.lint import fixed_domain
+from proxy.addressing.patterns import AddressPattern
+from proxy.addressing.table import AddressTable, Template
+from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Destination
+
+_LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
+_QUEUE, _EXCHANGE = b"/queue/", b"/exchange/"
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+_BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+#: Publishes whose target is remembered: with keys of 255 bytes a few megabytes.
+_KEPT_TARGETS = 8192
+#: Destinations of rules whose target is remembered: the control plane asks about all of them at every look.
+_KEPT_STANDING = 1 << 16
+#: Exchanges whose translated destinations are remembered.
+_KEPT_REWRITES = 1024
+ANY_HOST = b"*"
+#: What variables may hold: a part of a name; the rest of an escape such as ``%2F``.
+_POSSIBLE = (b"v", b"2F")
+
+
+class Publication(NamedTuple):
+    """The two texts that say where a publish goes.
+
+    Args:
+        exchange: empty for the default exchange.
+        routing_key: of the message.
+    """
+
+    exchange: bytes
+    routing_key: bytes
+
+
+def address_of(publication: Publication) -> bytes:
+    """The address of a publish; different publishes have different ones."""
+    exchange, key = publication
+    if exchange:
+        return _EXCHANGE + exchange.replace(b"%", b"%25").replace(b"/", b"%2F") + b"/" + key
+    return _QUEUE + key if key.startswith(b"/") else key
+
+
+def publication_at(address: bytes) -> Publication | None:
+    """The publish that has this address; None where none has."""
+    if address.startswith(_EXCHANGE):
+        exchange, slash, key = address[len(_EXCHANGE) :].partition(b"/")
+        publication = Publication(_plain_exchange(exchange), key)
+        return publication if slash and exchange and address_of(publication) == address else None
+    if address.startswith(_QUEUE):
+        key = address[len(_QUEUE) :]
+        return Publication(b"", key) if key.startswith(b"/") else None
+    return None if address.startswith(b"/") else Publication(b"", address)
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Another broker, as far as the address says.
+
+    Args:
+        broker: name of a configured broker, else empty.
+        host: where to connect; for a configured broker its name.
+        port: None for the configured one.
+        tls: whether the address asks for TLS; None where it leaves that to the configured broker.
+        user: None for the configured one.
+        password: None for the configured one.
+    """
+
+    broker: bytes
+    host: bytes
+    port: int | None
+    tls: bool | None
+    user: bytes | None = None
+    password: bytes | None = field(default=None, repr=False)
+
+    @property
+    def label(self) -> str:
+        """What metrics, audit and explain call it; no credentials."""
+        if self.broker:
+            return self.broker.decode("utf-8", "backslashreplace")
+        host = self.host.decode("utf-8", "backslashreplace")
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a translated publish goes.
+
+    Args:
+        rule: index of the rule that said so.
+        remote: the other broker; None for this proxy's own, on the client's own connection.
+        publication: exchange and key there.
+    """
+
+    rule: int
+    remote: Remote | None
+    publication: Publication
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTranslation:
+    """A translation that leads nowhere.
+
+    Args:
+        rule: index of the rule.
+        reason: why, without any part of the address.
+    """
+
+    rule: int
+    reason: str
+
+
+class _NowhereError(Exception):
+    """Inside this module: why an address leads nowhere."""
+
+
+class Rewrites:
+    """Where the table sends the destinations of one exchange, asked with what a message bears.
+
+    A queue's translation is its own; an exchange's may depend on the routing key, so those that some rule can be for
+    are looked up with it.
+
+    Args:
+        book: the table.
+        destinations: of the exchange; kept by identity, see `AddressBook.rewrites`.
+        before: those of before, whose translations still hold.
+    """
+
+    __slots__ = ("_book", "_exchanges", "_queues", "_targets", "destinations")
+
+    def __init__(self, book: AddressBook, destinations: frozenset[Destination], before: Rewrites | None = None) -> None:
+        """Translate the queues, and choose the exchanges that are looked up."""
+        self._book = book
+        self.destinations = destinations
+        known = before._queues if before is not None else {}
+        self._queues: dict[bytes, Publication] = {
+            name: publication for name, publication in known.items() if (QUEUE, name) in destinations
+        }
+        for kind, name in destinations - (before.destinations if before is not None else frozenset()):
+            target = book.standing(b"", name) if kind == QUEUE else None
+            if isinstance(target, Target) and target.remote is None:
+                self._queues[name] = target.publication
+        self._targets = frozenset(self._queues.values())
+        self._exchanges = [name for kind, name in destinations if kind == EXCHANGE and book.may_rewrite(name)]
+
+    def leads_to(self, routing_key: bytes, publication: Publication) -> bool:
+        """Whether a message with this routing key comes to a publication by way of one of the destinations."""
+        if publication in self._targets:
+            return True
+        sought = (None, publication)
+        targets = [self._book.look_up(name, routing_key) for name in self._exchanges]
+        return any(isinstance(one, Target) and (one.remote, one.publication) == sought for one in targets)
+
+
+class AddressBook:
+    """The table, the brokers that it may name, and where each publish goes by it.
+
+    Args:
+        table: the rules.
+        brokers: names of the configured brokers.
+    """
+
+    def __init__(self, table: AddressTable, brokers: Collection[bytes] = ()) -> None:
+        """Nothing is looked up yet."""
+        self.table = table
+        self._brokers = frozenset(brokers)
+        self._domains = [fixed_domain(rule) for rule in table.rules]
+        #: whether a rule may lead to this proxy's own broker
+        self.stays_here = any(domain is None or domain.local for domain in self._domains)
+        self._kept: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
+        self._standing: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
+        #: by exchange of the rules
+        self._rewrites: dict[bytes, Rewrites] = {}
+        #: rules that an address with a password in it has met, and whether that was told
+        self._exposing: dict[int, bool] = {}
+
+    def apart(self) -> AddressBook:
+        """The same with nothing remembered, for another thread."""
+        return AddressBook(self.table, self._brokers)
+
+    def look_up(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
+        """Where the table sends a publish; None where it leaves it alone. The same object for the same publish."""
+        try:
+            return self._kept[exchange, routing_key]
+        except KeyError:
+            found = self._look_up(Publication(exchange, routing_key))
+        if len(self._kept) >= _KEPT_TARGETS:
+            del self._kept[next(iter(self._kept))]
+        self._kept[exchange, routing_key] = found
+        return found
+
+    def may_rewrite(self, exchange: bytes) -> bool:
+        """Whether some rule can be for an exchange, with any routing key."""
+        return self.table.may_fit(address_of(Publication(exchange, b"")))
+
+    def rewrites(self, exchange: bytes, destinations: frozenset[Destination]) -> Rewrites:
+        """Where the table sends the destinations of an exchange.
+
+        Args:
+            exchange: the exchange, one of the rules.
+            destinations: of it; as long as they are the same object nothing is worked out again.
+        """
+        kept = self._rewrites.get(exchange)
+        if kept is None or kept.destinations is not destinations:
+            if len(self._rewrites) >= _KEPT_REWRITES:
+                self._rewrites.clear()
+            kept = self._rewrites[exchange] = Rewrites(self, destinations, kept)
+        return kept
+
+    def _look_up(self, publication: Publication) -> Target | FailedTranslation | None:
+        address = address_of(publication)
+        translation = self.table.translate(address)
+        if translation is None:
+            return None
+        if b"@" in address and without_password(address) != address:
+            self._exposing.setdefault(translation.rule, False)
+        return self.resolve(translation.rule, translation.address, publication)
+
+    def standing(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
+        """As `look_up`, for what rules name: kept apart from what publishes ask for, which comes and goes."""
+        try:
+            return self._standing[exchange, routing_key]
+        except KeyError:
+            found = self._look_up(Publication(exchange, routing_key))
+        if len(self._standing) >= _KEPT_STANDING:
+            self._standing.clear()
+        self._standing[exchange, routing_key] = found
+        return found
+
+    def takes_all(self, exchange: bytes) -> bool:
+        """Whether some rule is for every publish to an exchange, whatever its routing key."""
+        every = AddressPattern(address_of(Publication(exchange, b"*")))
+        return bool(exchange) and any(pattern.covers(every) for pattern in self.table.patterns)
+
+    def may_lead_to(self, exchange: bytes) -> bool:
+        """Whether some rule may send a publish to an exchange of this proxy's own broker."""
+        return any(
+            _may_name(rule.translation, exchange)
+            for rule, domain in zip(self.table.rules, self._domains, strict=True)
+            if rule.translation is not None and (domain is None or domain.local)
+        )
+
+    def exposing(self) -> list[int]:
+        """Rules that have met an address with a password in it, which receivers will see; each is told once."""
+        found = [rule for rule, told in tuple(self._exposing.items()) if not told]
+        self._exposing.update(dict.fromkeys(found, True))
+        return found
+
+    def resolve(self, rule: int, result: bytes | None, original: Publication) -> Target | FailedTranslation:
+        """Where a result of the table leads.
+
+        Args:
+            rule: index of the rule that gave it.
+            result: the translated address.
+            original: the publish as it came.
+        """
+        try:
+            if result is None:
+                raise _NowhereError("the rule has no translation")
+            address = parse_address(result)
+            remote = self._remote(address, self.table.rules[rule].hosts)
+            publication = _named(address.name or b"", original)
+            if max(map(len, publication)) > _LONGEST_NAME:
+                raise _NowhereError("exchange or routing key above 255 bytes")
+        except (InvalidAddress, _NowhereError) as why:
+            return FailedTranslation(rule, str(why))
+        return Target(rule, remote, publication)
+
+    def impossible(self, rule: int) -> str:
+        """Say why a rule's translation leads nowhere, whatever its variables hold; "" where it may lead somewhere."""
+        found = self.table.rules[rule]
+        if found.translation is None or fixed_domain(found) is None:
+            return ""
+        template = Template(found.translation)
+        reasons = []
+        for value in _POSSIBLE:
+            text = b"".join(value if isinstance(part, int) else part for part in template.parts)
+            target = self.resolve(rule, text, Publication(b"e", b"k"))
+            if not isinstance(target, FailedTranslation):
+                return ""
+            reasons.append(target.reason)
+        return reasons[0]
+
+    def _remote(self, address: Address, hosts: tuple[bytes, ...] | None) -> Remote | None:
+        if address.passive:
+            raise _NowhereError("an address to listen on")
+        if address.local:
+            return None
+        if not address.host:
+            raise _NowhereError("scheme, credentials or port without a host")
+        if hosts is not None and not _permitted(address, hosts):
+            raise _NowhereError("a host that the rule does not permit")
+        if address.host in self._brokers and address.port is None:
+            tls = address.tls if address.scheme else None
+            return Remote(address.host, address.host, None, tls, address.user, address.password)
+        return Remote(b"", address.host, address.effective_port, address.tls, address.user, address.password)
+
+
+def _permitted(address: Address, hosts: tuple[bytes, ...]) -> bool:
+    """Whether a host is on a rule's list, by itself or with its port; names are compared without case."""
+    host = address.host.lower()
+    bracketed = b"[" + host + b"]" if b":" in host else host
+    accepted = {ANY_HOST, host, bracketed, b"%s:%d" % (bracketed, address.effective_port)}
+    return any(permitted.lower() in accepted for permitted in hosts)
+
+
+def _named(name: bytes, original: Publication) -> Publication:
+    """The meaning of a name: one more slash in front, as Messenger's users had to write it, changes nothing."""
+    inner = name[1:] if name.startswith(b"/") else name
+    if not inner:
+        return original
+    for form, read in _FORMS.items():
+        if inner.startswith(form):
+            return read(inner[len(form) :], original)
+    return Publication(b"", name)
+
+
+def _may_name(translation: bytes, exchange: bytes) -> bool:
+    """Whether a translation that stays here may name an exchange, by what stands in front of its first variable."""
+    fixed, variable, _ = translation.partition(b"$")
+    fixed = b"/" + fixed.lstrip(b"/")
+    plain = exchange.replace(b"%", b"%25").replace(b"/", b"%2F")
+    for name in (_EXCHANGE + exchange, _EXCHANGE + plain, b"/exchanges/" + plain):
+        if fixed == name or fixed.startswith(name + b"/") or (variable and name.startswith(fixed)):
+            return True
+    return exchange == b"amq.topic" and fixed.startswith(b"/topic/")
+
+
+def _plain_exchange(text: bytes) -> bytes:
+    return _ESCAPE.sub(lambda escape: {b"2F": b"/", b"25": b"%"}.get(escape[1].upper(), escape[0]), text)
+
+
+def _percent_decoded(text: bytes) -> bytes:
+    if b"/" in text:
+        raise _NowhereError("a part too many in a name")
+    if _BAD_ESCAPE.search(text):
+        raise _NowhereError("a malformed percent escape in a name")
+    return _ESCAPE.sub(lambda escape: bytes.fromhex(escape[1].decode()), text)
+
+
+def _some(text: bytes) -> bytes:
+    if not text:
+        raise _NowhereError("an empty exchange or queue in a name")
+    return text
+
+
+def _exchange(rest: bytes, original: Publication) -> Publication:
+    exchange, slash, key = rest.partition(b"/")
+    return Publication(_plain_exchange(_some(exchange)), key if slash else original.routing_key)
+
+
+def _exchange_v2(rest: bytes, original: Publication) -> Publication:
+    exchange, _, key = rest.partition(b"/")
+    return Publication(_some(_percent_decoded(exchange)), _percent_decoded(key))
+
+
+def _queue(rest: bytes, original: Publication) -> Publication:
+    return Publication(b"", _some(rest))
+
+
+def _queue_v2(rest: bytes, original: Publication) -> Publication:
+    return Publication(b"", _some(_percent_decoded(rest)))
+
+
+def _topic(rest: bytes, original: Publication) -> Publication:
+    return Publication(b"amq.topic", rest)
+
+
+#: What the first segment of a name says, in the words of RabbitMQ 3 (v1) and 4 (v2).
+_FORMS: dict[bytes, Callable[[bytes, Publication], Publication]] = {
+    b"exchange/": _exchange,
+    b"exchanges/": _exchange_v2,
+    b"queue/": _queue,
+    b"amq/queue/": _queue,
+    b"queues/": _queue_v2,
+    b"topic/": _topic,
+}

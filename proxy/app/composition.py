@@ -1,0 +1,122 @@
+"""Which part of the configuration does each room get? Settings in, the small values that a room asks for out.
+
+Rooms do not see the settings. Nothing is opened here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from proxy.audit.opening import AuditRequest
+from proxy.audit.record import Privacy
+from proxy.config.settings import Settings
+from proxy.errors import ConfigError
+from proxy.net.context import SessionLimits
+from proxy.net.listener import ListenerLimits
+from proxy.relay.allowance import Rates
+from proxy.relay.conversation import Limits as RelayLimits
+from proxy.relay.declare.signing import Secrets
+from proxy.relay.publish.plan import ClientRules
+from proxy.relay.vhost import Delivery
+from proxy.rules.clock import SystemZone
+
+#: "no limit": channel numbers have 16 bits
+_MOST_CHANNELS = 65535
+#: n of scrypt: 16 MiB and about 50 ms, once at the start.
+_SCRYPT_COST = 2**14
+
+
+def session_limits(settings: Settings) -> SessionLimits:
+    """Give what holds for one producer."""
+    limits = settings.limits
+    return SessionLimits(
+        handshake_seconds=limits.handshake_timeout_seconds,
+        frame_max=limits.frame_max,
+        channels=limits.channels or _MOST_CHANNELS,
+        idle_seconds=limits.idle_timeout_seconds or 0.0,
+        relay=RelayLimits(message_bytes=limits.message_size or 0),
+    )
+
+
+def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
+    """Give what holds for all producers of a process together; `shared`: it is one of several workers."""
+    limits = settings.limits
+    deadline_seconds = settings.shutdown.deadline_seconds
+    per_peer = limits.connections_per_peer or 0
+    return ListenerLimits(limits.connections, per_peer, deadline_seconds, shared=shared)
+
+
+def rates(settings: Settings) -> Rates:
+    """Give what each user may publish."""
+    limits = settings.limits
+    return Rates(
+        limits.publish_rate or 0,
+        limits.publish_bytes or 0,
+        limits.burst_seconds,
+        limits.patience_seconds or 0.0,
+    )
+
+
+def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
+    """Give what the configuration says of what clients declare; `secrets` sign it."""
+    declared = settings.declared
+    return ClientRules(
+        Delivery(declared.delivery),
+        strict_unbind=declared.unbind == "strict",
+        own_routes=declared.client_routes == "own",
+        local_time=SystemZone(),
+        secrets=secrets,
+        regexes=declared.regexes,
+        regex_budget=settings.limits.regex_budget,
+    )
+
+
+def secrets_of(settings: Settings) -> Secrets:
+    """Give the secrets that sign clients' bindings.
+
+    Without `declared.secrets` it is a key that all sidecars of the same control user derive from its password: slowly,
+    since whoever reads signatures on the broker could try passwords.
+    """
+    given = [source.value for source in settings.declared.secrets]
+    if given:
+        return Secrets(given)
+    control = settings.upstream.control
+    salt = b"oxproxy declared.secrets " + control.username.encode()
+    password = control.password.reveal().encode()
+    return Secrets([hashlib.scrypt(password, salt=salt, n=_SCRYPT_COST, r=8, p=1, dklen=32)])
+
+
+def audit_request(settings: Settings) -> AuditRequest | None:
+    """Give what the configuration asks of the audit log; None where it asks for none."""
+    audit = settings.audit
+    if audit.directory is None:
+        return None
+    return AuditRequest(
+        settings.folder / audit.directory,
+        audit.mode,
+        audit.scope == "ruled",
+        audit.instance,
+        audit.buffer_mib,
+        audit.segment_mib,
+        audit.segment_seconds,
+        audit.keep_days,
+        audit.keep_mib,
+        audit.headers,
+        audit.hash,
+        audit.hash_key,
+    )
+
+
+def audit_privacy(settings: Settings) -> Privacy:
+    """Give what the configuration lets be told of a message, in audit lines and elsewhere."""
+    audit = settings.audit
+    shown = frozenset(name.encode() for name in audit.headers)
+    return Privacy(shown, frozenset(audit.hash), audit.hash_key)
+
+
+def cannot_listen(settings: Settings, key: str, address: object, error: OSError) -> ConfigError:
+    """Give the error at the key whose address can't be listened on."""
+    # asyncio puts the address into the text; a look-up of a name has negative numbers of its own.
+    why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+    return settings.fault(key, f"can't listen on {address}: {why}")

@@ -1,0 +1,229 @@
+"""How do new rules come to hold in a running sidecar, and what is said about it?
+
+Parsed, compiled and tested beside the event loop; what they need on the broker is declared; then all virtual hosts
+change over at once, so that each publish is judged by the rules before or by those after. Whatever fails before that
+leaves everything as it was. It must not know how any of these steps is done.
+
+Source: architecture, 5 (rules are data with a life cycle); delivery, "Tokens and bindings".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import structlog
+
+from proxy.app.attempts import Answer, Attempts, Files, Use, Verdict
+from proxy.broker.changeover import Retirement
+from proxy.broker.topology import Topology
+from proxy.config.settings import Changed
+from proxy.errors import Failure, UpstreamError
+from proxy.net.tasks import Tasks
+from proxy.relay.counters import Counters
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.routing.readdressing import relocations
+from proxy.routing.router import Router
+from proxy.rules.loader import LoadedRules
+from proxy.rules.model import VhostRules
+from proxy.rules.wire import owned_exchange
+
+_log = structlog.get_logger(__name__)
+
+#: How long the compiling thread may keep the event loop waiting for the interpreter, in seconds. Python's own 5 ms,
+#: several times in one turn of the loop, would be felt.
+_TURN_SECONDS = 0.0005
+#: Missing destinations that an answer names.
+_SHOWN = 100
+#: Bindings of old rules freed before others have a turn: some 0.1 ms.
+_FREED_AT_ONCE = 64
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """Rules of one virtual host on their way in."""
+
+    state: VhostState
+    exchanges: dict[bytes, OwnedExchange]
+    router: Router
+    queues: VhostRules
+    retirement: Retirement | None = field(default=None)
+
+
+_Compiled = TypeVar("_Compiled")
+
+
+class Reload(Attempts):
+    """Replaces the rules of a running sidecar, one attempt at a time.
+
+    Args:
+        files: lists the rules files as the configuration names them.
+        loaded: the rules in force.
+        state_of: gives the shared state of a virtual host, made where nobody has asked for it.
+        topology: the control plane.
+        counters: what the process counts.
+        tasks: runs what goes on behind a reload.
+        brokers_of: reads what rules say of other brokers, and the files of TLS, beside the event loop; what it gives
+            makes that hold.
+        files_beside: lists files that are followed as the rules files are: those of TLS.
+        settings: compares the configuration with the one in use, beside the event loop.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        loaded: LoadedRules,
+        state_of: Callable[[str], VhostState],
+        topology: Topology,
+        counters: Counters,
+        tasks: Tasks,
+        brokers_of: Callable[[LoadedRules], Use] | None = None,
+        files_beside: Files = tuple,
+        settings: Callable[[], Changed] = Changed,
+    ) -> None:
+        """Take the rules as they are."""
+        super().__init__(files, loaded.rules.version, counters.rules, tasks, files_beside, settings)
+        #: The rules in force.
+        self.loaded = loaded
+        self._brokers_of = brokers_of
+        self._state_of = state_of
+        self._topology = topology
+        self._counters = counters
+
+    async def beside(self, compiling: Callable[[], _Compiled]) -> _Compiled:
+        """Run something that compiles rules beside the event loop, never together with a reload."""
+        async with self._one_at_a_time:
+            with _unnoticed():
+                return await asyncio.to_thread(compiling)
+
+    async def _attempt(self, reason: str) -> Answer:
+        with _unnoticed():
+            return await super()._attempt(reason)
+
+    def _prepare(self, loaded: LoadedRules) -> Use:
+        return _nothing if self._brokers_of is None else self._brokers_of(loaded)
+
+    async def _hold(self, loaded: LoadedRules, use: Use) -> Verdict:
+        for warning in loaded.warnings:
+            _log.warning("configuration", text=str(warning))
+        before = self.loaded
+        if loaded.rules.version == before.rules.version:
+            use()
+        else:
+            try:
+                await self._change_over(before, loaded, use)
+            except UpstreamError as error:
+                return Verdict([str(error)], faulty=error.failure is Failure.REFUSED)
+        missing = [each for name in loaded.rules.vhosts for each in _unreached(self._state_of(name))]
+        return Verdict(missing=missing[:_SHOWN])
+
+    async def _change_over(self, before: LoadedRules, loaded: LoadedRules, use: Use) -> None:
+        candidates = [
+            _candidate(self._state_of(name), loaded) for name in sorted({*before.rules.vhosts, *loaded.rules.vhosts})
+        ]
+        for candidate in candidates:
+            name = candidate.state.name
+            if not self._topology.follows(name):
+                await self._topology.adopt(name, candidate.state)
+            candidate.retirement = await self._topology.prepare(
+                name, candidate.exchanges, candidate.router, candidate.queues.queues
+            )
+        remains = _parts(before)
+        # From here to the end of the loop nothing waits: no publish comes in between.
+        for candidate in candidates:
+            self._topology.swap(candidate.state.name, candidate.exchanges, candidate.router)
+            candidate.state.set_addresses(loaded.books.get(candidate.state.name))
+        use()
+        self._counters.rules.version = loaded.rules.version
+        name_traffic(self._counters, loaded)
+        self.loaded = loaded
+        for candidate in candidates:
+            if candidate.retirement is not None:
+                retire = self._topology.retire(candidate.state.name, candidate.retirement)
+                self._tasks.start(retire, f"retire tokens of {candidate.state.name}")
+        self._tasks.start(_free(remains), "free old rules")
+
+
+def _nothing() -> None:
+    """Where nobody has links to other brokers."""
+
+
+@contextmanager
+def _unnoticed() -> Iterator[None]:
+    """Let a thread compile without the event loop feeling it.
+
+    Without garbage collection, which would stop everything to walk through all rules; what is there at the end is
+    kept out of its way for good.
+    """
+    turn, collects = sys.getswitchinterval(), gc.isenabled()
+    sys.setswitchinterval(_TURN_SECONDS)
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(turn)
+        gc.freeze()
+        if collects:
+            gc.enable()
+
+
+def _parts(loaded: LoadedRules) -> list[object]:
+    """Hold what old rules are made of, so that their end is not the end of thousands of objects at once."""
+    exchanges = [exchange for router in loaded.routers.values() for exchange in router.exchanges.values()]
+    return [part for exchange in exchanges for part in exchange.parts]
+
+
+async def _free(remains: list[object]) -> None:
+    while remains:
+        await asyncio.sleep(0)
+        del remains[-_FREED_AT_ONCE:]
+
+
+def _unreached(state: VhostState) -> list[str]:
+    """Destinations of rules that no publish reaches as the broker is now."""
+    found = {
+        one
+        for owned in state.exchanges.values()
+        for one in state.router.destinations(owned.name)
+        if one not in owned.bound and not (owned.delivery is Delivery.QUEUE and _stands(state, one))
+    }
+    if state.addresses is not None:
+        moved = relocations(
+            state.addresses, {one for each in state.exchanges for one in state.router.destinations(each)}, state.router
+        )
+        found = {one for one in found if one not in moved.away or moved.away[one].failure}
+        found |= {one.here for one in moved.found if one.here is not None and not _stands(state, one.here)}
+    return [f"{kind} {name.decode(errors='replace')}" for kind, name in sorted(found)]
+
+
+def _stands(state: VhostState, destination: Destination) -> bool:
+    """Whether a destination of queue delivery, which needs no binding, is there as far as is known."""
+    kind, name = destination
+    return kind != "queue" or state.has_queue(name)
+
+
+def _candidate(state: VhostState, loaded: LoadedRules) -> _Candidate:
+    rules = loaded.rules.vhosts.get(state.name, VhostRules(state.name))
+    router = loaded.routers.get(state.name) or Router(())
+    return _Candidate(state, owned_exchanges(rules), router, rules)
+
+
+def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
+    """Give what relays and control plane know of the exchanges of the rules."""
+    return {rule.name: owned_exchange(rule) for rule in rules.exchanges}
+
+
+def name_traffic(counters: Counters, loaded: LoadedRules) -> None:
+    """Tell the counters which exchanges, bindings and destinations have numbers of their own."""
+    rules = [(vhost.vhost, exchange) for vhost in loaded.rules.vhosts.values() for exchange in vhost.exchanges]
+    destinations = {name for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)}
+    counters.traffic.name(
+        ((vhost, exchange.name) for vhost, exchange in rules),
+        ((exchange.name, binding.id) for _, exchange in rules for binding in exchange.bindings),
+        sorted(destinations),
+    )

@@ -1,0 +1,448 @@
+"""The sidecar as a process: settings and rules in, everything put together, run until SIGTERM, drained.
+
+The only module that knows all rooms; it decides nothing that one of them could.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import structlog
+
+from proxy.addressing.targets import Remote
+from proxy.admin.pages import json_route
+from proxy.admin.server import Admin
+from proxy.app.composition import (
+    audit_privacy,
+    audit_request,
+    cannot_listen,
+    client_rules,
+    listener_limits,
+    rates,
+    secrets_of,
+    session_limits,
+)
+from proxy.app.questions import Questions
+from proxy.app.reload import Reload, name_traffic, owned_exchanges
+from proxy.app.shadow import Shadow
+from proxy.app.worker import Place
+from proxy.app.workers import Workers
+from proxy.audit.opening import open_audit
+from proxy.audit.writer import AuditWriter
+from proxy.broker.remote_survey import RemoteSurvey
+from proxy.broker.settings import ControlSettings, DeclaredSettings, TlsSettings
+from proxy.broker.topology import Topology
+from proxy.config.settings import Changed, Settings, changed_since, load_settings, rules_files
+from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
+from proxy.net.context import Surroundings
+from proxy.net.descriptors import admitted
+from proxy.net.listener import Listener, ListenError
+from proxy.net.remote_endpoints import Endpoint, endpoint
+from proxy.net.remote_pool import RemotePool
+from proxy.net.remote_rules import remote_brokers
+from proxy.net.reuse import MOST_KEPT, Reuse
+from proxy.net.tasks import Tasks
+from proxy.net.tls_config import WantedTls
+from proxy.net.upstream import Upstream
+from proxy.net.vhosts import Vhosts
+from proxy.observe.exposition import Exposition
+from proxy.observe.logs import LogSettings, configure
+from proxy.relay.allowance import Allowances
+from proxy.relay.counters import Counters
+from proxy.relay.publish.plan import Sources
+from proxy.relay.vhost import VhostState
+from proxy.routing.bindings.patterns import jit_compiles
+from proxy.rules.clock import SystemZone
+from proxy.rules.loader import LoadedRules, load_rules
+from proxy.yamlfile.kinds import leads_back
+
+_log = structlog.get_logger(__name__)
+_DISTRIBUTION = "open-exchange-proxy"
+#: How often numbers that nobody pushes are brought up to date.
+_WATCH_SECONDS = 1.0
+#: A task that looks every second and has not failed for so long works.
+_STEADY_SECONDS = 5.0
+
+OK, BROKEN, FAULTY = 0, 1, 2
+
+
+def product_version() -> str:
+    """Give the installed version of this program."""
+    try:
+        return version(_DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def run(config: Path, environ: Mapping[str, str], worker: str | None = None) -> int:
+    """Run the sidecar until SIGTERM or SIGINT.
+
+    Args:
+        config: the configuration file.
+        environ: environment, for overrides and passwords.
+        worker: the place of this process among several (see `worker.Place`); None: it was started by itself.
+
+    Returns:
+        Exit status: 0 drained, 1 an error of its own, 2 wrong configuration or rules, or refused by the broker.
+    """
+    configure(LogSettings())
+    try:
+        return _run(config, environ, worker)
+    except (ConfigError, ConfigErrors) as errors:
+        sys.stderr.write(f"{errors}\n")
+        return FAULTY
+    except Exception as error:  # noqa: BLE001 -- the last place that can say why the process ends, as a line of the log
+        _log.error("ended by an unexpected error", error=f"{type(error).__name__}: {error}", exc_info=error)
+        return BROKEN
+
+
+def _run(config: Path, environ: Mapping[str, str], worker: str | None) -> int:
+    settings, warnings = load_settings(config, environ)
+    loaded = load_rules(rules_files(settings))
+    failures = loaded.failures()
+    if failures:
+        sys.stderr.write("".join(f"{failure}\n" for failure in failures))
+        return FAULTY
+    configure(LogSettings(level=settings.log.level, style=settings.log.format))
+    for warning in (*warnings, *loaded.warnings):
+        _log.warning("configuration", text=str(warning))
+    if worker is None and settings.workers > 1:
+        return _run_workers(config, settings, loaded, environ)
+    place = None if worker is None else Place.read(worker)
+    if place is not None:
+        settings = place.settings(settings)
+        structlog.contextvars.bind_contextvars(worker=place.number)
+    try:
+        import uvloop
+    except ImportError:  # not on this platform: the loop of the standard library serves as well, slower
+        runner = asyncio.Runner()
+    else:
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    with runner:
+        return runner.run(Sidecar(settings, loaded, environ, place).serve())
+
+
+def _run_workers(config: Path, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str]) -> int:
+    return asyncio.run(Workers(config, settings, loaded, environ, product_version()).serve())
+
+
+class Sidecar:
+    """All rooms put together.
+
+    Args:
+        settings: the configuration.
+        loaded: the compiled rules.
+        environ: environment, for secrets.
+        place: where it is one of several workers.
+    """
+
+    def __init__(
+        self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], place: Place | None = None
+    ) -> None:
+        """Build what needs no event loop; nothing is opened yet."""
+        self._place = place
+        self._settings = settings
+        self._environ = environ
+        self._loaded = loaded
+        self._version = product_version()
+        self._counters = counters = Counters(settings.metrics.bindings)
+        self._states = {
+            name: VhostState(name, loaded.routers[name], owned_exchanges(vhost), addresses=loaded.books.get(name))
+            for name, vhost in loaded.rules.vhosts.items()
+        }
+        counters.rules.version = loaded.rules.version
+        counters.rules.last_success_seconds = time.time()
+        name_traffic(counters, loaded)
+        self._tls = WantedTls(settings)
+        self._secrets = secrets_of(settings)
+        self._topology = self._make_topology()
+        counters.control_failures = self._topology.supervisor.failures
+        self._listener: Listener | None = None
+        self._remotes: RemotePool | None = None
+        self._audit: AuditWriter | None = None
+        self._reload: Reload | None = None
+        self._shadow: Shadow | None = None
+        self._admin: Admin | None = None
+        self._stopping = asyncio.Event()
+        self._signals = 0
+        self._listening = False
+        self._following: asyncio.Task[object] | None = None
+        self._refused: UpstreamError | ConfigError | None = None
+
+    async def serve(self) -> int:
+        """Run until told to stop; give the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        tasks = Tasks()
+        async with AsyncExitStack() as stack:
+            self._listener = listener = await self._assemble(stack, tasks)
+            await self._start_admin(stack)
+            if self._place is not None:
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who started us tells us when to reload
+                loop.add_reader(sys.stdin.fileno(), self._left_alone)
+            stack.push_async_callback(self._topology.close)
+            stack.push_async_callback(tasks.ended)
+            keep = self._topology.supervisor.keep
+            tasks.start(keep("gauges", self._watch, steady_seconds=_STEADY_SECONDS), "gauges")
+            tasks.start(keep("start", partial(self._control, tasks, listener)), "control plane")
+            await self._stopping.wait()
+            if self._refused is not None:
+                sys.stderr.write(f"{self._refused}\n")
+                return FAULTY
+            _log.info("draining")
+            if self._listening:
+                end = loop.time() + self._settings.shutdown.deadline_seconds
+                await listener.drain()
+                if self._remotes is not None:
+                    # Of producers that have left; nobody waits for them beyond the one deadline.
+                    await self._remotes.drain(end - loop.time())
+        _log.info("stopped")
+        return OK
+
+    async def _start_admin(self, stack: AsyncExitStack) -> None:
+        admin, address = self._admin, self._settings.admin.address
+        if admin is None:
+            return
+        stack.push_async_callback(admin.stop)
+        if self._place is not None:
+            await admin.start_on(socket.socket(fileno=self._place.admin_descriptor))
+        elif address is not None:
+            try:
+                bound = await admin.start(address.host, address.port)
+            except OSError as error:
+                raise cannot_listen(self._settings, "admin.address", address, error) from error
+            _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
+
+    async def _assemble(self, stack: AsyncExitStack, tasks: Tasks) -> Listener:
+        """Open the audit log, where one is wanted, and build the listening side.
+
+        Raises:
+            ConfigError: the audit log can't be written.
+        """
+        sources = Sources(time.time, time.perf_counter, random.randrange)
+        request = audit_request(self._settings)
+        journal = None
+        if request is not None:
+            rules = self._counters.rules
+            self._audit, journal = open_audit(request, self._counters.audit, lambda: rules.version, time.time)
+            await self._audit.start()
+            # The last thing to end: until then producers are confirmed and lines are written.
+            stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
+        rules_of_clients = client_rules(self._settings, self._secrets)
+        vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
+        warn = self._topology.supervisor.keep("warnings", vhosts.warn, steady_seconds=_STEADY_SECONDS)
+        tasks.start(warn, "warnings")
+        self._topology.elsewhere = RemoteSurvey(self._reach_elsewhere)
+        self._topology.in_use, self._topology.released = vhosts.in_use, vhosts.forget
+        self._remotes = self._make_remotes(tasks)
+        self._reload = self._make_reload(vhosts, tasks, self._remotes)
+        self._shadow = Shadow(self._reload, vhosts, audit_privacy(self._settings), tasks)
+        self._admin = self._make_admin(vhosts, self._reload, self._shadow)
+        listener = self._make_listener(vhosts)
+        if self._audit is not None:
+            self._audit.on_durable = listener.audit_durable
+            self._audit.on_failing = listener.audit_failing
+            self._audit.on_full = partial(listener.audit_full, True)
+            self._audit.on_drained = partial(listener.audit_full, False)
+        return listener
+
+    async def _control(self, tasks: Tasks, listener: Listener) -> None:
+        """Bring the broker in step with the rules, then let producers in."""
+        if self._following is None:
+            try:
+                await self._topology.start()
+            except UpstreamError as error:
+                if error.failure is Failure.REFUSED:
+                    self._refused = error
+                    self._stopping.set()
+                    return
+                _log.warning("the broker is not reachable yet", error=str(error))
+            self._following = tasks.start(self._topology.run(), "topology")
+        while not self._topology.ready:  # noqa: ASYNC110 -- ready is what many looks at the broker add up to
+            await asyncio.sleep(0.05)
+        # What was loaded stays: keep it out of the collector's way, and out of its pauses.
+        gc.collect()
+        gc.freeze()
+        try:
+            bound = await listener.start()
+        except ListenError as error:
+            address = self._settings.listen[error.index].address
+            self._refused = cannot_listen(self._settings, f"listen[{error.index}].address", address, error)
+            self._stopping.set()
+            return
+        self._listening = True
+        if not jit_compiles():
+            _log.info("regular expressions run in PCRE2's interpreter: executable memory is not permitted")
+        _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._counters.rules.version)
+        if self._reload is not None and self._place is None:
+            watch = self._topology.supervisor.keep("rules", self._reload.watch, steady_seconds=_STEADY_SECONDS)
+            tasks.start(watch, "rules files")
+
+    def _stop(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            _log.warning("told to stop twice: ending at once")
+            sys.stderr.flush()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+        self._stopping.set()
+
+    def _left_alone(self) -> None:
+        """Whoever started this worker wants it to end, or has ended: drain."""
+        if not os.read(sys.stdin.fileno(), 1):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            self._stopping.set()
+
+    async def _watch(self) -> None:
+        while True:
+            self._counters.missing_destinations = self._topology.missing_count
+            self._counters.foreign_bindings = self._topology.foreign_count
+            self._counters.unsigned_bindings = self._topology.unsigned_count
+            self._counters.unkeyed_tokens = self._topology.unkeyed_count
+            self._counters.carrier_bypasses = self._topology.bypass_count
+            self._counters.certificates = self._tls.contexts.ends
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def not_ready(self) -> list[str]:
+        """Give the reasons why producers should not come now."""
+        reasons = [f"vhost {name}: inventory and carriers don't stand yet" for name in self._topology.waiting]
+        reasons += self._topology.supervisor.failing
+        if self._audit is not None and self._audit.failure and (self._audit.strict or self._audit.full):
+            reasons.append(f"audit log: {self._audit.failure}")
+        if self._stopping.is_set():
+            reasons.append("draining")
+        elif not reasons and not self._listening:
+            reasons.append("not listening yet")
+        return reasons
+
+    def status(self) -> dict[str, object]:
+        """Give what an operator may know."""
+        return {
+            "version": self._version,
+            "rules": self._counters.rules.version,
+            "last_reload": None if self._reload is None or self._reload.last is None else self._reload.last.as_json(),
+            "shadow": None if self._shadow is None else self._shadow.version,
+            "ready": not self.not_ready(),
+            "not_ready": self.not_ready(),
+            "degraded": self._topology.degraded,
+            "audit_failure": None if self._audit is None else self._audit.failure,
+            "vhosts": [{name: getattr(one, name) for name in one.__slots__} for one in self._topology.status()],
+        }
+
+    def _make_topology(self) -> Topology:
+        settings, upstream = self._settings, self._settings.upstream
+        control = ControlSettings(
+            hosts=tuple((one.host, one.port) for one in upstream.addresses),
+            username=upstream.control.username,
+            password=upstream.control.password.reveal(),
+            tls=self._tls.control(),
+            management=upstream.management,
+            management_tls=self._tls.management(),
+            refresh_seconds=settings.inventory.refresh_seconds,
+            remove_foreign=settings.inventory.foreign_bindings == "remove",
+            declared=DeclaredSettings(
+                own_routes=settings.declared.client_routes == "own",
+                local_time=SystemZone(),
+                announce=settings.declared.announce,
+                snapshot=None if settings.declared.snapshot is None else settings.folder / settings.declared.snapshot,
+                secrets=self._secrets,
+            ),
+        )
+        return Topology(control, self._states, {name: one.queues for name, one in self._loaded.rules.vhosts.items()})
+
+    def _make_remotes(self, tasks: Tasks) -> RemotePool:
+        listening = [(one.address.host, one.address.port) for one in self._settings.listen]
+        brokers = remote_brokers(self._loaded, self._environ, listening)
+        self._tls.read(brokers)()
+        remotes = RemotePool(brokers, self._counters, self._version, tasks, self._tls.contexts)
+        remotes.listening = listening
+        return remotes
+
+    def _reach_elsewhere(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
+        """Say how another broker is asked what it has: as whom messages go there."""
+        remotes = self._remotes
+        found = None if remotes is None else endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
+        if remotes is None or not isinstance(found, Endpoint) or leads_back(found.host, found.port, remotes.listening):
+            return None
+        tls = None
+        if found.tls is not None:
+            name = found.tls.server_name or found.host
+            tls = TlsSettings(partial(self._tls.contexts.of, found.tls), name, found.tls.words)
+        login = found.credentials
+        try:
+            user, password, there = login.user.decode(), login.password.decode(), login.vhost.decode()
+        except UnicodeDecodeError:  # the address may have any bytes; our client library takes text
+            return None
+        return ControlSettings(hosts=((found.host, found.port),), username=user, password=password, tls=tls), there
+
+    def _make_reload(self, vhosts: Vhosts, tasks: Tasks, remotes: RemotePool) -> Reload:
+        def state_of(vhost: str) -> VhostState:
+            return vhosts.plans(vhost).state
+
+        files = partial(rules_files, self._settings)
+
+        def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
+            return self._tls.read_for(remotes, remote_brokers(loaded, self._environ, remotes.listening))
+
+        # The settings of a worker are not those of the file; whoever started it compares them.
+        changed = Changed if self._place is not None else partial(changed_since, self._settings, self._environ)
+        reload = Reload(
+            files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files, changed
+        )
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
+        return reload
+
+    def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow) -> Admin:
+        questions = Questions(reload, lambda: vhosts.states)
+        routes = [
+            json_route("POST", "/-/reload", questions.reload),
+            json_route("POST", "/explain", questions.explain, texting=questions.explain_text),
+            *shadow.routes,
+        ]
+        exposition, allow = Exposition(self._counters, self._version), self._settings.admin.allow
+        if self._place is not None:
+            routes.append(json_route("GET", "/-/portion", exposition.answer_portion))
+        hosts = self._settings.admin.hosts
+        return Admin(exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded, hosts)
+
+    def _make_listener(self, vhosts: Vhosts) -> Listener:
+        settings, upstream = self._settings, self._settings.upstream
+        surroundings = Surroundings(
+            Upstream(
+                tuple((one.host, one.port) for one in upstream.addresses),
+                upstream.connect_timeout_seconds,
+                self._tls.upstream,
+                self._tls.contexts,
+            ),
+            vhosts,
+            self._counters,
+            session_limits(settings),
+            self._version,
+            self._audit,
+            self._remotes,
+            Allowances(rates(settings)),
+            Reuse(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
+        )
+        limits = listener_limits(settings, shared=self._place is not None)
+        kept = MOST_KEPT if surroundings.reuse else 0
+        asked = "limits.connections" in settings.places
+        return Listener(
+            tuple((one.address.host, one.address.port) for one in settings.listen),
+            surroundings,
+            replace(limits, connections=admitted(limits.connections, kept, asked)),
+            self._tls.providers(),
+        )

@@ -1,0 +1,370 @@
+"""Several workers on one host: start them, keep them running, and be one sidecar to whoever asks.
+
+The workers listen on the same addresses; the kernel deals connections out (SO_REUSEPORT). This process serves no
+producer: it starts a worker again that ends by itself, hands signals on, and answers for all of them on the admin
+address. Each worker is a whole sidecar: it provisions by itself, which is done so that doing it twice does nothing.
+
+Source: socket(7), SO_REUSEPORT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from proxy.admin.pages import json_route
+from proxy.admin.server import Admin
+from proxy.app.attempts import Use
+from proxy.app.composition import cannot_listen
+from proxy.app.inquiry import JSON, TEXT
+from proxy.app.joint_reload import JointReload
+from proxy.app.joint_shadow import JointShadow
+from proxy.app.worker import Worker
+from proxy.broker.supervision import Supervisor
+from proxy.config.settings import Settings, changed_since, rules_files
+from proxy.net.remote_rules import remote_brokers
+from proxy.net.tasks import Tasks
+from proxy.net.tls_config import WantedTls
+from proxy.observe.exposition import PROCESS, Exposition
+from proxy.observe.merging import JointPage, Portion, read_portion
+from proxy.relay.counters import Counters
+from proxy.rules.loader import LoadedRules
+from proxy.yamlfile.kinds import Address
+
+_log = structlog.get_logger(__name__)
+
+#: Seconds before a worker is started again: first, and at most, when it ends again and again.
+AGAIN_SECONDS, AGAIN_MOST_SECONDS = 0.5, 30.0
+#: A worker that ran for so long is started again without having to wait for its past.
+STEADY_SECONDS = 60.0
+#: Seconds after which following the rules files counts as working again.
+_STEADY_SECONDS = 5.0
+#: Between two looks whether all are ready, at the start.
+_LOOK_SECONDS = 0.1
+#: Longest wait for pages that a worker answers at once.
+_PROMPT_SECONDS = 5.0
+#: Beyond `shutdown.deadline`, what a worker may take to end: close-oks, audit log.
+_END_SECONDS = 15.0
+_OK, _FAULTY = 0, 2
+_FOUND, _UNAVAILABLE, _UNUSABLE = 200, 503, 422
+#: Of the parent's numbers, what is none of its own: it serves nobody. Nor do its descriptors matter to producers.
+_NOT_OURS = "oxproxy_workers"
+
+
+def _reserve(address: Address) -> socket.socket:
+    """Bind an address that workers will listen on, so that its port is known and nobody else takes it.
+
+    Raises:
+        OSError: it is taken, also by others of ours, which would get a part of the connections.
+    """
+    family, *_, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as alone:
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        alone.bind(place)
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(place)
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def _json_of(answer: tuple[int, bytes]) -> object:
+    """Read an answer; an error page in its place is shown by its status."""
+    try:
+        return json.loads(answer[1])
+    except ValueError:
+        return f"answers with status {answer[0]}"
+
+
+def _reasons_in(answer: tuple[int, bytes], which: str) -> list[str]:
+    """Read the reasons that a worker gives; any other answer is one."""
+    said = _json_of(answer)
+    reasons = said.get(which) if isinstance(said, dict) else None
+    if isinstance(reasons, list):
+        return [str(reason) for reason in reasons]
+    return [f"answers with status {answer[0]}"] if which == "reasons" else []
+
+
+class Workers:
+    """All workers.
+
+    Args:
+        config: the configuration file.
+        settings: what is in it.
+        loaded: the compiled rules.
+        environ: environment, for secrets.
+        version: of this program.
+    """
+
+    def __init__(
+        self, config: Path, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], version: str
+    ) -> None:
+        """Build what needs no event loop; nothing is started yet.
+
+        Raises:
+            ConfigErrors: other brokers that the rules name can't be used as they say, or files of TLS can't.
+        """
+        self._config = config
+        self._settings = settings
+        self._environ = environ
+        self._version = version
+        self._counters = Counters(0)
+        self._counters.rules.version = loaded.rules.version
+        self._own = Exposition(self._counters, version)
+        self._workers: list[Worker] = []
+        #: what workers had counted that have ended
+        self._gone = Portion()
+        self._tasks = Tasks()
+        self._supervisor = Supervisor()
+        self._counters.control_failures = self._supervisor.failures
+        self._stopping = asyncio.Event()
+        self._all_ended = asyncio.Event()
+        self._were_ready = False
+        self._status = _OK
+        self._signals = 0
+        files = partial(rules_files, settings)
+        self._tls = WantedTls(settings)
+        self._check(loaded)()
+        rules = self._counters.rules
+        changed = partial(changed_since, settings, environ)
+        self._reload = JointReload(files, loaded, self._check, self._tell, rules, self._tasks, self._tls.files, changed)
+
+    async def serve(self) -> int:
+        """Run until told to stop; give the exit status.
+
+        Raises:
+            ConfigError: an address can't be listened on.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.request)
+        async with AsyncExitStack() as stack:
+            reserved = [stack.enter_context(self._reserved(index)) for index in range(len(self._settings.listen))]
+            await self._start_admin(stack)
+            ports = [held.getsockname()[1] for held in reserved]
+            self._workers = [Worker(number, self._config, ports) for number in range(1, self._settings.workers + 1)]
+            stack.push_async_callback(self._tasks.ended)
+            keeping = [self._tasks.start(self._keep(one), f"worker {one.number}") for one in self._workers]
+            settle = self._supervisor.keep("rules", partial(self._settle, ports), steady_seconds=_STEADY_SECONDS)
+            self._tasks.start(settle, "workers are ready")
+            await self._stopping.wait()
+            _log.info("draining", workers=len(self._workers))
+            for worker in self._workers:
+                worker.stop()
+            patience = self._settings.shutdown.deadline_seconds + _END_SECONDS
+            _, late = await asyncio.wait(keeping, timeout=patience)
+            if late:
+                _log.warning("workers have not ended in time", workers=len(late))
+                for worker in self._workers:
+                    worker.kill()
+                await asyncio.wait(late)
+            for worker in self._workers:
+                worker.close()
+        _log.info("stopped")
+        return self._status
+
+    def _reserved(self, index: int) -> socket.socket:
+        address = self._settings.listen[index].address
+        try:
+            return _reserve(address)
+        except OSError as error:
+            raise cannot_listen(self._settings, f"listen[{index}].address", address, error) from error
+
+    async def _start_admin(self, stack: AsyncExitStack) -> None:
+        address = self._settings.admin.address
+        if address is None:
+            return
+        explain, explain_text = (partial(self._first, form, "POST", "/explain") for form in (JSON, TEXT))
+        routes = [
+            json_route("POST", "/-/reload", self._reload_page),
+            json_route("POST", "/explain", explain, texting=explain_text),
+        ]
+        routes += JointShadow(self._tell_shadow).routes
+        page = JointPage(self._portions)
+        settings = self._settings.admin
+        admin = Admin(page, self._not_ready, self._show, settings.allow, routes, self._degraded, settings.hosts)
+        stack.push_async_callback(admin.stop)
+        try:
+            bound = await admin.start(address.host, address.port)
+        except OSError as error:
+            raise cannot_listen(self._settings, "admin.address", address, error) from error
+        _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def _keep(self, worker: Worker) -> None:
+        """Start a worker, and again whenever it ends by itself."""
+        loop = asyncio.get_running_loop()
+        again = AGAIN_SECONDS
+        while not self._stopping.is_set():
+            started = loop.time()
+            status = await self._run(worker)
+            if self._stopping.is_set():
+                return
+            if worker.shown is not None:
+                self._gone.add(worker.shown.growing())
+                worker.shown = None
+            if status == _FAULTY and not self._were_ready:
+                # As a single sidecar: what is wrong at the start does not get better by trying again.
+                self._status = _FAULTY
+                self._stopping.set()
+                return
+            again = AGAIN_SECONDS if loop.time() - started >= STEADY_SECONDS else again
+            if status is not None:
+                _log.error("worker ended by itself", number=worker.number, status=status, again_in_seconds=again)
+                worker.restarts += 1
+                self._counters.worker_restarts += 1
+            await self._rest(again)
+            again = min(2 * again, AGAIN_MOST_SECONDS)
+
+    @staticmethod
+    async def _run(worker: Worker) -> int | None:
+        """Start a worker and wait for its end; give its exit status, None where it can't be started now."""
+        try:
+            await worker.start()
+        except OSError as error:  # no process or no memory is left, say: others end
+            _log.error("worker can't be started", number=worker.number, error=error.strerror or str(error))
+            return None
+        _log.info("worker started", number=worker.number, process=worker.process_id)
+        return await worker.ended()
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    async def _settle(self, ports: Sequence[int]) -> None:
+        """Say when all are ready for the first time; from then on the files are followed."""
+        while not self._were_ready and await self._not_ready():  # noqa: ASYNC110 -- ready is what many processes say
+            await asyncio.sleep(_LOOK_SECONDS)
+        if not self._were_ready:
+            self._were_ready = True
+            listen = [f"{one.address.host}:{port}" for one, port in zip(self._settings.listen, ports, strict=True)]
+            _log.info("ready", listen=listen, workers=len(self._workers), rules=self._counters.rules.version)
+        await self._reload.watch()
+
+    def _stop(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            _log.warning("told to stop twice: ending at once")
+            for worker in self._workers:
+                worker.kill()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+        self._stopping.set()
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    async def _ask_all(
+        self, method: str, page: str, seconds: float = _PROMPT_SECONDS
+    ) -> list[tuple[Worker, tuple[int, bytes] | None]]:
+        answers = await asyncio.gather(*(one.ask(method, page, seconds=seconds) for one in self._workers))
+        return list(zip(self._workers, answers, strict=True))
+
+    async def _not_ready(self) -> list[str]:
+        reasons = await self._reasons("reasons") + self._supervisor.failing
+        return reasons + (["draining"] if self._stopping.is_set() else [])
+
+    async def _degraded(self) -> list[str]:
+        return await self._reasons("degraded")
+
+    async def _reasons(self, which: str) -> list[str]:
+        """Give what workers say of themselves, each thing once where all of them say it."""
+        found: dict[str, list[int]] = {}
+        for worker, answer in await self._ask_all("GET", "/readyz"):
+            silent = ["does not answer"] if which == "reasons" else []
+            for reason in silent if answer is None else _reasons_in(answer, which):
+                found.setdefault(reason, []).append(worker.number)
+        return [
+            reason if len(numbers) == len(self._workers) else f"worker {', '.join(map(str, numbers))}: {reason}"
+            for reason, numbers in found.items()
+        ]
+
+    async def _show(self) -> dict[str, object]:
+        reasons = await self._not_ready()
+        workers = [
+            {
+                "worker": worker.number,
+                "process": worker.process_id,
+                "restarts": worker.restarts,
+                "status": None if answer is None else _json_of(answer),
+            }
+            for worker, answer in await self._ask_all("GET", "/status")
+        ]
+        return {
+            "version": self._version,
+            "rules": self._counters.rules.version,
+            "last_reload": None if self._reload.last is None else self._reload.last.as_json(),
+            "ready": not reasons,
+            "not_ready": reasons,
+            "degraded": await self._degraded(),
+            "workers": workers,
+        }
+
+    async def _portions(self) -> list[Portion]:
+        """Give everybody's numbers; of a worker that does not answer, those that never go down, as last shown."""
+        own = read_portion(await self._own.portion())
+        own.series.pop(_NOT_OURS)
+        mine = own.series.get(PROCESS, {})
+        own.series[PROCESS] = {labels: value for labels, value in mine.items() if not labels[-1].endswith("_fds")}
+        portions = [own, self._gone]
+        for worker, answer in await self._ask_all("GET", "/-/portion"):
+            if answer is not None and answer[0] == _FOUND:
+                worker.shown = read_portion(answer[1])
+                portions.append(worker.shown)
+            elif worker.shown is not None:
+                portions.append(worker.shown.growing())
+        return portions
+
+    async def _first(self, form: str, method: str, page: str, body: bytes) -> tuple[int, object]:
+        """Let the first worker that is there answer: all have the same rules."""
+        for worker in self._workers:
+            answer = await worker.ask(method, page, body, accept=form)
+            if answer is not None:
+                status, text = answer[0], answer[1].decode().removesuffix("\n")
+                return status, text if status == _FOUND else json.loads(text)
+        return _UNAVAILABLE, {"errors": ["no worker answers"]}
+
+    async def _tell_shadow(self, method: str, body: bytes) -> list[tuple[int, bytes]]:
+        asked = [worker.ask(method, "/-/shadow", body) for worker in self._workers if worker.running]
+        return [answer for answer in await asyncio.gather(*asked) if answer is not None]
+
+    # -- rules ---------------------------------------------------------------------------------------------------------
+
+    async def _reload_page(self, _body: bytes) -> tuple[int, object]:
+        answer = await self._reload.reload("request")
+        status = _FOUND if not answer.errors else _UNUSABLE if answer.faulty else _UNAVAILABLE
+        return status, answer.as_json()
+
+    def _check(self, loaded: LoadedRules) -> Use:
+        """Find what can't be of other brokers that the rules name, and of the files of TLS.
+
+        Returns:
+            Notes which files to follow once the rules hold.
+
+        Raises:
+            ConfigErrors: what is wrong with it.
+        """
+        listening = [(one.address.host, one.address.port) for one in self._settings.listen]
+        return self._tls.read(remote_brokers(loaded, self._environ, listening))
+
+    async def _tell(self) -> list[tuple[int, int, bytes]]:
+        """Have all workers reload that are there; one that is being started reads the new files by itself."""
+        running = [worker for worker in self._workers if worker.running]
+        answers = await asyncio.gather(*(worker.ask("POST", "/-/reload") for worker in running))
+        return [(one.number, *(answer or (0, b""))) for one, answer in zip(running, answers, strict=True)]

@@ -1,0 +1,147 @@
+"""How sidecars tell each other that what clients declared has changed, so that the others need not wait for a look.
+
+A fanout exchange on the broker, one queue for each sidecar. A message says no more than which exchange changed: what
+it is now, the others read from the broker. Many changes in a moment are one message. Whatever goes wrong here costs
+speed alone, since everybody looks regularly. It must not know what is looked at. Source: RabbitMQ's guide on exchanges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import aiormq
+import structlog
+from aiormq.exceptions import AMQPError
+
+from proxy.amqp.frames import shortstr
+from proxy.broker.connection import ControlConnection
+from proxy.broker.login import cause_of
+from proxy.broker.supervision import Supervisor
+from proxy.errors import UpstreamError
+from proxy.values import RESERVED
+
+EXCHANGE = (RESERVED + b"announce").decode()
+#: Changes within this time are one message.
+_GATHER_SECONDS = 0.05
+#: Names in one message; more are said as "everything".
+_NAMES = 100
+_SENDER_BYTES = 8
+#: Longest wait for the broker to take a message.
+_DEADLINE_SECONDS = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+class Announcements:
+    """Says and hears changes in one virtual host.
+
+    Args:
+        connection: the control connection.
+        vhost: its name, for texts.
+        heard: called with the exchanges that another sidecar changed, None for "everything".
+        supervisor: runs what is being sent; None: its own.
+    """
+
+    def __init__(
+        self,
+        connection: ControlConnection,
+        vhost: str,
+        heard: Callable[[set[bytes] | None], None],
+        supervisor: Supervisor | None = None,
+    ) -> None:
+        """Prepare; `subscribe` begins."""
+        self._connection = connection
+        self._vhost = vhost
+        self._heard = heard
+        self._supervisor = supervisor or Supervisor()
+        self._sender = secrets.token_bytes(_SENDER_BYTES)
+        self._channel: aiormq.Channel | None = None
+        self._pending: set[bytes] = set()
+        self._sending: asyncio.Task[None] | None = None
+
+    async def subscribe(self) -> None:
+        """Begin to hear, on a connection that has just been opened; a refusal is logged, and goes without.
+
+        Raises:
+            UpstreamError: the connection was lost.
+        """
+        self._channel = None
+        channel = await self._connection.channel()
+        try:
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                await channel.exchange_declare(EXCHANGE, exchange_type="fanout", durable=True)
+                queue = str((await channel.queue_declare("", exclusive=True, auto_delete=True)).queue)
+                await channel.queue_bind(queue, EXCHANGE)
+                await channel.basic_consume(queue, self._received, no_ack=True)
+        except (AMQPError, RuntimeError, OSError, TimeoutError) as error:
+            self._failed(error)
+        else:
+            self._channel = channel
+
+    def announce(self, exchange: bytes) -> None:
+        """Say soon that an exchange has changed."""
+        if self._channel is None:
+            return
+        self._pending.add(exchange)
+        if self._sending is None or self._sending.done():
+            work = self._supervisor.keep("announcements", self._send, self._vhost)
+            self._sending = asyncio.get_running_loop().create_task(work)
+
+    async def close(self) -> None:
+        """Say what is left to say, and end."""
+        if self._sending is not None:
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    async def _send(self) -> None:
+        while self._pending:
+            await asyncio.sleep(_GATHER_SECONDS)
+            names, self._pending = self._pending, set()
+            channel = self._channel
+            if channel is None:
+                return
+            try:
+                async with asyncio.timeout(_DEADLINE_SECONDS):
+                    await channel.basic_publish(said(self._sender, names), exchange=EXCHANGE)
+            except (AMQPError, RuntimeError, OSError, TimeoutError, UpstreamError) as error:
+                self._channel = None
+                self._failed(error)
+
+    async def _received(self, message: Any) -> None:  # a DeliveredMessage; aiormq has no types
+        heard = understood(bytes(message.body))
+        if heard is not None and heard[0] != self._sender:
+            self._heard(heard[1])
+
+    def _failed(self, error: BaseException) -> None:
+        log.warning("changes are not announced", vhost=self._vhost, error=cause_of(error))
+
+
+def said(sender: bytes, names: set[bytes]) -> bytes:
+    """Write a message.
+
+    Args:
+        sender: who says it.
+        names: exchanges that have changed.
+    """
+    return sender + b"".join(map(shortstr, sorted(names))) if len(names) <= _NAMES else sender
+
+
+def understood(body: bytes) -> tuple[bytes, set[bytes] | None] | None:
+    """Read a message.
+
+    Returns:
+        The sender and the exchanges, None in their place for "everything"; None where it is no message.
+    """
+    sender, rest = body[:_SENDER_BYTES], body[_SENDER_BYTES:]
+    if len(sender) < _SENDER_BYTES:
+        return None
+    names: set[bytes] = set()
+    while rest:
+        end = 1 + rest[0]
+        if len(rest) < end:
+            return None
+        names.add(rest[1:end])
+        rest = rest[end:]
+    return sender, names or None

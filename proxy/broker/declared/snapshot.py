@@ -1,0 +1,256 @@
+"""The file that keeps what clients declared where the broker can't: ``delivery: queue``, or no management API.
+
+One line says format, version and checksum; then one JSON list a line. It is replaced whole or not at all. One that is
+damaged is refused and kept aside under another name: it may be all there is. It must not know when to write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from proxy.relay.vhost import BindingCopy, Declared, Delivery
+
+_MAGIC = b"oxproxy-snapshot"
+_VERSION = b"1"
+
+
+class ExchangeRecord(NamedTuple):
+    """An exchange that a client declared."""
+
+    vhost: str
+    name: bytes
+    delivery: Delivery
+    declared: Declared
+
+
+class BindingRecord(NamedTuple):
+    """A binding that a client made.
+
+    Args:
+        vhost: its virtual host.
+        exchange: the source, declared by a client or by a rules file.
+        destination_type: ``queue`` or ``exchange``.
+        destination: its name.
+        routing_key: the client's.
+        entries: raw entries of the client's table.
+        sequences: of every copy on the broker.
+        clients: users that made them.
+        marks: sequences of those under the destination's token.
+        signatures: of every copy; empty for one that has none.
+        keys: the key of every copy on the carrier.
+    """
+
+    vhost: str
+    exchange: bytes
+    destination_type: str
+    destination: bytes
+    routing_key: bytes
+    entries: bytes
+    sequences: tuple[int, ...]
+    clients: tuple[str, ...] = ()
+    marks: tuple[int, ...] = ()
+    signatures: tuple[bytes, ...] = ()
+    keys: tuple[bytes, ...] = ()
+
+    def copies(self, mark: bytes, key: bytes) -> list[BindingCopy]:
+        """Give the copies.
+
+        Args:
+            mark: key of those under the destination's token, where the file does not say it.
+            key: that of the others.
+        """
+        rows = zip_longest(self.sequences, self.clients, self.keys, self.signatures)
+        return [
+            BindingCopy(sequence, client or "", at or (mark if sequence in self.marks else key), signature or b"")
+            for sequence, client, at, signature in rows
+        ]
+
+
+class GrantRecord(NamedTuple):
+    """What some client was found to be allowed to bind.
+
+    Args:
+        vhost: its virtual host.
+        exchange: the source.
+        destination_type: ``queue`` or ``exchange``.
+        destination: its name.
+        key: says which client, to those who know its name.
+    """
+
+    vhost: str
+    exchange: bytes
+    destination_type: str
+    destination: bytes
+    key: bytes
+
+
+class Records(NamedTuple):
+    """Everything in a snapshot."""
+
+    exchanges: tuple[ExchangeRecord, ...] = ()
+    bindings: tuple[BindingRecord, ...] = ()
+    grants: tuple[GrantRecord, ...] = ()
+
+
+class Snapshot:
+    """The file.
+
+    Args:
+        path: where it is; its folder must exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Remember where."""
+        self.path = path
+
+    def load(self) -> Records:
+        """Read it; nothing where there is no file.
+
+        Raises:
+            ValueError: it was damaged, and has been moved aside; the text says where to.
+            OSError: it can't be read.
+        """
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return Records()
+        try:
+            return decode(data)
+        except ValueError as error:
+            aside = self._aside()
+            raise ValueError(f"{self.path} is damaged: {error}; kept as {aside}") from error
+
+    def save(self, records: Records) -> None:
+        """Replace it: afterwards the new one is there whole, or (also after a power cut) the old one.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        fresh = self.path.with_name(f".{self.path.name}.new")
+        with open(fresh, "wb", opener=_private) as file:
+            file.write(encode(records))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _aside(self) -> Path:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
+        os.replace(self.path, aside)
+        return aside
+
+
+def encode(records: Records) -> bytes:
+    """Write records down."""
+    lines = b"".join(_line(item) for item in _rows(records))
+    return b" ".join((_MAGIC, _VERSION, _checksum(lines))) + b"\n" + lines
+
+
+def decode(data: bytes) -> Records:
+    """Read what `encode` wrote.
+
+    Raises:
+        ValueError: it was not, or has changed since.
+    """
+    head, newline, lines = data.partition(b"\n")
+    parts = head.split(b" ")
+    if not newline or parts[0] != _MAGIC or len(parts) != 3:
+        raise ValueError("it does not begin as a snapshot does")
+    if parts[1] != _VERSION:
+        raise ValueError(f"its version is {parts[1].decode(errors='replace')}, expected {_VERSION.decode()}")
+    if parts[2] != _checksum(lines):
+        raise ValueError("its checksum does not fit")
+    exchanges: list[ExchangeRecord] = []
+    bindings: list[BindingRecord] = []
+    grants: list[GrantRecord] = []
+    try:
+        for line in lines.splitlines():
+            kind, *values = json.loads(line)
+            if kind == "exchange":
+                exchanges.append(_exchange(*values))
+            elif kind == "grant":
+                vhost, exchange, destination_type, destination, key = values
+                grants.append(GrantRecord(vhost, _bytes(exchange), destination_type, _bytes(destination), _bytes(key)))
+            else:
+                bindings.append(_binding(*values))
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(f"unknown kind of line: {error}") from error
+    return Records(tuple(exchanges), tuple(bindings), tuple(grants))
+
+
+def _rows(records: Records) -> Iterator[Iterable[object]]:
+    for one in records.exchanges:
+        flags = (one.declared.durable, one.declared.auto_delete, one.declared.internal)
+        kept = (*flags, _packed(one.declared.entries), one.declared.sequence)
+        yield "exchange", one.vhost, _text(one.name), one.delivery.value, *kept
+    for each in records.bindings:
+        names = (_text(each.exchange), each.destination_type, _text(each.destination), _text(each.routing_key))
+        copies = (each.sequences, each.clients, each.marks)
+        # As numbers: version 0.1 takes every list after the clients for one of numbers.
+        more = (tuple(map(_number, each.signatures)), tuple(map(_number, each.keys)))
+        yield "binding", each.vhost, *names, _packed(each.entries), *copies, *more
+    for grant in records.grants:
+        names = (_text(grant.exchange), grant.destination_type, _text(grant.destination), _text(grant.key))
+        yield "grant", grant.vhost, *names
+
+
+def _line(row: Iterable[object]) -> bytes:
+    return json.dumps(tuple(row), separators=(",", ":")).encode() + b"\n"
+
+
+def _exchange(vhost: str, name: str, delivery: str, *values: Any) -> ExchangeRecord:  # JSON of any shape
+    durable, auto_delete, internal, entries, sequence = values
+    declared = Declared(bool(durable), bool(auto_delete), bool(internal), b64decode(entries), int(sequence))
+    return ExchangeRecord(vhost, _bytes(name), Delivery(delivery), declared)
+
+
+def _binding(vhost: str, exchange: str, kind: str, destination: str, *values: Any) -> BindingRecord:  # as above
+    key, entries, sequences, clients, *more = values  # what was written before there were marks has none
+    numbers = tuple(int(number) for number in sequences)
+    if not numbers:
+        raise ValueError("a binding without a sequence")
+    names = (_bytes(exchange), kind, _bytes(destination), _bytes(key))
+    marks, signatures, keys, *_ = (*(tuple(map(int, found)) for found in more), (), (), ())
+    written = tuple(map(_of_number, signatures)), tuple(map(_of_number, keys))
+    return BindingRecord(vhost, *names, b64decode(entries), numbers, tuple(map(str, clients)), marks, *written)
+
+
+def _checksum(lines: bytes) -> bytes:
+    return blake2b(lines, digest_size=16).hexdigest().encode()
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(b"\1" + data, "big")  # the first byte keeps zeros that follow it
+
+
+def _of_number(number: int) -> bytes:
+    return number.to_bytes((number.bit_length() + 7) // 8, "big")[1:]
+
+
+def _packed(entries: bytes) -> str:
+    return b64encode(entries).decode()
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,160 @@
+"""What one key of the configuration is, and how a section of such keys is read and listed.
+
+The dataclasses of `settings` are made of these: ``Annotated[int, Key(whole(1, 10), "what it does")]`` is a
+key, a field of a dataclass type is a section (with ``| None`` one that may be absent), a tuple of them a list of
+sections. It knows no key by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from types import UnionType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from proxy.yamlfile.faults import Faults, Place
+from proxy.yamlfile.fields import Fields, warn_of_variables
+from proxy.yamlfile.kinds import Kind, UnexpectedError, unfold
+from proxy.yamlfile.nodes import Node, Scalar, Sequence, join, shown
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key.
+
+    Args:
+        kind: how its value is written.
+        doc: what it does, in one sentence for the documentation.
+        name: the key in the file, where it differs from the attribute.
+    """
+
+    kind: Kind[Any]  # of whatever type the attribute has
+    doc: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One attribute of a section: a key, a section, or a list of sections."""
+
+    attribute: str
+    name: str
+    key: Key | None = None
+    section: type[DataclassInstance] | None = None
+    several: bool = False
+    #: None where it is not written
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key as the documentation lists it: ``limits.frame_max`` or ``listen[].address``."""
+
+    path: str
+    default: str
+    doc: str
+
+
+@lru_cache
+def members(kind: type[DataclassInstance]) -> tuple[Member, ...]:
+    """Give what can stand in a section."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(found for name, hint in hints.items() if (found := _member(name, hint)) is not None)
+
+
+def _member(name: str, hint: object) -> Member | None:
+    for mark in getattr(hint, "__metadata__", ()):
+        if isinstance(mark, Key):
+            return Member(name, mark.name or name, key=mark)
+    item = get_args(hint)[0] if get_args(hint) else hint
+    if isinstance(item, type) and dataclasses.is_dataclass(item):
+        return Member(name, name, None, item, get_origin(hint) is tuple, get_origin(hint) is UnionType)
+    return None
+
+
+def entries(section: DataclassInstance, path: str = "") -> Iterator[Entry]:
+    """List every key under a section that holds the defaults."""
+    for member in members(type(section)):
+        value = getattr(section, member.attribute)
+        here = join(path, member.name)
+        if member.key is not None:
+            yield Entry(here, member.key.kind.write(value), member.key.doc)
+        elif member.several and member.section is not None:
+            yield from entries(value[0] if value else member.section(), here + "[]")
+        elif value is None and member.section is not None:
+            yield from entries(member.section(), here)
+        else:
+            yield from entries(value, here)
+
+
+def differences(before: DataclassInstance, after: DataclassInstance, path: str = "") -> Iterator[str]:
+    """Give the dotted path of every key whose value differs between two sections of one kind."""
+    same = True
+    for member in members(type(before)):
+        old, new = getattr(before, member.attribute), getattr(after, member.attribute)
+        if old == new:
+            continue
+        same = False
+        here = join(path, member.name)
+        if member.key is not None or old is None or new is None or (member.several and len(old) != len(new)):
+            yield here
+        elif member.several:
+            for index, (one, other) in enumerate(zip(old, new, strict=True)):
+                yield from differences(one, other, f"{here}[{index}]") if one != other else ()
+        else:
+            yield from differences(old, new, here)
+    if same and before != after:  # what a key leads to, such as the content of a file
+        yield path
+
+
+def read_section(kind: type[D], fields: Fields, places: dict[str, Place]) -> D:
+    """Read one section; keys that are not there, or not as expected, get their defaults.
+
+    Args:
+        kind: the dataclass of the section.
+        fields: the mapping to read; takes the faults.
+        places: filled with the place of every key that was written.
+    """
+    values: dict[str, object] = {}
+    for member in members(kind):
+        node = fields.take(member.name)
+        if node is None:
+            continue
+        path = fields.at(member.name)
+        places[path] = fields.place_of(member.name)
+        if member.key is not None:
+            warn_of_variables(node, path, fields.faults)
+        try:
+            values[member.attribute] = _read(member, node, path, fields.faults, places)
+        except UnexpectedError as error:
+            fields.faults.error(error.place or node.place, path + error.path, str(error))
+    fields.finish()
+    return kind(**values)
+
+
+def _read(member: Member, node: Node, path: str, faults: Faults, places: dict[str, Place]) -> object:
+    if member.key is not None:
+        return member.key.kind.read(node)
+    if member.section is None:
+        raise TypeError(f"{member.attribute} is neither a key nor a section")
+    if member.optional and isinstance(node, Scalar) and not node.absent and node.value is None:
+        return None
+    unfolded = unfold(node, faults)
+    if unfolded is None:
+        raise UnexpectedError("seen something else, expected a list or a mapping as in YAML")
+    if not member.several:
+        return read_section(member.section, Fields(unfolded, path, faults), places)
+    if not isinstance(unfolded, Sequence) or not unfolded.items:
+        seen = "an empty list" if isinstance(unfolded, Sequence) else shown(unfolded)
+        raise UnexpectedError(f"seen {seen}, expected a list with at least one item")
+    return tuple(
+        read_section(member.section, Fields(item, f"{path}[{index}]", faults), places)
+        for index, item in enumerate(unfolded.items)
+    )

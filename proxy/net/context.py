@@ -1,0 +1,79 @@
+"""What do all sessions share? The way to RabbitMQ, virtual hosts, counters, limits, the audit log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from proxy.net.remote_pool import RemotePool
+from proxy.net.reuse import Reuse
+from proxy.net.throttle import Pacing
+from proxy.net.upstream import Upstream
+from proxy.net.vhosts import Vhosts
+from proxy.relay.allowance import Allowances, Rates
+from proxy.relay.conversation import Limits
+from proxy.relay.counters import Counters
+from proxy.relay.withheld import Lines
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Deadlines and limits of one session.
+
+    Args:
+        handshake_seconds: from the first byte to Connection.OpenOk.
+        close_seconds: from a Connection.Close to the end of the socket.
+        bind_seconds: a publish or a declare waits this long for the control plane.
+        frame_max: largest frame offered to producers, in bytes.
+        channels: most channels of one connection.
+        idle_seconds: longest time without a frame but heartbeats; 0: without end.
+        relay: limits of the relay.
+    """
+
+    handshake_seconds: float = 10.0
+    close_seconds: float = 5.0
+    bind_seconds: float = 5.0
+    frame_max: int = 131072
+    channels: int = 65535
+    idle_seconds: float = 0.0
+    relay: Limits = field(default_factory=Limits)
+
+
+class Gate(Lines, Protocol):
+    """The audit log as sessions see it: what has to wait for it."""
+
+    @property
+    def strict(self) -> bool:
+        """Whether no confirm may be relayed before its line is on disk."""
+
+    #: whether producers have to wait
+    full: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all sessions share.
+
+    Args:
+        upstream: how RabbitMQ is reached.
+        vhosts: plans and control plane.
+        counters: what the process counts.
+        limits: see SessionLimits.
+        version: our version, told to both sides.
+        audit: the audit log, where confirms have to wait for it or producers for its disk.
+        remotes: links to other brokers.
+        allowances: what each user may publish.
+        reuse: upstream connections that wait for another producer, where they do.
+        pacing: slows producers down that spend regex budgets.
+    """
+
+    upstream: Upstream
+    vhosts: Vhosts
+    counters: Counters
+    limits: SessionLimits
+    version: str
+    audit: Gate | None = None
+    remotes: RemotePool | None = None
+    allowances: Allowances = field(default_factory=lambda: Allowances(Rates()))
+    reuse: Reuse | None = None
+    pacing: Pacing = field(default_factory=Pacing)

@@ -1,0 +1,120 @@
+"""Which ways of TLS do configuration and rules ask for? Settings in, what `net.tls` and the control plane take out.
+
+Source: the interface of the configuration; RabbitMQ "TLS Support", "Management Plugin" (TLS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from proxy.broker.settings import TlsSettings
+from proxy.config.settings import Settings
+from proxy.net.remote_endpoints import RemoteBroker
+from proxy.net.remote_pool import RemotePool
+from proxy.net.tls import ClientTls, Contexts, Provider, ServerTls
+
+
+class WantedTls:
+    """TLS of one sidecar: what it is made of, and its contexts in use.
+
+    Args:
+        settings: the configuration.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Look at the settings; no file is read yet."""
+        self.contexts = Contexts()
+        self._management = settings.upstream.management
+        self._addresses = settings.upstream.addresses
+        #: what each section of the configuration asks for, by its dotted path
+        self.sections: dict[str, ServerTls | ClientTls] = {}
+        #: of each listener that is not plain TCP, by (host, port)
+        self.listeners: dict[tuple[str, int], ServerTls] = {}
+        for index, one in enumerate(settings.listen):
+            if one.tls is not None and one.tls.certificate is not None and one.tls.key is not None:
+                found = ServerTls(
+                    settings.folder / one.tls.certificate,
+                    settings.folder / one.tls.key,
+                    _beside(settings.folder, one.tls.client_ca),
+                    one.tls.client_verify == "required",
+                )
+                self.listeners[one.address.host, one.address.port] = found
+                self.sections[f"listen[{index}].tls"] = found
+        #: to the broker; None for plain TCP
+        self.upstream: ClientTls | None = None
+        tls = settings.upstream.tls
+        if tls is not None:
+            files = (_beside(settings.folder, name) for name in (tls.ca, tls.certificate, tls.key))
+            ca, certificate, key = files
+            self.upstream = ClientTls(ca, tls.server_name, certificate, key, tls.verify)
+            self.sections["upstream.tls"] = self.upstream
+        #: to brokers that the rules in force name
+        self._remote: list[ClientTls] = []
+
+    def read(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
+        """Read all files, those of brokers that the rules name as well; see `Contexts.read`.
+
+        Args:
+            brokers: by virtual host and name.
+
+        Returns:
+            Makes what was read hold for new connections.
+
+        Raises:
+            ConfigErrors: files that can't be used.
+        """
+        remote = [one.tls for found in brokers.values() for one in found.values() if one.tls is not None]
+        use_contexts = self.contexts.read([*self.sections.values(), *remote])
+
+        def use() -> None:
+            self._remote = remote
+            use_contexts()
+
+        return use
+
+    def read_for(self, remotes: RemotePool, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
+        """As `read`; what it gives makes the brokers hold as well."""
+        use_contexts = self.read(brokers)
+
+        def use() -> None:
+            remotes.brokers = brokers
+            use_contexts()
+
+        return use
+
+    def files(self) -> list[Path]:
+        """List the files that the configuration names, and those of brokers that the rules in force name."""
+        return sorted({path for tls in (*self.sections.values(), *self._remote) for path in files_of(tls)})
+
+    def providers(self) -> dict[tuple[str, int], Provider]:
+        """Give what makes contexts for producers, by (host, port) of the listener."""
+        return {address: partial(self.contexts.of, tls) for address, tls in self.listeners.items()}
+
+    def control(self) -> TlsSettings | None:
+        """Give TLS of the control user's connections."""
+        return self._to_broker(self.upstream.server_name) if self.upstream is not None else None
+
+    def management(self) -> TlsSettings | None:
+        """Give TLS of the management API: as to the broker, but `server_name` is for the broker's own host only."""
+        parts = urlsplit(self._management or "")
+        if self.upstream is None or parts.scheme != "https":
+            return None
+        same = any(address.host == parts.hostname for address in self._addresses)
+        return self._to_broker(self.upstream.server_name if same else None)
+
+    def _to_broker(self, server_name: str | None) -> TlsSettings | None:
+        tls = self.upstream
+        return None if tls is None else TlsSettings(partial(self.contexts.of, tls), server_name, tls.words)
+
+
+def _beside(folder: Path, name: str | None) -> Path | None:
+    return None if name is None else folder / name
+
+
+def files_of(tls: ServerTls | ClientTls) -> Iterator[Path]:
+    """List the files that it is made of."""
+    authorities = tls.client_ca if isinstance(tls, ServerTls) else tls.ca
+    yield from (path for path in (tls.certificate, tls.key, authorities) if path is not None)

@@ -1,0 +1,242 @@
+"""What does the audit log learn of a connection? One line per publish, a settle line where there is more to say.
+
+The publish path appends ready-made bytes; what a line looks like and where it goes is the journal's business.
+
+Source: the audit record in docs/audit.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from proxy.amqp.frames import U32
+from proxy.amqp.tables import pick
+from proxy.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from proxy.relay.channel import Channel, Publish
+    from proxy.relay.withheld import Withheld
+
+#: Mandatory publishes of a channel that a return may still name; beyond that the oldest are forgotten. With confirms
+#: those that are settled go at once: the broker returns a message before it confirms it.
+_MANDATORY, _MANDATORY_CONFIRMING = 4096, 65536
+#: Exchanges passed through whose constant part of a line is kept.
+_TEMPLATES = 1024
+#: flags and sizes of the properties between header table and message id; 0: a short string
+_BEFORE_MESSAGE_ID = ((0x1000, 1), (0x0800, 1), (0x0400, 0), (0x0200, 0), (0x0100, 0))
+_MESSAGE_ID = 0x0080
+
+
+class Template(Protocol):
+    """The constant part of the lines of one decision."""
+
+    #: microseconds of the decision, until a line has told them
+    decide_us: float | None
+
+    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str) -> str:
+        """What lines of equal publishes end with, behind their number."""
+
+    def timed(self, ending: str) -> str:
+        """The same with `decide_us`, which is told once."""
+
+
+class Journal(Protocol):
+    """The audit log as the wire sees it."""
+
+    #: whether publishes that no rule touches are left out
+    ruled_only: bool
+    #: headers whose values may be shown
+    names: frozenset[bytes]
+
+    def opening(self) -> str:
+        """How the lines of what is read now begin."""
+
+    def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
+        """What a channel fixes, behind the opening; the publish's number and the ending follow."""
+
+    def template(
+        self,
+        exchange: bytes,
+        outcome: str,
+        queues: Iterable[bytes],
+        exchanges: Iterable[bytes],
+        bindings: Iterable[str],
+        reason: str | None,
+        remotes: Iterable[str] = (),
+        rule: int | None = None,
+        decide_us: float | None = None,
+    ) -> Template:
+        """What a decision fixes."""
+
+    def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
+        """The allow-listed headers."""
+
+    def append(self, line: bytes) -> None:
+        """Take one line."""
+
+    def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
+        """Tell what the broker said of a publish."""
+
+
+class ConnectionAudit:
+    """The audit of one producer connection.
+
+    Args:
+        journal: the log.
+        conn: id of the connection.
+        user: name the producer logged in with.
+        vhost: its virtual host.
+        withheld: confirms that wait for lines, where they have to.
+    """
+
+    __slots__ = (
+        "_conn",
+        "_journal",
+        "_once",
+        "_opening",
+        "_passed",
+        "_user",
+        "_vhost",
+        "_withheld",
+        "append",
+        "ruled_only",
+    )
+
+    def __init__(self, journal: Journal, conn: str, user: str, vhost: str, withheld: Withheld | None = None) -> None:
+        """Start with no publish."""
+        self._withheld = withheld
+        self._journal = journal
+        self._conn = conn
+        self._user = user
+        self._vhost = vhost
+        self._passed: dict[bytes, Template] = {}
+        self.append = journal.append
+        self.ruled_only = journal.ruled_only
+        self._opening = ""
+        #: ending of the next line alone
+        self._once = ""
+
+    def begin(self) -> None:
+        """Something was read: take the time."""
+        self._opening = self._journal.opening()
+
+    def renew(self) -> None:
+        """The rules may have changed: lines name the version in force."""
+        self._passed.clear()
+
+    def origin(self, channel: int) -> str:
+        """What a channel fixes in its lines."""
+        return self._journal.origin(self._conn, self._user, self._vhost, channel)
+
+    def passing(self, publish: Publish, data: bytes, start: int, stop: int, size: int) -> str:
+        """Give the `ending` for a publish to an exchange that is not evaluated here."""
+        if self._journal.names or data[start + 20] & _MESSAGE_ID:
+            return self.ending(self._passed_to(publish.exchange), publish, data, start, stop, size)
+        known = publish.ending
+        if known is None or known[0] != size:
+            ending = self.ending(self._passed_to(publish.exchange), publish, data, start, stop, size)
+            known = publish.ending = (size, ending)
+        return known[1]
+
+    def _passed_to(self, exchange: bytes) -> Template:
+        found = self._passed.get(exchange)
+        if found is None:
+            if len(self._passed) >= _TEMPLATES:
+                self._passed.clear()
+            found = self._passed[exchange] = self._journal.template(exchange, "passed", (), (), (), None)
+        return found
+
+    def _facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
+        """Read message id, None where there is none, and allow-listed headers of a content header frame."""
+        flags = (data[start + 19] << 8) | data[start + 20]
+        if not self._journal.names and not flags & _MESSAGE_ID:
+            return None, "{}"
+        try:
+            return self._read(data, start, stop, flags)
+        except (IndexError, struct.error, ProtocolError):  # malformed: the broker's answer tells, not the audit
+            return None, "{}"
+
+    def _read(self, data: bytes, start: int, stop: int, flags: int) -> tuple[bytes | None, str]:
+        names = self._journal.names
+        headers = "{}"
+        at = start + 21
+        for flag in (0x8000, 0x4000):
+            if flags & flag:
+                at += 1 + data[at]
+        if flags & 0x2000:
+            first = at + 4
+            at = first + U32.unpack_from(data, at)[0]
+            if names and at < stop:
+                headers = self._journal.headers(pick(data, first, at, names))
+        if not flags & _MESSAGE_ID:
+            return None, headers
+        for flag, size in _BEFORE_MESSAGE_ID:
+            if flags & flag and at < stop:
+                at += size or 1 + data[at]
+        behind = at + 1 + data[at]
+        return (data[at + 1 : behind] if behind < stop else None), headers
+
+    def ending(self, template: Template, publish: Publish, data: bytes, start: int, stop: int, size: int) -> str:
+        """Render what the lines of publishes with one method frame, header frame and body size end with.
+
+        Where their decision has just been made and measured, the next line says how long it took.
+
+        Args:
+            template: what the decision fixes.
+            publish: the method.
+            data: bytes with the content header frame in them.
+            start: its offset.
+            stop: offset behind it.
+            size: bytes of the body.
+        """
+        message_id, headers = self._facts(data, start, stop)
+        ending = template.ending(publish.routing_key, message_id, size, headers)
+        if template.decide_us is not None:
+            self._once = template.timed(ending)
+        return ending
+
+    def publish(self, publish: Publish, ending: str, seq: int) -> None:
+        """Write the line of one publish.
+
+        Args:
+            publish: its method.
+            ending: from `ending`.
+            seq: its number on the channel, from 1.
+        """
+        channel = publish.channel
+        origin = channel.origin
+        if not origin:
+            origin = channel.origin = self.origin(channel.number)
+        if self._once:
+            ending, self._once = self._once, ""
+        self.append(f"{self._opening}{origin}{seq}{ending}".encode())
+        if self._withheld is not None:
+            self._withheld.wrote(channel)
+        if publish.mandatory:
+            if channel.mandatory is None:
+                channel.mandatory = deque()
+            elif len(channel.mandatory) >= (_MANDATORY_CONFIRMING if channel.confirming else _MANDATORY):
+                channel.mandatory.popleft()
+            channel.mandatory.append((seq, publish.exchange, publish.routing_key))
+
+    def returned(self, channel: Channel, exchange: bytes, routing_key: bytes) -> None:
+        """The broker returned a publish, as the producer addressed it: returns come in the order of publishes."""
+        waiting = channel.mandatory
+        while waiting:
+            seq, to, key = waiting.popleft()
+            if to == exchange and key == routing_key:
+                self._journal.settle(self._conn, channel.number, seq, "returned")
+                return
+
+    def settled(self, channel: Channel, producer_tag: int, result: str, confirm_us: float | None = None) -> None:
+        """The broker confirmed, refused or lost a publish."""
+        self._journal.settle(self._conn, channel.number, channel.before + producer_tag, result, confirm_us)
+
+    def lost(self, channel: Channel) -> None:
+        """The connection ended: nobody will hear of what is not settled."""
+        if channel.confirming:
+            for tag in channel.settled.outstanding(channel.published):
+                self.settled(channel, tag, "lost")

@@ -1,0 +1,265 @@
+"""Broker to producer: what does a method mean for its channel or the connection?
+
+Source: AMQP 0-9-1 spec, 1.4 to 1.8; RabbitMQ guides "Publisher confirms" and "Blocked connections".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from proxy.amqp import methods
+from proxy.amqp.frames import U32
+from proxy.amqp.method_arguments import read_ack, read_nack, read_queue_declare_ok, read_return
+from proxy.amqp.method_frames import connection_close_ok
+from proxy.amqp.methods import method_frame
+from proxy.relay.channel import Channel, Content, Expected, Life
+from proxy.relay.conversation import Conversation, EnsureQueue, Phase
+from proxy.relay.declare.own_bindings import bind_tokens, tokens_of
+from proxy.relay.settling import confirm
+
+_ANSWERS = frozenset(
+    (
+        methods.EXCHANGE_DECLARE_OK,
+        methods.EXCHANGE_DELETE_OK,
+        methods.EXCHANGE_BIND_OK,
+        methods.EXCHANGE_UNBIND_OK,
+        methods.QUEUE_DECLARE_OK,
+        methods.QUEUE_DELETE_OK,
+        methods.QUEUE_BIND_OK,
+        methods.QUEUE_UNBIND_OK,
+    )
+)
+_LOOKS = frozenset((methods.QUEUE_DECLARE, methods.EXCHANGE_DECLARE))
+_WITH_CONTENT = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
+
+
+class BrokerMethods:
+    """Takes the broker's methods that are looked at.
+
+    Args:
+        conversation: what both directions share.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        """Find out which methods matter here."""
+        self._conversation = conversation
+        self._channel = {
+            methods.BASIC_ACK: self._ack,
+            methods.BASIC_NACK: self._nack,
+            methods.BASIC_RETURN: self._return,
+            methods.TX_COMMIT_OK: self._commit_ok,
+            methods.CHANNEL_OPEN_OK: self._opened,
+            methods.CHANNEL_CLOSE: self._close,
+            methods.CHANNEL_CLOSE_OK: self._close_ok,
+            methods.BASIC_DELIVER: self._content,
+            methods.BASIC_GET_OK: self._content,
+            **dict.fromkeys(_ANSWERS, self._answer),
+        }
+        self._connection = {
+            methods.CONNECTION_CLOSE: self._connection_close,
+            methods.CONNECTION_CLOSE_OK: self._connection_close_ok,
+            methods.CONNECTION_BLOCKED: self._blocked,
+            methods.CONNECTION_UNBLOCKED: self._unblocked,
+        }
+        self._everything = frozenset(self._channel) | frozenset(self._connection)
+        self._without_content = self._everything - _WITH_CONTENT
+
+    @property
+    def looked_at(self) -> frozenset[int]:
+        """Methods that are not copied through unseen; deliveries only where an address may have to be restored."""
+        return self._everything if self._conversation.state.restores else self._without_content
+
+    def connection(self, frame: bytes) -> bool:
+        """Take a method on channel 0; answer whether it goes to the producer as it came."""
+        index = U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0
+        taken = self._connection.get(index)
+        return taken() if taken else self._conversation.phase is not Phase.CLOSING
+
+    def channel(self, channel: Channel, index: int, frame: bytes) -> bool:
+        """Take a method on an open channel; answer whether it goes to the producer as it came."""
+        taken = self._channel.get(index)
+        return taken(channel, frame) if taken else True
+
+    def closing(self, channel: Channel, index: int) -> bool:
+        """Take a frame on a channel that was closed by the broker or by us: all but its closing is discarded."""
+        conversation = self._conversation
+        if index == methods.CHANNEL_CLOSE_OK:
+            if channel.owed_close_ok or channel.closes:
+                # To a close of the producer that crossed the other one: it waits for this answer, too.
+                channel.owed_close_ok = channel.closes = False
+                return True
+            channel.discard_upstream = False
+            conversation.mark(channel)
+            if channel.life is Life.OPEN:  # the producer uses the number again already
+                conversation.resumable.append(channel)
+        elif (
+            index == methods.CHANNEL_CLOSE
+            and not conversation.upstream_closing
+            and channel.life is not Life.CLOSED_UPSTREAM  # the producer's answer to the first is under way
+        ):
+            conversation.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
+        return False
+
+    def _ack(self, channel: Channel, frame: bytes) -> bool:
+        tag, multiple = read_ack(frame[7:-1])
+        return self._settle(channel, tag, multiple, ack=True) and not self._conversation.withhold(channel, frame)
+
+    def _nack(self, channel: Channel, frame: bytes) -> bool:
+        tag, multiple, _ = read_nack(frame[7:-1])
+        return self._settle(channel, tag, multiple, ack=False) and not self._conversation.withhold(channel, frame)
+
+    def _commit_ok(self, channel: Channel, frame: bytes) -> bool:
+        return not self._conversation.withhold(channel, frame)
+
+    def _settle(self, channel: Channel, tag: int, multiple: bool, *, ack: bool) -> bool:
+        conversation = self._conversation
+        counters = conversation.counters
+        if channel.ledger is None:
+            refused = () if ack else self._refused(channel, tag, multiple)
+            count = channel.settled.settle(tag, multiple, channel.published)
+            if ack:
+                counters.confirms_acked += count
+            else:
+                counters.confirms_nacked += count
+                if conversation.audit is not None:
+                    for producer_tag in refused:
+                        conversation.audit.settled(channel, producer_tag, "nacked")
+            if channel.sample is not None:
+                conversation.time_confirm(channel)
+            channel.forget_mandatory()
+            return True
+        for producer_tag, acked in channel.ledger.settle(tag, multiple, ack):
+            confirm(conversation, channel, producer_tag, acked)
+        return False
+
+    @staticmethod
+    def _refused(channel: Channel, tag: int, multiple: bool) -> Sequence[int]:
+        """Tags that a nack settles."""
+        return channel.settled.outstanding(min(tag or channel.published, channel.published)) if multiple else (tag,)
+
+    def _return(self, channel: Channel, frame: bytes) -> bool:
+        conversation = self._conversation
+        if conversation.state.restores or channel.returns:  # its header tells whose it is
+            return self._content(channel, frame)
+        conversation.counters.returns += 1
+        if conversation.audit is not None:
+            _, _, exchange, routing_key = read_return(frame[7:-1])
+            conversation.audit.returned(channel, exchange, routing_key)
+        conversation.unfinished[channel.number] = -1
+        return True
+
+    def _content(self, channel: Channel, frame: bytes) -> bool:
+        channel.returned = frame
+        self._conversation.mark(channel)
+        return False
+
+    def _opened(self, channel: Channel, frame: bytes) -> bool:
+        channel.opened = True
+        self._conversation.counters.channels += 1
+        return True
+
+    def _answer(self, channel: Channel, frame: bytes) -> bool:
+        """Take the answer to a request about exchanges, queues or bindings: the producer's or one of ours."""
+        index = U32.unpack_from(frame, 7)[0]
+        if not channel.replies or channel.replies[0].reply != index:
+            return True
+        expected = channel.replies.popleft()
+        if expected.taken is not None:
+            return expected.taken(frame)
+        if index == methods.QUEUE_DECLARE_OK:
+            return self._declared(channel, frame, expected)
+        if index == methods.QUEUE_DELETE_OK:
+            self._conversation.inventory.queue_deleted(expected.queue)
+        return True
+
+    def _declared(self, channel: Channel, frame: bytes, asked: Expected) -> bool:
+        """Keep a declare-ok back until the queue has its tokens."""
+        conversation = self._conversation
+        queue = read_queue_declare_ok(frame[7:-1]).queue
+        channel.last_queue = queue
+        exclusive = asked.exclusive and not asked.passive
+        conversation.inventory.queue_declared(queue, exclusive)
+        if conversation.upstream_closing or not conversation.inventory.interested(queue):
+            return True
+        wanted = tokens_of(conversation.state, queue)
+        if asked.passive and wanted and all(destination in owned.bound for owned, destination in wanted):
+            return True
+        channel.held_back = [frame]
+        conversation.held_back_bytes += len(frame)
+        conversation.mark(channel)
+        if exclusive and wanted:
+            done = partial(conversation.released.append, channel)
+            bind_tokens(conversation, wanted, done, conversation.state.missing)
+        else:
+            conversation.requests.append(EnsureQueue(channel, queue))
+        return False
+
+    def _close(self, channel: Channel, frame: bytes) -> bool:
+        conversation = self._conversation
+        conversation.drop_held(channel)
+        if channel.content is Content.HEADER or channel.collected is not None:  # nothing of that publish is upstream
+            channel.content = Content.METHOD
+            channel.publish = None
+            channel.remaining = 0
+            conversation.drop_collected(channel)
+        conversation.end_confirms(channel)
+        refusal = _of_what_was_asked(channel, frame)
+        if refusal != frame:
+            conversation.say(channel, refusal)
+        channel.replies.clear()  # none of them will come
+        channel.life = Life.CLOSED_UPSTREAM
+        conversation.shape += 1
+        conversation.mark(channel)
+        return refusal == frame
+
+    def _close_ok(self, channel: Channel, frame: bytes) -> bool:
+        if channel.owed_close_ok:
+            channel.owed_close_ok = False
+            return True
+        if not channel.closes:  # nobody has asked: it ends nothing
+            return False
+        channel.closes = False
+        self._conversation.forget(channel)
+        return True
+
+    def _connection_close(self) -> bool:
+        conversation = self._conversation
+        if conversation.phase is Phase.OPEN and conversation.last_frame is None:
+            conversation.phase = Phase.CLOSING
+            conversation.forget_all()
+            return True
+        conversation.to_upstream.append(connection_close_ok())
+        conversation.upstream_closing = conversation.upstream_done = True
+        if conversation.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):  # the producer has said goodbye itself
+            conversation.producer_answered()
+            conversation.to_producer.append(connection_close_ok())
+        return False
+
+    def _connection_close_ok(self) -> bool:
+        conversation = self._conversation
+        conversation.upstream_done = True
+        if conversation.phase is Phase.PRODUCER_CLOSES:
+            conversation.producer_answered()
+            return True
+        return False
+
+    def _blocked(self) -> bool:
+        conversation = self._conversation
+        conversation.counters.upstream_blocked += not conversation.blocked
+        conversation.blocked = True
+        return conversation.phase is not Phase.CLOSING
+
+    def _unblocked(self) -> bool:
+        conversation = self._conversation
+        conversation.counters.upstream_blocked -= conversation.blocked
+        conversation.blocked = False
+        return conversation.phase is not Phase.CLOSING
+
+
+def _of_what_was_asked(channel: Channel, close: bytes) -> bytes:
+    """Give a close as if what we looked for with a declare had been asked for by the method that the producer sent."""
+    asked = channel.replies[0].asked if channel.replies else 0
+    if not asked or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
+        return close
+    return close[: -1 - U32.size] + U32.pack(asked) + close[-1:]

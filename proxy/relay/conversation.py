@@ -1,0 +1,438 @@
+"""What the two directions of one producer connection share: channels, outputs, how it ends.
+
+`publishing` (producer to broker) and `delivering` (broker to producer) both write here; `relay` owns it. Bytes to
+send gather in `to_upstream` and `to_producer`; what needs somebody with sockets and time gathers in `requests`.
+
+Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from proxy.amqp import method_frames
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.auditing import ConnectionAudit
+from proxy.relay.channel import Channel, Life, Owed
+from proxy.relay.declare.own_channel import OwnChannel
+from proxy.relay.handshake.tuning import Tuning
+from proxy.relay.publish.plan import Plans
+from proxy.relay.remote.messages import Remotes
+from proxy.relay.vhost import Destination, OwnedExchange
+from proxy.relay.withheld import Lines, Withheld
+from proxy.routing.bindings.reach import Reach
+
+#: Between two confirms of a connection that are timed.
+SAMPLE_SECONDS = 0.1
+
+
+class Phase(Enum):
+    """How far the connection is."""
+
+    OPEN = "open"
+    #: the producer's Connection.Close went upstream; the broker's close-ok is relayed, then both sides end
+    PRODUCER_CLOSES = "producer closes"
+    #: the broker's (or our) Connection.Close went to the producer; its close-ok ends it
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class Asked(NamedTuple):
+    """Whether a destination is within a client's reach from an exchange: to be asked on a connection of the client."""
+
+    owned: OwnedExchange
+    reach: Reach
+    destination: Destination
+
+
+class EnsureQueue(NamedTuple):
+    """A queue has been declared through us: give it its tokens, then `Relay.release`."""
+
+    channel: Channel
+    queue: bytes
+
+
+class BindDestinations(NamedTuple):
+    """A publish waits for destinations that are not bound yet: bind them, then `Relay.resume`.
+
+    Of what is asked (by routes of clients' bindings), the clients' own connections must say first whether it is within
+    their reach.
+    """
+
+    channel: Channel
+    exchange: bytes
+    destinations: tuple[Destination, ...]
+    asked: tuple[Asked, ...] = ()
+
+
+class LookUpExchange(NamedTuple):
+    """A client declares an open exchange that is not known here: look at the broker, then call `answer`.
+
+    `answer` takes the type of an exchange of that name that is not one of ours, None where there is none; one of
+    ours that is there has been taken into the state before.
+    """
+
+    channel: Channel
+    exchange: bytes
+    answer: Callable[[str | None], None]
+
+
+Request: TypeAlias = EnsureQueue | BindDestinations | LookUpExchange
+
+
+class Limits(NamedTuple):
+    """Limits of one connection.
+
+    Args:
+        held_bytes: frames kept while a destination is being bound or a queue gets its tokens; reaching it stops
+            the reading of that side until they leave.
+        replay_bytes: largest body that leaves in several copies; a larger one is refused with 311.
+        collected_bytes: of such bodies under way on all channels together; a further one is refused with 311.
+        tokens: within one client's reach from one exchange at most.
+        message_bytes: largest body; 0: as large as the broker takes.
+        owed: requests about exchanges, queues and bindings that the broker has not answered; reaching it stops the
+            reading of the producer until answers come.
+    """
+
+    held_bytes: int = 1 << 20
+    replay_bytes: int = 4 << 20
+    collected_bytes: int = 16 << 20
+    tokens: int = 10_000
+    message_bytes: int = 0
+    owed: int = 4096
+
+
+class Inventory(NamedTuple):
+    """What the relay tells and asks the control plane without waiting.
+
+    Args:
+        interested: whether rules name a queue, or look at queue names at all.
+        queue_declared: a queue exists now; whether it is exclusive to its connection.
+        queue_deleted: a queue is gone.
+        changed: a client has declared, deleted, bound or unbound the exchange.
+    """
+
+    interested: Callable[[bytes], bool]
+    queue_declared: Callable[[bytes, bool], None]
+    queue_deleted: Callable[[bytes], None]
+    changed: Callable[[bytes], None]
+
+
+#: where no rule needs to know
+NO_INVENTORY = Inventory(lambda queue: False, lambda queue, exclusive: None, lambda queue: None, lambda exchange: None)
+
+
+def _nobody() -> None:
+    """Wake no driver: there is none that would not look by itself."""
+
+
+class Conversation:
+    """State of one producer connection and its upstream connection.
+
+    Args:
+        tuning: what the handshake agreed on, both sides.
+        plans: the virtual host's plans.
+        inventory: the control plane.
+        limits: see Limits.
+        user: the name that the producer logged in with.
+    """
+
+    def __init__(self, tuning: Tuning, plans: Plans, inventory: Inventory, limits: Limits, user: str = "") -> None:
+        """Start open, with no channel."""
+        self.user = user
+        self.tuning = tuning
+        self.plans = plans
+        self.state = plans.state
+        self.counters = plans.counters
+        self.inventory = inventory
+        self.limits = limits
+        self.phase = Phase.OPEN
+        self.owed = Owed()
+        self.channels: dict[int, Channel] = {}
+        self.to_upstream: list[bytes] = []
+        self.to_producer: list[bytes] = []
+        self.requests: list[Request] = []
+        spare = tuning.channel_max_upstream > tuning.channel_max_producer
+        self.own = OwnChannel(tuning.channel_max_upstream if spare else None, self.to_upstream)
+        #: our Connection.Close, or the producer's, went upstream; and nothing more is expected from there
+        self.upstream_closing = self.upstream_done = False
+        self.blocked = False
+        #: whether the upstream connection may be left to another producer, and whether it is, behind a goodbye
+        self.may_be_kept = self.kept = False
+        #: channels on which the broker's content frames or replies are not simply copied
+        self.odd: set[int] = set()
+        #: channel number -> body bytes of a content on its way to the producer, -1: its header is still to come
+        self.unfinished: dict[int, int] = {}
+        #: channels whose kept-back frames may go to the producer now
+        self.released: list[Channel] = []
+        self.audit: ConnectionAudit | None = None
+        #: confirms that wait for their audit lines, where they have to
+        self.withheld: Withheld | None = None
+        #: links to other brokers, where there are any
+        self.remotes: Remotes | None = None
+        #: called when something is to be sent outside of the driver's own calls
+        self.wake: Callable[[], None] = _nobody
+        #: channels whose held frames may go on
+        self.resumable: list[Channel] = []
+        #: what to tell the logs when it ended by a fault
+        self.fault: ProtocolError | None = None
+        #: the producer's Connection.Close, which waits for publishes that wait for their destinations
+        self.last_frame: bytes | None = None
+        #: Connection.Close methods of the producer after its first, which is not answered yet
+        self.further_closes = 0
+        #: the producer has closed the connection and was answered: closing the socket is its part
+        self.producer_ends = False
+        self.held_bytes = self.held_back_bytes = 0
+        #: publishes of channels that have ended; announced bodies of those that leave in several copies
+        self.published_before = self.collected_bytes = 0
+        #: grows whenever a channel leaves the plain state, so that remembered publishes are looked at again
+        self.shape = 0
+        #: seconds on the driver's monotonic clock, set with every input
+        self.now = 0.0
+        #: the channel that had a confirm last
+        self.confirmed: Channel | None = None
+        #: no confirm is timed before
+        self.sample_after = 0.0
+
+    def to_be_asked(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[Asked, ...]:
+        """Give what exists of that which routes chose and nobody knows yet to be within a client's reach."""
+        asked = []
+        for reach, destination in sorted(unknown, key=lambda one: one[1]):
+            owned = self.state.owner_of(reach)
+            exists = destination[0] == "exchange" or self.state.has_queue(destination[1])
+            if owned is not None and exists and len(reach.allowed) < self.limits.tokens:
+                asked.append(Asked(owned, reach, destination))
+        return tuple(asked)
+
+    def next_sequence(self) -> int:
+        """Give a place in the order of declarations, later than all before: microseconds since 1970, or one more."""
+        state = self.state
+        state.last_sequence = max(state.last_sequence + 1, int(self.plans.sources.wall() * 1_000_000))
+        return state.last_sequence
+
+    def channel(self, number: int) -> Channel:
+        """Give the record of a channel number."""
+        found = self.channels.get(number)
+        if found is None:
+            found = self.channels[number] = Channel(number, self.owed)
+        return found
+
+    def forget(self, channel: Channel) -> None:
+        """A channel is closed on both sides; its number is free."""
+        if channel.discard_upstream or channel.closes or channel.owed_close_ok:
+            fresh = self._renew(channel)
+            if fresh.discard_upstream:
+                # RabbitMQ takes an open that overtakes its own close-ok for a second one on the old channel (504).
+                fresh.held = []
+        else:
+            self._end(channel)
+            del self.channels[channel.number]
+            self.odd.discard(channel.number)
+
+    def _renew(self, channel: Channel) -> Channel:
+        """End a channel and give the record of the next one of its number, which the broker still has to answer."""
+        self._end(channel)
+        fresh = self.channels[channel.number] = Channel(channel.number, self.owed)
+        fresh.discard_upstream = channel.discard_upstream
+        fresh.owed_close_ok = channel.closes or channel.owed_close_ok
+        fresh.deferred = channel.deferred
+        self.mark(fresh)
+        return fresh
+
+    def _end(self, channel: Channel) -> None:
+        self.shape += 1
+        self.end_confirms(channel)
+        if channel is self.confirmed:
+            self.confirmed = None
+        self.published_before += channel.before + channel.published
+        self.leave(channel)
+        self.drop_held(channel)
+        self.drop_held_back(channel)
+        self.drop_collected(channel)
+        channel.replies.clear()
+        self.count_closed(channel)
+
+    def leave(self, channel: Channel) -> None:
+        """Nothing more goes to other brokers from a channel; what is under way is still sent."""
+        for way in channel.ways.values():
+            way.leave()
+        channel.ways = {}
+
+    def forget_all(self) -> None:
+        """No frame of any channel matters any more."""
+        for channel in self.channels.values():
+            if self.audit is not None:
+                self.audit.lost(channel)
+            self._end(channel)
+        self.shape += 1
+        self.channels.clear()
+
+    def producer_leaves(self, frame: bytes) -> None:
+        """The producer's Connection.Close goes upstream; what the broker still has for it is relayed.
+
+        It is answered here where the upstream connection is as new, and kept.
+
+        Args:
+            frame: the method's frame.
+        """
+        if self.may_be_kept and not (self.channels or self.unfinished or self.blocked or self.own.used):
+            self.kept = self.upstream_closing = self.upstream_done = True
+            self.producer_answered()
+            self.to_producer.append(method_frames.connection_close_ok())
+            return
+        self.phase = Phase.PRODUCER_CLOSES
+        self.upstream_closing = True
+        self.last_frame = None
+        self.shape += 1
+        for channel in self.channels.values():
+            channel.remaining = 0
+            self.drop_collected(channel)
+        self.to_upstream.append(frame)
+
+    def producer_answered(self) -> None:
+        """The producer's Connection.Close is answered, and so is each that it has sent after it, as RabbitMQ does."""
+        self.producer_ends = True
+        self.finish()
+        self.to_producer += [method_frames.connection_close_ok()] * self.further_closes
+        self.further_closes = 0
+
+    def finish(self) -> None:
+        """Both sides have said their last word."""
+        self.phase = Phase.CLOSED
+        self.last_frame = None
+        self.forget_all()
+
+    def mark(self, channel: Channel) -> None:
+        """Note whether the broker's frames on a channel have to be looked at."""
+        if channel.odd:
+            self.odd.add(channel.number)
+        else:
+            self.odd.discard(channel.number)
+
+    def say(self, channel: Channel, frames: bytes) -> None:
+        """Send methods of ours to the producer on a channel, behind a content that is on its way there.
+
+        No method may stand between the frames of a content (spec, 4.2.6).
+        """
+        if channel.number in self.unfinished:
+            channel.deferred.append(frames)
+            self.mark(channel)
+        else:
+            self.to_producer.append(frames)
+
+    def withhold_confirms(self, lines: Lines) -> None:
+        """Let confirms wait until the audit lines of their publishes are on disk."""
+        self.withheld = Withheld(lines, self.to_producer, lambda number, frames: self.say(self.channel(number), frames))
+
+    def withhold(self, channel: Channel, confirm: bytes) -> bool:
+        """Keep a confirm for the producer, if it has to wait for an audit line."""
+        withheld = self.withheld
+        if withheld is None or not withheld.waits(channel):
+            return False
+        withheld.keep(channel, confirm)
+        return True
+
+    def end_confirms(self, channel: Channel) -> None:
+        """A close on a channel is what the producer gets next: after the confirms that wait, if it can."""
+        if self.withheld is not None:
+            self.withheld.end(channel.number, channel.number in self.unfinished)
+
+    def count_closed(self, channel: Channel) -> None:
+        """Take an open channel out of the gauge."""
+        self.counters.channels -= channel.opened
+        channel.opened = False
+
+    def time_confirm(self, channel: Channel) -> None:
+        """Observe the confirm that is being timed, once it is there."""
+        if channel.sample is not None and channel.settled.low >= channel.sample[0]:
+            seconds = self.now - channel.sample[1]
+            self.plans.confirm_timing.observe(seconds)
+            if self.audit is not None:
+                self.audit.settled(channel, channel.sample[0], "acked", seconds * 1e6)
+            channel.sample = None
+            self.sample_after = self.now + SAMPLE_SECONDS
+
+    def keep_held(self, channel: Channel, frames: list[bytes]) -> None:
+        """Keep frames of the producer on a channel that is held."""
+        assert channel.held is not None  # noqa: S101 -- asked before
+        size = sum(map(len, frames))
+        channel.held += frames
+        channel.held_bytes += size
+        self.held_bytes += size
+
+    def drop_held(self, channel: Channel) -> list[bytes]:
+        """Hold the producer's frames on a channel no more, and give those that were held."""
+        frames = channel.held or []
+        self.held_bytes -= channel.held_bytes
+        channel.held_bytes = 0
+        channel.held = None
+        channel.waits = False
+        return frames
+
+    def drop_held_back(self, channel: Channel) -> list[bytes]:
+        """Keep the broker's frames on a channel back no more, and give those that were."""
+        frames = channel.held_back or []
+        self.held_back_bytes -= sum(map(len, frames))
+        channel.held_back = None
+        self.mark(channel)
+        return frames
+
+    def drop_collected(self, channel: Channel) -> None:
+        """Throw away a publish whose body is not whole."""
+        if channel.collected is not None:
+            self.collected_bytes -= channel.collected.body_size
+            channel.collected = None
+
+    def refuse(self, channel: Channel, error: ProtocolError) -> None:
+        """Answer a fault of the producer on one channel: Channel.Close to both sides.
+
+        What was published before stays published: the broker gets our close behind it.
+        """
+        self.counters.protocol_error(error.reply_code)
+        closed = self._renew(channel)
+        closed.life = Life.CLOSED_HERE
+        text = method_frames.reply_text(error.reply_code, error.text)
+        self.say(
+            closed, method_frames.channel_close(channel.number, error.reply_code, text, error.class_id, error.method_id)
+        )
+        if not closed.discard_upstream:
+            closed.discard_upstream = True
+            self.to_upstream.append(method_frames.channel_close(channel.number, 200, b"closed by the proxy", 0, 0))
+        self.mark(closed)
+
+    def fail(self, error: ProtocolError) -> None:
+        """Answer a fault of the producer on the connection: Connection.Close to both sides."""
+        if self.phase is not Phase.OPEN:
+            return
+        if error.scope is Scope.CHANNEL:
+            error = ProtocolError(error.reply_code, error.text, Scope.CONNECTION, error.class_id, error.method_id)
+        self.fault = error
+        self.counters.protocol_error(error.reply_code)
+        self.close(error.reply_code, error.text, error.class_id, error.method_id)
+
+    def close(self, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> None:
+        """Close both connections on our own account, unless they are being closed already.
+
+        Args:
+            reply_code: AMQP reply code.
+            text: reply text without the code's name.
+            class_id: offending class, if any.
+            method_id: offending method, if any.
+        """
+        if self.phase is not Phase.OPEN:
+            return
+        self.close_upstream()
+        self.last_frame = None
+        self.phase = Phase.CLOSING
+        self.forget_all()
+        self.to_producer.append(
+            method_frames.connection_close(reply_code, method_frames.reply_text(reply_code, text), class_id, method_id)
+        )
+
+    def close_upstream(self) -> None:
+        """Say goodbye to the broker; its close-ok, or the end of the link, ends that side."""
+        if not self.upstream_closing:
+            self.upstream_closing = True
+            self.to_upstream.append(method_frames.connection_close(200, b"Goodbye", 0, 0))

@@ -1,0 +1,233 @@
+"""What is counted while connections live, as plain integers.
+
+The path of a message adds to an attribute and does nothing else; whoever wants numbers reads them. This
+module knows nothing of who that is, nor of names and formats of metrics. All of it belongs to one thread.
+Publishes per exchange, binding and destination are in `traffic`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from proxy.relay.traffic import BINDING_LIMIT, Traffic
+
+#: How the opening of a connection ended.
+RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
+#: Whose regular expressions: those of rules files, of a client's bindings, of the headers of a message.
+REGEX_OWNERS = ("rules", "client", "message")
+#: Upper bounds in seconds. A cached decision takes a microsecond, ten thousand regular expressions a second.
+DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0)
+#: Upper bounds in seconds. A confirm takes 0.2 ms on loopback, seconds from a busy quorum queue.
+CONFIRM_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class Histogram:
+    """Counts of observed durations, by upper bound.
+
+    Args:
+        bounds: upper bounds in seconds, ascending; a bound belongs to its bucket (Prometheus: `le`).
+    """
+
+    __slots__ = ("bounds", "buckets", "total_seconds")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        """Start with nothing observed."""
+        self.bounds = bounds
+        self.buckets = [0] * (len(bounds) + 1)
+        self.total_seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.buckets[bisect_left(self.bounds, seconds)] += 1
+        self.total_seconds += seconds
+
+    def cumulative(self) -> list[int]:
+        """Give for each bound the number of durations up to it, and as last entry all of them."""
+        return list(accumulate(self.buckets))
+
+
+@dataclass(slots=True, eq=False)
+class RelayCounters:
+    """What the relays of one virtual host count. Those marked as gauges go up and down.
+
+    Args:
+        vhost: virtual host.
+        publishes_passed: publishes copied through to exchanges that no rule names.
+        bytes_passed: bytes of their bodies.
+        returns: basic.return methods given to producers.
+        confirms_acked: publishes acked to producers.
+        confirms_nacked: publishes nacked to producers.
+        cache_hits: publishes whose plan was at hand.
+        cache_misses: publishes whose plan had to be made.
+        cache_bypassed: publishes whose decision may not be kept.
+        regex_limit_hits: patterns that ran into the match limit.
+        regex_budgets_spent: decisions in which a regex budget was spent.
+        regex_owners: the same by owner of the budget (a decision may spend several): a name of REGEX_OWNERS.
+        failed_translations: destinations that the address table sent nowhere.
+        oversized: publishes refused since their bodies were too large.
+        upstream_blocked: gauge, links that the broker has blocked.
+        paused_producers: gauge, producers whose socket is not being read.
+        channels: gauge, open channels of producers.
+        protocol_errors: by reply code, closes that we sent.
+    """
+
+    vhost: str
+    publishes_passed: int = 0
+    bytes_passed: int = 0
+    returns: int = 0
+    confirms_acked: int = 0
+    confirms_nacked: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_bypassed: int = 0
+    regex_limit_hits: int = 0
+    regex_budgets_spent: int = 0
+    regex_owners: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REGEX_OWNERS, 0))
+    failed_translations: int = 0
+    oversized: int = 0
+    upstream_blocked: int = 0
+    paused_producers: int = 0
+    channels: int = 0
+    protocol_errors: dict[int, int] = field(default_factory=dict)
+
+    def spend(self, owners: Iterable[str]) -> None:
+        """Count a decision in which the regex budgets of some owners were spent."""
+        self.regex_budgets_spent += 1
+        for owner in owners:
+            self.regex_owners[owner] += 1
+
+    def protocol_error(self, reply_code: int) -> None:
+        """Count a close that we sent."""
+        self.protocol_errors[reply_code] = self.protocol_errors.get(reply_code, 0) + 1
+
+
+@dataclass(slots=True, eq=False)
+class ConnectionCounters:
+    """Connections of one side.
+
+    Args:
+        open: gauge, connections whose handshake is done.
+        results: by a name of RESULTS, how attempts ended.
+    """
+
+    open: int = 0
+    results: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RESULTS, 0))
+
+    def attempt(self, result: str) -> None:
+        """Count how an attempt to open a connection ended (a name of RESULTS)."""
+        self.results[result] += 1
+
+
+#: Why a connection was turned away before its handshake.
+TURNED_AWAY = ("connections", "connections_per_peer")
+#: Limits that producers run into: how often one was slowed down, or something of it was ended.
+LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "regex_budget")
+
+
+@dataclass(slots=True, eq=False)
+class LimitCounters:
+    """What limits do.
+
+    Args:
+        turned_away: by a name of TURNED_AWAY, connections that were refused.
+        hits: by a name of LIMITS, how often it was reached.
+        throttled: gauge, producers that wait since their user has published too much.
+    """
+
+    turned_away: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TURNED_AWAY, 0))
+    hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0))
+    throttled: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class AuditCounters:
+    """Audit lines written, lines given up, bytes of text written, and whether the disk refuses more (a gauge)."""
+
+    lines: int = 0
+    dropped: int = 0
+    text_bytes: int = 0
+    failing: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class RemoteCounters:
+    """One broker that address rules lead to: whether its link stands, and its publishes by result."""
+
+    up: bool = False
+    results: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("acked", "nacked", "returned", "lost"), 0))
+
+
+@dataclass(slots=True, eq=False)
+class RulesCounters:
+    """Version of the rules, reloads by result, and when the last good one was (seconds since 1970)."""
+
+    version: str = ""
+    reloads: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("ok", "error"), 0))
+    last_success_seconds: float = 0.0
+
+
+class Counters:
+    """Everything that one process counts.
+
+    Args:
+        binding_limit: bindings with a series of their own.
+    """
+
+    __slots__ = (
+        "audit",
+        "carrier_bypasses",
+        "certificates",
+        "confirm_seconds",
+        "control_failures",
+        "decision_seconds",
+        "downstream",
+        "foreign_bindings",
+        "kept_connections",
+        "limits",
+        "missing_destinations",
+        "relays",
+        "remotes",
+        "reused_connections",
+        "rules",
+        "traffic",
+        "unkeyed_tokens",
+        "unsigned_bindings",
+        "upstream",
+        "worker_restarts",
+    )
+
+    def __init__(self, binding_limit: int = BINDING_LIMIT) -> None:
+        """Start with everything at zero."""
+        self.traffic = Traffic(binding_limit)
+        self.relays: dict[str, RelayCounters] = {}
+        self.downstream = ConnectionCounters()
+        self.upstream = ConnectionCounters()
+        self.decision_seconds = Histogram(DECISION_BOUNDS)
+        self.confirm_seconds = Histogram(CONFIRM_BOUNDS)
+        self.limits = LimitCounters()
+        self.rules = RulesCounters()
+        self.audit = AuditCounters()
+        self.remotes: dict[str, RemoteCounters] = {}
+        #: gauge, upstream connections without a producer; and how many were handed to another one
+        self.kept_connections = 0
+        self.reused_connections = 0
+        self.missing_destinations = 0
+        self.foreign_bindings = 0
+        self.carrier_bypasses = 0
+        self.unkeyed_tokens = 0
+        self.unsigned_bindings = 0
+        self.worker_restarts = 0
+        #: by task of the control plane, how often it raised something that nobody expected
+        self.control_failures: dict[str, int] = {}
+        #: of our own certificates in use, when they end (seconds since 1970), by side of the sidecar and file
+        self.certificates: dict[tuple[str, str], float] = {}
+
+    def relay(self, vhost: str) -> RelayCounters:
+        """Give the counters that all relays of a virtual host share."""
+        found = self.relays.get(vhost)
+        if found is None:
+            found = self.relays[vhost] = RelayCounters(vhost)
+        return found

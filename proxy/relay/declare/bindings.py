@@ -1,0 +1,459 @@
+"""What does it mean when a client binds to, or unbinds from, an exchange that is evaluated here?
+
+The binding is checked as the plugin would, then made on the carrier on the client's own channel, where the broker keeps
+it. The first one of a destination is made under the destination's token, where messages find it; further ones under
+storage keys of their own. RabbitMQ before 3.11 looks at every binding of an exchange for each message that has a BCC:
+a token and a storage key for each destination would be twice as many. Each sidecar makes such a first one of its own:
+what leads there through another may be taken away by it before this one knows. What its routes choose must be within
+the client's reach, which is asked before the binding is kept. What a rules file owns is not the client's to change.
+
+Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange
+specification, 11 and 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from proxy.amqp import methods
+from proxy.amqp.method_frames import exchange_declare
+from proxy.amqp.methods import method_frame
+from proxy.amqp.tables import decode_table
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.channel import Channel
+from proxy.relay.conversation import Conversation
+from proxy.relay.declare import script
+from proxy.relay.declare.bind_requests import BindRequest, is_bind, read_bind_request
+from proxy.relay.declare.client_reach import ClientReach
+from proxy.relay.declare.equivalence import refuse_nested
+from proxy.relay.declare.own_bindings import bind_step, bind_tokens, unbind_step
+from proxy.relay.declare.stored import kept_rows, refuse_own_arguments, signed_copy
+from proxy.relay.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
+from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Binding
+from proxy.routing.bindings.draft import count_regexes
+from proxy.routing.bindings.exchange_types import compile_binding
+from proxy.values import RESERVED
+
+#: Binds of one channel that may be under way to the broker; further ones wait until these are answered.
+_BINDS_AT_ONCE = 256
+
+
+class _Made(NamedTuple):
+    """A bind or unbind under way.
+
+    Args:
+        channel: the client's.
+        asked: what it asked for.
+        owned: the exchange.
+        stored: the binding; None where a rules file has it.
+        tokens: destinations whose tokens come or go with it.
+    """
+
+    channel: Channel
+    asked: BindRequest
+    owned: OwnedExchange
+    stored: StoredBinding | None
+    tokens: tuple[Destination, ...]
+
+
+class _Planned(NamedTuple):
+    """A bind that was checked, and what it takes.
+
+    Args:
+        made: it.
+        binding: what routing is to know.
+        keep: the step that keeps it on the broker; none where that is not needed, or nothing is kept there.
+        chosen: destinations about which the broker is to be asked first.
+        named: those among them that the client named itself: a refusal of one refuses the bind.
+    """
+
+    made: _Made
+    binding: Binding
+    keep: list[script.Step]
+    chosen: list[Destination]
+    named: list[Destination]
+
+
+class ClientBindings:
+    """Takes binds and unbinds of one connection.
+
+    Args:
+        conversation: what both directions share.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        """Start with nothing bound."""
+        self._conversation = conversation
+        self._state = conversation.state
+        self._reach = ClientReach(conversation)
+        #: stands for this connection in `sure`, which may outlive it
+        self._binder = object()
+
+    def bind(self, channel: Channel, index: int, frame: bytes) -> bool:
+        """Take queue.bind or exchange.bind; answer whether it goes upstream as it came.
+
+        Raises:
+            ProtocolError: 406 and 403 on the channel, 540 on the connection.
+        """
+        asked = self._read(channel, index, frame)
+        owned = self._owned(asked)
+        if owned is None:
+            self._refuse_real_source(asked)
+            return asked.pass_on(channel)
+        planned = self._planned(channel, asked, owned)
+        if planned.chosen:
+            self._ask_first(planned)
+        else:
+            self._make(planned)
+        return False
+
+    def along(self, channel: Channel, frame: bytes) -> bool:
+        """Take a frame behind binds that are not answered yet, where it is one more: it need not wait for them.
+
+        Answers:
+            False where it has to wait: it is something else, or not as plain.
+        """
+        index = is_bind(frame)
+        if not index or len(channel.binds) >= _BINDS_AT_ONCE:
+            return False
+        try:
+            asked = self._read(channel, index, frame)
+            owned = self._owned(asked)
+            planned = None if owned is None else self._planned(channel, asked, owned)
+        except ProtocolError:
+            return False  # in its turn it will be refused
+        if planned is None or planned.chosen or planned.binding.identity in channel.binds:
+            return False
+        if count_regexes(planned.binding.arguments):
+            return False  # so that binds under way can't add up to more than there may be
+        self._make(planned)
+        return True
+
+    def _read(self, channel: Channel, index: int, frame: bytes) -> BindRequest:
+        """Read a bind.
+
+        Raises:
+            ProtocolError: 403 on the channel, what sidecars alone may; 406 on the channel, nested too deep; 502 on the
+                connection, malformed.
+        """
+        asked = read_bind_request(channel, index, frame)
+        refuse_nested(asked.entries, f"binding to {asked.kind}", asked.destination, self._state.name, asked.ids)
+        refuse_own_arguments(asked.entries, asked.ids)
+        if asked.routing_key.startswith(RESERVED):
+            text = f"routing key '{_text(asked.routing_key)}' begins with '{_text(RESERVED)}', which is the proxy's own"
+            raise ProtocolError(403, text, Scope.CHANNEL, *asked.ids)
+        return asked
+
+    def _planned(self, channel: Channel, asked: BindRequest, owned: OwnedExchange) -> _Planned:
+        """Check a bind, and say what it takes."""
+        binding = self._binding(asked, owned)
+        try:
+            compiled = compile_binding(owned.type, binding, self._conversation.plans.rules.local_time)
+        except ProtocolError as error:
+            raise ProtocolError(error.reply_code, error.text, Scope.CHANNEL, *asked.ids) from error
+        self._refuse_unkept(asked, owned)
+        known = owned.clients.get(binding.identity)
+        if known is not None and not known.signed:
+            known = None  # that one may not do what this one may
+        kept = self._is_clients(owned, binding)
+        if kept and known is None and compiled.regexes:
+            self._refuse_many_regexes(asked, compiled.regexes)
+        carried = owned.delivery is Delivery.CARRIER
+        tokens = (asked.receiver,) if carried and not self._evaluated(asked) else ()
+        chosen = self._reach.chosen(owned, compiled) if kept and known is None and self._state.own_routes else []
+        if not carried or (chosen and not tokens):
+            chosen = list(dict.fromkeys((asked.receiver, *chosen)))
+        key = asked.key
+        if kept and known is None and tokens and not chosen and not self._is_marked(channel, owned, asked.receiver):
+            key = self._mark_key(asked)
+        stored = known or self._stored(owned, binding, asked, key)
+        rows = kept_rows(stored)[:1] if kept and carried else []
+        keep = [bind_step(channel.number, owned.carrier, asked.receiver, *row) for row in rows]
+        named = [one for one in chosen if one in compiled.destinations]
+        made = _Made(channel, asked, owned, stored if kept else None, tokens)
+        return _Planned(made, binding, keep, chosen, named)
+
+    def _stored(self, owned: OwnedExchange, binding: Binding, asked: BindRequest, key: bytes) -> StoredBinding:
+        copy = signed_copy(self._state, owned.carrier, binding, asked.entries, key, self._conversation.user)
+        return StoredBinding(binding, asked.entries, asked.key, (copy,))
+
+    def _make(self, planned: _Planned) -> None:
+        """Keep the binding and mark its destination, in one go."""
+        made, identity = planned.made, planned.binding.identity
+        channel, owned = made.channel, made.owned
+        tokens = made.tokens
+        place = (owned, made.asked.receiver)
+        is_mark = self._is_mark(made.stored)
+        is_sure = made.asked.kind == QUEUE and owned.is_sure(made.asked.receiver, self._binder)
+        if planned.keep and (is_mark or place in channel.marking or is_sure):
+            tokens = ()  # the broker is asked all the same
+        if is_mark:
+            channel.marking.add(place)
+        steps = planned.keep + [step for one in tokens for step in self._mark_steps(made, one)]
+
+        def answered() -> None:
+            if made.tokens and not is_mark and not self._stands(made):
+                # Somebody has unbound meanwhile what it relied on.
+                script.send(self._conversation, channel, self._mark_steps(made, made.asked.receiver), answered)
+                return
+            channel.binds.discard(identity)
+            if is_mark:
+                channel.marking.discard(place)
+            answer = self._bound(made)
+            if channel.binds:
+                self._conversation.say(channel, answer)
+            else:
+                script.go_on(self._conversation, channel, answer)
+
+        if steps:
+            script.hold(self._conversation, channel)
+            channel.binds.add(identity)
+            script.send(self._conversation, channel, steps, answered)
+        else:
+            script.run(self._conversation, channel, steps, partial(self._bound, made))
+
+    def _mark_steps(self, made: _Made, destination: Destination) -> list[script.Step]:
+        """Bind tokens; until somebody takes them away they are known to be ours."""
+        (self._now(made.owned) or made.owned).sure[destination] = self._binder
+        return self._token_steps(bind_step, made, destination)
+
+    def _token_steps(
+        self, make: Callable[[int, bytes, Destination, bytes], script.Step], made: _Made, destination: Destination
+    ) -> list[script.Step]:
+        """Bind or unbind every token of a destination."""
+        number, carrier = made.channel.number, made.owned.carrier
+        return [make(number, carrier, destination, key) for key in self._state.tokens.of(*destination)]
+
+    def _mark_key(self, asked: BindRequest) -> bytes:
+        """Give the key for a binding by which messages are to find its destination: the token, where that is one alone.
+
+        Where several are bound, a binding under one of them would be read by some sidecars only.
+        """
+        current, *others = self._state.tokens.of(*asked.receiver)
+        return asked.key if others else current
+
+    def _is_mark(self, stored: StoredBinding | None) -> bool:
+        """Whether messages find the destination of a binding by it alone."""
+        return stored is not None and self._state.tokens.of(*stored.destination) == (stored.copies[0].key,)
+
+    def _stands(self, made: _Made) -> bool:
+        """Whether messages find the destination by what came through us, as far as is known."""
+        owned, receiver = self._now(made.owned), made.asked.receiver
+        return owned is None or receiver in owned.marked or owned.sure.get(receiver) is self._binder
+
+    def _ask_first(self, planned: _Planned) -> None:
+        """Ask what the client may bind; the binding is kept last: what a refusal leaves behind is taken away."""
+        made = planned.made
+        channel, asked, owned = made.channel, made.asked, made.owned
+        fresh = [one for one in made.tokens if one not in owned.bound]
+        reached = partial(self._reached, planned, fresh)
+        mark = [step for one in made.tokens for step in self._token_steps(bind_step, made, one)]
+
+        def marked() -> None:
+            owned.bound.update(made.tokens)
+            self._reach.ask(owned, planned.chosen, reached)
+
+        script.ahead(self._conversation, channel, mark or self._look_steps(channel, asked), marked, asked.method)
+
+    def _reached(self, planned: _Planned, fresh: list[Destination]) -> None:
+        """It is known now what the client may bind: keep the binding, or refuse it."""
+        made, keep, named = planned.made, planned.keep, planned.named
+        channel, owned = made.channel, made.owned
+        held = script.held(self._conversation, channel)
+        refusal = self._reach.refusal(owned, named, made.asked.ids)
+        if held and refusal is None:
+            if keep:
+                script.run(self._conversation, channel, keep, partial(self._bound, made))
+            else:
+                script.go_on(self._conversation, channel, self._bound(made))
+            return
+        if held and refusal is not None:
+            self._conversation.refuse(channel, refusal)
+        self._reach.leave(owned, self._conversation.user, fresh, lambda: None)
+
+    def _bound(self, made: _Made) -> bytes:
+        """Everything stands on the broker: give the answer for the client."""
+        state, stored = self._state, made.stored
+        owned = self._now(made.owned)
+        if owned is not None:
+            for one in made.tokens:
+                owned.bound.add(one)
+                if one[0] == QUEUE:
+                    owned.sure[one] = self._binder
+                state.missing.pop(one, None)
+            if stored is not None and self._is_mark(stored):
+                owned.marked[stored.destination] = stored.binding.identity
+            if stored is not None and self._is_clients(owned, stored.binding) and state.add_binding(stored):
+                self._conversation.inventory.changed(owned.name)
+        return made.asked.answer(made.channel)
+
+    def unbind(self, channel: Channel, index: int, frame: bytes) -> bool:
+        """Take queue.unbind or exchange.unbind; answer whether it goes upstream as it came.
+
+        Raises:
+            ProtocolError: 403 and 406 on the channel.
+        """
+        asked = read_bind_request(channel, index, frame)
+        owned = self._owned(asked)
+        if owned is None:
+            return asked.pass_on(channel)
+        binding = self._binding(asked, owned)
+        stored = owned.clients.get(binding.identity)
+        if stored is None:
+            self._refuse_unknown(asked, owned, binding)
+            # Nothing is removed, but the broker is asked: it checks permissions and that source and destination exist.
+            stored = StoredBinding(binding, asked.entries, asked.key, (BindingCopy(0, "", asked.key),))
+        needless = self._reach.needless(owned, stored)
+        made = _Made(channel, asked, owned, stored, tuple(needless))
+        if needless or stored.has_mark:  # who binds there meanwhile relies on a binding of its own
+            owned.marked.pop(asked.receiver, None)
+            owned.sure.pop(asked.receiver, None)
+        if owned.delivery is Delivery.CARRIER:
+            # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
+            steps = [step for one in needless for step in self._token_steps(unbind_step, made, one)]
+            steps += [unbind_step(channel.number, owned.carrier, asked.receiver, *row) for row in kept_rows(stored)]
+            if stored.has_mark and not needless and asked.receiver in owned.bound:
+                self._replace(made, steps)
+            else:
+                script.ahead(self._conversation, channel, steps, partial(self._unbound, made))
+        else:
+            permitted = partial(self._permitted, made)
+            # Whether it exists makes no difference, as on the broker.
+            script.ahead(self._conversation, channel, [], lambda: self._reach.ask(owned, [asked.receiver], permitted))
+        return False
+
+    def _replace(self, made: _Made, steps: list[script.Step]) -> None:
+        """Others lead there by the binding that goes: a token comes in its place first."""
+        channel, owned, receiver = made.channel, made.owned, made.asked.receiver
+        drop = partial(self._drop, made, steps)
+        if self._conversation.own.number is None:
+            script.ahead(self._conversation, channel, self._token_steps(bind_step, made, receiver), drop)
+        else:
+            # Elsewhere it may be refused, where the queue has just gone: unbinding is no error then.
+            mark = partial(bind_tokens, self._conversation, [(owned, receiver)], drop, {})
+            script.ahead(self._conversation, channel, [], mark)
+
+    def _drop(self, made: _Made, steps: list[script.Step]) -> None:
+        """Unbind, now that a token stands."""
+        if script.held(self._conversation, made.channel):
+            script.ahead(self._conversation, made.channel, steps, partial(self._unbound, made))
+
+    def _permitted(self, made: _Made) -> None:
+        """It is known now whether the client may unbind, where no binding on the broker says so."""
+        if not script.held(self._conversation, made.channel):
+            return
+        refusal = self._reach.refusal(made.owned, [made.asked.receiver], made.asked.ids)
+        if refusal is None:
+            self._unbound(made)
+        else:
+            self._conversation.refuse(made.channel, refusal)
+
+    def _unbound(self, made: _Made) -> None:
+        """Nothing of the binding stands on the broker any more, but perhaps what its routes asked for."""
+        state, owned = self._state, self._now(made.owned)
+        known = None
+        if owned is not None:
+            for one in made.tokens:
+                owned.taken(one)
+            known = None if made.stored is None else owned.clients.get(made.stored.binding.identity)
+        if owned is None or known is None:
+            script.go_on(self._conversation, made.channel, made.asked.answer(made.channel))
+            return
+        state.remove_binding(known)
+        self._conversation.inventory.changed(owned.name)
+        self._reach.leave(owned, known.client, (made.asked.receiver,), partial(self._gone, made))
+
+    def _gone(self, made: _Made) -> None:
+        owned = made.owned
+        if owned.ends and self._state.exchanges.get(owned.name) is owned:
+            self._state.remove_exchange(owned.name)  # the broker has dropped it with its last binding
+        script.go_on(self._conversation, made.channel, made.asked.answer(made.channel))
+
+    def _owned(self, asked: BindRequest) -> OwnedExchange | None:
+        """The source, where binding to it is ours to judge: not what stays the broker's own beside it."""
+        owned = self._state.exchanges.get(asked.source)
+        return None if owned is None or owned.unmatched_pass else owned
+
+    @staticmethod
+    def _is_marked(channel: Channel, owned: OwnedExchange, destination: Destination) -> bool:
+        """Whether messages find a destination by a binding that came through us, or comes before this one."""
+        return (destination in owned.bound and destination in owned.marked) or (owned, destination) in channel.marking
+
+    def _is_clients(self, owned: OwnedExchange, binding: Binding) -> bool:
+        """Whether a binding is, or would be, a client's: not one that the rules file has."""
+        return binding.identity in owned.clients or not self._state.router.exchanges[owned.name].has(binding)
+
+    def _now(self, owned: OwnedExchange) -> OwnedExchange | None:
+        """What an exchange is by now: rules may have been read anew meanwhile; None where it is gone."""
+        now = self._state.exchanges.get(owned.name)
+        if now is None or now is owned:
+            return now
+        place = (owned.type, owned.delivery, owned.carrier)
+        same = owned.declared is None and now.declared is None and place == (now.type, now.delivery, now.carrier)
+        return now if same else None
+
+    def _evaluated(self, asked: BindRequest) -> bool:
+        """Whether the destination is an exchange that is evaluated here: it needs no token."""
+        return asked.kind == EXCHANGE and asked.destination in self._state.exchanges
+
+    def _binding(self, asked: BindRequest, owned: OwnedExchange) -> Binding:
+        table = decode_table(asked.entries, 0, len(asked.entries))
+        sequence = self._conversation.next_sequence()
+        return Binding(owned.name, asked.kind, asked.destination, asked.routing_key, table, "", sequence)
+
+    # -- refusals ----------------------------------------------------------------------------------------------
+
+    def _refuse_real_source(self, asked: BindRequest) -> None:
+        owned = self._state.exchanges.get(asked.destination) if asked.kind == EXCHANGE else None
+        if owned is not None and (owned.declared is not None or owned.carrier == owned.name):
+            text = (
+                f"exchange '{_text(asked.destination)}' is evaluated by the proxy; the broker alone would route from "
+                f"'{_text(asked.source)}' to it"
+            )
+            raise ProtocolError(540, text, Scope.CONNECTION, *asked.ids)
+
+    def _refuse_unkept(self, asked: BindRequest, owned: OwnedExchange) -> None:
+        """Refuse what the broker can't keep: a binding of a carrier to an exchange that it does not have."""
+        receiver = self._state.exchanges.get(asked.destination) if asked.kind == EXCHANGE else None
+        if receiver is not None and receiver.delivery is Delivery.QUEUE and owned.delivery is Delivery.CARRIER:
+            text = (
+                f"exchange '{_text(receiver.name)}' with delivery queue is not on the broker, where a binding of "
+                f"'{_text(owned.name)}' with delivery carrier is kept"
+            )
+            raise ProtocolError(540, text, Scope.CONNECTION, *asked.ids)
+
+    def _refuse_many_regexes(self, asked: BindRequest, more: int) -> None:
+        user, most = self._conversation.user, self._conversation.plans.rules.regexes
+        there = self._state.regexes(user)
+        if there + more > most:
+            text = (
+                f"the bindings of user '{user}' have {there} regular expressions; {more} more would exceed {most} "
+                "(declared.regexes)"
+            )
+            raise ProtocolError(406, text, Scope.CHANNEL, *asked.ids)
+
+    def _refuse_unknown(self, asked: BindRequest, owned: OwnedExchange, binding: Binding) -> None:
+        exchange = self._state.router.exchanges[owned.name]
+        if exchange.has(binding):
+            text = f"the binding to '{_text(asked.destination)}' belongs to a rules file of the proxy"
+            raise ProtocolError(403, text, Scope.CHANNEL, *asked.ids)
+        strict = self._conversation.plans.rules.strict_unbind
+        if strict and exchange.binds(asked.kind, asked.destination, asked.routing_key):
+            raise ProtocolError(406, "binding arguments do not match", Scope.CHANNEL, *asked.ids)
+
+    def _look_steps(self, channel: Channel, asked: BindRequest) -> list[script.Step]:
+        """Ask whether the destination exists, and nothing else."""
+        if asked.kind == QUEUE:
+            bits = (True, False, False, False, False)
+            frame = method_frame(channel.number, methods.QUEUE_DECLARE, 0, asked.destination, *bits, b"")
+            return [(frame, methods.QUEUE_DECLARE_OK)]
+        if self._evaluated(asked):
+            return []
+        frame = exchange_declare(channel.number, asked.destination, b"direct", passive=True)
+        return [(frame, methods.EXCHANGE_DECLARE_OK)]
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")

@@ -1,0 +1,267 @@
+"""What does it mean when a client declares or deletes an exchange that is, or is to be, evaluated here?
+
+An ``x-open`` exchange becomes a marked direct exchange on the broker, declared on the client's own channel. The broker
+compares only type and alternate exchange of an existing one, so everything else is compared here. What a rules file
+owns is not the client's to change.
+
+Source: delivery notes, "The store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges".
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from proxy.amqp import methods
+from proxy.amqp.method_arguments import ExchangeDeclare, read_exchange_declare, read_exchange_delete
+from proxy.amqp.method_frames import empty_ok, exchange_declare, exchange_delete
+from proxy.amqp.tables import decode_table
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.channel import Channel, Expected
+from proxy.relay.conversation import Conversation, LookUpExchange
+from proxy.relay.declare import script
+from proxy.relay.declare.equivalence import inequivalence, inequivalent_type, refuse_nested
+from proxy.relay.declare.own_bindings import withdraw
+from proxy.relay.declare.stored import DELIVERY, exchange_arguments, refuse_own_arguments
+from proxy.relay.vhost import Declared, Delivery, OwnedExchange
+from proxy.routing.exchange import Exchange
+from proxy.values import Table
+
+OPEN = b"x-open"
+_DECLARE, _DELETE = (40, 10), (40, 20)
+_ALTERNATE = b"alternate-exchange"
+
+
+class _Fresh(NamedTuple):
+    """An exchange on its way to be declared."""
+
+    channel: Channel
+    asked: ExchangeDeclare
+    owned: OwnedExchange
+    exchange: Exchange
+
+
+class Declaring:
+    """Takes exchange.declare and exchange.delete of one connection.
+
+    Args:
+        conversation: what both directions share.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        """Start without anything declared."""
+        self._conversation = conversation
+        self._state = conversation.state
+
+    def declare(self, channel: Channel, frame: bytes) -> bool:
+        """Take an exchange.declare; answer whether it goes upstream as it came.
+
+        Raises:
+            ProtocolError: 403 and 406 on the channel.
+        """
+        asked = read_exchange_declare(frame[7:-1])
+        refuse_nested(asked.arguments, "exchange", asked.exchange, self._state.name, _DECLARE)
+        refuse_own_arguments(asked.arguments, _DECLARE)
+        owned = self._state.exchanges.get(asked.exchange)
+        if owned is not None and (owned.type.encode() == asked.exchange_type or self._is_carrier(owned)):
+            if asked.passive:
+                return self._passive(channel, asked, owned)
+            return self._again(channel, asked, owned)
+        if asked.exchange_type != OPEN or asked.passive:
+            self._pass(channel, asked.nowait, methods.EXCHANGE_DECLARE_OK)
+            return True
+        self._new(channel, asked)
+        return False
+
+    def delete(self, channel: Channel, frame: bytes) -> bool:
+        """Take an exchange.delete; answer whether it goes upstream as it came.
+
+        Raises:
+            ProtocolError: 403 for what a rules file owns, 406 where it is in use, on the channel.
+        """
+        asked = read_exchange_delete(frame[7:-1])
+        owned = self._state.exchanges.get(asked.exchange)
+        if owned is None or owned.unmatched_pass:  # the broker's own, beside which ours stands
+            self._pass(channel, asked.nowait, methods.EXCHANGE_DELETE_OK)
+            return True
+        if owned.declared is None:
+            text = f"exchange '{_text(owned.name)}' is declared by a rules file of the proxy"
+            raise ProtocolError(403, text, Scope.CHANNEL, *_DELETE)
+        if asked.if_unused and owned.clients:
+            text = f"exchange '{_text(owned.name)}' in vhost '{self._state.name}' in use"
+            raise ProtocolError(406, text, Scope.CHANNEL, *_DELETE)
+        delete: list[script.Step] = []
+        if owned.delivery is Delivery.CARRIER:
+            frame = exchange_delete(channel.number, owned.carrier, if_unused=asked.if_unused)
+            delete.append((frame, methods.EXCHANGE_DELETE_OK))
+
+        def done() -> bytes:
+            if self._state.exchanges.get(owned.name) is owned:
+                self._gone(owned)
+            return b"" if asked.nowait else empty_ok(channel.number, methods.EXCHANGE_DELETE_OK)
+
+        def free() -> None:
+            if script.held(self._conversation, channel):
+                script.run(self._conversation, channel, delete, done)
+
+        if asked.if_unused and (owned.bound or owned.grants):  # ours, but they count as use to the broker
+            script.hold(self._conversation, channel)
+            withdraw(self._conversation, owned, sorted(owned.bound), list(owned.grants), free)
+        else:
+            script.run(self._conversation, channel, delete, done)
+        return False
+
+    def _gone(self, owned: OwnedExchange) -> None:
+        """An exchange is deleted: with it went its bindings, and those to it."""
+        self._state.remove_exchange(owned.name)
+        self._conversation.inventory.changed(owned.name)
+
+    @staticmethod
+    def _is_carrier(owned: OwnedExchange) -> bool:
+        """Whether the exchange of that name on the broker, if there is one, is ours."""
+        return owned.declared is not None or (owned.delivery is Delivery.CARRIER and owned.carrier == owned.name)
+
+    @staticmethod
+    def _pass(channel: Channel, nowait: bool, reply: int) -> None:
+        if not nowait:
+            channel.replies.append(Expected(reply))
+
+    def _passive(self, channel: Channel, asked: ExchangeDeclare, owned: OwnedExchange) -> bool:
+        if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
+            self._pass(channel, asked.nowait, methods.EXCHANGE_DECLARE_OK)
+            return True
+        script.run(self._conversation, channel, [], partial(_declared, channel, asked))
+        return False
+
+    def _again(self, channel: Channel, asked: ExchangeDeclare, owned: OwnedExchange) -> bool:
+        """An exchange that is known here: it must be declared the same."""
+        table = decode_table(asked.arguments, 0, len(asked.arguments))
+        if owned.type.encode() != asked.exchange_type:
+            raise self._inequivalent(inequivalent_type(owned.name, self._state.name, asked.exchange_type, owned.type))
+        text = inequivalence(owned, table, asked, self._state.name)
+        if text:
+            raise self._inequivalent(text)
+        steps: list[script.Step] = []
+        if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
+            # The broker compares the flags and the alternate exchange, and asks for the client's permission.
+            steps.append((self._carrier_frame(channel, asked, 0), methods.EXCHANGE_DECLARE_OK))
+        script.run(self._conversation, channel, steps, partial(_declared, channel, asked))
+        return False
+
+    @staticmethod
+    def _inequivalent(text: str) -> ProtocolError:
+        return ProtocolError(406, text, Scope.CHANNEL, *_DECLARE)
+
+    def _carrier_frame(self, channel: Channel, asked: ExchangeDeclare, sequence: int) -> bytes:
+        return exchange_declare(
+            channel.number,
+            asked.exchange,
+            b"direct",
+            exchange_arguments(sequence, asked.arguments),
+            durable=asked.durable,
+            auto_delete=asked.auto_delete,
+            internal=asked.internal,
+        )
+
+    def _new(self, channel: Channel, asked: ExchangeDeclare) -> None:
+        """An exchange that is not known here: look whether the broker has one of that name."""
+        fresh = _Fresh(channel, asked, *self._make(asked))
+        if _is_reserved(asked.exchange):
+            script.hold(self._conversation, channel)
+            self._looked_up(fresh, None)  # the broker refuses it
+            return
+        look_up = LookUpExchange(channel, asked.exchange, partial(self._looked_up, fresh))
+        # Behind what the client asked before: it may have deleted an exchange of that name.
+        script.ahead(self._conversation, channel, [], partial(self._conversation.requests.append, look_up))
+
+    def _looked_up(self, fresh: _Fresh, found: str | None) -> None:
+        """Before the declare: is there an exchange of that name that is not ours?"""
+        channel, asked, owned = fresh.channel, fresh.asked, fresh.owned
+        if not script.held(self._conversation, channel):
+            return
+        known = self._state.exchanges.get(owned.name)
+        try:
+            if known is not None:
+                self._again(channel, asked, known)
+                return
+            if found is not None:
+                raise self._inequivalent(inequivalent_type(owned.name, self._state.name, OPEN, found))
+        except ProtocolError as error:
+            self._conversation.refuse(channel, error)
+            return
+        if owned.declared is None or owned.delivery is Delivery.QUEUE:
+            self._compared(fresh, None)
+            return
+        frame = self._carrier_frame(channel, asked, owned.declared.sequence)
+        # Two may have declared at once, and the broker does not compare: look again behind the declare-ok.
+        again = LookUpExchange(channel, asked.exchange, partial(self._compared, fresh))
+        made = partial(self._conversation.requests.append, again)
+        script.ahead(self._conversation, channel, [(frame, methods.EXCHANGE_DECLARE_OK)], made)
+
+    def _compared(self, fresh: _Fresh, _: str | None) -> None:
+        """Behind the declare: is it what was declared first?"""
+        channel, owned = fresh.channel, fresh.owned
+        if not script.held(self._conversation, channel):
+            return
+        known = self._state.exchanges.get(owned.name)
+        if known is None:
+            self._state.add_exchange(owned, fresh.exchange)
+        elif text := inequivalence(known, owned.arguments, fresh.asked, self._state.name):
+            self._conversation.refuse(channel, self._inequivalent(text))
+            return
+        self._conversation.inventory.changed(owned.name)
+        script.go_on(self._conversation, channel, _declared(channel, fresh.asked))
+
+    def _make(self, asked: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
+        """Check the arguments of a new open exchange and make it."""
+        rules = self._conversation.plans.rules
+        table = decode_table(asked.arguments, 0, len(asked.arguments))
+        alternate = _alternate(table)
+        try:
+            exchange = Exchange(asked.exchange, OPEN.decode(), table, rules.local_time, alternate)
+        except ProtocolError as error:
+            raise ProtocolError(error.reply_code, error.text, Scope.CHANNEL, *_DECLARE) from error
+        declared = Declared(
+            asked.durable,
+            asked.auto_delete,
+            asked.internal,
+            asked.arguments,
+            self._conversation.next_sequence(),
+        )
+        owned = OwnedExchange(
+            asked.exchange,
+            OPEN.decode(),
+            _delivery(table, rules.delivery),
+            asked.exchange,
+            alternate=alternate,
+            arguments=table,
+            declared=declared,
+        )
+        return owned, exchange
+
+
+def _delivery(table: Table, default: Delivery) -> Delivery:
+    chosen = dict(table).get(DELIVERY)
+    if chosen is None:
+        return default
+    for delivery in Delivery:
+        if chosen.letter == "S" and chosen.value == delivery.value.encode():
+            return delivery
+    raise ProtocolError(406, "Invalid exchange argument.", Scope.CHANNEL, *_DECLARE)
+
+
+def _alternate(table: Table) -> bytes | None:
+    value = dict(table).get(_ALTERNATE)
+    return value.value if value is not None and isinstance(value.value, bytes) else None
+
+
+def _is_reserved(name: bytes) -> bool:
+    return not name or name.startswith(b"amq.")
+
+
+def _declared(channel: Channel, asked: ExchangeDeclare) -> bytes:
+    return b"" if asked.nowait else empty_ok(channel.number, methods.EXCHANGE_DECLARE_OK)
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="replace")

@@ -1,0 +1,195 @@
+"""What is asked of the broker with a client's own rights, on the channel of ours on its connection?
+
+An exclusive queue can be bound by its owner's connection only, and what a client's rules or messages choose must not
+be reached with the control user's rights: whether the client could have bound it is asked here, and the answer is kept
+on the carrier as a binding under a grant key. A refusal means "missing, with that reason", never an error to the
+producer.
+
+Source: delivery notes, "Tokens and bindings"; RabbitMQ guide "Access control".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from proxy.amqp import methods
+from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind, queue_unbind
+from proxy.relay.conversation import Conversation
+from proxy.relay.tokens import grant_key
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.routing.bindings.binding import QUEUE
+from proxy.routing.bindings.reach import Reach
+
+#: how a refusal begins where source or destination does not exist: the permissions were looked at before
+_NOT_FOUND = "404 "
+
+
+def bind_frame(channel: int, carrier: bytes, destination: Destination, key: bytes, entries: bytes = b"") -> bytes:
+    """Build the method that binds a destination to a carrier, under a token or another key."""
+    kind, name = destination
+    make = queue_bind if kind == QUEUE else exchange_bind
+    return make(channel, name, carrier, key, entries)
+
+
+def bind_step(
+    channel: int, carrier: bytes, destination: Destination, key: bytes, entries: bytes = b""
+) -> tuple[bytes, int]:
+    """Build what `bind_frame` does, and say what answers it."""
+    reply = methods.QUEUE_BIND_OK if destination[0] == QUEUE else methods.EXCHANGE_BIND_OK
+    return bind_frame(channel, carrier, destination, key, entries), reply
+
+
+def unbind_frame(channel: int, carrier: bytes, destination: Destination, key: bytes, entries: bytes = b"") -> bytes:
+    """Build the method that unbinds what `bind_frame` has bound."""
+    kind, name = destination
+    make = queue_unbind if kind == QUEUE else exchange_unbind
+    return make(channel, name, carrier, key, entries)
+
+
+def unbind_step(
+    channel: int, carrier: bytes, destination: Destination, key: bytes, entries: bytes = b""
+) -> tuple[bytes, int]:
+    """Build what `unbind_frame` does, and say what answers it."""
+    reply = methods.QUEUE_UNBIND_OK if destination[0] == QUEUE else methods.EXCHANGE_UNBIND_OK
+    return unbind_frame(channel, carrier, destination, key, entries), reply
+
+
+def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:
+    """Give (carrier's exchange, destination) of each token that a queue is to have."""
+    destination = ("queue", queue)
+    return [(owned, destination) for owned in state.carried() if state.router.names(owned.name, destination)]
+
+
+def bind_tokens(
+    conversation: Conversation,
+    wanted: Sequence[tuple[OwnedExchange, Destination]],
+    done: Callable[[], None],
+    refused: dict[Destination, str],
+) -> None:
+    """Bind tokens on the connection's own channel, one after another.
+
+    Args:
+        conversation: the connection.
+        wanted: (carrier's exchange, destination) of each token; not empty.
+        done: called when all are bound or refused.
+        refused: gets the reason for each destination that was refused.
+    """
+    waiting = len(wanted)
+    state = conversation.state
+
+    def answered(text: str | None, owned: OwnedExchange, destination: Destination) -> None:
+        nonlocal waiting
+        waiting -= 1
+        if text is None:
+            owned.bound.add(destination)
+            state.missing.pop(destination, None)
+            state.changed()
+        else:
+            refused[destination] = text
+        if not waiting:
+            done()
+
+    number = conversation.own.number or 0
+    for owned, destination in wanted:
+        current, *others = state.tokens.of(*destination)
+        for key in others:
+            conversation.own.run(bind_frame(number, owned.carrier, destination, key), _unheeded)
+        # Last: when it is answered all are.
+        frame = bind_frame(number, owned.carrier, destination, current)
+        conversation.own.run(frame, partial(answered, owned=owned, destination=destination))
+
+
+def _unheeded(text: str | None) -> None:
+    """Of a destination's tokens the current one's answer counts."""
+
+
+def ask_reach(
+    conversation: Conversation,
+    owned: OwnedExchange,
+    reach: Reach,
+    destination: Destination,
+    done: Callable[[], None],
+) -> None:
+    """Ask whether a client may bind a destination, on a connection of that client, and note the answer in its reach.
+
+    Args:
+        conversation: a connection of the client.
+        owned: the exchange.
+        reach: how far the client's routes reach from there.
+        destination: what is asked about.
+        done: called when it is known.
+    """
+    key = grant_key(reach.client, *destination)
+
+    def witnessed(text: str | None) -> None:
+        if text is None or (owned.delivery is Delivery.QUEUE and text.startswith(_NOT_FOUND)):
+            reach.refused.pop(destination, None)
+            reach.allowed.add(destination)
+            owned.grants[key] = destination
+        else:
+            reach.refused[destination] = text
+        done()
+
+    def bound(text: str | None) -> None:
+        if text is not None:
+            witnessed(text)
+            return
+        owned.bound.add(destination)
+        if conversation.state.missing.pop(destination, None) is not None:
+            conversation.state.changed()
+        for other in others:
+            conversation.own.run(bind_frame(number, owned.carrier, destination, other), _unheeded)
+        conversation.own.run(bind_frame(number, owned.carrier, destination, key), witnessed)
+
+    current, *others = conversation.state.tokens.of(*destination)
+    number = conversation.own.number or 0
+    if owned.delivery is Delivery.QUEUE:
+        # Nothing is there to unbind from, or nothing under this key: but the permissions are the same.
+        conversation.own.run(unbind_frame(number, owned.name, destination, key), witnessed)
+    elif destination[0] == "exchange" and destination[1] in conversation.state.exchanges:
+        conversation.own.run(bind_frame(number, owned.carrier, destination, key), witnessed)
+    else:
+        conversation.own.run(bind_frame(number, owned.carrier, destination, current), bound)
+
+
+def withdraw(
+    conversation: Conversation,
+    owned: OwnedExchange,
+    tokens: Iterable[Destination],
+    grants: Iterable[bytes],
+    done: Callable[[], None],
+) -> None:
+    """Unbind tokens and grants that nothing needs any more; a refusal leaves them to the control plane.
+
+    Args:
+        conversation: any connection.
+        owned: the exchange.
+        tokens: destinations whose token goes.
+        grants: keys that go.
+        done: called when the broker has answered all.
+    """
+    number = conversation.own.number or 0
+    gone = list(tokens)
+    frames = []
+    for destination in gone:
+        owned.doubt(destination)
+        keys = conversation.state.tokens.of(*destination)
+        frames += [unbind_frame(number, owned.carrier, destination, token) for token in keys]
+    for key in grants:
+        destination = owned.grants.pop(key)
+        frames.append(unbind_frame(number, owned.carrier, destination, key))
+    if owned.delivery is Delivery.QUEUE or not frames:
+        done()
+        return
+
+    def answered(text: str | None) -> None:
+        for destination in gone:
+            owned.taken(destination)
+        if gone:
+            conversation.state.changed()
+        done()
+
+    for frame in frames[:-1]:
+        conversation.own.run(frame, lambda text: None)
+    conversation.own.run(frames[-1], answered)

@@ -1,0 +1,131 @@
+"""How do methods of ours run on a client's own channel, so that the broker checks that client's permissions?
+
+The client's frames on the channel wait meanwhile; the broker answers in order, so each answer is known by its place.
+A refusal is the broker's own Channel.Close, which goes to the client as it is; where we only looked for something, it
+names the method that the client has sent.
+
+Source: architecture, "The broker is the store"; AMQP 0-9-1 spec, 1.3 (synchronous methods are answered in order).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from proxy.amqp import methods
+from proxy.amqp.method_frames import exchange_declare
+from proxy.relay.channel import Channel, Expected
+from proxy.relay.conversation import Conversation
+
+#: a frame for the broker and the method that answers it
+Step: TypeAlias = tuple[bytes, int]
+
+#: Declares without an answer after which one is asked for.
+_UNANSWERABLE = 256
+
+#: Every virtual host has it, and asking whether it is there needs no permission.
+_ALWAYS_THERE = b"amq.direct"
+
+
+def hold(conversation: Conversation, channel: Channel) -> None:
+    """Keep the client's frames on a channel until `go_on`."""
+    if channel.held is None:
+        channel.held = []
+        conversation.shape += 1
+
+
+def held(conversation: Conversation, channel: Channel) -> bool:
+    """Say whether a channel that was held still is: it may have been closed since."""
+    return channel.held is not None and conversation.channels.get(channel.number) is channel
+
+
+def go_on(conversation: Conversation, channel: Channel, answer: bytes) -> None:
+    """Answer the client and let its frames go on.
+
+    Args:
+        conversation: the connection.
+        channel: the channel that was held.
+        answer: frames for the client, b"" where it expects none.
+    """
+    if answer:
+        conversation.say(channel, answer)
+    conversation.resumable.append(channel)
+
+
+def ahead(
+    conversation: Conversation,
+    channel: Channel,
+    steps: Sequence[Step],
+    then: Callable[[], None],
+    asked: int = 0,
+) -> None:
+    """Run methods in order on a client's channel; the client's frames wait until `go_on`.
+
+    Args:
+        conversation: the connection.
+        channel: the client's channel.
+        steps: methods of ours, none of them nowait. Where there are none, one runs that changes nothing: what the
+            client asked before is answered before.
+        then: called when all were answered; ends in `go_on`, or goes further.
+        asked: class id << 16 | method id of the client's request, where steps are declares that only look.
+    """
+    hold(conversation, channel)
+    send(conversation, channel, steps or [_nothing(channel)], then, asked)
+
+
+def send(
+    conversation: Conversation,
+    channel: Channel,
+    steps: Sequence[Step],
+    then: Callable[[], None],
+    asked: int = 0,
+) -> None:
+    """Send methods in order on a client's channel that is held already.
+
+    Args:
+        conversation: the connection.
+        channel: the client's channel.
+        steps: methods of ours, none of them nowait; at least one.
+        then: called when all were answered.
+        asked: see `ahead`.
+    """
+
+    def answered(frame: bytes, last: bool) -> bool:
+        if last:
+            then()
+        return False
+
+    for index, (frame, reply) in enumerate(steps, 1):
+        conversation.to_upstream.append(frame)
+        channel.replies.append(Expected(reply, taken=partial(answered, last=index == len(steps)), asked=asked))
+
+
+def run(conversation: Conversation, channel: Channel, steps: Sequence[Step], done: Callable[[], bytes]) -> None:
+    """Run methods as `ahead` does, then answer the client and let its frames go on.
+
+    Args:
+        conversation: the connection.
+        channel: the client's channel.
+        steps: see `ahead`.
+        done: called when all were answered; gives the frames for the client.
+    """
+    ahead(conversation, channel, steps, lambda: go_on(conversation, channel, done()))
+
+
+def count_unanswerable(conversation: Conversation, channel: Channel) -> None:
+    """Count a request that the broker does not answer; after some of them ask for something, so that answers come."""
+    owed = conversation.owed
+    owed.count += 1
+    owed.unanswerable += 1
+    if owed.unanswerable >= _UNANSWERABLE:
+        frame, reply = _nothing(channel)
+        conversation.to_upstream.append(frame)
+        owed.count -= owed.unanswerable
+        channel.replies.append(Expected(reply, taken=lambda _: False, weight=owed.unanswerable))
+        owed.unanswerable = 0
+
+
+def _nothing(channel: Channel) -> Step:
+    frame = exchange_declare(channel.number, _ALWAYS_THERE, b"direct", passive=True)
+    return frame, methods.EXCHANGE_DECLARE_OK

@@ -1,0 +1,166 @@
+"""In what form does the broker keep what clients declared? Arguments and keys of stored exchanges and bindings.
+
+An open exchange is a real direct exchange marked ``x-open-exchange``; each client binding is a real binding of it with
+the client's own arguments: the first of a destination under its token, further ones under a storage key that no publish
+uses. One more argument, ``x-oxproxy``, keeps the raw
+bytes of the client's table, its routing key, its user name and a sequence number: the management API's JSON loses
+types and order, and the routing key on the broker is another one. A binding has ``x-oxproxy-signature`` as well:
+whoever may bind can write any user name into ``x-oxproxy``. An exchange has none: whoever declared it may configure it.
+
+Source: delivery notes, "The store"; architecture, "The broker is the store".
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from hashlib import blake2b
+from typing import NamedTuple
+
+from proxy.amqp.frames import U32, U64, shortstr
+from proxy.amqp.tables import decode_table
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.original_address import longstr_entry
+from proxy.relay.vhost import BindingCopy, Destination, StoredBinding, VhostState
+from proxy.routing.bindings.binding import Binding, typed_arguments
+from proxy.values import RESERVED
+
+#: argument that marks an exchange of ours on the broker
+MARK = b"x-open-exchange"
+#: argument that keeps sequence and raw arguments; never shown to clients
+KEPT = b"x-oxproxy"
+#: argument that keeps the signature of a binding; never shown to clients
+SIGNATURE = b"x-oxproxy-signature"
+#: argument by which a client chooses the delivery of an exchange it declares
+DELIVERY = b"x-delivery"
+STORAGE = RESERVED + b"b."
+#: Sequences are microseconds since 1970: no clock that runs gives a greater one (the year 2255).
+LAST_SEQUENCE = 2**53 - 1
+_MARK_ENTRY = b"\x0f" + MARK + b"t\x01"
+
+
+class Kept(NamedTuple):
+    """What ``x-oxproxy`` says.
+
+    Args:
+        sequence: place in the order of declarations.
+        routing_key: the client's; empty for an exchange.
+        client: the user that bound; empty for an exchange.
+        entries: raw entries of the client's table.
+    """
+
+    sequence: int
+    routing_key: bytes
+    client: str
+    entries: bytes
+
+
+def pack(sequence: int, entries: bytes, routing_key: bytes = b"", client: str = "") -> bytes:
+    """Give the value of ``x-oxproxy``: base64 of sequence (8 bytes), routing key, user and raw table entries."""
+    user = client.encode()
+    return b64encode(U64.pack(sequence) + shortstr(routing_key) + U32.pack(len(user)) + user + entries)
+
+
+def unpack(text: bytes) -> Kept:
+    """Read a value of ``x-oxproxy`` back.
+
+    Raises:
+        ValueError: it is not one, or was damaged.
+    """
+    raw = b64decode(text, validate=True)
+    key_at = U64.size + 1
+    user_at = key_at + (raw[U64.size] if len(raw) > U64.size else 0) + U32.size
+    entries_at = user_at + (U32.unpack_from(raw, user_at - U32.size)[0] if len(raw) >= user_at else 0)
+    if len(raw) < entries_at:
+        raise ValueError(f"{len(raw)} bytes, expected at least {entries_at}")
+    key, user = raw[key_at : user_at - U32.size], raw[user_at:entries_at]
+    sequence = int(U64.unpack_from(raw)[0])
+    if sequence > LAST_SEQUENCE:
+        raise ValueError(f"its sequence is {sequence}, expected at most {LAST_SEQUENCE}")
+    return Kept(sequence, key, user.decode(), raw[entries_at:])
+
+
+def kept_arguments(
+    sequence: int, entries: bytes, routing_key: bytes = b"", client: str = "", signature: bytes = b""
+) -> bytes:
+    """Give the entries of a stored binding: the client's own and ours."""
+    signed = longstr_entry(SIGNATURE, signature) if signature else b""
+    return entries + longstr_entry(KEPT, pack(sequence, entries, routing_key, client)) + signed
+
+
+def signed_fields(
+    vhost: str,
+    carrier: bytes,
+    destination: Destination,
+    client: str,
+    sequence: int,
+    routing_key: bytes,
+    entries: bytes,
+) -> tuple[bytes, ...]:
+    """Give what the signature of a stored binding is made over: everything that it says, and where it stands."""
+    kind, name = destination
+    return (
+        vhost.encode(),
+        carrier,
+        kind.encode(),
+        name,
+        client.encode(),
+        U64.pack(sequence),
+        routing_key,
+        entries,
+    )
+
+
+def signed_copy(
+    state: VhostState, carrier: bytes, binding: Binding, entries: bytes, key: bytes, client: str
+) -> BindingCopy:
+    """Make the copy of a binding that is stored under a key of a carrier for a client: with our signature."""
+    destination = binding.destination_type, binding.destination
+    sequence, asked_key = binding.sequence, binding.routing_key
+    fields = signed_fields(state.name, carrier, destination, client, sequence, asked_key, entries)
+    return BindingCopy(sequence, client, key, state.secrets.sign(*fields))
+
+
+def refuse_own_arguments(entries: bytes, ids: tuple[int, int]) -> None:
+    """Refuse arguments of a client's declare or bind that sidecars alone write.
+
+    Args:
+        entries: raw entries of the table.
+        ids: class and method, for the error.
+
+    Raises:
+        ProtocolError: 403 on the channel.
+    """
+    if KEPT not in entries and MARK not in entries:
+        return
+    for name, _ in decode_table(entries, 0, len(entries)):
+        if name == MARK or name.startswith(KEPT):
+            text = f"argument '{name.decode(errors='replace')}' is the proxy's own"
+            raise ProtocolError(403, text, Scope.CHANNEL, *ids)
+
+
+def exchange_arguments(sequence: int, entries: bytes) -> bytes:
+    """Give the entries under which a client's open exchange is declared on the broker: its own, the mark, ours."""
+    return entries + _MARK_ENTRY + longstr_entry(KEPT, pack(sequence, entries))
+
+
+def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: bytes) -> bytes:
+    """Give the key under which a client's binding is stored: equal bindings, equal keys; the sequence is not in it.
+
+    Args:
+        kind: ``queue`` or ``exchange``.
+        destination: the destination's name.
+        routing_key: the client's routing key.
+        entries: the client's raw arguments.
+    """
+    table = decode_table(entries, 0, len(entries))
+    identity = repr((kind, destination, routing_key, typed_arguments(table))).encode()
+    return STORAGE + blake2b(identity, digest_size=8).hexdigest().encode()
+
+
+def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:
+    """Give key and argument entries of each binding on the broker that keeps a copy, the copy that counts in front."""
+    asked_key = stored.binding.routing_key
+    return [
+        (copy.key, kept_arguments(copy.sequence, stored.entries, asked_key, copy.client, copy.signature))
+        for copy in stored.copies
+    ]

@@ -1,0 +1,308 @@
+"""Broker to producer: copied through, and looked at only where something of ours is in play.
+
+Confirms are counted (and joined, on a channel with a ledger), returns and deliveries of publishes whose address we
+changed get the original back, the answer to a declare waits for the queue's tokens, and what comes on a channel
+that we closed is discarded. A content on its way to the producer always reaches its end.
+
+Source: AMQP 0-9-1 spec, 4.2.3, 4.2.6 and 2.2.10; spec "Messenger addressing", 3.3.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from proxy.amqp import methods
+from proxy.amqp.frame_buffer import Remainder
+from proxy.amqp.frames import (
+    BODY,
+    CONTENT_HEAD,
+    FRAME_END,
+    FRAME_HEAD,
+    HEADER,
+    HEARTBEAT,
+    KINDS,
+    METHOD,
+    OVERHEAD,
+    U32,
+    U64,
+    body_frames,
+    check_head,
+)
+from proxy.amqp.method_arguments import read_return
+from proxy.errors import ProtocolError
+from proxy.relay.broker_methods import BrokerMethods
+from proxy.relay.channel import Channel, Life
+from proxy.relay.conversation import Conversation, Phase
+from proxy.relay.publish.copies import fingerprint
+from proxy.relay.publish.shapes import Shapes
+from proxy.relay.restoring import restored_content
+
+#: Shapes of contents remembered: a hundred bytes each.
+REMEMBERED = 1024
+#: payload of a Basic.Ack: class, method, delivery tag, bits
+_ACK_BYTES = 13
+_ACK_FRAME_BYTES = _ACK_BYTES + OVERHEAD
+#: bytes of the shortest method frame and of the shortest content header frame
+_LEAST_METHOD, _LEAST_HEADER = 12, 22
+_WITH_CONTENT = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
+_CLOSES = frozenset((methods.CHANNEL_CLOSE, methods.CHANNEL_CLOSE_OK))
+_ENDED = frozenset((Phase.CLOSING, Phase.CLOSED))
+
+
+class Delivering:
+    """The broker's side of one connection.
+
+    Args:
+        conversation: what both directions share.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        """Start at a frame boundary."""
+        self._conversation: Final = conversation
+        self._methods: Final = BrokerMethods(conversation)
+        self._rest: Final = Remainder()
+        #: the largest frame that may go to the producer, in bytes
+        self._least_max: Final = min(conversation.tuning.frame_max_producer, conversation.tuning.frame_max_upstream)
+        self._shapes: Final = Shapes(self._least_max, REMEMBERED)
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether no frame has come in part."""
+        return not self._rest
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the broker; what goes to the producer gathers in the conversation.
+
+        Args:
+            data: any piece of the stream.
+
+        Raises:
+            ProtocolError: the broker's bytes are not AMQP; the link is of no use any more.
+        """
+        if self._rest:
+            data = self._rest.join(data)
+        at = self._run(data) if self._conversation.phase not in _ENDED else self._end(data, 0)
+        if at < len(data):
+            self._rest.keep(data[at:])
+
+    def _run(self, data: bytes) -> int:  # noqa: C901 -- one pass over the read buffer, as in `publishing`
+        """Take whole frames; answer the offset of what is left."""
+        conversation = self._conversation
+        out = conversation.to_producer
+        odd = conversation.odd
+        channels = conversation.channels
+        unfinished = conversation.unfinished
+        frame_max = conversation.tuning.frame_max_upstream
+        least_max = self._least_max
+        own = conversation.own.number
+        looked_at = self._methods.looked_at
+        shapes = self._shapes
+        withheld = conversation.withheld
+        starts = data.startswith
+        end = len(data)
+        at = start = acked = 0
+        channel: Channel | None = None
+        unpack_head, unpack_method, unpack_tag = FRAME_HEAD.unpack_from, U32.unpack_from, U64.unpack_from
+        while end - at >= OVERHEAD:
+            kind, number, size = unpack_head(data, at)
+            stop = at + size + OVERHEAD
+            if stop > end:
+                check_head(kind, number, size, frame_max)
+                break
+            if data[stop - 1] != FRAME_END:
+                raise ProtocolError(501, f"the broker's frame on channel {number} does not end with octet 206")
+            if number == own or (odd and number in odd):
+                pass
+            elif kind == METHOD:
+                index = unpack_method(data, at + 7)[0] if size >= 4 else 0
+                if index == methods.BASIC_ACK and size == _ACK_BYTES:
+                    channel = channels.get(number)
+                    if channel is not None and channel.ledger is None:
+                        settle, published, head = channel.settled.settle, channel.published, data[at : at + 11]
+                        first = at
+                        while True:  # confirms come in runs
+                            acked += settle(unpack_tag(data, at + 11)[0], data[at + 19], published)
+                            at = stop
+                            stop += _ACK_FRAME_BYTES
+                            if stop > end or data[stop - 1] != FRAME_END or not starts(head, at):
+                                break
+                        if channel.sample is not None:
+                            conversation.time_confirm(channel)
+                        if channel.mandatory:
+                            channel.forget_mandatory()
+                        if withheld is not None and withheld.waits(channel):
+                            if start < first:
+                                out.append(data[start:first])
+                            withheld.keep(channel, data[first:at])
+                            start = at
+                        continue
+                elif index not in looked_at:
+                    at = stop
+                    if index in _WITH_CONTENT:
+                        header_bytes, content_bytes, body_head, _ = shapes[data[stop : stop + CONTENT_HEAD.size]]
+                        body_at, behind = stop + header_bytes, stop + content_bytes
+                        if (
+                            behind <= end
+                            and content_bytes
+                            and data[body_at - 1] == FRAME_END
+                            and data[behind - 1] == FRAME_END
+                            and starts(body_head, body_at)
+                            and data[stop + 1] << 8 | data[stop + 2] == number
+                        ):
+                            at = behind  # the whole content
+                        else:
+                            unfinished[number] = -1
+                    continue
+            elif (kind == BODY or kind == HEADER) and size + OVERHEAD <= least_max and number in unfinished:
+                self._progress(kind, number, data, at, size)
+                at = stop
+                continue
+            if start < at:
+                out.append(data[start:at])
+            start = at if self._take(kind, number, data[at:stop]) else stop
+            at = stop
+            if conversation.phase in _ENDED:
+                break
+        if acked and channel is not None:
+            conversation.counters.confirms_acked += acked
+            conversation.confirmed = channel
+        if start < at:
+            out.append(data[start:at] if start or at < end else data)
+        return at if conversation.phase not in _ENDED else self._end(data, at)
+
+    def _end(self, data: bytes, at: int) -> int:
+        """Discard all but the methods that end the connection (spec, 1.4.2.9)."""
+        while len(data) - at >= OVERHEAD:
+            kind, number, size = FRAME_HEAD.unpack_from(data, at)
+            stop = at + size + OVERHEAD
+            if stop > len(data):
+                check_head(kind, number, size, self._conversation.tuning.frame_max_upstream)
+                break
+            if kind == METHOD and number == 0:
+                self._methods.connection(data[at:stop])
+            at = stop
+        return at
+
+    def _progress(self, kind: int, number: int, data: bytes, at: int, size: int) -> None:
+        """Count a content frame that goes to the producer."""
+        unfinished = self._conversation.unfinished
+        if kind == BODY:
+            left = unfinished.get(number, 0) - size
+        else:
+            left = CONTENT_HEAD.unpack_from(data, at)[5] if size >= _LEAST_HEADER - OVERHEAD else 0
+        if left > 0:
+            unfinished[number] = left
+        else:
+            unfinished.pop(number, None)
+
+    def _take(self, kind: int, number: int, frame: bytes) -> bool:
+        """Take one frame that is not plain; answer whether it goes to the producer as it came."""
+        conversation = self._conversation
+        if kind == HEARTBEAT:
+            return False
+        if kind not in KINDS or (number == 0 and kind != METHOD):
+            raise ProtocolError(505, f"frame of type {kind} on channel {number}")
+        if number == conversation.own.number:
+            if kind == METHOD and not conversation.upstream_closing:
+                conversation.own.receive(frame[7:-1])
+            return False
+        if number == 0:
+            return self._methods.connection(frame)
+        channel = conversation.channel(number)
+        if kind == METHOD:
+            return self._method(channel, frame)
+        self._odd_content(channel, kind, frame)
+        return False
+
+    def _method(self, channel: Channel, frame: bytes) -> bool:
+        index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
+        if channel.discard_upstream or channel.life is not Life.OPEN:
+            return self._methods.closing(channel, index)
+        if channel.held_back is not None:
+            if index not in _CLOSES:
+                self._hold_back(channel, frame)
+                return False
+            while channel.held_back is not None:
+                self.release(channel)
+        return self._methods.channel(channel, index, frame)
+
+    def _odd_content(self, channel: Channel, kind: int, frame: bytes) -> None:
+        """Take a content frame on a channel where something of ours is in play, or one that is too large."""
+        if channel.number in self._conversation.unfinished:
+            # On a closed channel, too: no method may stand between the frames of a content (spec, 4.2.6).
+            self._pass_content(channel, kind, frame)
+        elif channel.discard_upstream or channel.life is not Life.OPEN:
+            pass
+        elif channel.held_back is not None:
+            self._hold_back(channel, frame)
+        elif channel.returned is not None:
+            self._returned(channel, channel.returned, kind, frame)
+        elif channel.swallowed:
+            channel.swallowed = max(channel.swallowed - len(frame) + OVERHEAD, 0)
+            self._conversation.mark(channel)
+        # else: the rest of a content whose method was discarded on a channel that is closed by now
+
+    def _hold_back(self, channel: Channel, frame: bytes) -> None:
+        conversation = self._conversation
+        assert channel.held_back is not None  # noqa: S101 -- asked before
+        channel.held_back.append(frame)
+        conversation.held_back_bytes += len(frame)
+        if conversation.own.busy and conversation.held_back_bytes >= conversation.limits.held_bytes:
+            # The answer of our own channel comes behind all this: the producer gets its own early, rather than never.
+            conversation.released.append(channel)
+
+    def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
+        """Take the content header behind a method that waited for it: a delivery, a get or a return."""
+        conversation = self._conversation
+        if kind != HEADER or len(header) < _LEAST_HEADER:
+            raise ProtocolError(505, f"expected a content header on channel {channel.number}")
+        channel.returned = None
+        returned = U32.unpack_from(method, 7)[0] == methods.BASIC_RETURN
+        if returned and channel.returns and not self._is_last(channel, method, header):
+            channel.swallowed = CONTENT_HEAD.unpack_from(header)[5]
+            conversation.mark(channel)
+            return
+        conversation.mark(channel)
+        method, header = restored_content(conversation.state, method, header)
+        if returned:
+            conversation.counters.returns += 1
+            if conversation.audit is not None:
+                _, _, exchange, routing_key = read_return(method[7:-1])
+                conversation.audit.returned(channel, exchange, routing_key)
+        conversation.to_producer.append(method)
+        self._pass_content(channel, HEADER, header)
+
+    @staticmethod
+    def _is_last(channel: Channel, method: bytes, header: bytes) -> bool:
+        """Whether a return goes to the producer: no copy of its publish is out any more."""
+        _, _, exchange, routing_key = read_return(method[7:-1])
+        assert channel.returns is not None  # noqa: S101 -- asked before
+        return channel.returns.returned(fingerprint(exchange, routing_key, header))
+
+    def _pass_content(self, channel: Channel, kind: int, frame: bytes) -> None:
+        """Give the producer a content frame, cut smaller where it insists on less than the broker accepts."""
+        conversation = self._conversation
+        if len(frame) <= self._least_max:
+            conversation.to_producer.append(frame)
+        elif kind == BODY:
+            conversation.to_producer += body_frames(channel.number, frame[7:-1], self._least_max)
+        else:
+            text = f"the broker's frame of {len(frame)} bytes exceeds frame_max {self._least_max}"
+            conversation.fail(ProtocolError(501, text))
+            return
+        self._progress(kind, channel.number, frame, 0, len(frame) - OVERHEAD)
+        if channel.deferred and channel.number not in conversation.unfinished:
+            conversation.to_producer += channel.deferred
+            channel.deferred = []
+            conversation.mark(channel)
+
+    def release(self, channel: Channel) -> None:
+        """Take the frames that were kept back on a channel, in front of everything that comes."""
+        frames = self._conversation.drop_held_back(channel)
+        # The answer itself has been looked at; only what came behind it has not.
+        self._conversation.to_producer += frames[:1]
+        rest = self._rest.take()
+        if self._conversation.phase is not Phase.CLOSED:
+            self.receive(b"".join(frames[1:]))
+        if rest:
+            self._rest.keep(rest)

@@ -1,0 +1,208 @@
+"""What do the two sides say of themselves, and what do we add? Connection.Start and Connection.StartOk.
+
+The property tables keep their own bytes; our entries are put behind them, and entries of our names that a
+peer sent are cut out, so that nobody can pretend to be a proxy or another peer.
+
+Source: AMQP 0-9-1 spec, 1.4.2.1 and 1.4.2.2; RabbitMQ "Authentication, Authorisation", SASL PLAIN (RFC 4616).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+from proxy.amqp.methods import (
+    CONNECTION_START,
+    CONNECTION_START_OK,
+    arguments,
+    method_frame,
+)
+from proxy.amqp.tables import decode_value, encode_table, pick, without
+from proxy.errors import ProtocolError
+from proxy.relay.handshake.tuning import FRAME_MIN_BYTES, FRAME_MIN_BYTES_4_1
+from proxy.values import Table, Value
+
+#: Our entry in both tables: the version of this proxy.
+OXPROXY = b"oxproxy"
+#: Our entry in the client properties: where the producer comes from.
+OXPROXY_PEER = b"oxproxy_peer"
+
+#: The mechanism that logs in by the certificate of the connection. The broker would see ours and let every producer in
+#: as whoever that stands for, so it is neither offered nor relayed.
+EXTERNAL = b"EXTERNAL"
+_NOT_EXTERNAL = (
+    "SASL EXTERNAL can't pass a proxy: the broker would see its certificate, not yours; "
+    "log in with PLAIN or AMQPLAIN, over TLS"
+)
+_ACCESS_REFUSED = 403
+
+#: Characters of a user or connection name that logs get to see; the rest is cut.
+NAME_CHARACTERS = 255
+
+_CAPABILITIES = (
+    b"publisher_confirms",
+    b"exchange_exchange_bindings",
+    b"basic.nack",
+    b"consumer_cancel_notify",
+    b"connection.blocked",
+    b"authentication_failure_close",
+)
+
+
+class Server(NamedTuple):
+    """What a broker's Start says.
+
+    Args:
+        frame: the Start for the producer.
+        product: e.g. ``RabbitMQ 3.10.8``, for logs.
+        frame_min_bytes: smallest frame-max that this broker accepts.
+    """
+
+    frame: bytes
+    product: str
+    frame_min_bytes: int
+
+
+class Client(NamedTuple):
+    """What a producer's StartOk says; no password in it.
+
+    Args:
+        frame: the StartOk for the broker.
+        user: who logs in, empty where the mechanism does not say.
+        name: ``connection_name`` of the client properties, or empty.
+        capabilities: capabilities that the client says it has.
+    """
+
+    frame: bytes
+    user: str
+    name: str
+    capabilities: frozenset[bytes]
+
+    def __repr__(self) -> str:
+        """Leave the frame out: the response in it is a secret."""
+        return f"Client(user={self.user!r}, name={self.name!r})"
+
+
+def read_start(payload: bytes, version: str) -> Server:
+    """Read the broker's Start and put our version into it.
+
+    Args:
+        payload: payload of the method frame.
+        version: version of this proxy.
+
+    Raises:
+        ProtocolError: 502, malformed.
+    """
+    major, minor, properties, mechanisms, locales = arguments(payload)
+    entries = cast(bytes, properties)
+    said = _texts(entries, frozenset((b"product", b"version")))
+    product, release = said.get(b"product", ""), said.get(b"version", "")
+    extended = _extended(entries, ((OXPROXY, Value("S", version.encode())),))
+    return Server(
+        method_frame(0, CONNECTION_START, major, minor, extended, _relayed(cast(bytes, mechanisms)), locales),
+        f"{product} {release}".strip(),
+        FRAME_MIN_BYTES_4_1 if product == "RabbitMQ" and _release(release) >= (4, 1) else FRAME_MIN_BYTES,
+    )
+
+
+def own_start(version: str) -> bytes:
+    """Build the Start that a producer gets where there is no broker to say one (see `handshake`)."""
+    capabilities = tuple((name, Value("t", True)) for name in _CAPABILITIES)
+    properties: Table = (
+        (b"capabilities", Value("F", capabilities)),
+        (b"product", Value("S", OXPROXY)),
+        (b"version", Value("S", version.encode())),
+        (OXPROXY, Value("S", version.encode())),
+    )
+    return method_frame(0, CONNECTION_START, 0, 9, encode_table(properties), b"PLAIN AMQPLAIN", b"en_US")
+
+
+def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int) -> Client:
+    """Read the producer's StartOk and put our version and its address into it.
+
+    Mechanism, response and locale stay as they are. Where our entries would make the frame larger than the
+    broker takes before Tune, they are left out: whoever could log in without us can log in through us.
+
+    Args:
+        payload: payload of the method frame.
+        version: version of this proxy.
+        peer: the producer's address.
+        frame_min_bytes: largest frame that the broker takes before Tune.
+
+    Raises:
+        ProtocolError: 502, malformed; 403, a mechanism that can't be relayed.
+    """
+    properties, mechanism, response, locale = (cast(bytes, argument) for argument in arguments(payload))
+    if mechanism == EXTERNAL:
+        raise ProtocolError(_ACCESS_REFUSED, _NOT_EXTERNAL)
+    ours: Table = ((OXPROXY, Value("S", version.encode())), (OXPROXY_PEER, Value("S", peer.encode())))
+    frame = method_frame(0, CONNECTION_START_OK, _extended(properties, ours), mechanism, response, locale)
+    if len(frame) > frame_min_bytes:
+        frame = method_frame(0, CONNECTION_START_OK, _extended(properties, ()), mechanism, response, locale)
+    return Client(
+        frame,
+        _user(mechanism, response),
+        _texts(properties, frozenset((b"connection_name",))).get(b"connection_name", ""),
+        _capabilities(properties),
+    )
+
+
+def login_of(frame: bytes) -> bytes:
+    """Give what of a whole StartOk frame tells logins apart: mechanism, response, locale and capabilities.
+
+    Capabilities are in it since the broker behaves by them. What is given holds a secret.
+
+    Raises:
+        ProtocolError: 502, malformed.
+    """
+    properties, *texts = (cast(bytes, argument) for argument in arguments(frame[7:-1]))
+    parts = [*texts, *sorted(_capabilities(properties))]
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def _relayed(mechanisms: bytes) -> bytes:
+    return b" ".join(one for one in mechanisms.split(b" ") if one != EXTERNAL)
+
+
+def _extended(entries: bytes, ours: Table) -> bytes:
+    return without(entries, 0, len(entries), frozenset((OXPROXY, OXPROXY_PEER))) + encode_table(ours)
+
+
+def _texts(entries: bytes, wanted: frozenset[bytes]) -> dict[bytes, str]:
+    found: dict[bytes, str] = {}
+    for name, raw in pick(entries, 0, len(entries), wanted):
+        match decode_value(raw):
+            case Value("S", bytes() as text):
+                found[name] = _shown(text)
+    return found
+
+
+def _capabilities(entries: bytes) -> frozenset[bytes]:
+    found: set[bytes] = set()
+    for _, raw in pick(entries, 0, len(entries), frozenset((b"capabilities",))):
+        match decode_value(raw):
+            case Value("F", tuple() as capabilities):
+                found.update(name for name, value in capabilities if value == Value("t", True))
+    return frozenset(found)
+
+
+def _user(mechanism: bytes, response: bytes) -> str:
+    """Read who logs in; what can't be read is the broker's to judge, not ours."""
+    if mechanism == b"PLAIN":
+        parts = response.split(b"\0")
+        return _shown(parts[1]) if len(parts) == 3 else ""
+    if mechanism == b"AMQPLAIN":
+        try:
+            return _texts(response, frozenset((b"LOGIN",))).get(b"LOGIN", "")
+        except ProtocolError:
+            return ""
+    return ""
+
+
+def _shown(text: bytes) -> str:
+    return text.decode(errors="replace")[:NAME_CHARACTERS]
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Read ``4.1.0-rc.1`` as (4, 1); anything else as ()."""
+    parts = text.split(".")[:2]
+    return tuple(int(part) for part in parts) if all(part.isdecimal() and part.isascii() for part in parts) else ()

@@ -1,0 +1,194 @@
+"""Can a connection that another producer left be had in place of a new one? Asked while a producer's handshake runs.
+
+Speaks the broker's part of the handshake from what the broker said when the kept connection was opened: Start to
+everybody, Tune to whoever logs in as its last producer did, OpenOk where limits and virtual host are the same, too. As
+soon as something differs the broker itself is asked: it is told what the producer has said so far, and of its answers
+those that were given already are left out. So the broker alone lets in whoever is not known, and what a producer reads
+is what it would read on a new connection.
+
+Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One in, one out".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from hmac import compare_digest
+
+from proxy.amqp.frame_buffer import FrameBuffer, RawFrame
+from proxy.amqp.frames import HEARTBEAT, METHOD, U32
+from proxy.amqp.method_frames import connection_close, reply_text
+from proxy.amqp.methods import (
+    CONNECTION_OPEN,
+    CONNECTION_OPEN_OK,
+    CONNECTION_START,
+    CONNECTION_START_OK,
+    CONNECTION_TUNE,
+    CONNECTION_TUNE_OK,
+)
+from proxy.errors import ProtocolError
+from proxy.relay.handshake.greeting import login_of
+from proxy.relay.handshake.states import WAITING_BYTES
+
+_CONNECTION_FORCED = 320
+_CHANGED = b"the broker has changed, connect again"
+
+
+class Lease:
+    """What was said when an upstream connection was opened; whole frames, but for the login.
+
+    Attributes:
+        start: the broker's.
+        login: keyed hash of the producer's mechanism, response, locale and capabilities.
+        tune: the broker's.
+        tune_ok: the producer's, as the broker got it.
+        open: the producer's.
+        open_ok: the broker's; empty: the connection never got so far, or by another way.
+    """
+
+    __slots__ = ("login", "open", "open_ok", "start", "tune", "tune_ok")
+
+    def __init__(self) -> None:
+        """Start with nothing said."""
+        self.start = self.login = self.tune = self.tune_ok = self.open = self.open_ok = b""
+
+
+class StandIn:
+    """Stands between one handshake and the broker.
+
+    Args:
+        kept: gives what was said on the connections that are kept, those to be used first first.
+        key: of the hashes of logins; the same for all.
+
+    Attributes:
+        to_upstream: bytes for the broker itself, drained by the driver.
+        wants_upstream: the broker itself is needed.
+        taken: the kept connection to be used.
+        lease: what was said on the connection, kept or new.
+    """
+
+    def __init__(self, kept: Callable[[], Iterable[Lease]], key: bytes) -> None:
+        """Start before the protocol header."""
+        self.to_upstream: list[bytes] = []
+        self.wants_upstream = False
+        self.taken: Lease | None = None
+        self.lease = Lease()
+        self._kept = kept
+        self._key = key
+        #: what the producer's side has said and the broker itself has not been told
+        self._said: list[bytes] = []
+        #: answers that the producer has and the broker itself has still to give
+        self._given: list[bytes] = []
+        self._input = FrameBuffer(WAITING_BYTES)
+        self._passing = False
+
+    def take(self, frames: list[bytes]) -> bytes:
+        """Take what the handshake has for the broker, and clear the list.
+
+        Args:
+            frames: the protocol header, or whole frames.
+
+        Returns:
+            The answer in the broker's place, empty where there is none.
+        """
+        answer = b""
+        for frame in frames:
+            self._said.append(frame)
+            known = self._known(_method(frame), frame)
+            if known:
+                self._given.append(known)
+                answer = known
+            elif known is None and not self.wants_upstream:
+                self.wants_upstream = True
+                self.to_upstream.append(self._said.pop(0))  # the header; the rest follows the broker's answers
+            if self.wants_upstream and not self._given:
+                self._tell()
+        frames.clear()
+        return answer
+
+    def receive_from_upstream(self, data: bytes) -> bytes:
+        """Take bytes of the broker itself; give those that the handshake has not had yet."""
+        if self._passing:
+            return data
+        self._input.feed(data)
+        news = b""
+        try:
+            while not self._passing and (frame := self._input.next_frame()) is not None:
+                news += self._answered(frame)
+        except ProtocolError:
+            self._passing = True  # the handshake says what is wrong with it
+        if self._passing:
+            news += self._input.take(len(self._input))
+        return news
+
+    def _known(self, method: int, frame: bytes) -> bytes | None:
+        """Note what the producer says; give the broker's answer if it is known, b"" if there is none to this."""
+        lease, leases = self.lease, () if self.wants_upstream else self._kept()
+        if method == CONNECTION_START_OK:
+            lease.login = blake2b(login_of(frame), key=self._key).digest()
+            found = self._first(leases, CONNECTION_START_OK)
+            return found.tune if found is not None else None
+        if method == CONNECTION_TUNE_OK:
+            lease.tune_ok = frame
+            return b""
+        if method == CONNECTION_OPEN:
+            lease.open = frame
+            self.taken = found = self._first(leases, CONNECTION_OPEN)
+            if found is None:
+                return None
+            self.lease = found
+            self._passing = True
+            return found.open_ok
+        if method:
+            return None  # Connection.SecureOk, Connection.CloseOk
+        for found in leases:
+            lease.start = found.start
+            return found.start
+        return None
+
+    def _first(self, leases: Iterable[Lease], method: int) -> Lease | None:
+        mine = self.lease
+        for one in leases:
+            same = compare_digest(one.login, mine.login) and one.start == mine.start
+            if method == CONNECTION_OPEN:
+                same = same and (one.tune, one.tune_ok, one.open) == (mine.tune, mine.tune_ok, mine.open)
+            if same:
+                mine.tune = one.tune
+                return one
+        return None
+
+    def _answered(self, frame: RawFrame) -> bytes:
+        """Note what the broker itself says; give what of it is new to the producer."""
+        method = U32.unpack_from(frame.payload)[0] if frame.kind == METHOD and len(frame.payload) >= 4 else 0
+        if frame.kind == HEARTBEAT:
+            return frame.raw
+        if method == CONNECTION_START:
+            self.lease.start = frame.raw
+        elif method == CONNECTION_TUNE:
+            self.lease.tune = frame.raw
+        elif method == CONNECTION_OPEN_OK:
+            self.lease.open_ok = frame.raw
+            self._passing = True
+            return frame.raw
+        else:  # it refuses, or wants to know more: such a connection is not kept
+            self._passing = True
+            return frame.raw
+        if not self._given:
+            return frame.raw
+        if self._given.pop(0) != frame.raw:
+            self._passing = True
+            return connection_close(_CONNECTION_FORCED, reply_text(_CONNECTION_FORCED, _CHANGED))
+        if self._given:
+            self.to_upstream.append(self._said.pop(0))  # StartOk; what follows needs the broker's Tune
+        else:
+            self._tell()
+        return b""
+
+    def _tell(self) -> None:
+        self.to_upstream += self._said
+        self._said.clear()
+
+
+def _method(frame: bytes) -> int:
+    """Which method a frame is; 0 for the protocol header."""
+    return 0 if frame.startswith(b"AMQP") else int(U32.unpack_from(frame, 7)[0])

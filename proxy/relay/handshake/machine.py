@@ -1,0 +1,415 @@
+"""How do a producer and its broker become one open connection? A state machine from the first byte to OpenOk.
+
+The producer logs in at the broker itself: mechanism, response, virtual host and answers pass as they are.
+Ours are three changes: our entries in the properties of both sides (`greeting`), the limits (`tuning`), and
+what a producer is told where the broker can't say it.
+
+Where no broker is there, a producer that has sent its protocol header is not closed at once: it gets a Start
+of our own, and Connection.Close 320 behind its StartOk. Seen with pika 1.4, aiormq 7.2, py-amqp 5.4 and
+amqp-tools 0.11: after a Close instead of Start, aiormq says "Expected Connection.Start" and amqp-tools
+"unexpected method received"; after Start and StartOk all four show code and text (pika wrapped as
+ProbableAuthenticationError).
+
+A fault of the producer is answered with Connection.Close, also before Tune, where RabbitMQ just drops the
+socket. Time, sockets and deadlines belong to the driver, which drains `to_producer` and `to_upstream` after
+every call.
+
+Source: AMQP 0-9-1 spec, 2.2.4 "The connection class", 4.2.2, 4.2.3; RabbitMQ "Protocol extensions"
+(authentication_failure_close).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from proxy.amqp.frame_buffer import FrameBuffer, RawFrame
+from proxy.amqp.frames import HEARTBEAT, METHOD
+from proxy.amqp.method_arguments import read_close
+from proxy.amqp.method_frames import connection_close, connection_close_ok, reply_text
+from proxy.amqp.methods import (
+    CONNECTION_CLOSE,
+    CONNECTION_CLOSE_OK,
+    CONNECTION_OPEN,
+    CONNECTION_OPEN_OK,
+    CONNECTION_SECURE,
+    CONNECTION_SECURE_OK,
+    CONNECTION_START,
+    CONNECTION_START_OK,
+    CONNECTION_TUNE,
+    CONNECTION_TUNE_OK,
+    NAMES,
+    arguments,
+    method_frame,
+    method_of,
+)
+from proxy.errors import LocalProtocolError, ProtocolError, UpstreamError
+from proxy.relay.handshake.greeting import Server, own_start, read_start, read_start_ok
+from proxy.relay.handshake.states import (
+    BROKERS_TURN,
+    PRODUCERS_TURN,
+    WITH_BROKER,
+    WITHOUT_BROKER,
+    Ending,
+    HandshakeLimits,
+    HandshakeState,
+    Side,
+)
+from proxy.relay.handshake.tuning import FRAME_MIN_BYTES, Limits, Tuning, agree, offer
+
+__all__ = ["Ending", "Handshake", "HandshakeLimits", "HandshakeState", "Side", "Tuning"]
+
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+#: What a producer may begin with. The second is the header of AMQP 0-9, sent by Perl's Net::AMQP and others; RabbitMQ
+#: speaks 0-9-1 after it, too. Headers of 0-8, to which it answers in 0-8, are not taken.
+ACCEPTED_HEADERS = frozenset((PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"))
+
+_HEADER_BYTES = len(PROTOCOL_HEADER)
+_TLS_HANDSHAKE = 0x16
+_HTTP_METHODS = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"CONN", b"PATC", b"TRAC", b"PRI ")
+_CONNECTION_FORCED = 320
+_COMMAND_INVALID = 503
+_CHANNEL_ERROR = 504
+_UNEXPECTED_FRAME = 505
+_NOT_ALLOWED = 530
+
+
+class Handshake:
+    """One handshake, both sides.
+
+    Args:
+        peer: the producer's address, told to the broker as ``oxproxy_peer``.
+        product_version: our version, told to both sides as ``oxproxy``.
+        limits: see `HandshakeLimits`.
+
+    Attributes:
+        to_producer: bytes to send, drained by the driver.
+        to_upstream: bytes to send as soon as there is an upstream connection.
+        wants_upstream: the protocol header has come: connect, or call `upstream_lost`.
+        close_after_flush_producer: send what is in `to_producer`, then close its socket.
+        close_upstream: send what is in `to_upstream`, then close (or stop connecting).
+        state: see `HandshakeState`; in OPEN the relay takes over, with the leftovers first.
+        vhost: virtual host from Connection.Open, as text.
+        user: who logs in, where PLAIN or AMQPLAIN says it.
+        client_name: ``connection_name`` of the client properties.
+        capabilities: capabilities that the client says it has.
+        product: the broker's product and version.
+        ending: set as soon as it is clear that this connection will not open.
+        wrong_header: the producer began with something else than a protocol header of AMQP 0-9-1.
+    """
+
+    def __init__(self, peer: str, product_version: str, limits: HandshakeLimits) -> None:
+        self.to_producer: list[bytes] = []
+        self.to_upstream: list[bytes] = []
+        self.wants_upstream = False
+        self.close_after_flush_producer = False
+        self.close_upstream = False
+        self.state = HandshakeState.AWAITING_HEADER
+        self.vhost = ""
+        self.user = ""
+        self.client_name = ""
+        self.capabilities: frozenset[bytes] = frozenset()
+        self.product = ""
+        self.ending: Ending | None = None
+        self.wrong_header = False
+        self._peer = peer
+        self._version = product_version
+        self._limits = limits
+        self._producer = FrameBuffer(limits.waiting_bytes)
+        self._upstream = FrameBuffer(limits.waiting_bytes)
+        self._frame_min_bytes = FRAME_MIN_BYTES
+        self._proposed = self._offered = Limits(0, 0, 0)
+        self._tuning: Tuning | None = None
+        self._last_word = b""
+
+    @property
+    def tuning(self) -> Tuning:
+        """What was agreed; there is none before TuneOk."""
+        if self._tuning is None:
+            raise LocalProtocolError("no tuning before Connection.TuneOk")
+        return self._tuning
+
+    @property
+    def leftover_producer(self) -> bytes:
+        """Bytes of the producer behind the handshake."""
+        return self._producer.peek(len(self._producer))
+
+    @property
+    def leftover_upstream(self) -> bytes:
+        """Bytes of the broker behind the handshake."""
+        return self._upstream.peek(len(self._upstream))
+
+    @property
+    def waiting_for(self) -> Side | None:
+        """Whose turn it is, so that a driver whose deadline is over knows whom to blame."""
+        if self.state in PRODUCERS_TURN:
+            return Side.PRODUCER
+        return Side.UPSTREAM if self.state in BROKERS_TURN else None
+
+    def receive_from_producer(self, data: bytes) -> None:
+        """Take bytes of the producer."""
+        if self.state is not HandshakeState.CLOSED:
+            self._producer.feed(data)
+            self._run()
+
+    def receive_from_upstream(self, data: bytes) -> None:
+        """Take bytes of the broker."""
+        if self.state not in WITHOUT_BROKER:
+            self._upstream.feed(data)
+            self._run()
+
+    def producer_lost(self) -> None:
+        """The producer's socket is gone: so is everything else."""
+        if self.state not in (HandshakeState.CLOSED, HandshakeState.CLOSING):
+            self._note(Side.PRODUCER, 0, f"left while waiting for {self.state.value}")
+        self._close()
+
+    def upstream_lost(self, failure: UpstreamError | None) -> None:
+        """The upstream socket is gone, could not be had, or the broker does not answer.
+
+        Args:
+            failure: what went wrong; None: the broker closed the socket.
+        """
+        if self.state in WITHOUT_BROKER or self.state is HandshakeState.OPEN:
+            return
+        if failure is None and self.state is HandshakeState.AWAITING_TUNE and not self._is_told_of_refusals():
+            # RabbitMQ "Authentication failures": without the capability a refusal is a closed socket.
+            self._note(Side.UPSTREAM, 0, "closed the connection after the credentials")
+            self._close()
+            return
+        self._upstream_failed(str(failure) if failure is not None else "connection lost")
+        self._run()
+
+    def turn_away(self, text: str) -> None:
+        """Tell the producer that there is no place for it (530, as RabbitMQ at its limits); its header has come."""
+        said = reply_text(_NOT_ALLOWED, text.encode())
+        self._end(connection_close(_NOT_ALLOWED, said), Ending(Side.PRODUCER, _NOT_ALLOWED, said.decode()))
+        self._run()
+
+    def _run(self) -> None:
+        """Go on until neither side has a frame whose turn it is."""
+        while self._step_producer() or self._step_upstream():
+            pass
+
+    def _step_producer(self) -> bool:
+        try:
+            if self.state is HandshakeState.AWAITING_HEADER:
+                return self._protocol_header()
+            frame = self._producer.next_frame() if self.state in PRODUCERS_TURN else None
+            if frame is None:
+                if self.state is not HandshakeState.OPEN:
+                    self._producer.check_limit()
+                return False
+        except ProtocolError as error:
+            self._producer_broke_framing(error)
+            return False
+        try:
+            self._take(frame, _FROM_PRODUCER)
+        except ProtocolError as error:
+            if self.state is not HandshakeState.CLOSING:  # spec, 1.4.2.9: all else is discarded behind Close
+                self._producer_failed(error)
+        return True
+
+    def _step_upstream(self) -> bool:
+        if self.state in WITHOUT_BROKER or self.state is HandshakeState.OPEN:
+            return False
+        try:
+            frame = self._upstream.next_frame()
+            if frame is None:
+                return False
+            self._take(frame, _FROM_UPSTREAM)
+        except ProtocolError as error:
+            is_header = self._upstream.peek(4) == PROTOCOL_HEADER[:4]
+            self._upstream_failed("does not speak AMQP 0-9-1" if is_header else f"broke AMQP 0-9-1: {error}")
+        return True
+
+    def _take(self, frame: RawFrame, table: Transitions) -> None:
+        """Look the frame up in a table of transitions; no entry is the protocol error."""
+        if frame.kind == HEARTBEAT and frame.channel == 0:  # spec, 4.2.7: any traffic is good, also here
+            return
+        if frame.kind != METHOD:
+            raise ProtocolError(_UNEXPECTED_FRAME, f"frame of type {frame.kind}, expected {self.state.value}")
+        method = method_of(frame.payload)
+        handler = table.get((self.state, method))
+        if handler is None or frame.channel != 0:
+            class_id, method_id = divmod(method, 1 << 16)
+            code = _COMMAND_INVALID if frame.channel == 0 else _CHANNEL_ERROR
+            text = f"{NAMES[method]} on channel {frame.channel}, expected {self.state.value}"
+            raise ProtocolError(code, text, class_id=class_id, method_id=method_id)
+        try:
+            self.state = handler(self, frame)
+        except ProtocolError as error:
+            if not error.class_id:  # a table deep inside the arguments does not know where it stands
+                error.class_id, error.method_id = divmod(method, 1 << 16)
+            raise
+
+    # -- what the producer says ---
+
+    def _protocol_header(self) -> bool:
+        start = self._producer.peek(_HEADER_BYTES)
+        if start in ACCEPTED_HEADERS:
+            self._producer.take(_HEADER_BYTES)
+            self.state = HandshakeState.AWAITING_START
+            self.wants_upstream = True
+            self.to_upstream.append(PROTOCOL_HEADER)
+            return True
+        if len(start) == _HEADER_BYTES or not start.startswith(PROTOCOL_HEADER[:4][: len(start)]):
+            # Spec, 4.2.2: the header that we speak, then close. To a TLS peer these bytes are a "wrong
+            # version".
+            self.to_producer.append(PROTOCOL_HEADER)
+            self.wrong_header = True
+            self._note(Side.PRODUCER, 0, f"{_seen(start)}, expected the protocol header AMQP 0 0 9 1")
+            self._close()
+        return False
+
+    def _start_ok(self, frame: RawFrame) -> HandshakeState:
+        self.to_upstream.append(self._read_client(frame))
+        return HandshakeState.AWAITING_TUNE
+
+    def _refuse(self, frame: RawFrame) -> HandshakeState:
+        self._read_client(frame)
+        self.to_producer.append(self._last_word)
+        return HandshakeState.CLOSING
+
+    def _read_client(self, frame: RawFrame) -> bytes:
+        client = read_start_ok(frame.payload, self._version, self._peer, self._frame_min_bytes)
+        self.user, self.client_name, self.capabilities = client.user, client.name, client.capabilities
+        return client.frame
+
+    def _secure_ok(self, frame: RawFrame) -> HandshakeState:
+        arguments(frame.payload)
+        self.to_upstream.append(frame.raw)
+        return HandshakeState.AWAITING_TUNE
+
+    def _tune_ok(self, frame: RawFrame) -> HandshakeState:
+        answer = Limits._make(arguments(frame.payload))
+        self._tuning = tuning = agree(self._proposed, self._offered, answer, self._frame_min_bytes)
+        values = (tuning.channel_max_upstream, tuning.frame_max_upstream, tuning.heartbeat_upstream)
+        self.to_upstream.append(method_frame(0, CONNECTION_TUNE_OK, *values))
+        return HandshakeState.AWAITING_OPEN
+
+    def _open(self, frame: RawFrame) -> HandshakeState:
+        vhost = arguments(frame.payload)[0]
+        assert isinstance(vhost, bytes)  # noqa: S101 -- a short string
+        self.vhost = vhost.decode(errors="replace")
+        self.to_upstream.append(frame.raw)
+        return HandshakeState.AWAITING_OPEN_OK
+
+    def _producer_closes(self, frame: RawFrame) -> HandshakeState:
+        close = read_close(frame.payload)
+        self._note(Side.PRODUCER, close.reply_code, close.reply_text.decode(errors="replace"))
+        self.to_producer.append(connection_close_ok())
+        return self._close()
+
+    def _producer_confirms_close(self, frame: RawFrame) -> HandshakeState:
+        return self._close()
+
+    # -- what the broker says ---
+
+    def _start(self, frame: RawFrame) -> HandshakeState:
+        server: Server = read_start(frame.payload, self._version)
+        self.product, self._frame_min_bytes = server.product, server.frame_min_bytes
+        self.to_producer.append(server.frame)
+        return HandshakeState.AWAITING_START_OK
+
+    def _secure(self, frame: RawFrame) -> HandshakeState:
+        arguments(frame.payload)
+        self.to_producer.append(frame.raw)
+        return HandshakeState.AWAITING_SECURE_OK
+
+    def _tune(self, frame: RawFrame) -> HandshakeState:
+        self._proposed = Limits._make(arguments(frame.payload))
+        self._offered = offer(self._proposed, self._limits.frame_max, self._limits.channel_max)
+        self.to_producer.append(method_frame(0, CONNECTION_TUNE, *self._offered))
+        return HandshakeState.AWAITING_TUNE_OK
+
+    def _open_ok(self, frame: RawFrame) -> HandshakeState:
+        arguments(frame.payload)
+        self.to_producer.append(frame.raw)
+        return HandshakeState.OPEN
+
+    def _upstream_closes(self, frame: RawFrame) -> HandshakeState:
+        close = read_close(frame.payload)
+        self.to_upstream.append(connection_close_ok())
+        self._end(frame.raw, Ending(Side.UPSTREAM, close.reply_code, close.reply_text.decode(errors="replace")))
+        return self.state
+
+    # -- ends ---
+
+    def _is_told_of_refusals(self) -> bool:
+        return b"authentication_failure_close" in self.capabilities
+
+    def _producer_failed(self, error: ProtocolError) -> None:
+        text = reply_text(error.reply_code, error.text)
+        self.to_producer.append(connection_close(error.reply_code, text, error.class_id, error.method_id))
+        self._note(Side.PRODUCER, error.reply_code, text.decode(errors="replace"))
+        self.close_upstream = True
+        self.state = HandshakeState.CLOSING
+
+    def _producer_broke_framing(self, error: ProtocolError) -> None:
+        """No CloseOk can be found in what follows: close as soon as the Close is sent."""
+        if self.state is not HandshakeState.CLOSING:
+            self._producer_failed(error)
+        self._close()
+
+    def _upstream_failed(self, why: str) -> None:
+        text = reply_text(_CONNECTION_FORCED, b"upstream " + why.encode())
+        ending = Ending(Side.UPSTREAM, _CONNECTION_FORCED, text.decode(errors="replace"))
+        self._end(connection_close(_CONNECTION_FORCED, text), ending)
+
+    def _end(self, close: bytes, ending: Ending) -> None:
+        """Tell the producer a Close, at a time when clients understand it."""
+        self.ending = self.ending or ending
+        self.close_upstream = True
+        self._upstream.clear()
+        if self.state in (HandshakeState.AWAITING_START, HandshakeState.AWAITING_START_OK):
+            if self.state is HandshakeState.AWAITING_START:
+                self.to_producer.append(own_start(self._version))
+            self._last_word = close
+            self.state = HandshakeState.REFUSING
+        else:
+            self.to_producer.append(close)
+            self.state = HandshakeState.CLOSING
+
+    def _close(self) -> HandshakeState:
+        self._producer.clear()
+        self._upstream.clear()
+        self.close_after_flush_producer = self.close_upstream = True
+        self.state = HandshakeState.CLOSED
+        return self.state
+
+    def _note(self, side: Side, reply_code: int, text: str) -> None:
+        self.ending = self.ending or Ending(side, reply_code, text)
+
+
+def _seen(start: bytes) -> str:
+    """Name what a producer began with; none of its bytes but the version of an AMQP header are shown."""
+    if start.startswith(PROTOCOL_HEADER[:4]):
+        return "protocol header AMQP " + " ".join(map(str, start[4:]))
+    if start[0] == _TLS_HANDSHAKE:
+        return "TLS on a port without TLS"
+    return "HTTP" if start.startswith(_HTTP_METHODS) else "no AMQP"
+
+
+Handler: TypeAlias = Callable[[Handshake, RawFrame], HandshakeState]
+Transitions: TypeAlias = dict[tuple[HandshakeState, int], Handler]
+
+#: The producer's part of the conversation: what may come when, and what becomes of it.
+_FROM_PRODUCER: Transitions = {
+    (HandshakeState.AWAITING_START_OK, CONNECTION_START_OK): Handshake._start_ok,
+    (HandshakeState.AWAITING_SECURE_OK, CONNECTION_SECURE_OK): Handshake._secure_ok,
+    (HandshakeState.AWAITING_TUNE_OK, CONNECTION_TUNE_OK): Handshake._tune_ok,
+    (HandshakeState.AWAITING_OPEN, CONNECTION_OPEN): Handshake._open,
+    (HandshakeState.REFUSING, CONNECTION_START_OK): Handshake._refuse,
+    (HandshakeState.CLOSING, CONNECTION_CLOSE_OK): Handshake._producer_confirms_close,
+    **{(state, CONNECTION_CLOSE): Handshake._producer_closes for state in PRODUCERS_TURN},
+}
+
+#: The broker's part.
+_FROM_UPSTREAM: Transitions = {
+    (HandshakeState.AWAITING_START, CONNECTION_START): Handshake._start,
+    (HandshakeState.AWAITING_TUNE, CONNECTION_SECURE): Handshake._secure,
+    (HandshakeState.AWAITING_TUNE, CONNECTION_TUNE): Handshake._tune,
+    (HandshakeState.AWAITING_OPEN_OK, CONNECTION_OPEN_OK): Handshake._open_ok,
+    **{(state, CONNECTION_CLOSE): Handshake._upstream_closes for state in WITH_BROKER},
+}

@@ -1,0 +1,236 @@
+"""What leaves in place of a publish that the address table is for? Plans of publishes, beside those of exchanges.
+
+A publish to an exchange that is not evaluated here is looked up once. What comes of it is a plan like an exchange's:
+another exchange here, an exchange of the rules (evaluated, and nothing looked up again), another broker, or nowhere.
+Not in the path of a publish whose virtual host has no address table.
+
+Source: architecture, "The path of one publish"; the messenger-addressing specification, Part 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import replace
+
+from proxy.addressing.targets import FailedTranslation, Publication, Target
+from proxy.amqp.method_frames import basic_publish
+from proxy.relay.original_address import Address
+from proxy.relay.publish.outgoing import (
+    CC_BCC,
+    TRANSLATION_FAILED,
+    Copy,
+    Elsewhere,
+    Outgoing,
+    Source,
+    labels,
+    outgoing,
+    refuse_reserved,
+)
+from proxy.relay.publish.plan import ExchangePlan, Plans
+from proxy.relay.publish.tap import watched
+from proxy.relay.vhost import Delivery, OwnedExchange
+from proxy.routing.decision import Decision, Facts, Interest, Outcome
+
+#: Publishes of one virtual host whose plan is kept; each holds what its messages' headers look like.
+KEPT = 1024
+#: Shapes of messages that each of them keeps, and the bytes that these may stand for.
+KEPT_SHAPES, KEPT_BYTES = 64, 16384
+_NO_INTEREST = Interest()
+_NO_METHOD = basic_publish(0, b"", b"")
+
+
+def find_plan(plans: Plans, exchange: bytes, routing_key: bytes) -> ExchangePlan | None:
+    """Give the plan of a publish: of its exchange, else what the address table makes of it; None: it passes.
+
+    Args:
+        plans: of the virtual host.
+        exchange: of the publish.
+        routing_key: of the publish.
+    """
+    plan = _find_plan(plans, exchange, routing_key)
+    return plan if plans.watcher is None else watched(plans, plans.watcher, plan, exchange)
+
+
+def _find_plan(plans: Plans, exchange: bytes, routing_key: bytes) -> ExchangePlan | None:
+    plan = plans.get(exchange)
+    book = plans.state.addresses
+    if plan is not None or book is None:
+        return plan
+    kept = plans.by_address
+    key = (exchange, routing_key)
+    if key not in kept:
+        if len(kept) >= KEPT:
+            kept.clear()
+        target = book.look_up(exchange, routing_key)
+        kept[key] = None if target is None else _plan(plans, Publication(*key), target)
+    return kept[key]
+
+
+def _plan(plans: Plans, publication: Publication, target: Target | FailedTranslation) -> ExchangePlan | None:
+    source = Source(Address(*publication), target.rule)
+    state = plans.state
+    if isinstance(target, FailedTranslation):
+        return TranslatedPlan(source, target, plans)
+    if target.remote is None:
+        owned = state.exchanges.get(target.publication.exchange)
+        if owned is not None:
+            return EvaluatedPlan(source, owned, target.publication.routing_key, plans)
+        if target.publication.exchange in state.carriers:
+            return TranslatedPlan(
+                source, FailedTranslation(target.rule, "a carrier, not the exchange it stands for"), plans
+            )
+        if target.publication == publication:
+            return None
+    return TranslatedPlan(source, target, plans)
+
+
+class AddressPlan(ExchangePlan):
+    """The plan of one publish: there may be many, so that each keeps little."""
+
+    __slots__ = ()
+
+    def _is_full(self, cache: Sized, size: int) -> bool:
+        return len(cache) >= KEPT_SHAPES or size > KEPT_BYTES
+
+
+class TranslatedPlan(AddressPlan):
+    """A publish that goes to an exchange which is not evaluated here, to another broker, or nowhere.
+
+    Args:
+        source: where it came from.
+        target: where it goes.
+        plans: its virtual host's plans.
+    """
+
+    __slots__ = ("_carried", "_source", "leaving", "remote", "there")
+
+    def __init__(self, source: Source, target: Target | FailedTranslation, plans: Plans) -> None:
+        """Work out the one way in which it leaves."""
+        #: the other broker, None where it does not go to one
+        self.remote = target.remote if isinstance(target, Target) else None
+        #: exchange and key there
+        self.there = target.publication if isinstance(target, Target) else Publication(b"", b"")
+        #: the same, as if it stayed here: it has the header that goes there; None where that needs no header of ours
+        self._carried: TranslatedPlan | None = None
+        if isinstance(target, Target) and self.remote is not None and tuple(self.there) != tuple(source.address):
+            self._carried = TranslatedPlan(source, replace(target, remote=None), plans)
+        name = source.address.exchange
+        super().__init__(OwnedExchange(name, "direct", Delivery.QUEUE, b""), plans, _NO_INTEREST)
+        self._source = source
+        self.leaving = self._leave(target, plans)
+
+    def original(self, routing_key: bytes) -> Address:
+        """Where the producer addressed it."""
+        return self._source.address
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the header goes to the other broker as it came."""
+        return self._carried is None
+
+    def distant_header(self, header: bytes) -> bytes:
+        """Give the payload of the content header frame that goes to the other broker.
+
+        Args:
+            header: the producer's content header frame.
+
+        Raises:
+            ProtocolError: 502, it is malformed.
+        """
+        if self._carried is None:
+            return header[7:-1]
+        frames, _ = self._carried.forward(_NO_METHOD, self.original(b"").routing_key, header, 0, len(header))
+        return frames[self._carried.method_bytes + 7 : -1]
+
+    @property
+    def method_bytes(self) -> int:
+        """Bytes of the method frame in front of what `forward` gives."""
+        return len(_NO_METHOD) + len(self.there.exchange) + len(self.there.routing_key)
+
+    def _refuse(self, routing_key: bytes, entries: bytes) -> None:
+        """Refuse reserved keys: the producer's, what the table has made of it, and those of BCC, which stays."""
+        refuse_reserved(routing_key, entries, CC_BCC)
+        refuse_reserved(self.there.routing_key, b"")
+
+    def _outgoing(self, facts: Facts) -> Outgoing:
+        return self.leaving
+
+    def _leave(self, target: Target | FailedTranslation, plans: Plans) -> Outgoing:
+        exchange = self._source.address.exchange
+        failed = isinstance(target, FailedTranslation)
+        outcome = Outcome.UNROUTED if failed else Outcome.ROUTED
+        name = outcome.value if failed else "translated"
+        decision = Decision(exchange, outcome)
+        tally = plans.traffic.tally(plans.state.name, exchange, name, (), ())
+        copies: tuple[Copy, ...] = ()
+        elsewhere = None
+        queues: tuple[bytes, ...] = ()
+        exchanges: tuple[bytes, ...] = ()
+        remotes: tuple[str, ...] = ()
+        if isinstance(target, FailedTranslation):
+            elsewhere = Elsewhere((), (target,))
+        elif target.remote is not None:
+            elsewhere = Elsewhere((target,), ())
+            remotes = labels((target,))
+        else:
+            copies = (Copy(*target.publication, (), moved=True, plain=True),)
+            if target.publication.exchange:
+                exchanges = (target.publication.exchange,)
+            else:
+                queues = (target.publication.routing_key,)
+        record = None
+        if plans.journal is not None:
+            reason = TRANSLATION_FAILED if failed else None
+            record = plans.journal.template(exchange, name, queues, exchanges, (), reason, remotes, self._source.rule)
+        return Outgoing(decision, tally, copies, record=record, elsewhere=elsewhere)
+
+
+class EvaluatedPlan(AddressPlan):
+    """A publish that the address table has sent to an exchange which is evaluated here.
+
+    Args:
+        source: where it came from.
+        owned: the exchange.
+        routing_key: the key it has there.
+        plans: its virtual host's plans.
+    """
+
+    __slots__ = ("_key", "_source")
+
+    def __init__(self, source: Source, owned: OwnedExchange, routing_key: bytes, plans: Plans) -> None:
+        """Remember both addresses."""
+        super().__init__(owned, plans)
+        self._source = source
+        self._key = routing_key
+
+    def original(self, routing_key: bytes) -> Address:
+        """Where the producer addressed it."""
+        return self._source.address
+
+    def forward(self, method: bytes, routing_key: bytes, data: bytes, start: int, stop: int) -> tuple[bytes, Outgoing]:
+        """See ExchangePlan; the rules see the translated key."""
+        return super().forward(method, self._key, data, start, stop)
+
+    def _outgoing(self, facts: Facts) -> Outgoing:
+        plans = self._plans
+        decision, took_us = self._decide(facts)
+        from_here = (self.owned, plans.state, plans.traffic, plans.journal)
+        out = outgoing(decision, *from_here, source=self._source, decide_us=took_us)
+        return led_on(out, Address(self.owned.name, self._key))
+
+
+def led_on(out: Outgoing, address: Address) -> Outgoing:
+    """Give what leaves of a publish that the address table has sent to an exchange which is evaluated here.
+
+    Args:
+        out: what leaves of it by that exchange's decision.
+        address: that exchange, and the key that the publish has there.
+    """
+    key = address.routing_key
+    if out.untouched:
+        return replace(out, untouched=False, copies=(Copy(*address, (), moved=True, plain=True),))
+    copies = [
+        copy._replace(moved=True, routing_key=key if copy.routing_key is None else copy.routing_key)
+        for copy in out.copies
+    ]
+    return replace(out, copies=tuple(copies))

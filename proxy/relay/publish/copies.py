@@ -1,0 +1,133 @@
+"""How does one publish leave as several? Only where one-in-one-out cannot hold.
+
+Too many tokens for one header frame, or, in queue delivery, destinations that are exchanges. The body is repeated,
+so it is kept until it is whole (bounded, see `Limits.replay_bytes`); the channel's ledger joins the confirms, its
+`Returns` the returns.
+
+Source: architecture, "One in, one out"; delivery notes, "The ledger where there are no confirms".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from proxy.amqp.frames import U16, body_frames
+from proxy.amqp.properties import table_span
+from proxy.amqp.tables import without
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.channel import Channel, Collected, Publish
+from proxy.relay.confirms import Ledger, Returns
+from proxy.relay.conversation import Conversation
+from proxy.relay.publish.outgoing import PUBLISH, Copy
+from proxy.relay.publish.plan import ExchangePlan, publish_frame
+from proxy.relay.remote.copies import marks, send_elsewhere
+
+_CONTENT_TOO_LARGE = 311
+_BCC = frozenset((b"BCC",))
+#: bytes of a BCC entry around its keys (name, letter, length), and around each key
+_AROUND_KEYS, _AROUND_KEY = 9, 5
+
+
+def fitting(
+    conversation: Conversation,
+    plan: ExchangePlan,
+    publish: Publish,
+    header: bytes,
+    body_size: int,
+    copies: Sequence[Copy],
+) -> list[Copy]:
+    """Divide copies so that no header frame is larger than the broker takes.
+
+    Args:
+        conversation: the connection.
+        plan: of the exchange.
+        publish: the producer's method.
+        header: its content header frame.
+        body_size: announced size of its body in bytes.
+        copies: what the decision asks for.
+
+    Raises:
+        ProtocolError: 311 on the channel, body or headers are too large to leave in several copies.
+    """
+    limits = conversation.limits
+    if body_size > limits.replay_bytes or conversation.collected_bytes + body_size > limits.collected_bytes:
+        raise _too_large(f"body of {body_size} bytes is to leave in several copies, at most {limits.replay_bytes} can")
+    limit = conversation.tuning.frame_max_upstream
+    return [part for copy in copies for part in _divided(plan, publish.routing_key, header, copy, limit)]
+
+
+def send_collected(conversation: Conversation, collected: Collected) -> None:
+    """Send every copy of a publish whose body is whole; the channel has counted the publish already."""
+    publish, plan = collected.publish, collected.plan
+    channel = publish.channel
+    out = conversation.to_upstream
+    body = body_frames(channel.number, bytes(collected.body), conversation.tuning.frame_max_upstream)
+    sent: list[Hashable] = []
+    for copy in collected.copies:
+        key, header = plan.further(publish.routing_key, collected.header, copy)
+        method = publish_frame(publish.frame, copy.exchange, key) if copy.moved else publish.frame
+        out += (method, header, *body)
+        sent.append(fingerprint(copy.exchange, key, header))
+    elsewhere = collected.elsewhere
+    names = [] if elsewhere is None else marks(elsewhere, channel.before + channel.published)
+    if channel.confirming:
+        ledger_of(conversation, channel).add(channel.published, len(sent), len(names))
+    if publish.mandatory and len(sent) + len(names) > 1:
+        if channel.returns is None:
+            channel.returns = Returns()
+        channel.returns.expect(channel.published, [*sent, *names])
+    if elsewhere is not None:
+        send_elsewhere(conversation, collected, elsewhere, names)
+
+
+def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
+    """Give what is equal in a publish and in its return: all but BCC, which the broker takes out.
+
+    Args:
+        exchange: as it left.
+        routing_key: as it left.
+        header: the content header frame.
+
+    Raises:
+        ProtocolError: 502, the header is malformed.
+    """
+    span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
+    if span is None:
+        return exchange, routing_key, header[11:]
+    # Where BCC was taken out, RabbitMQ writes L (64 bits, unsigned) as l; all other letters stay (seen on 3.10.8).
+    entries = without(header, *span, _BCC).replace(b"L", b"l")
+    return exchange, routing_key, header[11 : span[0] - 4], entries, header[span[1] :]
+
+
+def ledger_of(conversation: Conversation, channel: Channel) -> Ledger:
+    """Give the channel's ledger; the first call takes over all publishes before the current one."""
+    if channel.ledger is None:
+        before = channel.published - 1
+        channel.ledger = Ledger(channel.settled.outstanding(before), before)
+        conversation.shape += 1
+    return channel.ledger
+
+
+def _divided(plan: ExchangePlan, routing_key: bytes, header: bytes, copy: Copy, limit: int) -> list[Copy]:
+    """Divide the keys of a copy so that no header frame exceeds the limit in bytes."""
+    if len(plan.further(routing_key, header, copy)[1]) <= limit:
+        return [copy]
+    bare = len(plan.further(routing_key, header, copy._replace(bcc=()))[1])
+    longest = max((_AROUND_KEY + len(key) for key in copy.bcc), default=0)
+    if copy.routing_key is not None:  # each part leaves under a key of its own, which the original address repeats
+        bare += max(map(len, copy.bcc), default=0)
+    each = (limit - bare - _AROUND_KEYS) // longest if longest else 0
+    each -= each % copy.together
+    if each < 1:
+        raise _too_large(f"headers of {len(header)} bytes leave no room for the destinations")
+    if copy.routing_key is None or copy.exchange:
+        return [copy._replace(bcc=copy.bcc[at : at + each]) for at in range(0, len(copy.bcc), each)]
+    # Queue delivery: the keys are queue names, and the broker removes duplicates within one publish only.
+    keys = (copy.routing_key, *copy.bcc)
+    return [
+        copy._replace(routing_key=keys[at], bcc=keys[at + 1 : at + 1 + each]) for at in range(0, len(keys), each + 1)
+    ]
+
+
+def _too_large(text: str) -> ProtocolError:
+    return ProtocolError(_CONTENT_TOO_LARGE, text, Scope.CHANNEL, *PUBLISH)

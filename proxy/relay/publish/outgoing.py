@@ -1,0 +1,301 @@
+"""In which frames does a decision leave? One publish for one publish, wherever that is possible.
+
+From a Decision and the state of the virtual host to `Outgoing`: which exchange and key the publish leaves under,
+which tokens or queue names it carries as BCC, and what must be bound first. No caching here (see plan).
+
+Source: architecture "One in, one out"; delivery notes; RabbitMQ guide "Sender-selected distribution".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from proxy.addressing.targets import FailedTranslation, Target
+from proxy.amqp.frames import U32, shortstr
+from proxy.amqp.tables import decode_value, pick, without
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.auditing import Journal, Template
+from proxy.relay.original_address import CC_ASIDE, OURS, Address, entry
+from proxy.relay.tokens import NOWHERE
+from proxy.relay.traffic import Tally, Traffic
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
+from proxy.routing.decision import Decision, Outcome
+from proxy.routing.readdressing import Departure, departure
+from proxy.values import RESERVED
+
+PUBLISH = (60, 40)
+#: why a publish could not go where a rule of the address table sends it, as audit records say it
+TRANSLATION_FAILED = "translation_failed"
+#: why bindings with regular expressions were false, or their routes chose nothing
+REGEX_BUDGET = "regex_budget"
+_CC = frozenset((b"CC",))
+_BCC = frozenset((b"BCC",))
+CC_BCC = _CC | _BCC
+_CUT = OURS | _BCC
+_CUT_CC = _CUT | _CC
+
+
+class Source(NamedTuple):
+    """Where a publish came from that the address table has sent to another exchange.
+
+    Args:
+        address: as the producer wrote it.
+        rule: index of the rule.
+    """
+
+    address: Address
+    rule: int
+
+
+class Copy(NamedTuple):
+    """One upstream publish.
+
+    Args:
+        exchange: the exchange it leaves under.
+        routing_key: its routing key; None: the producer's own.
+        bcc: further routing keys (tokens, or queue names in queue delivery).
+        moved: exchange or key differ from the producer's: our header says what they were.
+        hide_cc: the producer's CC would route there and must not.
+        plain: nothing of ours routes it: the producer's CC and BCC mean what they mean to any broker.
+        together: so many keys in turn lead to one destination: in one publish the broker delivers once.
+    """
+
+    exchange: bytes
+    routing_key: bytes | None
+    bcc: tuple[bytes, ...]
+    moved: bool
+    hide_cc: bool = False
+    plain: bool = False
+    together: int = 1
+
+
+class Elsewhere(NamedTuple):
+    """What of a publish does not go to the producer's own broker.
+
+    Args:
+        targets: where it goes.
+        failed: translations that lead nowhere: the publish can't be acked.
+    """
+
+    targets: tuple[Target, ...]
+    failed: tuple[FailedTranslation, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """How the messages of one decision leave; shared by all messages with the same facts.
+
+    Args:
+        decision: the decision.
+        copies: upstream publishes; none when the publish is refused, or forwarded untouched.
+        untouched: forwarded byte for byte to the broker's own exchange (``unmatched: pass``).
+        unbound: destinations that must be bound before the publish can leave.
+        record: the constant part of its audit lines.
+        tally: where its publishes and body bytes are counted.
+        elsewhere: what goes to other brokers, or nowhere; None where nothing does.
+    """
+
+    decision: Decision
+    tally: Tally
+    copies: tuple[Copy, ...] = ()
+    untouched: bool = False
+    unbound: tuple[Destination, ...] = ()
+    record: Template | None = None
+    elsewhere: Elsewhere | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether something must be bound, or asked, before the publish can leave."""
+        return bool(self.unbound or self.decision.asked)
+
+
+def outgoing(
+    decision: Decision,
+    owned: OwnedExchange,
+    state: VhostState,
+    traffic: Traffic,
+    journal: Journal | None = None,
+    *,
+    routing_key: bytes = b"",
+    source: Source | None = None,
+    decide_us: float | None = None,
+) -> Outgoing:
+    """Turn a decision into upstream publishes.
+
+    Args:
+        decision: what routing answered.
+        owned: the exchange that was asked.
+        state: what is bound and what is missing in its virtual host.
+        traffic: totals that the publishes are counted in.
+        journal: the audit log, if there is one.
+        routing_key: the message's, which the address table is asked about.
+        source: where the publish came from, if the address table has sent it here: it is asked no more.
+        decide_us: microseconds that the decision took.
+    """
+    leaves = Departure(decision.queues, decision.exchanges)
+    if state.addresses is not None and source is None:
+        taken = state.exchanges.keys() | state.carriers
+        leaves = _unreserved(departure(state.addresses, decision.queues, decision.exchanges, routing_key, taken))
+    untouched = owned.unmatched_pass and decision.outcome is Outcome.UNROUTED
+    outcome = "passed" if untouched else decision.outcome.value
+    names = decision.queues + decision.exchanges
+    tally = traffic.tally(state.name, owned.name, outcome, decision.matched, names)
+    record = None
+    if journal is not None:
+        bindings = [name for _, name in decision.matched]
+        reason = "unmatched" if untouched else TRANSLATION_FAILED if leaves.failed else None
+        if decision.spent:
+            reason = REGEX_BUDGET
+        exchange, rule = (owned.name, leaves.rule) if source is None else (source.address.exchange, source.rule)
+        exchanges = leaves.exchanges + tuple(publication.exchange for publication in leaves.publications)
+        remotes = labels(leaves.remotes)
+        what = (exchange, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule)
+        record = journal.template(*what, decide_us=decide_us)
+    if untouched or decision.outcome is Outcome.REJECTED:
+        return Outgoing(decision, tally, untouched=untouched, record=record)
+    make = _queue_copies if owned.delivery is Delivery.QUEUE else _carrier_copies
+    elsewhere = Elsewhere(leaves.remotes, leaves.failed) if leaves.remotes or leaves.failed else None
+    apart = tuple(Copy(*publication, (), moved=True, hide_cc=True) for publication in leaves.publications)
+    if (elsewhere or apart) and not leaves.queues and not leaves.exchanges:
+        return Outgoing(decision, tally, apart, record=record, elsewhere=elsewhere)
+    copies, unbound = make(decision, leaves, owned, state)
+    return Outgoing(decision, tally, copies + apart, unbound=unbound, record=record, elsewhere=elsewhere)
+
+
+def _unreserved(leaves: Departure) -> Departure:
+    """Let translations fail that would make a token of a part of the producer's routing key."""
+    reserved = [one for one in leaves.publications if one.routing_key.startswith(RESERVED)]
+    if not reserved:
+        return leaves
+    failed = FailedTranslation(leaves.rule or 0, "a routing key under the reserved prefix")
+    publications = tuple(one for one in leaves.publications if one not in reserved)
+    return leaves._replace(publications=publications, failed=(*leaves.failed, failed))
+
+
+def labels(targets: Iterable[Target]) -> tuple[str, ...]:
+    """Names of the brokers that targets lead to, without credentials."""
+    return tuple(dict.fromkeys(target.remote.label for target in targets if target.remote is not None))
+
+
+def _carrier_copies(
+    decision: Decision, leaves: Departure, owned: OwnedExchange, state: VhostState
+) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
+    wanted = [("queue", name) for name in leaves.queues]
+    wanted += [("exchange", name) for name in leaves.exchanges]
+    reachable = [one for one in wanted if one in owned.bound]
+    unbound = tuple(one for one in wanted if one not in owned.bound and one not in state.missing)
+    if not reachable and owned.alternate is not None and not decision.alternate:
+        # Chosen names that nobody has must not wake the alternate exchange (open exchange, 1.6): leave where none is.
+        return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
+    # Exchange tokens first: the broker removes duplicates within one publish only, so they must not be spread.
+    reachable.sort(key=lambda one: one[0] != "exchange")
+    tokens = tuple(key for one in reachable for key in state.tokens.of(*one))
+    moved = owned.carrier != owned.name
+    return (Copy(owned.carrier, None, tokens, moved=moved, together=len(state.tokens.keys)),), unbound
+
+
+def _queue_copies(
+    decision: Decision, leaves: Departure, owned: OwnedExchange, state: VhostState
+) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
+    # The broker closes the connection on a short string that is not UTF-8 (501): no queue can have such a name.
+    named = [name for name in leaves.queues if _is_text(name)]
+    queues = [name for name in named if ("queue", name) not in state.missing] or named[:1]
+    copies = []
+    if queues:
+        copies.append(Copy(b"", queues[0], tuple(queues[1:]), moved=True, hide_cc=True))
+    exchanges = list(leaves.exchanges)
+    if not copies and not exchanges and decision.alternate and owned.alternate is not None:
+        exchanges.append(owned.alternate)
+    exchanges = [name for name in exchanges if _is_text(name) and ("exchange", name) not in state.missing]
+    # A publish to an exchange that does not exist would close the producer's channel: what no file names is asked for
+    # first.
+    there = {name for name in exchanges if ("exchange", name) in owned.bound or _by_file(owned, state, name)}
+    copies += [Copy(name, None, (), moved=True) for name in exchanges if name in there]
+    unbound = tuple(("exchange", name) for name in exchanges if name not in there)
+    return tuple(copies) or (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
+
+
+def _by_file(owned: OwnedExchange, state: VhostState, exchange: bytes) -> bool:
+    """Whether a rules file names an exchange, so that the control plane looks after it."""
+    if owned.declared is not None:
+        return False
+    return exchange == owned.alternate or state.router.names(owned.name, ("exchange", exchange))
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def bcc_entry(keys: tuple[bytes, ...]) -> bytes:
+    """Encode the BCC entry of a header table (array of long strings); nothing for no keys."""
+    if not keys:
+        return b""
+    items = b"".join(b"S" + U32.pack(len(key)) + key for key in keys)
+    return b"\x03BCCA" + U32.pack(len(items)) + items
+
+
+def table_entries(entries: bytes, copy: Copy, original: Address) -> bytes:
+    """Rewrite the entries of a message's header table for one upstream publish.
+
+    Args:
+        entries: the producer's entries, untouched bytes.
+        copy: the publish that leaves.
+        original: where the producer published to.
+
+    Returns:
+        The producer's entries without BCC and without headers that only we may set, then ours.
+    """
+    if copy.plain:
+        kept = without(entries, 0, len(entries), OURS) if b"x-original-" in entries else entries
+        key = original.routing_key if copy.routing_key is None else copy.routing_key
+        return kept + entry(original, Address(copy.exchange, key))
+    aside = b""
+    cut = _CUT
+    if copy.hide_cc and b"CC" in entries:
+        raws = [raw for _, raw in pick(entries, 0, len(entries), _CC)]
+        if raws and raws[0][:1] == b"A":  # the broker answers another type with its own 406
+            cut = _CUT_CC
+            aside = b"".join(shortstr(CC_ASIDE) + raw for raw in raws)
+    kept = (
+        without(entries, 0, len(entries), cut) if b"BCC" in entries or b"x-original-" in entries or aside else entries
+    )
+    if b"BCC" in entries and _first_bcc_is_no_array(entries):
+        return entries  # forwarded as it is: the broker's own 406 is the right answer
+    if not copy.moved:
+        return kept + bcc_entry(copy.bcc)
+    key = original.routing_key if copy.routing_key is None else copy.routing_key
+    return kept + aside + entry(original, Address(copy.exchange, key)) + bcc_entry(copy.bcc)
+
+
+def _first_bcc_is_no_array(entries: bytes) -> bool:
+    found = pick(entries, 0, len(entries), _BCC)
+    return bool(found) and found[0][1][:1] != b"A"
+
+
+def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] = _CC) -> None:
+    """Refuse a producer's routing key or CC entry under the reserved prefix.
+
+    Args:
+        routing_key: of a publish.
+        entries: of its header table.
+        names: headers that hold further keys; BCC among them where it is not replaced by ours.
+
+    Raises:
+        ProtocolError: 403 on the channel.
+    """
+    keys = [routing_key]
+    if RESERVED in entries and b"CC" in entries:
+        for _, raw in pick(entries, 0, len(entries), names):
+            value = decode_value(raw).value
+            if isinstance(value, tuple):
+                keys += [item.value for item in value if isinstance(getattr(item, "value", None), bytes)]
+    for key in keys:
+        if key.startswith(RESERVED):
+            text = f"routing keys that begin with '{RESERVED.decode()}' are reserved"
+            raise ProtocolError(403, text, Scope.CHANNEL, *PUBLISH)

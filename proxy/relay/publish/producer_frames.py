@@ -1,0 +1,306 @@
+"""Producer to broker, frame by frame: what does each frame mean for its channel or the connection?
+
+Everything that the fast path of `publishing` does not take, but publishes (see `publish_frames`): other methods,
+channels that are closing or waiting, the end. Faults are `ProtocolError`.
+
+Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; reply codes as RabbitMQ gives them, 540 and 503 where it drops the
+connection or waits without a word.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from proxy.amqp import methods
+from proxy.amqp.frames import HEARTBEAT, METHOD, OVERHEAD, U32
+from proxy.amqp.method_arguments import QueueDeclare, read_queue_declare, read_queue_delete
+from proxy.amqp.method_frames import channel_close_ok, connection_close_ok
+from proxy.amqp.tables import decode_value, pick
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.channel import Channel, Content, Expected, Life
+from proxy.relay.conversation import Conversation, Phase
+from proxy.relay.declare import script
+from proxy.relay.declare.bindings import ClientBindings
+from proxy.relay.declare.equivalence import refuse_nested
+from proxy.relay.declare.exchanges import Declaring
+from proxy.relay.declare.own_bindings import bind_tokens, tokens_of
+from proxy.relay.declare.stored import refuse_own_arguments
+from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
+from proxy.values import RESERVED
+
+_CONNECTION = 10
+_QUEUE_DECLARE = (50, 10)
+#: bytes of the shortest method frame
+_LEAST_METHOD = 12
+#: frames of methods that consumers send for every message: nothing in them to look at but their length
+_FIXED_BYTES = dict.fromkeys((methods.BASIC_ACK, methods.BASIC_NACK, methods.BASIC_REJECT), 21)
+_DEAD_LETTER_KEY = b"x-dead-letter-routing-key"
+#: Access.Request and Basic.Credit: RabbitMQ knows them, the AMQP 0-9-1 specification does not.
+_BEYOND = frozenset((30 << 16 | 10, 60 << 16 | 200))
+
+
+class ProducerFrames:
+    """Takes single frames of the producer.
+
+    Args:
+        conversation: what both directions share.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        """Start with nothing published."""
+        self._conversation = conversation
+        self.publishes = PublishFrames(conversation)
+        #: the frames taken are those that a channel held, not new ones
+        self.resuming = False
+        declaring = Declaring(conversation)
+        self._bindings = ClientBindings(conversation)
+        self._taken = {
+            methods.BASIC_PUBLISH: self.publishes.method,
+            methods.EXCHANGE_DECLARE: declaring.declare,
+            methods.EXCHANGE_DELETE: declaring.delete,
+            methods.QUEUE_DECLARE: self._queue_declare,
+            methods.QUEUE_BIND: self._bind,
+            methods.EXCHANGE_BIND: self._bind,
+            methods.QUEUE_UNBIND: self._unbind,
+            methods.EXCHANGE_UNBIND: self._unbind,
+        }
+
+    def take(self, kind: int, number: int, frame: bytes) -> bool:
+        """Take one whole frame.
+
+        Args:
+            kind: frame type.
+            number: channel number.
+            frame: the whole frame.
+
+        Returns:
+            Whether it goes upstream as it came. (What goes instead is in the conversation already.)
+
+        Raises:
+            ProtocolError: a fault that ends the connection.
+        """
+        conversation = self._conversation
+        if conversation.phase is not Phase.OPEN:
+            return self._ending(number, kind, frame)
+        if conversation.last_frame is not None and not self.resuming:
+            return self._ending(number, kind, frame)
+        if number == 0:
+            return self._connection_frame(kind, frame)
+        if kind == HEARTBEAT:
+            raise ProtocolError(505, f"heartbeat frame on channel {number}, expected on channel 0")
+        channel = conversation.channels.get(number) or self._new_channel(number)
+        if channel.held is not None:
+            if not (channel.binds and not channel.held and kind == METHOD and self._bindings.along(channel, frame)):
+                conversation.keep_held(channel, [frame])
+            return False
+        try:
+            return self._channel_frame(channel, kind, frame)
+        except ProtocolError as error:
+            if error.scope is Scope.CONNECTION:
+                raise
+            conversation.refuse(channel, error)
+            return False
+
+    def _new_channel(self, number: int) -> Channel:
+        """Begin a channel. Like RabbitMQ, channel-max bounds how many there are, not their numbers."""
+        conversation = self._conversation
+        most, count = conversation.tuning.channel_max_producer, len(conversation.channels)
+        if number == conversation.own.number:
+            text = f"channel {number} is above the negotiated channel_max {most} and used by the proxy itself"
+            raise ProtocolError(530, text)
+        if count >= most:
+            text = f"number of channels opened ({count}) has reached the negotiated channel_max ({most})"
+            raise ProtocolError(530, text)
+        return conversation.channel(number)
+
+    def _channel_frame(self, channel: Channel, kind: int, frame: bytes) -> bool:
+        if channel.content is not Content.METHOD:
+            # On a channel that the broker has closed, too: it expects the rest of a content that has begun, or closes
+            # the connection with 505.
+            return self.publishes.content(channel, kind, frame)
+        if channel.life is not Life.OPEN:
+            return kind == METHOD and self._closing(channel, frame)
+        if kind != METHOD:
+            return self.publishes.content(channel, kind, frame)
+        return self._method(channel, frame)
+
+    def _ending(self, number: int, kind: int, frame: bytes) -> bool:
+        conversation = self._conversation
+        index = U32.unpack_from(frame, 7)[0] if kind == METHOD and number == 0 and len(frame) >= _LEAST_METHOD else 0
+        if index == methods.CONNECTION_CLOSE:  # RabbitMQ answers each; clients with several threads send several
+            if conversation.phase in (Phase.CLOSING, Phase.CLOSED):
+                conversation.to_producer.append(connection_close_ok())
+            else:
+                conversation.further_closes += 1
+        elif index == methods.CONNECTION_CLOSE_OK:
+            if conversation.phase is Phase.CLOSING:
+                conversation.finish()
+                return not conversation.upstream_closing
+            if conversation.phase is Phase.CLOSED:
+                conversation.producer_ends = False
+        return False
+
+    def _connection_frame(self, kind: int, frame: bytes) -> bool:
+        conversation = self._conversation
+        if kind == HEARTBEAT:
+            return False
+        if kind != METHOD:
+            # spec, 4.2.3: header and body frames on channel 0
+            raise ProtocolError(505, f"{KIND_NAMES[kind]} frame on channel 0, expected a method frame")
+        index = _method_of(frame)
+        if index >> 16 != _CONNECTION:
+            text = "unexpected method in connection state running"
+            raise ProtocolError(504, text, Scope.CONNECTION, *divmod(index, 1 << 16))
+        _check(index, frame[7:-1])
+        if index != methods.CONNECTION_CLOSE:
+            conversation.may_be_kept = False  # it logs in anew (Connection.UpdateSecret), or does what we don't know
+            return True
+        if any(channel.held is not None for channel in conversation.channels.values()):
+            conversation.last_frame = frame  # what was published before it goes first
+            conversation.shape += 1
+        else:
+            conversation.producer_leaves(frame)
+        return False
+
+    def _closing(self, channel: Channel, frame: bytes) -> bool:
+        """Discard what a closing channel still brings, until the close-ok."""
+        if len(frame) < _LEAST_METHOD:
+            return False
+        index = U32.unpack_from(frame, 7)[0]
+        if index == methods.CHANNEL_CLOSE:
+            # Both sides close at once: each answers the other (spec, 1.5.2.5 and 1.5.2.6).
+            self._conversation.say(channel, channel_close_ok(channel.number))
+        elif index == methods.CHANNEL_CLOSE_OK:
+            relayed = channel.life is Life.CLOSED_UPSTREAM
+            self._conversation.forget(channel)
+            return relayed
+        return False
+
+    def _method(self, channel: Channel, frame: bytes) -> bool:
+        index = _method_of(frame)
+        if _FIXED_BYTES.get(index) == len(frame):
+            return True
+        taken = self._taken.get(index)
+        if taken is not None:
+            return taken(channel, frame)
+        payload = frame[7:-1]
+        _check(index, payload)
+        if index in _NOTED:
+            _NOTED[index](self._conversation, channel, payload)
+        return True
+
+    def _queue_declare(self, channel: Channel, frame: bytes) -> bool:
+        conversation = self._conversation
+        inventory = conversation.inventory
+        asked = read_queue_declare(frame[7:-1])
+        refuse_nested(asked.arguments, "queue", asked.queue, conversation.state.name, _QUEUE_DECLARE)
+        _refuse_dead_letter_key(asked)
+        refuse_own_arguments(asked.arguments, _QUEUE_DECLARE)
+        channel.last_queue = asked.queue or channel.last_queue
+        if asked.exclusive:  # such a queue lives as long as its connection
+            conversation.may_be_kept = False
+        conversation.state.declared_anew(("queue", asked.queue))
+        if not asked.nowait:
+            channel.replies.append(Expected(methods.QUEUE_DECLARE_OK, asked.queue, asked.exclusive, asked.passive))
+        elif asked.queue and not asked.passive:
+            if asked.exclusive and inventory.interested(asked.queue):
+                self._declare_exclusive(channel, asked)
+                return False
+            inventory.queue_declared(asked.queue, asked.exclusive)
+            script.count_unanswerable(conversation, channel)
+        return True
+
+    def _declare_exclusive(self, channel: Channel, asked: QueueDeclare) -> None:
+        """Ask for the answer that the producer does without: nobody else can bind the queue later."""
+        conversation = self._conversation
+        go_on = partial(conversation.resumable.append, channel)
+
+        def declared(_: bytes) -> bool:
+            conversation.inventory.queue_declared(asked.queue, True)
+            wanted = tokens_of(conversation.state, asked.queue)
+            if wanted:
+                bind_tokens(conversation, wanted, go_on, conversation.state.missing)
+            else:
+                go_on()
+            return False
+
+        script.hold(conversation, channel)
+        channel.replies.append(Expected(methods.QUEUE_DECLARE_OK, taken=declared))
+        declare = methods.method_frame(channel.number, methods.QUEUE_DECLARE, 0, *asked._replace(nowait=False))
+        conversation.to_upstream.append(declare)
+
+    def _bind(self, channel: Channel, frame: bytes) -> bool:
+        return self._bindings.bind(channel, _method_of(frame), frame)
+
+    def _unbind(self, channel: Channel, frame: bytes) -> bool:
+        return self._bindings.unbind(channel, _method_of(frame), frame)
+
+
+def _method_of(frame: bytes) -> int:
+    """Read which method a frame is: class id << 16 | method id."""
+    if len(frame) < _LEAST_METHOD:
+        raise ProtocolError(501, f"method frame of {len(frame) - OVERHEAD} bytes, expected 4 or more")
+    method: int = U32.unpack_from(frame, 7)[0]
+    return method
+
+
+def _check(index: int, payload: bytes) -> None:
+    """Refuse what the broker does not answer, or answers less clearly.
+
+    Raises:
+        ProtocolError: 502 malformed arguments, 503 a method that only a broker sends, 540 an unknown one.
+    """
+    if index in _BEYOND:
+        return
+    methods.arguments(payload)
+    if index in methods.ONLY_FROM_BROKER:
+        text = f"{methods.NAMES[index]} from a producer"
+        raise ProtocolError(503, text, Scope.CONNECTION, *divmod(index, 1 << 16))
+
+
+def _refuse_dead_letter_key(asked: QueueDeclare) -> None:
+    """Refuse a queue whose dead letters would leave under a token, past the rules of a carrier.
+
+    Raises:
+        ProtocolError: 403 on the channel.
+    """
+    if asked.passive or RESERVED not in asked.arguments or _DEAD_LETTER_KEY not in asked.arguments:
+        return
+    picked = pick(asked.arguments, 0, len(asked.arguments), frozenset((_DEAD_LETTER_KEY,)))
+    for value in (decode_value(raw).value for _, raw in picked):
+        if isinstance(value, bytes) and value.startswith(RESERVED):
+            text = f"values of {_DEAD_LETTER_KEY.decode()} that begin with '{RESERVED.decode()}' are reserved"
+            raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.QUEUE_DECLARE, 1 << 16))
+
+
+def _delete(conversation: Conversation, channel: Channel, payload: bytes) -> None:
+    delete = read_queue_delete(payload)
+    queue = delete.queue or channel.last_queue
+    if not delete.nowait:
+        channel.replies.append(Expected(methods.QUEUE_DELETE_OK, queue))
+    else:
+        conversation.inventory.queue_deleted(queue)
+
+
+def _confirm(conversation: Conversation, channel: Channel, payload: bytes) -> None:
+    if not channel.confirming:
+        # Tags count from the publish after confirm.select (RabbitMQ guide "Publisher confirms").
+        channel.confirming = True
+        channel.before += channel.published
+        channel.published = 0
+
+
+def _transaction(conversation: Conversation, channel: Channel, payload: bytes) -> None:
+    channel.transactional = True
+
+
+def _close(conversation: Conversation, channel: Channel, payload: bytes) -> None:
+    channel.closes = True
+
+
+_NOTED = {
+    methods.QUEUE_DELETE: _delete,
+    methods.CONFIRM_SELECT: _confirm,
+    methods.TX_SELECT: _transaction,
+    methods.CHANNEL_CLOSE: _close,
+}

@@ -1,0 +1,309 @@
+"""One producer connection joined to one upstream connection: bytes in, bytes out, for both sides.
+
+The driver gives bytes, time and answers, and sends what gathers in `to_upstream` and `to_producer`. It carries out
+`requests` and answers them with `release` and `resume`. Knows no sockets.
+
+Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from proxy.amqp.frames import HEARTBEAT_FRAME
+from proxy.amqp.method_frames import connection_close_ok
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.auditing import ConnectionAudit
+from proxy.relay.channel import Channel
+from proxy.relay.conversation import Asked, Conversation, Inventory, Limits, LookUpExchange, Phase, Request
+from proxy.relay.counters import RelayCounters
+from proxy.relay.declare.own_bindings import ask_reach
+from proxy.relay.delivering import Delivering
+from proxy.relay.handshake.tuning import Tuning
+from proxy.relay.publish.plan import Plans
+from proxy.relay.publish.publishing import Publishing
+from proxy.relay.remote.messages import Remotes
+from proxy.relay.withheld import Lines
+
+
+class Relay:
+    """Both directions of one producer connection.
+
+    Args:
+        tuning: what the handshake agreed on, both sides.
+        plans: the virtual host's plans.
+        inventory: the control plane.
+        limits: see Limits.
+        user: the name that the producer logged in with.
+    """
+
+    __slots__ = ("_conversation", "_delivering", "_publishing")
+
+    def __init__(self, tuning: Tuning, plans: Plans, inventory: Inventory, limits: Limits, user: str = "") -> None:
+        """Start open, with no channel."""
+        self._conversation = Conversation(tuning, plans, inventory, limits, user)
+        self._publishing = Publishing(self._conversation)
+        self._delivering = Delivering(self._conversation)
+
+    @property
+    def to_upstream(self) -> list[bytes]:
+        """Pieces for the broker, in order; the driver sends and clears them."""
+        return self._conversation.to_upstream
+
+    @property
+    def to_producer(self) -> list[bytes]:
+        """Pieces for the producer, in order; the driver sends and clears them."""
+        withheld = self._conversation.withheld
+        return self._conversation.to_producer if withheld is None else withheld.out
+
+    def audited(self, conn: str, user: str, lines: Lines | None = None) -> None:
+        """Write this connection's publishes to the audit log, if there is one.
+
+        Args:
+            conn: id of the connection.
+            user: name the producer logged in with.
+            lines: the log, where confirms have to wait for it.
+        """
+        conversation = self._conversation
+        journal = conversation.plans.journal
+        if journal is not None:
+            if lines is not None:
+                conversation.withhold_confirms(lines)
+            conversation.audit = ConnectionAudit(journal, conn, user, self.vhost, conversation.withheld)
+
+    @property
+    def waits_for_lines(self) -> bool:
+        """Whether confirms wait for audit lines, or the producer's last frames do."""
+        return bool(self._conversation.withheld)
+
+    @property
+    def ends_later(self) -> bool:
+        """Whether the end of a channel or of the connection waits for confirms."""
+        withheld = self._conversation.withheld
+        return withheld is not None and withheld.until is not None
+
+    def lines_durable(self, line: int) -> None:
+        """Audit lines up to a number are on disk."""
+        if self._conversation.withheld is not None:
+            self._conversation.withheld.durable(line)
+
+    def lines_failing(self) -> None:
+        """The disk refuses audit lines."""
+        if self._conversation.withheld is not None:
+            self._conversation.withheld.failing()
+
+    def linked(self, remotes: Remotes, wake: Callable[[], None]) -> None:
+        """Let publishes go to other brokers, where the address table sends them.
+
+        Args:
+            remotes: the links.
+            wake: called when they have brought something that is to be sent.
+        """
+        self._conversation.remotes = remotes
+        self._conversation.wake = wake
+
+    @property
+    def requests(self) -> list[Request]:
+        """What needs the control plane; the driver takes and clears them."""
+        return self._conversation.requests
+
+    @property
+    def vhost(self) -> str:
+        """The virtual host the producer logged in to."""
+        return self._conversation.state.name
+
+    @property
+    def counters(self) -> RelayCounters:
+        """What the relays of the virtual host count."""
+        return self._conversation.counters
+
+    @property
+    def phase(self) -> Phase:
+        """How far the connection is."""
+        return self._conversation.phase
+
+    @property
+    def fault(self) -> ProtocolError | None:
+        """The producer's fault that ended the connection, if one did."""
+        return self._conversation.fault
+
+    def allow_keeping(self) -> None:
+        """Let the upstream connection stand when its producer leaves it as it was at the beginning."""
+        self._conversation.may_be_kept = True
+
+    @property
+    def kept(self) -> bool:
+        """Whether the producer has left and the upstream connection is still open, with nothing on it."""
+        return self._conversation.kept and self._delivering.at_boundary
+
+    @property
+    def producer_ends(self) -> bool:
+        """Whether closing the socket is the producer's part: its own Connection.Close is answered."""
+        return self._conversation.producer_ends
+
+    @property
+    def upstream_done(self) -> bool:
+        """Whether nothing more is expected from upstream."""
+        return self._conversation.upstream_done
+
+    @property
+    def producer_full(self) -> bool:
+        """Whether so much is held, or unanswered, for the producer's channels that its socket must not be read."""
+        conversation = self._conversation
+        limits = conversation.limits
+        return conversation.held_bytes >= limits.held_bytes or conversation.owed.count >= limits.owed
+
+    @property
+    def upstream_full(self) -> bool:
+        """Whether so much is kept back from the producer that the broker's socket must not be read."""
+        conversation = self._conversation
+        kept_bytes = conversation.held_back_bytes
+        if conversation.withheld is not None:
+            if conversation.withheld.until is not None:
+                return True
+            kept_bytes += conversation.withheld.size_bytes
+        return kept_bytes >= conversation.limits.held_bytes
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a publish has spent a regex budget: what came after it waits until more is received, perhaps b""."""
+        return self._publishing.interrupted
+
+    @property
+    def outstanding(self) -> int:
+        """Publishes without a confirm yet, on the channel that had one last: how much a producer sends ahead."""
+        channel = self._conversation.confirmed
+        return channel.published - channel.settled.count if channel is not None else 0
+
+    @property
+    def published(self) -> int:
+        """Publishes since the connection was opened."""
+        conversation = self._conversation
+        open_now = sum([channel.before + channel.published for channel in conversation.channels.values()])
+        return conversation.published_before + open_now
+
+    @property
+    def unsettled(self) -> int:
+        """Publishes in confirm mode that are neither acked nor nacked yet; channels that wait count as well."""
+        return sum(
+            (channel.held is not None) + (channel.published - channel.settled.count if channel.confirming else 0)
+            for channel in self._conversation.channels.values()
+        )
+
+    def receive_from_producer(self, data: bytes, now: float) -> None:
+        """Take bytes from the producer.
+
+        Args:
+            data: any piece of the stream.
+            now: monotonic seconds.
+        """
+        conversation = self._conversation
+        conversation.now = now
+        self._publishing.receive(data)
+        self._go_on()
+
+    def receive_from_upstream(self, data: bytes, now: float) -> None:
+        """Take bytes from the broker.
+
+        Args:
+            data: any piece of the stream.
+            now: monotonic seconds.
+        """
+        conversation = self._conversation
+        conversation.now = now
+        try:
+            self._delivering.receive(data)
+        except ProtocolError as error:
+            self.upstream_lost(f"the broker sent malformed frames: {error.text.decode(errors='replace')}")
+        self._go_on()
+
+    def release(self, channel: Channel) -> None:
+        """The queue declared on a channel has its tokens: the producer gets its answer."""
+        self._conversation.released.append(channel)
+        self._go_on()
+
+    def resume(self, channel: Channel) -> None:
+        """The destinations a channel waited for are bound, or known to be missing: its publishes go on."""
+        self._conversation.resumable.append(channel)
+        self._go_on()
+
+    def ask(self, asked: Asked, done: Callable[[], None]) -> None:
+        """Ask on this connection whether its client may bind a destination; `done` is called when it is known."""
+        if self._conversation.phase is Phase.OPEN:
+            ask_reach(self._conversation, asked.owned, asked.reach, asked.destination, done)
+        else:
+            done()
+
+    def answer(self, request: LookUpExchange, found: str | None) -> None:
+        """Say what `LookUpExchange` asked: the type of another's exchange of that name, None where there is none."""
+        channel = request.channel
+        if self._conversation.phase is Phase.OPEN and channel.held is not None:
+            request.answer(found)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        conversation = self._conversation
+        while conversation.resumable or conversation.released:
+            if conversation.resumable:
+                channel = conversation.resumable.pop(0)
+                if channel.held is not None and conversation.phase is Phase.OPEN:
+                    self._publishing.resume(channel)
+                continue
+            channel = conversation.released.pop()
+            if channel.held_back is not None:
+                self._delivering.release(channel)
+        if conversation.last_frame is not None and not any(
+            channel.held is not None for channel in conversation.channels.values()
+        ):
+            conversation.producer_leaves(conversation.last_frame)
+        if conversation.withheld is not None:
+            conversation.withheld.note()
+
+    def heartbeat_upstream(self) -> None:
+        """Send a heartbeat to the broker."""
+        self._conversation.to_upstream.append(HEARTBEAT_FRAME)
+
+    def close(self, reply_code: int, text: str) -> None:
+        """Close both connections on our own account (drain, limits)."""
+        self._conversation.close(reply_code, text.encode())
+
+    def over_limit(self, text: str) -> None:
+        """Close what publishes too much: 406 on its channel, or 320 where it can't be said which one or when.
+
+        A channel can be closed between two publishes only, and is to blame only where no other publishes.
+
+        Args:
+            text: which limit, for the producer.
+        """
+        conversation = self._conversation
+        publishing = [one for one in conversation.channels.values() if one.before + one.published or one.remaining]
+        if len(publishing) != 1 or not publishing[0].interruptible:
+            conversation.fail(ProtocolError(320, text))
+        elif conversation.phase is Phase.OPEN:
+            conversation.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))
+
+    def upstream_lost(self, reason: str) -> None:
+        """The upstream link is gone: the producer is told 320, unless a close is under way already.
+
+        Args:
+            reason: what the producer reads, e.g. ``upstream connection lost``.
+        """
+        conversation = self._conversation
+        conversation.upstream_closing = conversation.upstream_done = True
+        conversation.to_upstream.clear()
+        if conversation.phase is Phase.PRODUCER_CLOSES or conversation.last_frame is not None:
+            conversation.producer_answered()
+            conversation.to_producer.append(connection_close_ok())
+        conversation.close(320, reason.encode())
+
+    def ended(self) -> None:
+        """Both sides are gone: take what is still counted out of the gauges."""
+        conversation = self._conversation
+        conversation.phase = Phase.CLOSED
+        for channel in conversation.channels.values():
+            if conversation.audit is not None:
+                conversation.audit.lost(channel)
+            conversation.count_closed(channel)
+            conversation.leave(channel)
+        conversation.counters.upstream_blocked -= conversation.blocked
+        conversation.blocked = False

@@ -1,0 +1,127 @@
+"""How does a publish go to other brokers, and how is what they say joined with what the producer's own one says?
+
+Each target is one message on the way of the producer's channel to that broker. A failed translation counts as a copy
+that is refused at once. The channel's ledger and returns join all of them. Knows nothing of links.
+
+Source: the messenger-addressing specification, 3.3 and 3.4; architecture, "One in, one out".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from proxy.addressing.targets import Remote, Target
+from proxy.relay.channel import Channel, Collected, Life, Publish
+from proxy.relay.conversation import Conversation, Phase
+from proxy.relay.publish.outgoing import Copy, Elsewhere
+from proxy.relay.remote.messages import RemoteMessage, Result, Way
+from proxy.relay.settling import confirm, give_back
+
+
+class _Copy(RemoteMessage):
+    """One copy of a publish at another broker."""
+
+    __slots__ = ("_conversation", "_mark", "_origin", "_publish", "_tag")
+
+    def __init__(
+        self, conversation: Conversation, collected: Collected, target: Target, tag: int, mark: Hashable
+    ) -> None:
+        publish = collected.publish
+        exchange, key = target.publication
+        header = collected.header
+        if target.publication != (publish.exchange, publish.routing_key):
+            copy = Copy(exchange, key, (), moved=True, plain=True)
+            header = collected.plan.further(publish.routing_key, header, copy)[1]
+        super().__init__(exchange, key, publish.mandatory, header[7:-1], bytes(collected.body), conversation.now)
+        self._conversation = conversation
+        self._publish = publish
+        self._tag = tag
+        self._mark = mark
+        #: the header as it came, where the message may go back
+        self._origin = collected.header if publish.mandatory else b""
+
+    def settled(self, result: Result, reason: str) -> None:
+        conversation = self._conversation
+        comes_back = result is Result.RETURNED or (not self._tag and result is not Result.ACKED)
+        content = (self._origin, self.body) if comes_back and self._publish.mandatory else None
+        _settle(conversation, self._publish, self._tag, self._mark, content, result in _TAKEN)
+
+
+#: What a broker says of a message that it has dealt with.
+_TAKEN = frozenset((Result.ACKED, Result.RETURNED))
+
+
+def marks(elsewhere: Elsewhere, producer_tag: int) -> list[Hashable]:
+    """Names of the copies that go elsewhere, by which their returns are known."""
+    return [("elsewhere", producer_tag, index) for index in range(len(elsewhere.targets) + len(elsewhere.failed))]
+
+
+def send_elsewhere(
+    conversation: Conversation, collected: Collected, elsewhere: Elsewhere, names: Sequence[Hashable]
+) -> None:
+    """Send the copies of a publish that go to other brokers; ledger and returns know of them already.
+
+    Args:
+        conversation: the connection.
+        collected: the publish.
+        elsewhere: where it goes.
+        names: from `marks`.
+    """
+    publish = collected.publish
+    channel = publish.channel
+    tag = channel.published if channel.confirming else 0
+    for target, name in zip(elsewhere.targets, names, strict=False):
+        way = way_to(conversation, channel, target.remote)
+        if way is None:
+            _refuse(conversation, collected, tag, name)
+        else:
+            way.send(_Copy(conversation, collected, target, tag, name))
+    for name in names[len(elsewhere.targets) :]:
+        conversation.counters.failed_translations += 1
+        _refuse(conversation, collected, tag, name)
+
+
+def way_to(conversation: Conversation, channel: Channel, remote: Remote | None) -> Way | None:
+    """Give the way of a channel to another broker, None where there is none."""
+    if remote is None:
+        return None
+    found = channel.ways.get(remote)
+    if found is None:
+        remotes = conversation.remotes
+        made = "no links" if remotes is None else remotes.way(remote)
+        if isinstance(made, str):  # not kept: a rule may take its host from the address
+            conversation.counters.failed_translations += 1
+            return None
+        found = channel.ways[remote] = made
+    return found
+
+
+def _refuse(conversation: Conversation, collected: Collected, tag: int, mark: Hashable) -> None:
+    publish = collected.publish
+    content = (collected.header, bytes(collected.body)) if publish.mandatory else None
+    _settle(conversation, publish, tag, mark, content, acked=False)
+
+
+def _settle(
+    conversation: Conversation,
+    publish: Publish,
+    tag: int,
+    mark: Hashable,
+    content: tuple[bytes, bytes] | None,
+    acked: bool,
+) -> None:
+    """Join what became of one copy; `content` where it comes back."""
+    channel = publish.channel
+    if (
+        conversation.phase is not Phase.OPEN
+        or channel.life is not Life.OPEN
+        or conversation.channels.get(channel.number) is not channel
+    ):
+        return
+    if content is not None and (not channel.returns or channel.returns.returned(mark)):
+        give_back(conversation, publish, *content)
+    if tag and channel.ledger is not None:
+        done = channel.ledger.settle_apart(tag, acked)
+        if done is not None:
+            confirm(conversation, channel, tag, done)
+    conversation.wake()

@@ -1,0 +1,205 @@
+"""Whole publishes that go to one other broker and nowhere else: the publish path of such a publish.
+
+Like the fast path of `publishing`, beside it, so that what goes to the producer's own broker pays nothing. Mandatory
+publishes, transactions, large and split ones go frame by frame. One copy needs no entry in the ledger: its own confirm
+settles it.
+
+Source: architecture, "Bodies stream, headers are read in place"; the messenger-addressing specification, 3.4.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from proxy.amqp.frames import CONTENT_HEAD, FRAME_END, FRAME_HEAD, OVERHEAD, U32
+from proxy.errors import ProtocolError
+from proxy.relay.channel import Channel, Content, Life, Publish
+from proxy.relay.conversation import Conversation, Phase
+from proxy.relay.publish.address_plan import TranslatedPlan
+from proxy.relay.publish.copies import ledger_of
+from proxy.relay.publish.shapes import Shapes
+from proxy.relay.remote.copies import way_to
+from proxy.relay.remote.messages import RemoteMessage, Result, Way
+from proxy.relay.settling import confirm
+from proxy.values import RESERVED
+
+_HEAD = FRAME_HEAD.size
+#: Publishes remembered by their method frame, headers by what came.
+_REMEMBERED = 2048
+#: Bytes of headers remembered, with what leaves in their place.
+_REMEMBERED_BYTES = 1 << 20
+_TAKEN = frozenset((Result.ACKED, Result.RETURNED))
+
+
+class _Only(RemoteMessage):
+    """The one copy of a publish."""
+
+    __slots__ = ("_channel", "_conversation", "_tag")
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        channel: Channel,
+        tag: int,
+        exchange: bytes,
+        routing_key: bytes,
+        header: bytes,
+        body: bytes,
+    ) -> None:
+        super().__init__(exchange, routing_key, False, header, body, conversation.now)
+        self._conversation = conversation
+        self._channel = channel
+        self._tag = tag
+
+    def settled(self, result: Result, reason: str) -> None:
+        tag = self._tag
+        if not tag:
+            return
+        conversation, channel = self._conversation, self._channel
+        if (
+            conversation.phase is Phase.OPEN
+            and channel.life is Life.OPEN
+            and conversation.channels.get(channel.number) is channel
+        ):
+            confirm(conversation, channel, tag, result in _TAKEN)
+            conversation.wake()
+
+
+class Distant:
+    """Publishes of one connection that go to one other broker each.
+
+    Args:
+        conversation: what both directions share.
+        shapes: of contents, by the fixed part of their header frame.
+    """
+
+    def __init__(self, conversation: Conversation, shapes: Shapes) -> None:
+        """Start with none remembered."""
+        self._conversation: Final = conversation
+        self._shapes: Final = shapes
+        self._publishes: dict[bytes, tuple[Publish, TranslatedPlan]] = {}
+        #: by plan and header frame
+        self._headers: dict[tuple[TranslatedPlan, bytes], bytes] = {}
+        self._headers_bytes = 0
+
+    def __bool__(self) -> bool:
+        """Whether any is remembered."""
+        return bool(self._publishes)
+
+    def clear(self) -> None:
+        """A channel or the rules have changed."""
+        self._publishes.clear()
+        self._forget_headers()
+
+    def _forget_headers(self) -> None:
+        self._headers.clear()
+        self._headers_bytes = 0
+
+    def remember(self, publish: Publish) -> bool:
+        """Note a publish that will go this way the next time; False where it will not."""
+        plan = publish.plan
+        if (
+            not isinstance(plan, TranslatedPlan)
+            or plan.remote is None
+            or publish.mandatory
+            or publish.channel.transactional
+            or publish.channel.held is not None
+        ):
+            return False
+        if len(self._publishes) >= _REMEMBERED:
+            self._publishes.clear()
+        self._publishes[publish.frame] = (publish, plan)
+        return True
+
+    def take(self, data: bytes, at: int, header_at: int, end: int) -> int:
+        """Send whole publishes on their way, as long as they have one method frame.
+
+        Args:
+            data: bytes with the method frame in them.
+            at: its offset.
+            header_at: offset behind it.
+            end: of the data.
+
+        Returns:
+            The offset behind them; 0 where the frame-by-frame path must look at the first; -1 where more bytes must
+            come for it.
+        """
+        found = self._found(data, at, end)
+        if found is None or found[0].channel.content is not Content.METHOD:
+            return 0
+        if end - header_at < CONTENT_HEAD.size:
+            return -1
+        publish, plan, way = found
+        channel = publish.channel
+        starts = data.startswith
+        first = at
+        while True:
+            shape = self._shapes[data[header_at : header_at + CONTENT_HEAD.size]]
+            header_bytes, content_bytes, body_head, body_size = shape
+            stop = header_at + content_bytes
+            body_at = header_at + header_bytes
+            if not content_bytes or not starts(channel.head, header_at):
+                return at if at > first else 0
+            if stop > end:
+                return at if at > first else -1
+            if data[body_at - 1] != FRAME_END or data[stop - 1] != FRAME_END or not starts(body_head, body_at):
+                return at if at > first else 0
+            header = data[header_at:body_at]
+            body = data[body_at + _HEAD : stop - 1] if body_size else b""
+            # Under the reserved prefix there may be a key to refuse, which is for the frame-by-frame path.
+            if RESERVED in header or not self._send(publish, plan, way, header, body):
+                return at if at > first else 0
+            at = stop
+            if not starts(publish.frame, stop):
+                found = self._found(data, stop, end)
+                if found is None or found[0].channel is not channel:
+                    return at
+                publish, plan, way = found
+            header_at = stop + len(publish.frame)
+
+    def _found(self, data: bytes, at: int, end: int) -> tuple[Publish, TranslatedPlan, Way] | None:
+        """Give what is remembered of the method frame that begins here, and the way to its broker."""
+        size = U32.unpack_from(data, at + 3)[0] if end - at >= OVERHEAD else 0
+        found = self._publishes.get(data[at : at + size + OVERHEAD])
+        if found is None:
+            return None
+        way = way_to(self._conversation, found[0].channel, found[1].remote)
+        return None if way is None else (*found, way)
+
+    def _header(self, plan: TranslatedPlan, header: bytes) -> bytes:
+        """Give what goes to the other broker for a producer's content header frame."""
+        if plan.untouched:
+            return header[7:-1]
+        payload = self._headers.get((plan, header))
+        if payload is None:
+            payload = plan.distant_header(header)
+            self._headers_bytes += len(header) + len(payload)
+            if len(self._headers) >= _REMEMBERED or self._headers_bytes > _REMEMBERED_BYTES:
+                self._forget_headers()
+            self._headers[plan, header] = payload
+        return payload
+
+    def _send(self, publish: Publish, plan: TranslatedPlan, way: Way, header: bytes, body: bytes) -> bool:
+        conversation = self._conversation
+        channel = publish.channel
+        try:
+            payload = self._header(plan, header)
+        except ProtocolError:
+            return False  # the frame-by-frame path says what is wrong
+        leaving = plan.leaving
+        leaving.tally.publishes += 1
+        leaving.tally.body_bytes += len(body)
+        channel.published += 1
+        tag = 0
+        if channel.confirming:
+            tag = channel.published
+            if channel.ledger is None:
+                ledger_of(conversation, channel)
+            if channel.sample is None and conversation.now >= conversation.sample_after:
+                channel.sample = (tag, conversation.now)
+        audit = conversation.audit
+        if audit is not None and leaving.record is not None:
+            ending = audit.ending(leaving.record, publish, header, 0, len(header), len(body))
+            audit.publish(publish, ending, channel.before + channel.published)
+        way.send(_Only(conversation, channel, tag, *plan.there, payload, body))
+        return True

@@ -1,0 +1,237 @@
+"""How do the publishes of one producer's channel reach another broker, and what becomes of each? One lane.
+
+A lane outlives links: what waits goes over the next one, what was sent over a lost one and not confirmed is lost
+(nothing is sent twice). On a link it has a channel of its own, so that what closes the channel (no such exchange, a
+wrong user-id) fails the publishes of one producer's channel and nobody else's.
+
+Source: the messenger-addressing specification, 3.4; RabbitMQ guide "Publisher confirms".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from enum import Enum
+from typing import Protocol
+
+from proxy.amqp.frames import BODY, FRAME_HEAD, HEADER, OVERHEAD, body_frames
+from proxy.amqp.method_frames import basic_publish, channel_close, channel_open, confirm_select
+from proxy.relay.remote.messages import RemoteMessage, Result
+
+#: Method frames kept ready, by exchange, key and flag.
+_KEPT_METHODS = 256
+
+
+class Stage(Enum):
+    """How far the lane's channel on the link is."""
+
+    NONE = "none"
+    OPENING = "opening"
+    READY = "ready"
+
+
+class Carriage(Protocol):
+    """The link that a lane is on."""
+
+    frame_max: int
+    to_send: list[bytes]
+    held: bool
+
+    def give_back(self, number: int) -> None:
+        """The channel number was closed by us; the broker still answers."""
+
+
+class Lane:
+    """One producer channel's way to one broker.
+
+    Args:
+        settled: called for each message when it is settled, before the message itself hears of it.
+    """
+
+    __slots__ = (
+        "_carriage",
+        "_low",
+        "_mandatory",
+        "_methods",
+        "_settled",
+        "_tag",
+        "number",
+        "stage",
+        "unconfirmed",
+        "waiting",
+    )
+
+    def __init__(self, settled: Callable[[RemoteMessage, Result, str], None]) -> None:
+        """Start without a link."""
+        self._settled = settled
+        self._carriage: Carriage | None = None
+        self._methods: dict[tuple[bytes, bytes, bool], bytes] = {}
+        self._tag = 0
+        #: no tag below is unconfirmed
+        self._low = 1
+        #: messages that wait for a channel
+        self.waiting: deque[RemoteMessage] = deque()
+        #: by delivery tag, ascending
+        self.unconfirmed: dict[int, RemoteMessage] = {}
+        #: sent ones that may come back, in order
+        self._mandatory: deque[RemoteMessage] = deque()
+        self.number = 0
+        self.stage = Stage.NONE
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is unconfirmed."""
+        return not self.waiting and not self.unconfirmed
+
+    def open(self, carriage: Carriage, number: int) -> None:
+        """Take a channel on a link."""
+        self._carriage = carriage
+        self._open(carriage, number)
+
+    def _open(self, carriage: Carriage, number: int) -> None:
+        self.number = number
+        self.stage = Stage.OPENING
+        self._tag = 0
+        self._low = 1
+        self._methods.clear()
+        carriage.to_send += (channel_open(number), confirm_select(number))
+
+    def close(self) -> None:
+        """Give the channel back."""
+        carriage, self._carriage = self._carriage, None
+        if carriage is not None and self.number:
+            carriage.to_send.append(channel_close(self.number, 200, b"done"))
+            carriage.give_back(self.number)
+        self.number = 0
+        self.stage = Stage.NONE
+
+    def send(self, message: RemoteMessage) -> None:
+        """Send a message now, or keep it until that can be."""
+        carriage = self._carriage
+        if carriage is None or self.stage is not Stage.READY or self.waiting or carriage.held:
+            self.waiting.append(message)
+        else:
+            self._write(carriage, message)
+
+    def go_on(self) -> None:
+        """Send what waits, if it can be sent now."""
+        carriage = self._carriage
+        while self.waiting and carriage is not None and self.stage is Stage.READY and not carriage.held:
+            self._write(carriage, self.waiting.popleft())
+
+    def _write(self, carriage: Carriage, message: RemoteMessage) -> None:
+        number = self.number
+        if len(message.header) + OVERHEAD > carriage.frame_max:
+            self._settle(message, Result.NACKED, "its headers are larger than a frame of that broker")
+            return
+        self._tag = tag = self._tag + 1
+        self.unconfirmed[tag] = message
+        key = (message.exchange, message.routing_key, message.mandatory)
+        method = self._methods.get(key)
+        if method is None:
+            if len(self._methods) >= _KEPT_METHODS:
+                self._methods.clear()
+            method = basic_publish(number, message.exchange, message.routing_key, mandatory=message.mandatory)
+            self._methods[key] = method
+        if message.mandatory:
+            self._mandatory.append(message)
+        body = message.body
+        header = message.header
+        if len(body) + OVERHEAD > carriage.frame_max:
+            head = method + FRAME_HEAD.pack(HEADER, number, len(header)) + header + b"\xce"
+            carriage.to_send += (head, *body_frames(number, body, carriage.frame_max))
+            return
+        parts = [method, FRAME_HEAD.pack(HEADER, number, len(header)), header, b"\xce"]
+        if body:
+            parts += (FRAME_HEAD.pack(BODY, number, len(body)), body, b"\xce")
+        carriage.to_send.append(b"".join(parts))
+
+    # -- what the broker says --------------------------------------------------------------------------------------
+
+    def selected(self) -> None:
+        """The channel is open and confirms."""
+        self.stage = Stage.READY
+        self.go_on()
+
+    def confirmed(self, tag: int, multiple: bool, result: Result) -> None:
+        """The broker acked or nacked; a tag that is not waited for any more says nothing."""
+        unconfirmed = self.unconfirmed
+        if not multiple:
+            message = unconfirmed.pop(tag, None)
+            if message is not None:
+                self._confirmed(message, result)
+            return
+        last = min(tag, self._tag) if tag else self._tag
+        low, self._low = self._low, max(self._low, last + 1)
+        for one in range(low, last + 1):
+            message = unconfirmed.pop(one, None)
+            if message is not None:
+                self._confirmed(message, result)
+
+    def _confirmed(self, message: RemoteMessage, result: Result) -> None:
+        waiting = self._mandatory
+        if waiting and waiting[0] is message:
+            waiting.popleft()
+        if message.returned and result is Result.ACKED:
+            result = Result.RETURNED
+        self._settle(message, result, "" if result is not Result.NACKED else "refused by that broker")
+
+    def returned(
+        self, exchange: bytes, routing_key: bytes, print_of: Callable[[bytes], Hashable], header: bytes
+    ) -> None:
+        """A mandatory message came back: returns come in the order of publishes.
+
+        Args:
+            exchange: of the return.
+            routing_key: of the return.
+            print_of: gives what is equal in a sent and a returned content header.
+            header: payload of the returned content header.
+        """
+        seen = print_of(header)
+        while self._mandatory:
+            message = self._mandatory.popleft()
+            if message.exchange == exchange and message.routing_key == routing_key and print_of(message.header) == seen:
+                message.returned = True
+                return
+
+    def closed(self, reason: str) -> None:
+        """The broker closed the channel: what it has not confirmed is refused; what waits gets a new one."""
+        carriage = self._carriage
+        number = self.number
+        self.stage = Stage.NONE
+        self._fail(Result.NACKED, reason)
+        if carriage is not None:
+            self._open(carriage, number)
+
+    def lost(self, reason: str) -> None:
+        """The link is gone."""
+        self._carriage = None
+        self.number = 0
+        self.stage = Stage.NONE
+        self._fail(Result.LOST, reason)
+
+    def _fail(self, result: Result, reason: str) -> None:
+        messages, self.unconfirmed = list(self.unconfirmed.values()), {}
+        self._mandatory.clear()
+        for message in messages:
+            self._settle(message, result, reason)
+
+    def expire(self, before: float, why: str) -> None:
+        """Give up everything that came before a time.
+
+        Args:
+            before: on the driver's monotonic clock.
+            why: what kept it.
+        """
+        while self.waiting and self.waiting[0].since < before:
+            self._settle(self.waiting.popleft(), Result.LOST, why)
+        while self.unconfirmed:
+            tag, message = next(iter(self.unconfirmed.items()))
+            if message.since >= before:
+                return
+            del self.unconfirmed[tag]
+            self._settle(message, Result.LOST, "not confirmed in time")
+
+    def _settle(self, message: RemoteMessage, result: Result, reason: str) -> None:
+        self._settled(message, result, reason)
+        message.settled(result, reason)

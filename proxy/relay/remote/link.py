@@ -1,0 +1,234 @@
+"""One connection to another broker, as its client: bytes in, bytes out, lanes served.
+
+Begins with the login, then cuts frames and gives each to the lane whose channel it is on. Ends once, by `failure`:
+the broker closed it, broke the protocol, or the socket went. Knows no sockets, no clock and no other broker.
+
+Source: AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RabbitMQ guides "Publisher confirms" and "Blocked connections".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from struct import Struct
+from typing import Final
+
+from proxy.amqp import methods
+from proxy.amqp.frame_buffer import RawFrame
+from proxy.amqp.frames import (
+    CONTENT_HEAD,
+    FRAME_END,
+    FRAME_HEAD,
+    HEADER,
+    HEARTBEAT,
+    METHOD,
+    OVERHEAD,
+    U16,
+    check_head,
+)
+from proxy.amqp.method_arguments import read_ack, read_close, read_nack, read_return
+from proxy.amqp.method_frames import channel_close_ok, connection_close, connection_close_ok
+from proxy.amqp.methods import method_of
+from proxy.amqp.properties import table_span
+from proxy.errors import ProtocolError
+from proxy.relay.remote.lane import Lane
+from proxy.relay.remote.login import FRAME_MAX, Credentials, RemoteLogin
+from proxy.relay.remote.messages import Result
+
+#: a whole frame of Basic.Ack
+_ACK = Struct(">BHIIQBB")
+_ACK_BYTES = 13
+
+
+class RemoteLink:
+    """One connection.
+
+    Args:
+        credentials: who logs in.
+        version: of this program.
+
+    Attributes:
+        to_send: pieces for the socket, in order; the driver sends and clears them.
+        open: the login is done.
+        held: nothing can be sent now: the broker has an alarm, or its socket is full.
+        failure: why it is over, None as long as it is not; no credentials in it.
+        frame_max: largest frame in bytes.
+        heartbeat: interval in seconds.
+    """
+
+    def __init__(self, credentials: Credentials, version: str) -> None:
+        """Begin the login."""
+        self._login: Final = RemoteLogin(credentials, version)
+        self._tail = b""
+        self.to_send = self._login.to_send
+        self.open = False
+        self.held = False
+        self._blocked = self._choked = False
+        self.failure: str | None = None
+        self.frame_max = FRAME_MAX
+        self.heartbeat = 0
+        self._lanes: dict[int, Lane] = {}
+        #: numbers whose close the broker has yet to answer
+        self._closing: set[int] = set()
+        self._next = 1
+        self._free: list[int] = []
+        self._returned: dict[int, tuple[bytes, bytes]] = {}
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the broker."""
+        if self._tail:
+            data = self._tail + data
+        try:
+            at = self._run(data)
+        except ProtocolError as error:
+            self.lost(f"broke AMQP 0-9-1: {error}")
+            at = len(data)
+        self._tail = data[at:]
+
+    def _run(self, data: bytes) -> int:
+        """Take whole frames; answer the offset of what is left."""
+        at, end = 0, len(data)
+        while end - at >= FRAME_HEAD.size and self.failure is None:
+            kind, number, size = FRAME_HEAD.unpack_from(data, at)
+            stop = at + size + OVERHEAD
+            if stop > end:
+                check_head(kind, number, size, FRAME_MAX)
+                return at
+            if data[stop - 1] != FRAME_END:
+                raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")
+            if size == _ACK_BYTES and self.open:
+                _, _, _, method, tag, multiple, _ = _ACK.unpack_from(data, at)
+                lane = self._lanes.get(number) if method == methods.BASIC_ACK else None
+                if lane is not None:
+                    lane.confirmed(tag, bool(multiple), Result.ACKED)
+                    at = stop
+                    continue
+            self._take(RawFrame(kind, number, data[at + FRAME_HEAD.size : stop - 1], data[at:stop]))
+            at = stop
+        return at
+
+    def attach(self, lane: Lane) -> bool:
+        """Give a lane a channel; False where no number is left."""
+        if self._free:
+            number = self._free.pop()
+        elif self._next <= self._login.channel_max:
+            number = self._next
+            self._next += 1
+        else:
+            return False
+        self._lanes[number] = lane
+        lane.open(self, number)
+        return True
+
+    def choke(self, choked: bool) -> None:
+        """The socket takes no more, or does again: until then messages wait in their lanes."""
+        self._choked = choked
+        self._hold()
+
+    def _hold(self) -> None:
+        self.held = self._blocked or self._choked
+        if not self.held:
+            for lane in tuple(self._lanes.values()):
+                lane.go_on()
+
+    def give_back(self, number: int) -> None:
+        """A lane has closed its channel; the number is free once the broker has answered."""
+        self._lanes.pop(number, None)
+        self._closing.add(number)
+
+    def lost(self, reason: str) -> None:
+        """The connection is over: tell every lane, once."""
+        if self.failure is not None:
+            return
+        self.failure = reason
+        self.open = False
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            lane.lost(reason)
+
+    def close(self) -> None:
+        """Say goodbye; the driver closes the socket when it is sent."""
+        if self.open:
+            self.to_send.append(connection_close(200, b"Goodbye"))
+        self.lost("closed by us")
+
+    def _take(self, frame: RawFrame) -> None:
+        if frame.kind == HEARTBEAT:
+            return
+        if not self.open:
+            self._logging_in(frame)
+        elif frame.channel == 0:
+            self._connection(frame)
+        elif frame.kind == METHOD:
+            self._method(frame)
+        elif frame.kind == HEADER and frame.channel in self._returned:
+            exchange, key = self._returned.pop(frame.channel)
+            lane = self._lanes.get(frame.channel)
+            if lane is not None:
+                lane.returned(exchange, key, fingerprint, frame.payload)
+
+    def _logging_in(self, frame: RawFrame) -> None:
+        login = self._login
+        if frame.kind != METHOD or frame.channel:
+            self.lost("sent something else than the methods of a login")
+            return
+        login.take(frame.payload)
+        if login.failure is not None:
+            self.lost(login.failure)
+        elif login.done:
+            self.open = True
+            self.frame_max = login.frame_max
+            self.heartbeat = login.heartbeat
+
+    def _connection(self, frame: RawFrame) -> None:
+        method = method_of(frame.payload)
+        if method == methods.CONNECTION_CLOSE:
+            close = read_close(frame.payload)
+            self.to_send.append(connection_close_ok())
+            self.lost(f"closed: {close.reply_code} {close.reply_text.decode(errors='replace')}")
+        elif method == methods.CONNECTION_BLOCKED:
+            self._blocked = True
+            self._hold()
+        elif method == methods.CONNECTION_UNBLOCKED:
+            self._blocked = False
+            self._hold()
+
+    def _method(self, frame: RawFrame) -> None:
+        method = method_of(frame.payload)
+        number = frame.channel
+        if method == methods.CHANNEL_CLOSE_OK:
+            if number in self._closing:
+                self._closing.discard(number)
+                self._free.append(number)
+            return
+        lane = self._lanes.get(number)
+        if method == methods.CHANNEL_CLOSE:
+            self.to_send.append(channel_close_ok(number))
+        if lane is None:
+            return
+        if method == methods.BASIC_ACK:
+            lane.confirmed(*read_ack(frame.payload), Result.ACKED)
+        elif method == methods.BASIC_NACK:
+            tag, multiple, _ = read_nack(frame.payload)
+            lane.confirmed(tag, multiple, Result.NACKED)
+        elif method == methods.BASIC_RETURN:
+            _, _, exchange, key = read_return(frame.payload)
+            self._returned[number] = (exchange, key)
+        elif method == methods.CONFIRM_SELECT_OK:
+            lane.selected()
+        elif method == methods.CHANNEL_CLOSE:
+            close = read_close(frame.payload)
+            lane.closed(f"channel closed: {close.reply_code} {close.reply_text.decode(errors='replace')}")
+
+
+def fingerprint(header: bytes) -> Hashable:
+    """Give what is equal in a sent and a returned content header: all but the header table.
+
+    Args:
+        header: payload of a content header frame.
+    """
+    fixed = CONTENT_HEAD.size - FRAME_HEAD.size
+    flags = U16.unpack_from(header, fixed)[0]
+    span = table_span(header, fixed + 2, flags)
+    if span is None:
+        return header[4:]
+    return header[4 : span[0] - 4], header[span[1] :]

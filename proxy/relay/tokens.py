@@ -1,0 +1,137 @@
+"""Destination tokens: the routing keys under which a carrier exchange knows its destinations.
+
+A producer that knows a token can reach its queue without the rules, through an alternate or dead-letter exchange that
+leads to a carrier: so the hash in it is keyed with the secrets that sidecars share.
+
+Eight words and more, so that hardly any topic pattern downstream matches one, and only ``[a-z0-9.]``, because some
+other characters break listings of RabbitMQ 3.10's management API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+
+from proxy.values import RESERVED
+
+#: A key that is never bound: publishing to it reaches nobody.
+NOWHERE = RESERVED + b"n.0000000000000000"
+
+
+@lru_cache(maxsize=65536)
+def token(kind: str, name: bytes) -> bytes:
+    """Give the unkeyed token of one destination, as version 0.1 made it: anybody can compute it (see `Tokens`).
+
+    Args:
+        kind: ``queue`` or ``exchange``.
+        name: the destination's name.
+
+    Returns:
+        ``x.o.p.e.n.x.q.<hash>`` or ``x.o.p.e.n.x.e.<hash>``, hash being 16 hex digits of BLAKE2b of the name.
+    """
+    letter = b"q." if kind == "queue" else b"e."
+    return RESERVED + letter + blake2b(name, digest_size=8).hexdigest().encode()
+
+
+#: What the keys of grants begin with.
+GRANTS = RESERVED + b"r."
+
+
+@lru_cache(maxsize=65536)
+def grant_key(client: str, kind: str, name: bytes) -> bytes:
+    """Give the key under which a destination is bound in witness that a client could bind it; no publish uses it.
+
+    Args:
+        client: user name.
+        kind: ``queue`` or ``exchange``.
+        name: the destination's name.
+    """
+    witness = repr((client, kind, name)).encode()
+    return GRANTS + blake2b(witness, digest_size=8).hexdigest().encode()
+
+
+#: What keyed tokens begin with, and a letter for the kind. Version 0.1 takes what is bound there for witnesses of what
+#: clients could bind: it neither uses nor removes them, and does not call them foreign.
+_KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
+_KEYED_PREFIXES = tuple(_KEYED.values())
+#: What the exchanges begin with that say which tokens are bound no more (see `Tokens.markers`).
+_MARKERS = RESERVED + b"f."
+#: stands for the key of unkeyed tokens
+UNKEYED = b""
+#: Destinations whose tokens are remembered; a hash costs a microsecond.
+_REMEMBERED = 65536
+
+
+def is_keyed(routing_key: bytes) -> bool:
+    """Say whether a routing key has the form of a keyed token, of whatever secret."""
+    return routing_key.startswith(_KEYED_PREFIXES)
+
+
+def is_grant(routing_key: bytes) -> bool:
+    """Say whether a routing key has the form of a witness of what a client could bind."""
+    return routing_key.startswith(GRANTS) and not is_keyed(routing_key)
+
+
+class Tokens:
+    """The tokens of the destinations of one virtual host: one for each secret, and the unkeyed one of version 0.1.
+
+    Sidecars are restarted one after another, so that some know a secret, or a version, that others do not. Whatever
+    some sidecar may publish under is bound by all that know it, and a publish carries every token that some sidecar
+    may have bound (the broker delivers once): then no message misses a queue whichever of them bound it last. Which
+    tokens nobody needs any more only the operator can say; an exchange on the broker keeps it (`markers`).
+
+    Args:
+        vhost: name of the virtual host.
+        keys: of the current secret, then of previous ones; none: tokens are unkeyed.
+        retired: keys whose tokens are bound no more.
+    """
+
+    __slots__ = ("_known", "_retired", "keys", "vhost")
+
+    def __init__(self, vhost: str = "", keys: Sequence[bytes] = (), retired: frozenset[bytes] = frozenset()) -> None:
+        """Know no destination yet."""
+        self.vhost = vhost
+        #: those whose tokens are bound, the current one first; unkeyed tokens last
+        self.keys: tuple[bytes, ...] = tuple(key for key in (*keys, UNKEYED) if key not in retired)
+        self._retired = retired
+        self._known: dict[tuple[str, bytes], tuple[bytes, ...]] = {}
+
+    def of(self, kind: str, name: bytes) -> tuple[bytes, ...]:
+        """Give the tokens that are bound for a destination, the current one first."""
+        destination = (kind, name)
+        found = self._known.get(destination)
+        if found is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            found = self._known[destination] = tuple(self._token(key, kind, name) for key in self.keys)
+        return found
+
+    def former(self, kind: str, name: bytes) -> tuple[bytes, ...]:
+        """Give the tokens of a destination that are to be bound no more."""
+        return tuple(self._token(key, kind, name) for key in sorted(self._retired))
+
+    def markers(self) -> dict[bytes, tuple[bytes, bytes]]:
+        """Give the names of exchanges that say that tokens are bound no more.
+
+        A name is a hash under a secret: who can't compute it can't say so.
+
+        Returns:
+            By name the key that it is made with and the key whose tokens it is about.
+        """
+        return {self.marker(by, key): (by, key) for at, key in enumerate(self.keys) for by in self.keys[:at]}
+
+    def marker(self, by: bytes, key: bytes) -> bytes:
+        """Give the name of the exchange that says, under one key, that the tokens of another are bound no more."""
+        text = b"retired\0" + self.vhost.encode() + b"\0" + key
+        return _MARKERS + blake2b(text, key=by, digest_size=16).hexdigest().encode()
+
+    def without(self, key: bytes) -> Tokens:
+        """Give the same without the tokens of one key."""
+        return Tokens(self.vhost, tuple(one for one in self.keys if one != UNKEYED), self._retired | {key})
+
+    def _token(self, key: bytes, kind: str, name: bytes) -> bytes:
+        if key == UNKEYED:
+            return token(kind, name)
+        text = self.vhost.encode() + b"\0" + name
+        return _KEYED[kind] + blake2b(text, key=key, digest_size=8).hexdigest().encode()

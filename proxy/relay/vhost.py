@@ -1,0 +1,423 @@
+"""What the control plane and the relays share about one virtual host.
+
+The control plane writes `queues`, `bound` and `missing`; the relays read them. Everything runs in one thread, so a
+plain attribute is the whole interface. Whoever changes something that a cached answer depends on calls `changed`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from proxy.addressing.targets import AddressBook
+from proxy.relay.declare.signing import Secrets
+from proxy.relay.tokens import Tokens, grant_key
+from proxy.routing.bindings.binding import Binding
+from proxy.routing.bindings.draft import count_regexes
+from proxy.routing.bindings.patterns import DEFAULT_BUDGET
+from proxy.routing.bindings.reach import NO_REACH, Reach
+from proxy.routing.decision import QueueNames
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
+from proxy.values import Table
+
+#: ("queue" | "exchange", name)
+Destination: TypeAlias = tuple[str, bytes]
+
+
+class Delivery(Enum):
+    """How a decision reaches the broker (architecture: one in, one out)."""
+
+    CARRIER = "carrier"
+    QUEUE = "queue"
+
+
+class Declared(NamedTuple):
+    """How a client declared an exchange.
+
+    Args:
+        durable: as declared.
+        auto_delete: as declared.
+        internal: as declared.
+        entries: raw entries of the client's argument table.
+        sequence: place in the order of declarations.
+    """
+
+    durable: bool
+    auto_delete: bool
+    internal: bool
+    entries: bytes
+    sequence: int
+
+
+class BindingCopy(NamedTuple):
+    """One copy of a client's binding on the broker.
+
+    Args:
+        sequence: place in the order of declarations.
+        client: the user that made it, as it says itself.
+        key: the key under which it lies on the carrier.
+        signature: as it stands on the broker; b"" where there is none.
+        secret: which of our secrets signed it: 0 is the current one; None: none of them, so that it speaks for no user.
+    """
+
+    sequence: int
+    client: str
+    key: bytes
+    signature: bytes = b""
+    secret: int | None = 0
+
+    @property
+    def signed(self) -> bool:
+        """Whether a sidecar made it."""
+        return self.secret is not None
+
+
+class StoredBinding(NamedTuple):
+    """A binding that a client made.
+
+    Args:
+        binding: what routing knows; its `sequence` is ours.
+        entries: raw entries of the client's argument table.
+        key: its storage key on the carrier. Copies under another key lie under the destination's token: messages find
+            the destination by them.
+        copies: every copy on the broker (two sidecars can make one each): signed ones first, then the lowest sequence.
+            The first counts.
+    """
+
+    binding: Binding
+    entries: bytes
+    key: bytes
+    copies: tuple[BindingCopy, ...]
+
+    @property
+    def client(self) -> str:
+        """The user that made it first; empty where nobody is known to have."""
+        return self.copies[0].client if self.signed else ""
+
+    @property
+    def signed(self) -> bool:
+        """Whether a sidecar made it."""
+        return self.copies[0].signed
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """The sequence of each copy."""
+        return tuple(copy.sequence for copy in self.copies)
+
+    @property
+    def destination(self) -> Destination:
+        """Kind and name of its destination."""
+        return self.binding.destination_type, self.binding.destination
+
+    @property
+    def is_mark(self) -> bool:
+        """Whether the copy that counts lies under the destination's token."""
+        return self.copies[0].key != self.key
+
+    @property
+    def has_mark(self) -> bool:
+        """Whether some copy lies under the destination's token."""
+        return any(copy.key != self.key for copy in self.copies)
+
+    def together(self, other: StoredBinding) -> StoredBinding:
+        """Give what two records of one binding say together."""
+        copies = in_order({*self.copies, *other.copies})
+        first = self if copies[0] in self.copies else other
+        return first._replace(copies=copies, binding=replace(first.binding, sequence=copies[0].sequence))
+
+
+def in_order(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
+    """Sort copies of one binding: that in front counts."""
+    return tuple(sorted(copies, key=lambda copy: (not copy.signed, *copy[:-1])))
+
+
+@dataclass(slots=True, eq=False)
+class OwnedExchange:
+    """An exchange that is evaluated here.
+
+    Args:
+        name: what producers publish to.
+        type: ``x-open`` or the standard type that is evaluated here.
+        delivery: how its messages leave.
+        carrier: the exchange on the broker that carries them (CARRIER only).
+        unmatched_pass: what no binding routes goes to the broker's own exchange of that name.
+        alternate: alternate exchange of the exchange.
+        arguments: its arguments as declared (filters included).
+        declared: how a client declared it; None where a rules file did.
+        clients: bindings that clients made, by identity; those of rules files are known to the router alone.
+        receivers: the same bindings by their own destination (not those of their routes), then by identity.
+        bound: destinations whose token binding on the carrier stands, as far as is known.
+        marked: destinations under whose token a client's binding was made through us, and the identity of that binding.
+        sure: which connection bound a token, until somebody declares that queue again or looks.
+        reaches: how far routes of clients' bindings reach, by client; where that is limited.
+        regexes: regular expressions in clients' bindings, by the user whose binding it is.
+        grants: what clients were found to be allowed to bind, by grant key; on the carrier each is a binding.
+    """
+
+    name: bytes
+    type: str
+    delivery: Delivery
+    carrier: bytes
+    unmatched_pass: bool = False
+    alternate: bytes | None = None
+    arguments: Table = ()
+    declared: Declared | None = None
+    clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
+    receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
+    bound: set[Destination] = field(default_factory=set)
+    marked: dict[Destination, Hashable] = field(default_factory=dict)
+    sure: dict[Destination, object] = field(default_factory=dict)
+    reaches: dict[str, Reach] = field(default_factory=dict)
+    grants: dict[bytes, Destination] = field(default_factory=dict)
+    regexes: Counter[str] = field(default_factory=Counter)
+
+    def reach(self, client: str) -> Reach:
+        """Give the reach of a client's routes."""
+        found = self.reaches.get(client)
+        if found is None:
+            found = self.reaches[client] = Reach(client)
+            found.allowed.update(one for key, one in self.grants.items() if key == grant_key(client, *one))
+        return found
+
+    def grant(self, key: bytes, destination: Destination) -> None:
+        """Take note of a binding that witnesses what some client may bind."""
+        if key in self.grants:
+            return
+        self.grants[key] = destination
+        for client, reach in self.reaches.items():
+            if key == grant_key(client, *destination):
+                reach.allowed.add(destination)
+                reach.refused.pop(destination, None)
+
+    def is_sure(self, destination: Destination, binder: object) -> bool:
+        """Whether who bound it need not bind a destination's token once more."""
+        return self.sure.get(destination) is binder and destination in self.bound
+
+    def doubt(self, destination: Destination) -> None:
+        """A token is to go: nobody relies on it any more."""
+        self.bound.discard(destination)
+        self.sure.pop(destination, None)
+
+    def taken(self, destination: Destination) -> None:
+        """A token has gone, perhaps one that was bound meanwhile; a client's binding stands apart from it."""
+        if destination not in self.marked:
+            self.doubt(destination)
+
+    def keep(self, stored: StoredBinding) -> None:
+        """Note a client's binding, in place of the one of its identity."""
+        identity = stored.binding.identity
+        self._count_regexes(self.clients.get(identity), -1)
+        self._count_regexes(stored, 1)
+        self.clients[identity] = stored
+        self.receivers.setdefault(stored.destination, {})[identity] = stored
+
+    def drop(self, binding: Binding) -> bool:
+        """Forget the client's binding of that identity; answer whether there was one."""
+        identity = binding.identity
+        gone = self.clients.pop(identity, None)
+        if gone is None:
+            return False
+        self._count_regexes(gone, -1)
+        destination = (binding.destination_type, binding.destination)
+        if self.marked.get(destination) == identity:
+            del self.marked[destination]
+        alike = self.receivers[destination]
+        del alike[identity]
+        if not alike:
+            del self.receivers[destination]
+        return True
+
+    def _count_regexes(self, stored: StoredBinding | None, change: int) -> None:
+        if stored is not None and (count := count_regexes(stored.binding.arguments)):
+            self.regexes[stored.client] += change * count
+
+    @property
+    def ends(self) -> bool:
+        """Whether it goes now, since it is auto-delete and its last binding has gone."""
+        return self.declared is not None and self.declared.auto_delete and not self.clients
+
+    @property
+    def moves(self) -> bool:
+        """Whether publishes may leave under another exchange or key."""
+        return self.delivery is Delivery.QUEUE or self.carrier != self.name or self.alternate is not None
+
+
+@dataclass(slots=True, eq=False)
+class VhostState:
+    """One virtual host as the relays see it.
+
+    Args:
+        name: the virtual host.
+        router: the compiled rules.
+        exchanges: exchanges evaluated here, by the name producers use.
+        queues: queues that exist, sorted, for regex routes.
+        missing: destinations that rules name and that can't be reached, with the reason. Bounded by its writer.
+        missing_elsewhere: what the address table sends to other brokers that they do not have: label of the broker and
+            destination there, with the reason.
+        epoch: grows with every change that makes cached answers stale.
+        last_sequence: of what clients declared through us, the latest.
+        carriers: names of the broker's exchanges that carry the exchanges evaluated here.
+        restores: whether publishes may leave under another address, so that originals have to be put back.
+        addresses: the address table, None where there is none; `set_addresses` changes it.
+        own_routes: whether routes of clients' bindings reach only what the client could have bound itself.
+        tokens: the keys under which carriers know destinations; `set_tokens` changes them.
+        secrets: sign what is stored on the broker.
+        regex_budget: what the regexes of each owner may cost in one decision, in match-limit units.
+    """
+
+    name: str
+    router: Router
+    exchanges: dict[bytes, OwnedExchange] = field(default_factory=dict)
+    queues: QueueNames = field(default_factory=QueueNames)
+    missing: dict[Destination, str] = field(default_factory=dict)
+    epoch: int = 0
+    last_sequence: int = 0
+    carriers: frozenset[bytes] = field(init=False)
+    addresses: AddressBook | None = None
+    missing_elsewhere: dict[tuple[str, Destination], str] = field(default_factory=dict)
+    restores: bool = field(init=False)
+    own_routes: bool = False
+    tokens: Tokens = field(default_factory=Tokens)
+    secrets: Secrets = field(default_factory=Secrets)
+    regex_budget: int = DEFAULT_BUDGET
+
+    def __post_init__(self) -> None:
+        """Derive what is derived."""
+        self._derive()
+
+    def carried(self) -> list[OwnedExchange]:
+        """Give the exchanges that have a carrier on the broker."""
+        return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
+
+    def has_queue(self, name: bytes) -> bool:
+        """Say whether a queue exists, as far as is known."""
+        names = self.queues.names  # sorted
+        at = bisect_left(names, name)
+        return at < len(names) and names[at] == name
+
+    def declared_anew(self, destination: Destination) -> None:
+        """A destination may be another one of that name from now on, without tokens."""
+        for owned in self.exchanges.values():
+            owned.sure.pop(destination, None)
+
+    def changed(self) -> None:
+        """Make every relay forget what it derived from this state."""
+        self.epoch += 1
+
+    def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
+        """Evaluate by other rules from now on."""
+        self.exchanges = exchanges
+        self.router = router
+        self._derive()
+        self.changed()
+
+    def set_addresses(self, addresses: AddressBook | None) -> None:
+        """Look addresses up in another table from now on."""
+        self.addresses = addresses
+        self._derive()
+        self.changed()
+
+    def set_tokens(self, tokens: Tokens) -> None:
+        """Publish under other tokens from now on."""
+        self.tokens = tokens
+        self.changed()
+
+    def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
+        """Evaluate one more exchange here."""
+        self.exchanges[owned.name] = owned
+        self.router.add(exchange)
+        self._derive()
+        self.changed()
+
+    def remove_exchange(self, name: bytes) -> None:
+        """An exchange is gone, with all its bindings and those of clients to it."""
+        self.exchanges.pop(name, None)
+        self.router.remove(name)
+        for other in list(self.exchanges.values()):
+            for stored in list(other.receivers.get(("exchange", name), {}).values()):
+                self.remove_binding(stored)
+        self._derive()
+        self.changed()
+
+    def add_binding(self, stored: StoredBinding) -> bool:
+        """Add a client's binding to an exchange that is here; a second copy of one counts as the same.
+
+        Returns:
+            Whether it is new, or the copy that counts is.
+        """
+        owned, exchange = self.exchanges[stored.binding.exchange], self.router.exchanges[stored.binding.exchange]
+        known = owned.clients.get(stored.binding.identity)
+        if known is not None:
+            together = known.together(stored)
+            if together.copies == known.copies:
+                return False
+            is_new = together.copies[0] != known.copies[0]
+            if is_new:
+                together = self._limited(owned, together)
+                exchange.unbind(known.binding)
+                exchange.bind(together.binding)
+            owned.keep(together)
+        else:
+            is_new = True
+            stored = self._limited(owned, stored)
+            exchange.bind(stored.binding)
+            owned.keep(stored)
+        self.changed()
+        return is_new
+
+    def _limited(self, owned: OwnedExchange, stored: StoredBinding) -> StoredBinding:
+        """Let a client's binding reach no further than its client; an unsigned one, its own destination alone."""
+        reach: Reach | None = NO_REACH
+        if stored.signed:
+            reach = owned.reach(stored.client) if self.own_routes else None
+        binding = stored.binding
+        if (binding.reach, binding.last, binding.owner) == (reach, not stored.signed, stored.client):
+            return stored
+        return stored._replace(binding=replace(binding, reach=reach, last=not stored.signed, owner=stored.client))
+
+    def remove_binding(self, stored: StoredBinding) -> None:
+        """A client's binding is gone; with the last goes an auto-delete exchange that is not on the broker."""
+        binding = stored.binding
+        owned = self.exchanges.get(binding.exchange)
+        if owned is None or not owned.drop(binding):
+            return
+        self.router.exchanges[binding.exchange].unbind(binding)
+        self.changed()
+        if owned.delivery is Delivery.QUEUE and owned.ends:
+            self.remove_exchange(owned.name)
+
+    def regexes(self, client: str) -> int:
+        """Count the regular expressions in the bindings of a client."""
+        return sum(owned.regexes[client] for owned in self.exchanges.values())
+
+    def owner_of(self, reach: Reach) -> OwnedExchange | None:
+        """Give the exchange that a reach belongs to; None where it is gone."""
+        for owned in self.exchanges.values():
+            if owned.reaches.get(reach.client) is reach:
+                return owned
+        return None
+
+    def forgive(self, client: str | None = None, destination: Destination | None = None) -> None:
+        """Let refusals be asked about once more: those of a client, those of a destination, or all."""
+        found = False
+        for owned in self.exchanges.values():
+            for reach in owned.reaches.values():
+                if not reach.refused or client not in (None, reach.client):
+                    continue
+                if destination is None:
+                    reach.refused.clear()
+                elif reach.refused.pop(destination, None) is None:
+                    continue
+                found = True
+        if found:
+            self.changed()
+
+    def _derive(self) -> None:
+        self.carriers = frozenset(owned.carrier for owned in self.carried())
+        translates = self.addresses is not None and self.addresses.stays_here
+        self.restores = translates or any(owned.moves for owned in self.exchanges.values())

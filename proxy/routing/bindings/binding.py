@@ -1,0 +1,92 @@
+"""What is a binding, and when are two of them the same?
+
+A binding is what was declared, nothing compiled: what its arguments mean is said in `arguments`.
+Sources: the open-exchange specification, sections 8 and 13 (order of ties, identity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from proxy.values import Table, Value
+
+if TYPE_CHECKING:
+    from proxy.routing.bindings.reach import Reach
+
+QUEUE = "queue"
+EXCHANGE = "exchange"
+
+#: Kind (QUEUE or EXCHANGE) and name of what a message can be sent to.
+Destination: TypeAlias = tuple[str, bytes]
+
+_name = itemgetter(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One binding as it was declared.
+
+    Args:
+        exchange: the source.
+        destination_type: QUEUE or EXCHANGE.
+        destination: name of the queue or exchange.
+        routing_key: must be empty for open exchanges.
+        arguments: in declared order.
+        id: the operator's name for it, else what ``binding_hash`` says.
+        sequence: of two bindings of equal order the one with the greater sequence is visited first.
+        reach: how far its routes reach; None: anywhere.
+        last: whether it is visited after all bindings that are not, whatever its order.
+        owner: user whose client made it, whose regex budget it uses; None: a rules file.
+    """
+
+    exchange: bytes
+    destination_type: str
+    destination: bytes
+    routing_key: bytes
+    arguments: Table
+    id: str = ""
+    sequence: int = 0
+    reach: Reach | None = field(default=None, compare=False)
+    last: bool = field(default=False, compare=False)
+    owner: str | None = field(default=None, compare=False)
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for two bindings exactly where the broker takes them for one."""
+        return (
+            self.exchange,
+            self.destination_type,
+            self.destination,
+            self.routing_key,
+            typed_arguments(self.arguments),
+        )
+
+
+def by_name(table: Table) -> Table:
+    """The entries in a stable sort by name (byte order), as the broker keeps and reads them."""
+    return tuple(sorted(table, key=_name))
+
+
+def typed_arguments(arguments: Table) -> Hashable:
+    """Arguments as plain tuples sorted by name, with the types that the broker tells apart."""
+    return tuple((name, *typed(value)) for name, value in by_name(arguments))
+
+
+def typed(value: Value) -> tuple[str, Hashable]:
+    """A value with the type that the broker gives it: ``L`` is read as ``l``, the other letters are kept."""
+    letter, content = value
+    if letter == "A":
+        return letter, tuple(typed(element) for element in cast("tuple[Value, ...]", content))
+    if letter == "F":
+        return letter, tuple((name, *typed(element)) for name, element in cast("Table", content))
+    return "l" if letter == "L" else letter, content
+
+
+def binding_hash(destination_type: str, destination: bytes, routing_key: bytes, arguments: Table) -> str:
+    """A short stable name for a binding that has none: 10 hex digits of what makes it itself."""
+    content = (destination_type, destination, routing_key, typed_arguments(arguments))
+    return blake2b(repr(content).encode(), digest_size=5).hexdigest()

@@ -1,0 +1,206 @@
+"""What does one operator say about one message?
+
+An operator answers MATCH, MISMATCH or ABSENT (what it asks for is not there). How the answers of a binding's
+operators become its truth is `matching`'s question; which argument makes which operator, `arguments`'.
+
+Source: the open-exchange specification, sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from datetime import tzinfo
+from enum import Enum
+from typing import Protocol, TypeAlias
+
+from proxy.routing.bindings.comparison import Judge, canonical
+from proxy.routing.bindings.patterns import Pattern
+from proxy.routing.message import Message
+from proxy.values import Value
+
+
+class Verdict(Enum):
+    """The answer of an operator."""
+
+    MATCH = "match"
+    MISMATCH = "mismatch"
+    ABSENT = "absent"
+
+
+MATCH = Verdict.MATCH
+MISMATCH = Verdict.MISMATCH
+ABSENT = Verdict.ABSENT
+
+#: Where an index finds what an operator asks for: family, what of it, and the value.
+Access: TypeAlias = tuple[str, Hashable, Hashable]
+
+HEADER = "header"
+ROUTING_KEY = "routing key"
+PROPERTY = "property"
+TOPIC = "topic"
+CLOCK = "clock"
+
+#: A fact that can change an answer: family and name.
+Need: TypeAlias = tuple[str, bytes | str]
+
+ALL_HEADERS: Need = ("headers", "")
+QUEUE_NAMES: Need = ("queues", "")
+
+
+class Operator(Protocol):
+    """What all families have in common."""
+
+    @property
+    def key(self) -> bytes:
+        """The argument's key as it was declared."""
+
+    @property
+    def expected(self) -> Value:
+        """The argument's value, one element of it where it was a list."""
+
+    @property
+    def optional(self) -> bool:
+        """Whether ABSENT is good enough under `all`."""
+
+    @property
+    def access(self) -> Access | None:
+        """For an equality: the only place where a message that it matches can be found."""
+
+    @property
+    def need(self) -> Need:
+        """The fact that it looks at."""
+
+    def verdict(self, message: Message) -> Verdict:
+        """The answer."""
+
+    def seen(self, message: Message) -> object:
+        """What it looks at, as it is in this message; None where it is absent."""
+
+
+@dataclass(slots=True, eq=False)
+class HeaderOperator:
+    """Looks at the first header of a name.
+
+    Args:
+        key: see Operator.
+        expected: see Operator.
+        name: of the header.
+        judge: decides where the header is present.
+        optional: whether absence satisfies `all` and `eq`.
+        absent: the answer where the header is absent.
+        uses_up: whether the walk of `eq` and `set` goes on behind a header that it matched.
+        compares: whether it is a comparison (``hkv``, ``hk?v``), not a test of existence or type.
+        access: see Operator.
+    """
+
+    key: bytes
+    expected: Value
+    name: bytes
+    judge: Judge
+    optional: bool = False
+    absent: Verdict = ABSENT
+    uses_up: bool = False
+    compares: bool = True
+    access: Access | None = None
+
+    @property
+    def need(self) -> Need:
+        """The header."""
+        return HEADER, self.name
+
+    def verdict(self, message: Message) -> Verdict:
+        """MATCH or MISMATCH by the judge where the header is there."""
+        value = message.first.get(self.name)
+        if value is None:
+            return self.absent
+        return MATCH if self.judge(value, message) else MISMATCH
+
+    def seen(self, message: Message) -> Value | None:
+        """The header's value."""
+        return message.first.get(self.name)
+
+
+@dataclass(slots=True, eq=False)
+class RoutingKeyOperator:
+    """Looks at the routing key, which is never absent."""
+
+    key: bytes
+    expected: Value
+    judge: Callable[[bytes, Message], bool]
+    access: Access | None = None
+    optional: bool = False
+
+    @property
+    def need(self) -> Need:
+        """The routing key."""
+        return ROUTING_KEY, ""
+
+    def verdict(self, message: Message) -> Verdict:
+        """MATCH or MISMATCH."""
+        return MATCH if self.judge(message.routing_key, message) else MISMATCH
+
+    def seen(self, message: Message) -> bytes:
+        """The routing key."""
+        return message.routing_key
+
+
+@dataclass(slots=True, eq=False)
+class PropertyOperator:
+    """Looks at one property; one that is set to the empty string is there."""
+
+    key: bytes
+    expected: Value
+    name: str
+    judge: Callable[[bytes | int, Message], bool]
+    absent: Verdict = ABSENT
+    access: Access | None = None
+    optional: bool = False
+
+    @property
+    def need(self) -> Need:
+        """The property."""
+        return PROPERTY, self.name
+
+    def verdict(self, message: Message) -> Verdict:
+        """MATCH or MISMATCH by the judge where the property is set."""
+        value = message.properties.get(self.name)
+        if value is None:
+            return self.absent
+        return MATCH if self.judge(value, message) else MISMATCH
+
+    def seen(self, message: Message) -> bytes | int | None:
+        """The property's value."""
+        return message.properties.get(self.name)
+
+
+@dataclass(slots=True, eq=False)
+class ClockOperator:
+    """Looks at the time of one zone, read once for the message."""
+
+    key: bytes
+    expected: Value
+    zone: tzinfo
+    pattern: Pattern
+    negated: bool
+    access: Access | None = None
+    optional: bool = False
+
+    @property
+    def need(self) -> Need:
+        """The clock."""
+        return CLOCK, ""
+
+    def verdict(self, message: Message) -> Verdict:
+        """MATCH or MISMATCH."""
+        found = message.search(self.pattern, message.clock(self.zone))
+        return MATCH if found is not self.negated else MISMATCH
+
+    def seen(self, message: Message) -> bytes:
+        """The time as the pattern saw it."""
+        return message.clock(self.zone)
+
+
+def header_access(name: bytes, expected: Value) -> Access:
+    """Where a header equal to `expected` is found."""
+    return HEADER, name, canonical(expected)

@@ -1,0 +1,96 @@
+"""Which routes does a producer ask for in the headers of its message?
+
+Only what the headers say is read here; whether a binding lets the producer do so is for `routes` to know.
+
+Source: the open-exchange specification, section 7, "Producer side".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, cast
+
+from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Destination
+from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern
+from proxy.routing.erlang_terms import characters, reply_text
+from proxy.values import Table, Value
+
+RESULTS = (b"true", b"false")
+
+#: Header -> kind of destination that its names are.
+NAMED_ROUTES = {
+    b"x-%s%s-on%s" % (action, kind, result): QUEUE if kind == b"q" else EXCHANGE
+    for action in (b"add", b"del")
+    for kind in (b"q", b"e")
+    for result in RESULTS
+}
+
+#: Header -> whether its pattern is negated.
+PATTERN_ROUTES = {
+    b"x-%sq%s-on%s" % (action, kind, result): kind == b"!re"
+    for action in (b"add", b"del")
+    for kind in (b"re", b"!re")
+    for result in RESULTS
+}
+
+
+class PatternRoute(NamedTuple):
+    """Queues whose name is, or is not, matched."""
+
+    pattern: Pattern
+    negated: bool
+
+
+class ProducerRoutes:
+    """The routes of one message.
+
+    Args:
+        headers: all headers, sorted by name.
+    """
+
+    __slots__ = ("error", "named", "patterns")
+
+    def __init__(self, headers: Table) -> None:
+        """Read them; of two regexes under one name the first counts, of two lists of names both."""
+        self.named: dict[bytes, set[Destination]] = {}
+        self.patterns: dict[bytes, PatternRoute] = {}
+        #: Reply text for the first regex that is not valid, else b"".
+        self.error = b""
+        for name, value in headers:
+            kind = NAMED_ROUTES.get(name)
+            if kind is not None:
+                self.named.setdefault(name, set()).update((kind, target) for target in _names(value))
+            elif value.letter == "S" and name in PATTERN_ROUTES:
+                self._add_pattern(name, cast("bytes", value.value))
+
+    def _add_pattern(self, name: bytes, source: bytes) -> None:
+        try:
+            pattern = compile_pattern(source)
+        except InvalidPattern as error:
+            self.error = self.error or reply_text(invalid_regex(source, str(error)))
+            return
+        self.patterns.setdefault(name, PatternRoute(pattern, PATTERN_ROUTES[name]))
+
+
+def _names(value: Value) -> Iterator[bytes]:
+    elements = cast("tuple[Value, ...]", value.value) if value.letter == "A" else (value,)
+    for letter, content in elements:
+        if letter == "S" and begins_with_character(cast("bytes", content)):
+            yield cast("bytes", content)
+
+
+def begins_with_character(text: bytes) -> bool:
+    """Whether the text is not empty and its first character is valid UTF-8."""
+    if not text or text[0] < 0x80:
+        return bool(text)
+    length = 2 + (text[0] >= 0xE0) + (text[0] >= 0xF0)
+    try:
+        text[:length].decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def invalid_regex(source: bytes, reason: str) -> str:
+    """The error text for a regex that is empty or does not compile: the plugin's, and why."""
+    return f"Invalid regex '{characters(source)}': {reason}"

@@ -1,0 +1,186 @@
+"""What does a binding do to the set of destinations, for one result?
+
+`Effects` is what one binding does when it is true, or when it is false: additions first, then deletions, then where
+the visit goes on. It knows nothing of operators or of the order of bindings.
+
+Source: the open-exchange specification, sections 7 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator
+from dataclasses import dataclass, field
+
+from proxy.routing.bindings.binding import QUEUE, Destination
+from proxy.routing.bindings.operators import HEADER, QUEUE_NAMES, Need
+from proxy.routing.bindings.patterns import Pattern
+from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES, PatternRoute
+from proxy.routing.bindings.reach import NOBODY, Reach
+from proxy.routing.decision import QueueNames
+from proxy.routing.message import PRODUCER, Message
+
+#: Order behind every binding: where a stop goes on.
+STOP = 1_000_000
+
+
+class QueueRoute:
+    """A regex route of a binding: queues of the virtual host by their names.
+
+    What it selects depends on the list of queues alone, so that the last answer is kept with its list.
+
+    Args:
+        pattern: the regex.
+        negated: whether names that don't match are meant.
+        only_one: whether one of them is picked at random.
+    """
+
+    __slots__ = ("_kept", "negated", "only_one", "pattern")
+
+    def __init__(self, pattern: Pattern, negated: bool, only_one: bool) -> None:
+        """Nothing is selected yet."""
+        self.pattern = pattern
+        self.negated = negated
+        self.only_one = only_one
+        #: The list of queues, what was selected of it, and how often a limit was hit. One attribute, since another
+        #: thread may explain by the same route.
+        self._kept: tuple[QueueNames | None, list[Destination], int] = (None, [], 0)
+
+    def select(self, message: Message, reach: Reach | None = None) -> Collection[Destination]:
+        """The destinations for this message, as far as they are within reach."""
+        queues, selected, limited = self._kept
+        if message.queues is not queues:
+            before = message.limited
+            selected = _matching(PatternRoute(self.pattern, self.negated), message)
+            if not message.starved:
+                self._kept = (message.queues, selected, message.limited - before)
+        else:
+            message.limited += limited
+        if not self.only_one:
+            return selected if reach is None else reach.limit(selected, message)
+        if reach is not None and selected:
+            selected = sorted(one for one in reach.limit(selected, message) if one != NOBODY) or [NOBODY]
+        if len(selected) < 2:
+            return selected
+        message.keep = False
+        return [selected[message.draw(len(selected))]]
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a binding does for one result.
+
+    Args:
+        add: destinations to add by name.
+        delete: destinations to delete by name.
+        add_queues: regex routes that add.
+        delete_queues: regex routes that delete from what was there before this binding.
+        granted_add: headers by which the producer may add.
+        granted_delete: headers by which the producer may delete.
+        jump: order at which the visit goes on, STOP for nowhere; 0: at the next binding.
+    """
+
+    add: frozenset[Destination] = frozenset()
+    delete: frozenset[Destination] = frozenset()
+    add_queues: tuple[QueueRoute, ...] = ()
+    delete_queues: tuple[PatternRoute, ...] = ()
+    granted_add: tuple[bytes, ...] = ()
+    granted_delete: tuple[bytes, ...] = ()
+    jump: int = 0
+
+    def apply(
+        self,
+        routed: set[Destination],
+        main: Destination | None,
+        message: Message,
+        owner: str | None = None,
+        reach: Reach | None = None,
+    ) -> None:
+        """Make ``(routed + main + additions) - deletions`` of `routed`; no addition but what is within reach.
+
+        A regex route that its owner's budget does not suffice for chooses nothing.
+        """
+        deleted = set(self.delete)
+        if self.delete_queues or self.add_queues:
+            message.charge(owner)
+        for route in self.delete_queues:
+            chosen = [each for each in routed if each[0] == QUEUE and _selects(route, each[1], message)]
+            deleted.update(_unless_starved(chosen, message, owner))
+        for header in self.granted_delete:
+            deleted.update(_asked(header, message))
+        if main is not None:
+            routed.add(main)
+        routed.update(self.add if reach is None else reach.limit(self.add, message))
+        if self.add_queues:
+            message.charge(owner)
+            for selection in self.add_queues:
+                routed.update(_unless_starved(selection.select(message, reach), message, owner))
+        for header in self.granted_add:
+            asked = _asked(header, message)
+            routed.update(asked if reach is None else reach.limit(asked, message))
+        routed -= deleted
+
+    @property
+    def asks_producer(self) -> bool:
+        """Whether the producer's headers are read, and an invalid regex among them is noticed."""
+        return bool(self.granted_add or self.granted_delete or self.add_queues or self.delete_queues)
+
+    @property
+    def needs(self) -> Iterator[Need]:
+        """The facts that change what it does."""
+        granted = self.granted_add + self.granted_delete
+        yield from ((HEADER, header) for header in granted)
+        if self.add_queues or any(header in PATTERN_ROUTES for header in granted):
+            yield QUEUE_NAMES
+
+
+@dataclass(slots=True, eq=False)
+class EffectsDraft:
+    """Effects while the arguments are being read. Regex routes have one slot for each of plain and negated."""
+
+    add: set[Destination] = field(default_factory=set)
+    delete: set[Destination] = field(default_factory=set)
+    add_queues: dict[bool, QueueRoute] = field(default_factory=dict)
+    delete_queues: dict[bool, PatternRoute] = field(default_factory=dict)
+    granted_add: set[bytes] = field(default_factory=set)
+    granted_delete: set[bytes] = field(default_factory=set)
+    goto: int = 0
+    stop: bool = False
+
+    def finished(self) -> Effects:
+        """The effects; a stop wins over a goto."""
+        return Effects(
+            frozenset(self.add),
+            frozenset(self.delete),
+            tuple(self.add_queues.values()),
+            tuple(self.delete_queues.values()),
+            tuple(sorted(self.granted_add)),
+            tuple(sorted(self.granted_delete)),
+            STOP if self.stop else self.goto,
+        )
+
+
+def _selects(route: PatternRoute, name: bytes, message: Message) -> bool:
+    return message.search(route.pattern, name) is not route.negated
+
+
+def _matching(route: PatternRoute, message: Message) -> list[Destination]:
+    """The queues that a route selects; without meaning where that has starved the message."""
+    return [(QUEUE, name) for name in message.queues.names if _selects(route, name, message)]
+
+
+def _unless_starved(chosen: Collection[Destination], message: Message, owner: Hashable) -> Collection[Destination]:
+    if not message.starved:
+        return chosen
+    message.note_spent(owner)
+    return ()
+
+
+def _asked(header: bytes, message: Message) -> set[Destination]:
+    """What the producer asks for by one header."""
+    if header in NAMED_ROUTES:
+        return message.producer.named.get(header, set())
+    route = message.producer.patterns.get(header)
+    if route is None:
+        return set()
+    message.charge(PRODUCER)
+    return set(_unless_starved(_matching(route, message), message, PRODUCER))

@@ -1,0 +1,165 @@
+"""What do the broker's error texts look like?
+
+RabbitMQ prints keys and values as Erlang terms (``~p``: lines of 80 columns, Latin-1), sends the text as
+Latin-1 where it fits, and cuts what is longer than a short string. This module reproduces that for the texts
+that rules can cause; it doesn't know which they are.
+
+Sources: the open-exchange specification, section 11; Erlang/OTP 25, io_lib:format/2; RabbitMQ 3.10,
+rabbit_binary_generator:map_exception/3.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from proxy.errors import ProtocolError, Scope
+from proxy.values import Table, Value
+
+#: AMQP 0-9-1 reply code 406, the only one that rules cause, and how its name opens the text on the wire.
+PRECONDITION_FAILED = 406
+_OPENING = "PRECONDITION_FAILED - "
+#: Longest text on the wire in bytes (a short string); a longer one is cut to _KEPT and gets three dots.
+_LONGEST = 255
+_KEPT = 252
+
+_LINE = 80
+_PRINTABLE = frozenset((*range(0x20, 0x7F), *range(0xA0, 0x100), *b"\n\r\t\v\b\f\x1b"))
+_ESCAPES = str.maketrans(
+    {
+        "\n": "\\n",
+        "\r": "\\r",
+        "\t": "\\t",
+        "\v": "\\v",
+        "\b": "\\b",
+        "\f": "\\f",
+        "\x1b": "\\e",
+        '"': '\\"',
+        "\\": "\\\\",
+    }
+)
+
+TYPE_NAMES = {
+    "t": "bool",
+    "b": "byte",
+    "B": "unsignedbyte",
+    "s": "short",
+    "u": "unsignedshort",
+    "I": "signedint",
+    "i": "unsignedint",
+    "l": "long",
+    "L": "long",
+    "T": "timestamp",
+    "f": "float",
+    "d": "double",
+    "D": "decimal",
+    "S": "longstr",
+    "x": "binary",
+    "A": "array",
+    "F": "table",
+    "V": "void",
+}
+
+
+def refused(text: str) -> ProtocolError:
+    """The channel error with which a declaration is refused."""
+    return ProtocolError(PRECONDITION_FAILED, reply_text(text), Scope.CHANNEL)
+
+
+def reply_text(text: str) -> bytes:
+    """The bytes of an error text without the code's name, cut so that the whole fits into a short string.
+
+    Latin-1 where every character fits, as the broker sends it; else UTF-8, cut between characters.
+    """
+    room = _LONGEST - len(_OPENING)
+    try:
+        encoded = text.encode("latin-1")
+    except UnicodeEncodeError:
+        encoded = text.encode()
+        if len(encoded) > room:
+            return encoded[: _KEPT - len(_OPENING)].decode(errors="ignore").encode() + b"..."
+        return encoded
+    if len(encoded) > room:
+        return encoded[: _KEPT - len(_OPENING)] + b"..."
+    return encoded
+
+
+def characters(text: bytes) -> str:
+    """Bytes as ``~ts`` shows them: UTF-8 where they are that, else one character a byte."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode("latin-1")
+
+
+def binary(content: bytes, column: int = 0) -> str:
+    """A binary as ``~p`` prints it, behind `column` characters on the same line."""
+    if not content:
+        return "<<>>"
+    if _PRINTABLE.issuperset(content):
+        return '<<"' + content.decode("latin-1").translate(_ESCAPES) + '">>'
+    numbers = [str(byte) for byte in content]
+    whole = "<<" + ",".join(numbers) + ">>"
+    if len(whole) < _LINE - column - 1:
+        return whole
+    return "<<" + _broken(numbers, column, len(whole)) + ">>"
+
+
+def _broken(numbers: list[str], column: int, whole: int) -> str:
+    width = max(8, min(_LINE - column - 3, whole - 4))
+    indent = "\n" + " " * (column + 2)
+    parts: list[str] = []
+    left = width
+    for number in numbers[:-1]:
+        left -= len(number) + 1
+        if left < 0:
+            left = width - len(number) - 1
+            parts.append(indent)
+        parts.append(number + ",")
+    if len(numbers[-1]) > left:
+        parts.append(indent)
+    parts.append(numbers[-1])
+    return "".join(parts)
+
+
+def term(value: Value, column: int = 0) -> str:
+    """The value of a field as ``~p`` prints it. Lists and tables are not broken over lines."""
+    letter, content = value
+    match letter:
+        case "A":
+            elements = cast("tuple[Value, ...]", content)
+            return "[" + ",".join(f"{{{TYPE_NAMES[each.letter]},{term(each)}}}" for each in elements) + "]"
+        case "F":
+            entries = cast("Table", content)
+            printed = (f"{{{binary(name)},{TYPE_NAMES[each.letter]},{term(each)}}}" for name, each in entries)
+            return "[" + ",".join(printed) + "]"
+        case "S" | "x":
+            return binary(cast("bytes", content), column)
+        case "D":
+            return "{{{},{}}}".format(*cast("tuple[int, int]", content))
+        case "t":
+            return "true" if content else "false"
+        case "V":
+            return "undefined"
+        case "f" | "d":
+            return _float(cast("float", content))
+    return str(content)
+
+
+def _float(number: float) -> str:
+    """Shortest digits; with an exponent where that is shorter, or where not every integer is a float."""
+    plain = repr(number)
+    mantissa, _, exponent = (plain if "e" in plain else _scientific(plain)).partition("e")
+    scientific = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"
+    if "e" in plain or abs(number) >= 2.0**53 or len(scientific) < len(plain):
+        return scientific
+    return plain
+
+
+def _scientific(text: str) -> str:
+    """Plain decimal notation with an exponent instead."""
+    sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
+    whole, _, fraction = digits.partition(".")
+    joined = (whole + fraction).lstrip("0")
+    exponent = len(whole) - 1 if whole != "0" else len(joined) - len(fraction) - 1
+    joined = joined.rstrip("0") or "0"
+    return f"{sign}{joined[0]}{'.' + joined[1:] if joined[1:] else ''}e{exponent}"

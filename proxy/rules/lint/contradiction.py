@@ -1,0 +1,220 @@
+"""Can a binding ever be true? Only what can be proven is said: a binding that is reported never matches any message.
+
+Looked at are the operators that one fact must satisfy together: a header, the routing key, a property, the clock. An
+equality leaves a handful of values that are tried one by one; comparisons leave an interval, type tests a set of types.
+Under `eq` and `set` several headers of one name may each satisfy an operator, so that headers prove nothing there.
+
+Source: the open-exchange specification, sections 2 to 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import cast
+
+from proxy.routing.bindings.comparison import FLOATS, INTEGERS, NUMBERS, TEXTS, TYPE_TESTS
+from proxy.routing.bindings.compiled import CompiledBinding
+from proxy.routing.bindings.operators import (
+    ABSENT,
+    CLOCK,
+    MATCH,
+    PROPERTY,
+    ROUTING_KEY,
+    HeaderOperator,
+    Need,
+    Operator,
+    PropertyOperator,
+    RoutingKeyOperator,
+)
+from proxy.routing.decision import Facts, QueueNames
+from proxy.routing.message import Message
+from proxy.values import Value
+
+#: Type letters of AMQP values as RabbitMQ has them.
+_LETTERS = NUMBERS | TEXTS | frozenset("tVFAD")
+#: What an octet can hold, for properties that are one.
+_OCTETS = (b"delivery_mode", b"priority")
+_NOTHING = Message(Facts(b"", (), {}, 0), 0.0, QueueNames(), lambda _: 0)
+_TOPICS = (b"topic", b"x-?rkta", b"x-?rktaci")
+_SIGNS = (b"<=", b">=", b"<", b">", b"!=", b"=")
+
+
+def why_never(compiled: CompiledBinding) -> str | None:
+    """Say why a binding is true for no message; None where it may be true for some."""
+    operators = compiled.operators
+    if compiled.match_type.startswith("any"):
+        if not operators:
+            return "under x-match: any without an operator"
+        if all(_contradiction([operator]) for operator in operators):
+            return "no operator can match"
+        return None
+    headers = [operator for operator in operators if isinstance(operator, HeaderOperator)]
+    if compiled.match_type.startswith("set "):
+        least = int(compiled.match_type.removeprefix("set "))
+        if least > len(headers):
+            return f"{least} header operators must match and there are {len(headers)}"
+    if compiled.match_type.startswith(("set", "eq")):
+        operators = tuple(operator for operator in operators if not isinstance(operator, HeaderOperator))
+    return _contradiction(operators)
+
+
+def always(compiled: CompiledBinding) -> bool:
+    """Say whether a binding is certainly true for every message."""
+    if not compiled.match_type.startswith("all"):
+        return False
+    return all(
+        each.key in (b"topic", b"x-?rkta", b"x-?rktaci") and each.expected == ("S", b"#") for each in compiled.operators
+    )
+
+
+def _contradiction(operators: Iterable[Operator]) -> str | None:
+    """Find operators that no message satisfies together."""
+    facts: dict[Need, list[Operator]] = {}
+    for operator in operators:
+        facts.setdefault(operator.need, []).append(operator)
+    for group in facts.values():
+        if not _impossible(group):
+            continue
+        for size in (1, 2):
+            for few in combinations(group, size):
+                if _impossible(few):
+                    return _words(few)
+        return _words(group)
+    return None
+
+
+def _words(operators: Sequence[Operator]) -> str:
+    named = [each.key.decode("utf-8", "backslashreplace") for each in operators]
+    if len(named) == 1:
+        return f"nothing satisfies {named[0]}"
+    return f"{', '.join(named[:-1])} and {named[-1]} contradict each other"
+
+
+def _impossible(group: Sequence[Operator]) -> bool:
+    if _opposites(group):
+        return True
+    match group[0]:
+        case HeaderOperator():
+            return _impossible_header(cast("Sequence[HeaderOperator]", group))
+        case RoutingKeyOperator():
+            return _impossible_key(cast("Sequence[RoutingKeyOperator]", group))
+        case PropertyOperator():
+            return _impossible_property(cast("Sequence[PropertyOperator]", group))
+    return False
+
+
+def _opposites(group: Sequence[Operator]) -> bool:
+    """The same question asked plainly and negated, neither of them optional."""
+    if group[0].need[0] not in (ROUTING_KEY, CLOCK, PROPERTY):
+        return False
+    asked = {(each.key, each.expected) for each in group}
+    return any((each.key.replace(b"!", b"", 1), each.expected) in asked for each in group if b"!" in each.key)
+
+
+# -- headers -----------------------------------------------------------------------------------------------------------
+
+
+def _impossible_header(group: Sequence[HeaderOperator]) -> bool:
+    present = any(each.absent is ABSENT and not each.optional for each in group)
+    absent = any(each.absent is MATCH for each in group)
+    if not present:
+        return False
+    if absent:
+        return True
+    equal = next((each for each in group if each.access is not None), None)
+    if equal is not None:
+        return not any(all(each.judge(value, _NOTHING) for each in group) for value in _equals(equal.expected))
+    letters = _LETTERS
+    for each in group:
+        # Void stands for "is there" in an exchange of type headers, whose keys are mere names.
+        letters = letters & (_LETTERS if each.expected.letter == "V" else _letters(each.key))
+    return not letters or _empty([(_sign(each.key), each.expected.value) for each in group])
+
+
+def _equals(expected: Value) -> list[Value]:
+    """Every value that is equal to one, up to what operators can tell apart."""
+    letter, content = expected
+    if letter in NUMBERS:
+        return [Value(each, content) for each in INTEGERS | FLOATS]
+    if letter in TEXTS:
+        return [Value(each, content) for each in TEXTS]
+    if letter in "AF" and not content:
+        return [Value("A", ()), Value("F", ())]
+    return [expected]
+
+
+def _letters(key: bytes) -> frozenset[str]:
+    """Types of the values that an operator can match."""
+    head = key.partition(b" ")[0]
+    test = head.removeprefix(b"x-?hkex")
+    if test != head and test.removeprefix(b"!") in TYPE_TESTS:
+        letters = TYPE_TESTS[test.removeprefix(b"!")]
+        return _LETTERS - letters if test.startswith(b"!") else letters
+    if head in (b"x-?hkvre", b"x-?hkv!re", b"x-?hk?vre", b"x-?hk?v!re"):
+        return frozenset("S")
+    if _sign(key) in (b"<", b"<=", b">", b">="):
+        return NUMBERS
+    return _LETTERS
+
+
+def _sign(key: bytes) -> bytes:
+    head, blank, _ = key.partition(b" ")
+    if not blank or not head.startswith((b"x-?hkv", b"x-?hk?v", b"x-?pr")):
+        return b""
+    return next((sign for sign in _SIGNS if head.endswith(sign)), b"")
+
+
+def _empty(bounds: Iterable[tuple[bytes, object]], whole: bool = False, octet: bool = False) -> bool:
+    """Say whether no number lies within bounds.
+
+    Args:
+        bounds: sign and number of each comparison; other signs bind nothing.
+        whole: whether only whole numbers count.
+        octet: whether only numbers from 0 to 255 count.
+    """
+    low: tuple[float, bool] | None = (0, False) if octet else None
+    high: tuple[float, bool] | None = (255, False) if octet else None
+    for sign, number in bounds:
+        if not isinstance(number, (int, float)) or isinstance(number, bool):
+            continue
+        strict = not sign.endswith(b"=")
+        if whole and strict:
+            number, strict = number + (1 if sign == b">" else -1), False
+        if sign in (b">", b">=") or sign == b"=":
+            low = max(low, (number, strict)) if low else (number, strict)
+        if sign in (b"<", b"<=") or sign == b"=":
+            # Of equal upper bounds the strict one is the narrower.
+            high = min(high, (number, strict), key=lambda each: (each[0], not each[1])) if high else (number, strict)
+    if low is None or high is None:
+        return False
+    return low[0] > high[0] or (low[0] == high[0] and (low[1] or high[1]))
+
+
+# -- routing key and properties ----------------------------------------------------------------------------------------
+
+
+def _impossible_key(group: Sequence[RoutingKeyOperator]) -> bool:
+    equal = next((each for each in group if each.access is not None and each.access[0] == ROUTING_KEY), None)
+    if equal is None or equal.access is None:
+        return False
+    key = cast("bytes", equal.access[2])
+    return any(not each.judge(key, _NOTHING) for each in group)
+
+
+def _impossible_property(group: Sequence[PropertyOperator]) -> bool:
+    present = any(each.absent is ABSENT for each in group)
+    absent = any(each.absent is MATCH for each in group)
+    if present and absent:
+        return True
+    if not present:
+        return False
+    equal = next((each for each in group if each.access is not None), None)
+    if equal is not None and any(
+        each.judge(cast("bytes | int", equal.expected.value), _NOTHING) is False for each in group
+    ):
+        return True
+    octet = group[0].name.encode() in _OCTETS
+    if not octet and all(isinstance(each.expected.value, bytes) for each in group):
+        return False
+    return _empty([(_sign(each.key), each.expected.value) for each in group], whole=True, octet=octet)

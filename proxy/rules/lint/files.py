@@ -1,0 +1,223 @@
+"""Do the rules files agree with each other, and with what a broker can do? Checks that need no broker.
+
+Each looks at the drafts of all files of one virtual host. Sources: the interface ("one exchange in two files is an
+error") and the delivery page (carriers, ``unmatched: pass``, the reserved prefix).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from proxy.routing.bindings.binding import EXCHANGE, typed_arguments
+from proxy.rules.compiler import OPERATORS
+from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, BindingDraft, ExchangeDraft, FileDraft, QueueDraft
+from proxy.values import Value
+from proxy.yamlfile.faults import Faults, Place
+
+#: Filters are arguments of open exchanges; other types take and ignore them, as the broker does.
+_FILTERS = (b"min-payload-size", b"max-payload-size", b"max-headers-size", b"max-headers-depth")
+#: What such an exchange does not match is the broker's, which gets it only as the producer published it.
+_UNREACHABLE = "an exchange with unmatched: pass can't be reached from another one that is evaluated here"
+#: What keys of operators begin with; everything else is the name of a header.
+_RESERVED = "x-"
+_EXISTS = ("x-?hkex", "x-?hk!ex")
+_TYPOGRAPHIC = frozenset("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb")
+#: Characters that text processors make of those that operators have.
+_TYPED = str.maketrans(
+    {**dict.fromkeys(_TYPOGRAPHIC, ""), **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"), "\u00a0": " "}
+)
+#: What a pattern has besides the characters that it matches one by one: escapes, classes, counts, groups, verbs.
+_NOT_LITERAL = re.compile(
+    rb"\\[pPxogkNu]\{[^}]*\}|\\.|\[\^?\]?[^]]*\]|\{[^}]*\}|\(\?[^()]*?[:=!>)]|\(\*[^)]*\)", re.DOTALL
+)
+_ODD_IN_CLOCK = re.compile(rb"[-/:A-Za-z]")
+
+
+def check_vhost(files: Sequence[FileDraft], faults: Faults) -> None:
+    """Report what does not go together among the files of one virtual host."""
+    _queues([queue for file in files for queue in file.queues], faults)
+    exchanges = [exchange for file in files for exchange in file.exchanges]
+    _names(exchanges, faults)
+    _carriers(exchanges, faults)
+    owned = {exchange.name: exchange for exchange in exchanges}
+    for exchange in exchanges:
+        _binding_names(exchange, faults)
+        _alternate(exchange, owned, faults)
+        _without_effect(exchange, faults)
+        _doubtful_keys(exchange, faults)
+        _clocks(exchange, faults)
+        _destinations(exchange, owned, faults)
+
+
+def _where(draft: ExchangeDraft | QueueDraft) -> str:
+    place = draft.place if isinstance(draft, QueueDraft) else draft.fields.place_of("name")
+    return f"{place.source}:{place.line}"
+
+
+def _queues(queues: Iterable[QueueDraft], faults: Faults) -> None:
+    first: dict[bytes, QueueDraft] = {}
+    for queue in queues:
+        other = first.setdefault(queue.rule.name, queue)
+        if other is queue:
+            continue
+        if other.place.source == queue.place.source:
+            faults.error(queue.place, queue.path, f"the same queue as in line {other.place.line}")
+        elif typed_arguments(other.rule.arguments) != typed_arguments(queue.rule.arguments):
+            faults.error(queue.place, queue.path, f"{_where(other)} asks for the same queue with other arguments")
+
+
+def _names(exchanges: Iterable[ExchangeDraft], faults: Faults) -> None:
+    first: dict[bytes, ExchangeDraft] = {}
+    for exchange in exchanges:
+        other = first.setdefault(exchange.name, exchange)
+        if other is not exchange:
+            exchange.fields.error("name", f"{_where(other)} has an exchange of this name already")
+
+
+def _carriers(exchanges: Sequence[ExchangeDraft], faults: Faults) -> None:
+    names = {exchange.name: exchange for exchange in exchanges}
+    first: dict[bytes, ExchangeDraft] = {}
+    for exchange in exchanges:
+        if exchange.delivery != CARRIER:
+            continue
+        other = first.setdefault(exchange.carrier, exchange)
+        if other is exchange and exchange.carrier != exchange.name:
+            other = names.get(exchange.carrier, exchange)
+        if other is not exchange and other.name != exchange.name:
+            exchange.fields.error("carrier", f"this name is used by the exchange of {_where(other)}")
+
+
+def _binding_names(exchange: ExchangeDraft, faults: Faults) -> None:
+    first: dict[str, Place] = {}
+    for draft in exchange.bindings:
+        if draft.name_place is None:
+            continue
+        place = first.setdefault(draft.binding.id, draft.name_place)
+        if place is not draft.name_place:
+            faults.error(draft.name_place, f"{draft.path}.name", f"the same name as in line {place.line}")
+
+
+def _alternate(exchange: ExchangeDraft, owned: dict[bytes, ExchangeDraft], faults: Faults) -> None:
+    alternate = exchange.alternate
+    if alternate is None:
+        return
+    place, path = exchange.argument_place(ALTERNATE), exchange.argument_path(ALTERNATE)
+    if alternate == exchange.name:
+        faults.error(place, path, "seen the exchange itself, expected another one")
+    elif exchange.unmatched_pass and alternate in owned:
+        message = "an exchange with unmatched: pass can't have an alternate that is evaluated here"
+        faults.error(place, path, message)
+    elif exchange.unmatched_pass:
+        faults.warn(place, path, "unmatched: pass wins: only what a silent filter dropped goes there")
+    elif alternate in owned and owned[alternate].unmatched_pass:
+        faults.error(place, path, _UNREACHABLE)
+
+
+def _without_effect(exchange: ExchangeDraft, faults: Faults) -> None:
+    """Point at what is written for an open exchange and ignored by the type that was chosen."""
+    if exchange.type == OPEN:
+        return
+    for name, _ in exchange.arguments:
+        if name.removesuffix(b"-silent") in _FILTERS:
+            message = f"has no effect for type {exchange.type}"
+            faults.warn(exchange.argument_place(name), exchange.argument_path(name), message)
+    for draft in exchange.bindings:
+        if draft.binding.routing_key and exchange.type in ("headers", "fanout"):
+            faults.warn(draft.key_place, f"{draft.path}.routing_key", f"has no effect for type {exchange.type}")
+        for name, _ in draft.binding.arguments:
+            key = name.decode()
+            if exchange.type != "headers":
+                message = f"arguments have no effect for type {exchange.type}"
+            elif name.startswith(b"x-?") and not _tests_x_headers(draft):
+                message = f"is an operator of type {OPEN} and has no effect for type headers"
+            else:
+                continue
+            faults.warn(draft.argument_place(key), draft.argument_path(key), message)
+
+
+def _doubtful_keys(exchange: ExchangeDraft, faults: Faults) -> None:
+    """Point at keys that test a header and look as if they were meant as something else."""
+    if exchange.type not in (OPEN, "headers"):
+        return
+    for draft in exchange.bindings:
+        for name, value in draft.binding.arguments:
+            key = name.decode()
+            message = _doubtful_key(key, exchange.type) or _doubtful_name(key, value)
+            if message:
+                faults.warn(draft.argument_place(key), draft.argument_path(key), message)
+
+
+def _doubtful_key(key: str, kind: str) -> str:
+    """Say why a key that is the name of a header may be meant as an operator."""
+    if key.startswith(_RESERVED):
+        return ""
+    plain = key.translate(_TYPED).strip()
+    head = plain.lower().partition(" ")[0]
+    if plain == key and head == plain.partition(" ")[0]:
+        return ""
+    operators = OPERATORS if kind == OPEN else ("x-match",)
+    if head in operators or (kind == OPEN and head.startswith("x-?")):
+        message = f"operators begin with a small x-: did you mean {head + plain[len(head) :]}?"
+    elif _TYPOGRAPHIC & set(key):
+        message = f"typographic quotes are a part of it: did you mean {plain}?"
+    else:
+        return ""
+    other_way = f'; if not, write "x-?hkv= {key}"' if kind == OPEN else ""
+    return f"tests a header of this name; {message}{other_way}"
+
+
+def _doubtful_name(key: str, value: Value) -> str:
+    """Say that the name of the header that is tested begins or ends with a blank."""
+    name = key
+    if key.startswith(_RESERVED):
+        head, blank, name = key.partition(" ")
+        if head.startswith(_EXISTS) and not blank and isinstance(value.value, bytes):
+            name = value.value.decode("utf-8", "replace")
+        elif not head.startswith("x-?hk"):
+            return ""
+    if name == name.strip():
+        return ""
+    return f'tests the header "{name}", whose name begins or ends with a blank'
+
+
+def _clocks(exchange: ExchangeDraft, faults: Faults) -> None:
+    """Point at patterns that ask the clock for characters that its text does not have."""
+    if exchange.type != OPEN:
+        return
+    for draft in exchange.bindings:
+        for name, value in draft.binding.arguments:
+            if not name.startswith(b"x-?dt") or not isinstance(value.value, bytes):
+                continue
+            odd = _ODD_IN_CLOCK.search(_NOT_LITERAL.sub(b"", value.value))
+            if odd is not None:
+                key = name.decode()
+                message = (
+                    f'"{odd[0].decode()}" is not in the text that is matched: date, time, weekday and week as digits '
+                    'with blanks between them, such as "20261121 080000 6 47"'
+                )
+                faults.warn(draft.argument_place(key), draft.argument_path(key), message)
+
+
+def _tests_x_headers(draft: BindingDraft) -> bool:
+    match = next((value.value for name, value in draft.binding.arguments if name == b"x-match"), b"")
+    return isinstance(match, bytes) and match.endswith(b"-with-x")
+
+
+def _destinations(exchange: ExchangeDraft, owned: dict[bytes, ExchangeDraft], faults: Faults) -> None:
+    carriers = {each.carrier for each in owned.values() if each.delivery == CARRIER}
+    for draft in exchange.bindings:
+        for place, path, name in _named_exchanges(draft):
+            target = owned.get(name)
+            if target is None and name in carriers:
+                faults.error(place, path, "this is a carrier: name the exchange it stands for")
+            elif target is not None and target.unmatched_pass and target is not exchange:
+                faults.error(place, path, _UNREACHABLE)
+
+
+def _named_exchanges(draft: BindingDraft) -> Iterator[tuple[Place, str, bytes]]:
+    if draft.binding.destination_type == EXCHANGE:
+        yield draft.place, f"{draft.path}.exchange", draft.binding.destination
+    for key, name in draft.named_routes():
+        if key.startswith("x-adde-"):
+            yield draft.argument_place(key), draft.argument_path(key), name

@@ -1,0 +1,64 @@
+"""Does an address table lead back to this proxy, as far as its text tells? Asked before it holds.
+
+What only a name server or a socket knows is found when the link is made, and is a failed translation there.
+
+Source: the messenger-addressing specification, 3.4 "Loops".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from proxy.addressing.address import InvalidAddress, parse_address
+from proxy.addressing.lint import fixed_domain
+from proxy.addressing.table import AddressRule
+from proxy.rules.loader import LoadedRules
+from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.kinds import leads_back
+from proxy.yamlfile.nodes import join
+
+#: (host, port) where we listen
+Listening = Collection[tuple[str, int]]
+
+
+def check_loops(loaded: LoadedRules, listening: Listening, faults: Faults) -> None:
+    """Report every broker, translation and permitted host that is this proxy itself.
+
+    Args:
+        loaded: the rules.
+        listening: where we listen.
+        faults: takes the findings.
+    """
+    for vhost, rules in loaded.rules.vhosts.items():
+        for broker in rules.brokers:
+            if leads_back(broker.host, broker.port, listening):
+                path = join(join("brokers", broker.name.decode()), "address")
+                faults.error(broker.places.get("address", broker.place), path, "leads back to this proxy")
+        names = {broker.name for broker in rules.brokers}
+        book = loaded.books.get(vhost)
+        for rule, places in zip(book.table.rules if book else (), rules.address_places, strict=True):
+            for key in _looping_keys(rule, names, listening):
+                place = places.hosts if key == "hosts" else places.translation
+                faults.error(place, f"{places.path}.{key}", "leads back to this proxy")
+
+
+def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: Listening) -> Iterator[str]:
+    address = fixed_domain(rule)
+    if address is not None and address.host and (address.host not in brokers or address.port is not None):
+        if leads_back(_text(address.host), address.effective_port, listening):
+            yield "translation"
+    if any(_is_own(permitted, listening) for permitted in rule.hosts or ()):
+        yield "hosts"
+
+
+def _is_own(permitted: bytes, listening: Listening) -> bool:
+    """Whether a permitted host is us, port and all; one without a port permits others beside us."""
+    try:
+        address = parse_address(permitted)
+    except InvalidAddress:
+        return False
+    return address.port is not None and leads_back(_text(address.host), address.port, listening)
+
+
+def _text(host: bytes) -> str:
+    return host.decode("ascii", "replace")

@@ -1,0 +1,39 @@
+"""AMQP field values as Python sees them: lossless, typed, hashable.
+
+A value keeps its type letter until a comparison is done, since ``I 1``, ``l 1`` and ``d 1.0`` are one number to a
+rule but three identities to a binding. Letters are those of RabbitMQ (AMQP 0-9-1 errata, "Field types").
+
+=========  ==========================================================
+letter     Python value
+=========  ==========================================================
+t          bool
+b B s u    int (8 bits signed, unsigned, 16 bits signed, unsigned)
+I i        int (32 bits signed, unsigned)
+l L        int (64 bits; RabbitMQ reads ``L`` as signed as well)
+T          int (seconds)
+f d        float (``f`` holds a single-precision number exactly)
+D          (scale: int, unsigned: int)
+S x        bytes (text, byte array)
+A          tuple of Value
+F          Table
+V          None
+=========  ==========================================================
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+
+class Value(NamedTuple):
+    """One typed field value."""
+
+    letter: str
+    value: object
+
+
+#: Entries in wire order; a name may occur twice.
+Table: TypeAlias = tuple[tuple[bytes, Value], ...]
+
+#: No producer may use a routing key or CC entry that begins so: tokens are ours alone.
+RESERVED = b"x.o.p.e.n.x."

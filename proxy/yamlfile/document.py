@@ -1,0 +1,226 @@
+"""What an operator's YAML file says, node by node: the strict parser under rules and settings.
+
+It knows YAML and nothing of what the keys mean. It works on pyyaml's events, since the loaders above them
+resolve aliases and merge keys and forget duplicate keys: each of these once made a file mean something else
+than its author read in it. So they are faults here, as are keys that are not text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import yaml
+
+from proxy.yamlfile.faults import Faults, Place
+from proxy.yamlfile.nodes import Mapping, Node, Scalar, Sequence, join, shown
+
+#: The C parser where pyyaml was built with it: some ten times faster, the same events.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+#: Levels of lists and mappings inside each other. A rules file needs about eight; the readers recurse.
+MAX_DEPTH = 64
+
+_STR_TAG = "tag:yaml.org,2002:str"
+#: Words of libyaml where a value without quotes is most often the cause.
+_WANT_QUOTES = ("mapping values are not allowed", "cannot start any token", "alphabetic or numeric", "',' or")
+_QUOTE = "put a value in quotes where it begins with one of # * & ! | > % @ ` [ { or holds ': ' or ' #'"
+
+
+def read_document(data: str | bytes, source: str, faults: Faults) -> Node | None:
+    """Read the one document of a file.
+
+    Args:
+        data: the file's content; bytes must be UTF-8.
+        source: the file's name for error messages.
+        faults: takes every fault found; a syntax error ends the reading.
+
+    Returns:
+        The root node; None where the file is empty or can't be read further.
+    """
+    try:
+        text = data if isinstance(data, str) else data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = "seen bytes that are not UTF-8, expected UTF-8 text"
+        faults.error(_end(source, error.object[: error.start].decode()), "", message)
+        return None
+    builder = _Builder(source, faults)
+    try:
+        for event in yaml.parse(text, Loader=_LOADER):
+            builder.take(event)
+    except (yaml.YAMLError, _TooDeepError) as error:
+        # Half a tree would only give faults that follow from this one.
+        faults.error(*_syntax_fault(error, source, text))
+        return None
+    return builder.root
+
+
+def _syntax_fault(error: Exception, source: str, text: str) -> tuple[Place, str, str]:
+    if isinstance(error, _TooDeepError):
+        return error.place, "", f"seen more than {MAX_DEPTH} lists and mappings inside each other"
+    if not isinstance(error, yaml.MarkedYAMLError):
+        # A character that YAML does not take; the two parsers count to it in different units.
+        odd = yaml.reader.Reader.NON_PRINTABLE.search(text)
+        place = _end(source, text[: odd.start()]) if odd else Place(source, 0)
+        return place, "", f"YAML syntax: {str(error).splitlines()[0]}"
+    mark = error.problem_mark or error.context_mark
+    place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source, 0)
+    context = f" {error.context}" if error.context else ""
+    return place, "", f"YAML syntax: {error.problem}{context}{_way_out(error, text)}"
+
+
+def _way_out(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Say what to do about a syntax error, where that is known."""
+    problem, mark, begun = error.problem or "", error.problem_mark, error.context_mark
+    line = (text.splitlines() or [""])[mark.line] if mark and mark.line < len(text.splitlines()) else ""
+    at = line[mark.column : mark.column + 1] if mark else ""
+    if at == "\t" or line[: len(line) - len(line.lstrip())].count("\t"):
+        return "; indent with blanks, not with tabs"
+    if begun and (
+        "end of stream" in problem or ("',' or" in problem and not line[mark.column if mark else 0 :].strip())
+    ):
+        return f"; what begins in line {begun.line + 1}, column {begun.column + 1} is not closed"
+    if any(words in problem for words in _WANT_QUOTES):
+        return f"; {_QUOTE}"
+    if "expected key" in problem or "block end" in problem or "'-' indicator" in problem:
+        return "; is it indented as the lines that it belongs to, and the value before it quoted where that is needed?"
+    return f"; {_QUOTE}" if at and at in "#*&!|>%@`[{" else ""
+
+
+def _end(source: str, text: str) -> Place:
+    """Give the place behind a text."""
+    return Place(source, text.count("\n") + 1, len(text) - text.rfind("\n"))
+
+
+class _TooDeepError(Exception):
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.place = place
+
+
+@dataclass(slots=True)
+class _Frame:
+    """One open list or mapping; in a mapping, the key whose value comes next, or is being read."""
+
+    container: Sequence | Mapping
+    is_key: bool
+    key: Scalar | None = None
+    seen: set[str] = field(default_factory=set)
+
+
+class _Builder:
+    """Builds the tree from the parser's events."""
+
+    def __init__(self, source: str, faults: Faults) -> None:
+        self.root: Node | None = None
+        self._source = source
+        self._faults = faults
+        self._documents = 0
+        self._open: list[_Frame] = []
+
+    def take(self, event: yaml.Event) -> None:
+        if isinstance(event, yaml.ScalarEvent):
+            self._scalar(event)
+        elif isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+            self._start(event)
+        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+            frame = self._open.pop()
+            if self._open and not frame.is_key:
+                self._open[-1].key = None
+        elif isinstance(event, yaml.AliasEvent):
+            place = self._place(event)
+            message = f"seen the alias *{event.anchor}; there are no aliases here: put a text in quotes"
+            self._faults.error(place, self._path(), message)
+            self._add(Scalar(place, f"*{event.anchor}", plain=False))
+        elif isinstance(event, yaml.DocumentStartEvent):
+            self._documents += 1
+            if self._documents == 2:
+                self._faults.error(self._place(event), "", "seen a second document, expected one to a file")
+
+    def _place(self, event: yaml.Event) -> Place:
+        mark = event.start_mark
+        if mark is None:  # events that were not parsed from text, says pyyaml's typing
+            return Place(self._source, 0)
+        return Place(self._source, mark.line + 1, mark.column + 1)
+
+    def _path(self) -> str:
+        path = ""
+        for frame in self._open:
+            if isinstance(frame.container, Sequence):
+                # A container that is being read has its place in the list already.
+                last = frame is self._open[-1]
+                path += f"[{len(frame.container.items) - (0 if last else 1)}]"
+            elif frame.key is not None:
+                path = join(path, frame.key.text)
+        return path
+
+    def _scalar(self, event: yaml.ScalarEvent) -> None:
+        plain = event.implicit[0] and event.style in (None, "")
+        node = Scalar(self._place(event), event.value, plain, None)
+        if event.tag is not None:
+            node = self._tagged(node, event.tag)
+        if event.anchor is not None:
+            self._anchored(node.place, event.anchor)
+        self._add(node)
+
+    def _tagged(self, node: Scalar, tag: str) -> Scalar:
+        # "!" and !!str make a text of anything; a local tag is left to whoever knows its meaning.
+        if tag in ("!", _STR_TAG):
+            return Scalar(node.place, node.text, plain=False)
+        if not tag.startswith("!"):
+            self._faults.error(node.place, self._path(), f"seen the tag {_short(tag)}, which is not supported")
+            return Scalar(node.place, node.text, plain=False)
+        return Scalar(node.place, node.text, plain=False, tag=tag)
+
+    def _start(self, event: yaml.MappingStartEvent | yaml.SequenceStartEvent) -> None:
+        place = self._place(event)
+        if len(self._open) >= MAX_DEPTH:
+            raise _TooDeepError(place)
+        is_mapping = isinstance(event, yaml.MappingStartEvent)
+        node: Mapping | Sequence = Mapping(place, []) if is_mapping else Sequence(place, [])
+        if event.tag is not None:
+            message = f"seen the tag {_short(event.tag)} before {shown(node)}; put text in quotes"
+            self._faults.error(place, self._path(), message)
+        if event.anchor is not None:
+            self._anchored(place, event.anchor)
+        is_key = self._add(node)
+        self._open.append(_Frame(node, is_key))
+
+    def _anchored(self, place: Place, anchor: str) -> None:
+        message = f"seen the anchor &{anchor}; there are no anchors here: put a text in quotes"
+        self._faults.error(place, self._path(), message)
+
+    def _add(self, node: Node) -> bool:
+        """Put a node in its place; True where it was a mapping's key."""
+        if not self._open:
+            if self._documents < 2:
+                self.root = node
+            return False
+        frame = self._open[-1]
+        if isinstance(frame.container, Sequence):
+            frame.container.items.append(node)
+            return False
+        if frame.key is None:
+            frame.key = self._key(node, frame.seen)
+            return True
+        if frame.key.text not in frame.seen:
+            frame.seen.add(frame.key.text)
+            frame.container.entries.append((frame.key, node))
+        if isinstance(node, Scalar):
+            frame.key = None
+        return False
+
+    def _key(self, node: Node, seen: set[str]) -> Scalar:
+        if not isinstance(node, Scalar):
+            self._faults.error(node.place, self._path(), f"seen {shown(node)} as a key, expected a text")
+            return Scalar(node.place, "", plain=False)  # keeps keys and values in step
+        if node.plain and node.text == "<<":
+            self._faults.error(node.place, join(self._path(), "<<"), "merge keys are not supported")
+        elif not isinstance(node.value, str) or node.tag is not None:
+            message = f"seen {shown(node)} as a key, expected a text: put it in quotes"
+            self._faults.error(node.place, self._path(), message)
+        elif node.text in seen:
+            self._faults.error(node.place, join(self._path(), node.text), "the key is there twice")
+        return node
+
+
+def _short(tag: str) -> str:
+    return tag.replace("tag:yaml.org,2002:", "!!")
