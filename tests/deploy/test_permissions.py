@@ -1,7 +1,7 @@
 """Do the lines of docs/security.md give control user and producers just what they need? Run as they stand, on a broker.
 
 Each user can do what its line is for, and is refused one step further. What each single permission is for is tested in
-tests/delivery/test_permissions.py.
+tests/broker/delivery/test_permissions.py.
 """
 
 from __future__ import annotations

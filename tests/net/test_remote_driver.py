@@ -6,7 +6,7 @@ from proxy.net.tls import Contexts
 from proxy.relay.counters import RemoteCounters
 from proxy.relay.remote.login import Credentials
 from proxy.relay.remote.messages import Result
-from tests.amqp.far import Told
+from tests.relay.far import Told
 
 
 async def driver() -> RemoteDriver:

@@ -16,9 +16,9 @@ from proxy.net.remote_pool import Port, RemotePool
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters
 from proxy.relay.remote.messages import Result, Way
-from tests.amqp.far import Told
 from tests.client import Frame
 from tests.net.stage import Gone, Peer
+from tests.relay.far import Told
 
 FAR = Remote(b"far", b"far", None, None)
 LIMITS = RemoteLimits(deadline_seconds=30.0, messages=4, message_bytes=1 << 20)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.delivery.site import standing
-from tests.delivery.test_audit import audited, records
+from tests.broker.delivery.site import standing
+from tests.broker.delivery.test_audit import audited, records
 from tests.rabbitmq import Broker
 from tests.sidecar import PROGRAM
 

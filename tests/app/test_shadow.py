@@ -1,0 +1,367 @@
+"""A second rules file on live traffic: without a broker for its limits, with one for what it promises."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from proxy.amqp.tables import encode_table
+from proxy.app import shadow as shadow_module
+from proxy.app.reload import Reload, owned_exchanges
+from proxy.app.shadow import Shadow, contents
+from proxy.audit.record import Privacy
+from proxy.net.tasks import Tasks
+from proxy.net.vhosts import Vhosts
+from proxy.relay.counters import Counters
+from proxy.relay.publish.plan import Sources
+from proxy.relay.publish.tap import Sight
+from proxy.relay.vhost import Declared, Delivery, OwnedExchange, VhostState
+from proxy.routing.decision import Decision, Outcome
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
+from proxy.rules.loader import LoadedRules
+from tests.broker.delivery.site import Site, standing
+from tests.client import split
+from tests.producer import until
+from tests.rabbitmq import Broker
+from tests.relay.relaying import REPORT, publish
+from tests.routing.building import NOW, arguments, no_draw, to_queue
+from tests.rules.loading import load
+from tests.sidecar import PROGRAM
+
+T = TypeVar("T")
+Json = dict[str, Any]  # Any: JSON
+
+LIVE = """\
+exchanges:
+  - name: xo
+    bindings: [{queue: q, arguments: {"x-?hkv= type": report}}]
+"""
+OTHER = LIVE.replace("queue: q", "queue: r")
+
+
+class Started(Tasks):
+    """Tasks that a test may wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[asyncio.Task[Any]] = []  # Any: asyncio's
+
+    def start(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[Any]:  # Any: asyncio's
+        task = super().start(coroutine, name)
+        self.started.append(task)
+        return task
+
+
+class Stage:
+    """A shadow before a virtual host that no broker stands behind, with a clock that the test turns."""
+
+    def __init__(self, privacy: Privacy | None = None) -> None:
+        self.now = 100.0
+        self.tasks = Started()
+        self.state = VhostState("/", Router(()))
+        self.reload = SimpleNamespace(loaded=load(LIVE), beside=self._beside)
+        self._swap()
+        self.vhosts = Vhosts([self.state], None, Counters(), Sources(lambda: NOW, lambda: 0.0, no_draw))
+        reload = cast("Reload", self.reload)
+        self.shadow = Shadow(reload, self.vhosts, privacy or Privacy(), self.tasks, lambda: NOW, lambda: self.now)
+
+    @staticmethod
+    async def _beside(compiling: Callable[[], T]) -> T:
+        return compiling()
+
+    def _swap(self) -> None:
+        loaded = self.reload.loaded
+        self.state.swap(owned_exchanges(loaded.rules.vhosts["/"]), loaded.routers["/"])
+
+    def use(self, loaded: LoadedRules) -> None:
+        """Judge by other rules, as after a reload."""
+        self.reload.loaded = loaded
+        self._swap()
+
+    def see(self, count: int = 1, key: str = "k", exchange: bytes = b"xo") -> None:
+        header = split(publish(key, REPORT))[1].raw
+        decided = Decision(exchange, Outcome.ROUTED, (b"q",))
+        for _ in range(count):
+            self.shadow.saw(Sight("/", exchange, key.encode(), header, decided, NOW))
+
+    async def begin(self, text: str = OTHER) -> Json:
+        status, found = await self.shadow.begin(text.encode())
+        assert status == 200, found
+        return cast("Json", found)
+
+    async def end(self) -> Json:
+        status, found = await self.shadow.end(b"")
+        assert status == 200
+        return cast("Json", found)
+
+
+async def test_a_candidate_that_is_not_good_is_refused_with_every_fault() -> None:
+    stage = Stage()
+    status, found = await stage.shadow.begin(b"exchanges: [{name: e, tpye: x-open}]\nqueues: 1\n")
+    assert status == 422
+    errors = cast("Json", found)["errors"]
+    assert [line.partition(": ")[0] for line in errors] == ["candidate:1:23", "candidate:2:9"]
+    assert stage.shadow.version is None
+    assert not stage.shadow.looks_at("/", b"xo")
+
+
+async def test_a_candidate_whose_tests_do_not_hold_is_refused() -> None:
+    failing = LIVE + "tests: [{name: wrong, publish: {exchange: xo}, expect: {queues: [q]}}]\n"
+    status, found = await Stage().shadow.begin(failing.encode())
+    assert status == 422
+    assert "wrong" in str(found)
+
+
+async def test_without_a_candidate_there_is_nothing_to_read_or_to_end() -> None:
+    shadow = Stage().shadow
+    assert (await shadow.report(b""))[0] == (await shadow.end(b""))[0] == 404
+
+
+async def test_what_was_seen_is_compared() -> None:
+    stage = Stage()
+    await stage.begin()
+    stage.see(3)
+    found = await stage.end()
+    assert (found["compared"], found["different"], found["skipped"]) == (3, 3, 0)
+    assert found["exchanges"][0]["differences"][0]["candidate"]["queues"] == ["r"]
+    assert stage.shadow.version is None
+
+
+async def test_what_waits_is_bounded_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow_module, "BUFFERED", 10)
+    stage = Stage()
+    await stage.begin()
+    stage.see(25)
+    assert (await stage.end())["skipped"] == 15
+
+
+async def test_what_waits_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    await stage.begin()
+    header = len(split(publish("k", REPORT))[1].raw)
+    monkeypatch.setattr(shadow_module, "BUFFERED_BYTES", 3 * header)
+    stage.see(5)
+    found = await stage.end()
+    assert (found["compared"], found["skipped"]) == (3, 2)
+
+
+async def test_a_shadow_that_nobody_asks_about_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow_module, "REST_SECONDS", 0.0)
+    stage = Stage()
+    await stage.begin()
+    stage.now += shadow_module.FORGOTTEN_SECONDS - 1
+    assert (await stage.shadow.report(b""))[0] == 200
+    stage.now += shadow_module.FORGOTTEN_SECONDS + 1
+    (task,) = stage.tasks.started
+    await task
+    assert stage.shadow.version is None
+    assert not stage.shadow.looks_at("/", b"xo")
+
+
+async def test_another_candidate_takes_the_place() -> None:
+    stage = Stage()
+    first = await stage.begin()
+    second = await stage.begin(LIVE)
+    assert first["candidate"] != second["candidate"] == stage.shadow.version
+    stage.see()
+    assert (await stage.end())["equal"] == 1
+
+
+async def test_after_a_reload_the_comparison_begins_anew() -> None:
+    stage = Stage()
+    await stage.begin()
+    stage.see(2)
+    stage.use(load(OTHER))
+    stage.see(1)
+    found = await stage.end()
+    assert found["live"] == load(OTHER).rules.version
+    assert (found["compared"], found["live"] == found["candidate"]) == (1, True)
+
+
+async def test_examples_show_what_the_audit_log_would() -> None:
+    stage = Stage(Privacy(frozenset({b"type"}), frozenset({"rk"}), b"0123456789abcdef"))
+    await stage.begin()
+    stage.see(key="secret")
+    example = (await stage.end())["exchanges"][0]["differences"][0]["example"]
+    assert example["headers"] == {"type": "report"}
+    assert "secret" not in str(example)
+    quiet = Stage()
+    await quiet.begin()
+    quiet.see(key="shown")
+    found = (await quiet.end())["exchanges"][0]["differences"][0]["example"]
+    assert found == {"routing_key": "shown", "headers": {}}
+
+
+async def test_bindings_of_clients_go_on_under_the_candidate() -> None:
+    stage = Stage()
+    theirs = OwnedExchange(
+        b"theirs", "x-open", Delivery.CARRIER, b"theirs", declared=Declared(True, False, False, b"", 1)
+    )
+    exchange = Exchange(b"theirs", "x-open")
+    exchange.bind(to_queue("chained"))
+    stage.state.add_exchange(theirs, exchange)
+    await stage.begin(LIVE.replace("queue: q", "exchange: theirs"))
+    assert not stage.shadow.looks_at("/", b"theirs")
+    assert stage.shadow.looks_at("/", b"xo")
+    stage.see()
+    found = (await stage.end())["exchanges"][0]["differences"][0]["candidate"]
+    assert found["queues"] == ["chained"]
+
+
+async def test_only_what_either_side_touches_is_looked_at() -> None:
+    stage = Stage()
+    await stage.begin(OTHER.replace("name: xo", "name: new"))
+    assert [stage.shadow.looks_at("/", name) for name in (b"xo", b"new", b"else", b"")] == [True, True, False, False]
+
+
+def test_a_request_brings_the_text_of_one_file_or_several() -> None:
+    assert contents(b"exchanges: []") == [("candidate", b"exchanges: []")]
+    assert contents(b'{"exchanges": []}') == [("candidate", b'{"exchanges": []}')]
+    assert contents(b'{"files": [["a", "x"], ["b", "y"]]}') == [("a", b"x"), ("b", b"y")]
+    assert contents(b'{"files": 3}') == [("candidate", b'{"files": 3}')]
+    assert contents(b'{"fil') == [("candidate", b'{"fil')]
+
+
+# -- a running sidecar -----------------------------------------------------------------------------------------------
+
+RULES = """
+queues: [reports, bills, all]
+exchanges:
+  - name: letters
+    bindings:
+      - {queue: reports, name: reports, arguments: {"x-?hkv= type": report}}
+      - {queue: bills, name: bills, arguments: {"x-?hkv= type": bill}}
+"""
+#: the same, but bills go to the queue of everything as well
+CANDIDATE = (
+    RULES
+    + """\
+      - {queue: all, name: everything, arguments: {"x-?hkv= type": bill}}
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def shared(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("shadow")
+    settings = {"audit": {"directory": str(folder), "headers": ["type"]}}
+    with standing(broker, folder, RULES, settings) as site:
+        yield site
+
+
+@pytest.fixture
+def site(shared: Site) -> Iterator[Site]:
+    yield shared
+    shared.bodies("reports", "bills", "all")
+    shared.tidy()
+
+
+def ask(site: Site, method: str, body: bytes | None = None) -> tuple[int, Json]:
+    request = urllib.request.Request(site.sidecar.admin + "/-/shadow", body, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def candidate(site: Site, text: str = CANDIDATE) -> bytes:
+    return f"vhost: {site.vhost}\n{text}".encode()
+
+
+def send(site: Site) -> None:
+    """Publish three reports and two bills."""
+    producer = site.producer()
+    for kind in ("report", "bill", "report", "bill", "report"):
+        assert producer.send_settled(
+            "letters", "k", headers=encode_table(arguments({"type": kind, "person": "hidden"}))
+        ).acked
+
+
+@pytest.mark.broker
+def test_live_traffic_is_compared_and_goes_where_it_went(site: Site) -> None:
+    status, began = ask(site, "POST", candidate(site))
+    assert (status, began["compared"]) == (200, 0)
+    assert json.loads(site.sidecar.get("/status"))["shadow"] == began["candidate"]
+    send(site)
+    until(lambda: ask(site, "GET")[1]["compared"] == 5)
+    status, found = ask(site, "DELETE")
+    assert (status, found["equal"], found["different"], found["skipped"]) == (200, 3, 2, 0)
+    (exchange,) = found["exchanges"]
+    (kind,) = exchange["differences"]
+    assert (kind["live"]["queues"], kind["candidate"]["queues"]) == (["bills"], ["all", "bills"])
+    assert kind["example"] == {"routing_key": "k", "headers": {"type": "bill"}}
+    assert "hidden" not in json.dumps(found)
+    assert {each["binding"]: each["matches"] for each in found["bindings"]} == {
+        "reports": 3, "bills": 2, "everything": 2,
+    }  # fmt: skip
+    assert [len(bodies) for bodies in site.bodies("reports", "bills", "all")] == [3, 2, 0]
+    assert ask(site, "GET")[0] == 404
+
+
+@pytest.mark.broker
+def test_what_arrives_is_byte_for_byte_the_same_with_a_shadow(site: Site) -> None:
+    send(site)
+    plain = [[one[1:] for one in site.take(queue)] for queue in ("reports", "bills")]
+    ask(site, "POST", candidate(site))
+    send(site)
+    shadowed = [[one[1:] for one in site.take(queue)] for queue in ("reports", "bills")]
+    ask(site, "DELETE")
+    assert plain == shadowed
+
+
+@pytest.mark.broker
+def test_a_bad_candidate_is_refused_and_nothing_is_compared(site: Site) -> None:
+    status, found = ask(site, "POST", candidate(site, RULES.replace("queue: bills", "quue: bills")))
+    assert status == 422
+    assert "candidate:8" in found["errors"][0]
+    assert ask(site, "GET")[0] == 404
+
+
+def command(site: Site, folder: Path, *more: str, text: str = CANDIDATE) -> list[str]:
+    file = folder / "next.yaml"
+    file.write_bytes(candidate(site, text))
+    return [str(PROGRAM), "shadow", str(file), "--admin", site.sidecar.admin, *more]
+
+
+@pytest.mark.broker
+def test_the_command_reports_until_it_is_interrupted_and_takes_the_candidate_away(site: Site, tmp_path: Path) -> None:
+    with subprocess.Popen(command(site, tmp_path), stdout=subprocess.PIPE, text=True) as running, ExitStack() as stack:
+        stack.callback(running.kill)
+        until(lambda: json.loads(site.sidecar.get("/status"))["shadow"] is not None)
+        send(site)
+        until(lambda: ask(site, "GET")[1]["compared"] == 5)
+        running.send_signal(signal.SIGINT)
+        said, _ = running.communicate(timeout=30)
+    assert running.returncode == 1
+    assert "5 publishes compared, 3 equal, 2 different" in said
+    assert "differences of letters" in said
+    assert ask(site, "GET")[0] == 404
+
+
+@pytest.mark.broker
+def test_the_command_gives_json_and_status_0_where_nothing_differs(site: Site, tmp_path: Path) -> None:
+    asked = command(site, tmp_path, "--seconds", "0.1", "--json", text=RULES)
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, json.loads(done.stdout)["different"]) == (0, 0)
+
+
+@pytest.mark.broker
+def test_the_command_says_what_is_wrong_with_a_candidate(site: Site, tmp_path: Path) -> None:
+    asked = command(site, tmp_path, text="a: 1\n" + "\n" * 8 + "b: 2\ntests: 5\n")
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    places = [line.partition(": ")[0] for line in done.stderr.splitlines()]
+    assert places == [f"{tmp_path / 'next.yaml'}:{place}" for place in ("2:1", "11:1", "12:8")]

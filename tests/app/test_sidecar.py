@@ -1,0 +1,590 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from proxy.app.sidecar import product_version
+from proxy.cli.main import main
+from tests import client
+from tests.broker.world import Outside
+from tests.private_broker import free_port
+from tests.producer import Closed, Producer, until
+from tests.rabbitmq import Broker
+from tests.sidecar import PROGRAM, merged
+from tests.tap import Tap
+
+RULES = """
+queues: [a]
+exchanges:
+  - name: letters
+    bindings: [{queue: a, name: all letters}]
+"""
+#: Seconds for a process that should end to end.
+END_SECONDS = 30
+
+
+class Running:
+    """An ``oxproxy serve`` whose exit status matters.
+
+    Args:
+        folder: its configuration, rules and log.
+        settings: the whole configuration but `listen` and `admin`.
+        wrap: a command that executes the one behind it in its own place.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any], wrap: Sequence[str] = ()) -> None:
+        self.port, self.admin = free_port(), free_port()
+        self.log = folder / "oxproxy.log"
+        self.configuration = folder / "oxproxy.yaml"
+        ports = {
+            "listen": [{"address": f"127.0.0.1:{self.port}"}],
+            "admin": {"address": f"127.0.0.1:{self.admin}"},
+        }
+        self.configuration.write_text(yaml.safe_dump(merged(ports, settings)))
+        with self.log.open("wb") as log:
+            command = [*wrap, str(PROGRAM), "serve", "--config", str(self.configuration)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text of an admin page; (0, "") where nobody listens."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return self.get("/readyz")[0] == 200
+
+    def await_ready(self) -> None:
+        until(self.ready, every=0.02)
+
+    def await_log(self, words: str) -> None:
+        until(lambda: words in self.log.read_text())
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and give the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(END_SECONDS)
+
+    def listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+            return True
+        return False
+
+
+@pytest.fixture
+def outside(broker: Broker, vhost: str) -> Outside:
+    return Outside(broker, vhost)
+
+
+Serve = Callable[..., Running]
+
+
+@pytest.fixture
+def serve(outside: Outside, tmp_path: Path) -> Iterator[Serve]:
+    """Start sidecars before the broker; keywords are settings, as deep as they go."""
+    started = []
+    broker = outside.broker
+
+    def start(rules: str | None = RULES, wrap: Sequence[str] = (), **settings: Any) -> Running:
+        control = {"username": broker.username, "password": broker.password}
+        upstream = {"address": broker.address, "control": control, "management": broker.management}
+        configured: dict[str, Any] = {"upstream": upstream}
+        if rules is not None:
+            (tmp_path / "rules.yaml").write_text(f"vhost: {outside.vhost}\n{rules}")
+            configured["rules"] = ["rules.yaml"]
+        started.append(Running(tmp_path, merged(configured, settings), wrap))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+
+
+Connect = Callable[[Running], Producer]
+
+
+@pytest.fixture
+def connect(outside: Outside) -> Iterator[Connect]:
+    """Log producers in; their sockets are closed when the test ends."""
+    with contextlib.ExitStack() as stack:
+        yield lambda running: stack.enter_context(Producer(running.port, outside.vhost))
+
+
+@pytest.fixture
+def tap(broker: Broker) -> Iterator[Tap]:
+    with Tap(broker.host, broker.port) as made:
+        yield made
+
+
+# -- starting ----------------------------------------------------------------------------------------------------------
+
+
+def test_with_too_few_descriptors_it_says_so_and_lets_in_fewer(serve: Serve, connect: Connect) -> None:
+    running = serve(wrap=["prlimit", "--nofile=276:276"], limits={"connections": 10000})
+    running.await_ready()
+    warned = "descriptors=276 needed=20256 permitted=10000 admitted=10"
+    assert f'too few file descriptors for limits.connections: fewer producers are let in" {warned}' in (
+        running.log.read_text()
+    )
+    producers = [connect(running) for _ in range(10)]
+    with pytest.raises(Closed) as caught:
+        connect(running)
+    assert caught.value.code == 530
+    assert all(producer.open(confirm=True).send_settled("letters", "k").acked for producer in producers)
+
+
+def test_it_does_not_warn_of_a_number_of_connections_that_nobody_asked_for(serve: Serve) -> None:
+    running = serve(wrap=["prlimit", "--nofile=2000:2000"])
+    running.await_ready()
+    log = running.log.read_text()
+    assert "descriptors=2000 needed=20256 permitted=10000 admitted=872" in log
+    assert [line for line in log.splitlines() if "file descriptors" in line and "level=info" not in line] == []
+
+
+def test_it_raises_its_own_limit_of_descriptors_where_it_may(serve: Serve) -> None:
+    running = serve(wrap=["prlimit", "--nofile=120:700"], limits={"connections": 200})
+    running.await_ready()
+    assert "file descriptors" not in running.log.read_text()
+    limits = Path(f"/proc/{running.process.pid}/limits").read_text()
+    assert re.search(r"^Max open files +656 +700 ", limits, re.MULTILINE)
+
+
+#: Enters a mount namespace of its own and mounts one file over another there, as the kubelet does for `subPath`.
+_MOUNTED_ALONE = 'mount --bind "$0" "$1"; shift; exec "$@"'
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_rules_file_that_is_mounted_alone_is_warned_about(serve: Serve, tmp_path: Path, workers: int) -> None:
+    unshare = ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs to be allowed mount namespaces")
+    alone, rules = tmp_path / "mounted.yaml", tmp_path / "rules.yaml"
+    alone.write_text("queues: []\n")
+    running = serve(wrap=[*unshare, "sh", "-ec", _MOUNTED_ALONE, str(alone), str(rules)], workers=workers)
+    running.await_log("file is mounted alone (subPath)")
+    warned = f'event="file is mounted alone (subPath): it will never change, mount its folder" file={rules}'
+    assert running.log.read_text().count(warned) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_producers_get_in_only_when_inventory_and_carriers_stand(serve: Serve, outside: Outside, workers: int) -> None:
+    later = free_port()
+    running = serve(upstream={"address": f"127.0.0.1:{later}"}, workers=workers)
+    running.await_log("the broker is not reachable yet")
+    assert running.get("/livez")[0] == 200
+    status, page = running.get("/readyz")
+    assert status == 503
+    assert f"vhost {outside.vhost}: inventory and carriers don't stand yet" in page
+    assert not running.listens()
+    with Tap(outside.broker.host, outside.broker.port, later):
+        running.await_ready()
+        assert outside.bound("letters") == {("queue", b"a")}
+        with Producer(running.port, outside.vhost).open(confirm=True) as producer:
+            assert producer.send_settled("letters", "k") == (True, [])
+            assert producer.get("a") is not None
+        assert running.end() == 0
+
+
+def test_a_broker_that_does_not_come_keeps_nobody_from_stopping_it(serve: Serve) -> None:
+    running = serve(upstream={"address": f"127.0.0.1:{free_port()}"})
+    running.await_log("the broker is not reachable yet")
+    assert running.end() == 0
+
+
+def test_without_rules_everything_passes(serve: Serve, outside: Outside) -> None:
+    running = serve(rules=None)
+    running.await_ready()
+    with Producer(running.port, outside.vhost).open(confirm=True) as producer:
+        queue = producer.declare(exclusive=True)
+        assert producer.send_settled("", queue, {"n": 1}, b"x") == (True, [])
+        message = producer.get(queue)
+        assert message is not None
+        assert message.body == b"x"
+    assert running.end() == 0
+
+
+def test_settings_reach_the_listener(serve: Serve, outside: Outside) -> None:
+    limits = {"connections": 1, "handshake_timeout": "2s", "frame_max": 8192}
+    running = serve(limits=limits, log={"format": "json"})
+    running.await_ready()
+    with Producer(running.port, log_in=False) as silent:
+        assert silent.gone()
+    with Producer(running.port, outside.vhost) as producer:
+        assert producer.tune["frame_max"] == 8192
+        assert "oxproxy" in producer.start["server_properties"]  # type: ignore[operator]
+        with pytest.raises(Closed) as caught:
+            Producer(running.port, outside.vhost)
+        assert caught.value.code == 530
+    events = [json.loads(line)["event"] for line in running.log.read_text().splitlines()]
+    assert "too many connections" in events
+    page = running.get("/metrics")[1]
+    for result in ("timeout", "refused", "ok"):
+        assert f'oxproxy_connections_total{{result="{result}",side="downstream"}} 1.0\n' in page
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_the_log_has_a_line_for_each_connection_and_none_for_ten_thousand_publishes(
+    serve: Serve, outside: Outside, style: str
+) -> None:
+    running = serve(log={"format": style})
+    running.await_ready()
+
+    def lines() -> list[str]:
+        return running.log.read_text().splitlines()
+
+    before = len(lines())
+    with Producer(running.port, outside.vhost).open(confirm=True) as producer:
+        message = client.publish(1, b"letters", b"k", (), b"x")
+        for _ in range(10):
+            producer.send(message * 1000)
+        settled = 0
+        while settled < 10_000:
+            settled = int(str(producer.expect("Basic.Ack").arguments["delivery_tag"]))
+        producer.publish("letters", body=b"x", channel=2)  # no such channel: the broker closes the connection
+        assert producer.closed(0).code == 504
+    until(lambda: len(lines()) == before + 2)
+    connected, ended = lines()[before:]
+    names = {"name": "test", "user": "guest", "vhost": outside.vhost}
+    if style == "json":
+        for line, event in ((connected, "producer connected"), (ended, "producer disconnected")):
+            said = json.loads(line)
+            assert said["event"] == event
+            assert names.items() <= said.items()
+            assert said["peer"].startswith("127.0.0.1:")
+    else:
+        assert 'event="producer connected"' in connected
+        assert 'event="producer disconnected"' in ended
+        for line in (connected, ended):
+            assert all(f"{key}={value}" in line for key, value in names.items())
+    assert "letters" not in connected + ended
+
+
+def test_the_next_address_is_used_where_the_first_host_is_down(serve: Serve, outside: Outside) -> None:
+    addresses = [f"127.0.0.1:{free_port()}", outside.broker.address]
+    running = serve(upstream={"address": addresses})
+    running.await_ready()
+    with Producer(running.port, outside.vhost).open(confirm=True) as producer:
+        assert producer.send_settled("letters", "k") == (True, [])
+    assert running.end() == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_broker_that_is_gone_is_said_to_producers_with_320_and_service_resumes_with_it(
+    serve: Serve, connect: Connect, outside: Outside, workers: int
+) -> None:
+    broker, port = outside.broker, free_port()
+    with Tap(broker.host, broker.port, port):
+        running = serve(upstream={"address": f"127.0.0.1:{port}"}, workers=workers)
+        running.await_ready()
+        idle = connect(running)
+    lost = idle.closed(channel=0)
+    assert (lost.code, lost.text) == (320, "CONNECTION_FORCED - upstream connection lost")
+    with pytest.raises(Closed) as caught:
+        Producer(running.port, outside.vhost)
+    assert (caught.value.code, "upstream unavailable" in caught.value.text) == (320, True)
+    assert running.get("/livez")[0] == 200
+    until(lambda: "degraded: " in running.get("/readyz")[1])
+    assert running.get("/readyz")[0] == 200
+    with Tap(broker.host, broker.port, port), Producer(running.port, outside.vhost).open(confirm=True) as producer:
+        assert producer.send_settled("letters", "k") == (True, [])
+        until(lambda: "degraded: " not in running.get("/readyz")[1])
+
+
+def test_the_admin_pages_say_how_it_stands(serve: Serve, outside: Outside) -> None:
+    running = serve()
+    running.await_ready()
+    status = json.loads(running.get("/status")[1])
+    assert (status["version"], status["ready"], status["not_ready"]) == (product_version(), True, [])
+    [vhost] = status["vhosts"]
+    assert (vhost["vhost"], vhost["ready"], vhost["connected"]) == (outside.vhost, True, True)
+    page = running.get("/metrics")[1]
+    assert f'oxproxy_build_info{{version="{product_version()}"}} 1.0' in page
+    assert f'oxproxy_rules_info{{version="{status["rules"]}"}} 1.0' in page
+    assert running.get("/nowhere")[0] == 404
+
+
+# -- what can't start --------------------------------------------------------------------------------------------------
+
+
+def refused(running: Running) -> str:
+    """What it said when it ended by itself with status 2."""
+    assert running.process.wait(END_SECONDS) == 2
+    return running.log.read_text()
+
+
+def test_a_wrong_configuration_is_named_by_file_and_line(serve: Serve) -> None:
+    running = serve(limits={"connections": "many"}, listening=1)
+    said = refused(running)
+    lines = running.configuration.read_text().splitlines()
+    for key, column, fault in (("connections", 16, "limits.connections: "), ("listening", 1, "listening: ")):
+        [number] = [at for at, line in enumerate(lines, 1) if line.strip().startswith(f"{key}:")]
+        assert f"{running.configuration}:{number}:{column}: {fault}" in said
+
+
+def test_wrong_rules_are_named_by_file_and_line(serve: Serve, tmp_path: Path) -> None:
+    said = refused(serve("exchanges:\n  - name: x\n    bindings:\n      - {queue: a, arguments: {x-no-such: 1}}\n"))
+    assert f"{tmp_path / 'rules.yaml'}:5:32: exchanges[0].bindings[0].arguments" in said
+    assert "Unknown or invalid argument's key" in said
+
+
+def test_rules_whose_tests_fail_do_not_start(serve: Serve, tmp_path: Path) -> None:
+    said = refused(
+        serve(RULES + "tests: [{name: a letter, publish: {exchange: letters}, expect: {queues: [elsewhere]}}]\n")
+    )
+    assert str(tmp_path / "rules.yaml") in said
+    assert "a letter" in said
+    assert "elsewhere" in said
+
+
+def test_wrong_credentials_of_the_control_user_are_an_error_that_does_not_show_them(
+    serve: Serve, outside: Outside
+) -> None:
+    said = refused(serve(upstream={"control": {"username": "guest", "password": "wrong-password"}}))
+    assert "ACCESS_REFUSED" in said
+    assert outside.vhost in said
+    assert "wrong-password" not in said
+
+
+def test_a_missing_virtual_host_is_an_error(serve: Serve, outside: Outside) -> None:
+    outside.broker.delete_vhost(outside.vhost)
+    try:
+        said = refused(serve())
+    finally:
+        outside.broker.create_vhost(outside.vhost)
+    assert outside.vhost in said
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("key", ["listen[1].address", "admin.address"])
+def test_an_address_that_is_taken_is_an_error_at_its_key(serve: Serve, key: str, workers: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        asked = {"listen": [{"address": f"127.0.0.1:{free_port()}"}, {"address": address}]}
+        said = refused(serve(**(asked if key != "admin.address" else {"admin": {"address": address}}), workers=workers))
+    (error,) = [line for line in said.splitlines() if not line.startswith("ts=")]
+    assert re.search(
+        rf"/oxproxy\.yaml:\d+:\d+: {re.escape(key)}: can't listen on {address}: Address already in use$", error
+    )
+
+
+#: A configuration that can't be served, and what says so; `check` and `serve` agree.
+UNSERVABLE = {
+    "{admin: {allow: [10.0.0.1/8]}}": '1:18: admin.allow[0]: seen the text "10.0.0.1/8", an address inside the '
+    "network: expected 10.0.0.0/8 or 10.0.0.1",
+    "{admin: {allow: 10.0.0.0/33}}": '1:17: admin.allow: seen the text "10.0.0.0/33", expected an address or a network '
+    "such as 10.0.0.0/8 or fd00::/8",
+    "{audit: {directory: ., hash: [usr]}}": '1:31: audit.hash[0]: seen the text "usr", expected one of message_id, '
+    "user, rk",
+    "{audit: {directory: ., hash: rk}}": "1:24: audit.hash: hashes need a key of their own under hash_key_env or "
+    "hash_key_file",
+    "{audit: {hash: [rk], hash_key_file: key}}": "1:22: audit.hash_key_file: seen a key of 5 bytes, expected 16 to 64",
+    "{listen: [{address: 0.0.0.0:7001}], admin: {address: localhost:7001}}": "1:45: admin.address: localhost:7001 "
+    "can't be listened on together with listen[0].address 0.0.0.0:7001",
+    "{listen: [{address: 127.0.0.1:15693}]}": "1:12: listen[0].address: 127.0.0.1:15693 can't be listened on together "
+    "with admin.address 127.0.0.1:15693",
+    '{listen: [{address: "[::]:7001"}, {address: "[::1]:7001"}]}': "1:36: listen[1].address: [::1]:7001 can't be "
+    "listened on together with listen[0].address [::]:7001",
+    "{listen: [{address: 0.0.0.0:7001}], upstream: {address: [a:1, 127.0.0.1:7001]}}": "1:48: upstream.address: "
+    "127.0.0.1:7001 is an address that this sidecar listens on itself",
+    "{upstream: {address: 127.0.0.1:0}}": '1:22: upstream.address: seen the text "127.0.0.1:0", expected a port from 1 '
+    "to 65535",
+    "{listen: [{address: a..b:7001}]}": '1:21: listen[0].address: seen the text "a..b:7001", expected host:port with a '
+    "name whose parts between dots have 1 to 63 characters",
+}
+
+
+@pytest.mark.parametrize("text", UNSERVABLE)
+def test_what_can_not_be_served_is_the_same_error_for_check_and_serve(
+    text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "oxproxy.yaml"
+    file.write_text(text)
+    (tmp_path / "key").write_text("short")
+    expected = [line for line in [f"{file}:{UNSERVABLE[text]}"] if line]
+    for command in (["check", str(file)], ["serve", "--config", str(file)]):
+        assert main(command) == 2, command
+        said = [line for line in capfd.readouterr().err.splitlines() if ": warning: " not in line]
+        assert said == expected, command
+
+
+def test_addresses_that_only_look_alike_can_be_listened_on_together(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "oxproxy.yaml"
+    file.write_text(
+        "listen: [{address: 127.0.0.1:7001}, {address: 127.0.0.2:7001}, {address: '[::1]:7001'},"
+        " {address: '[::]:7002'}, {address: 0.0.0.0:7002}]\nupstream: {address: rabbit:7001, tls: {}}\n"
+    )
+    assert main(["check", str(file)]) == 0
+    assert "together" not in capfd.readouterr().err
+
+
+def test_port_0_is_warned_of(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "oxproxy.yaml"
+    file.write_text("listen: [{address: 127.0.0.1:0}, {address: 127.0.0.1:0}]\n")
+    assert main(["check", str(file)]) == 0
+    assert capfd.readouterr().err.count("address: warning: port 0 is any free port, another one at each start") == 2
+
+
+def test_serve_ends_with_a_line_of_the_log_whatever_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "oxproxy.yaml"
+    file.write_text("log: {level: info}\n")
+
+    def broken(_paths: object) -> None:
+        raise KeyError("what nobody thought of")
+
+    monkeypatch.setattr("proxy.app.sidecar.load_rules", broken)
+    assert main(["serve", "--config", str(file)]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert 'level=error event="ended by an unexpected error" error="KeyError: \'what nobody thought of\'"' in line
+    assert "test_app.py" in line  # where it happened
+
+
+def test_a_configuration_that_is_not_there_is_an_error(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["serve", "--config", str(tmp_path / "none.yaml")]) == 2
+    assert f"{tmp_path / 'none.yaml'}: can't be read" in capfd.readouterr().err
+
+
+# -- settings that a reload does not follow ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_reload_names_the_settings_that_need_a_restart(serve: Serve, workers: int) -> None:
+    running = serve(workers=workers, limits={"connections": 50})
+    running.await_ready()
+    running.process.send_signal(signal.SIGHUP)
+    running.await_log("event=reloaded")
+    assert "hold only after a restart" not in running.log.read_text()
+
+    written = yaml.safe_load(running.configuration.read_text())
+    written["limits"] = {"connections": 60, "publish_rate": 5}
+    written["upstream"]["control"]["password"] = "another"
+    written["listen"].append({"address": f"127.0.0.1:{free_port()}"})
+    running.configuration.write_text(yaml.safe_dump(written))
+    running.process.send_signal(signal.SIGHUP)
+    running.await_log("settings have changed that hold only after a restart")
+    keys = ["listen", "upstream.control.password", "limits.connections", "limits.publish_rate"]
+    (said,) = [line for line in running.log.read_text().splitlines() if "only after a restart" in line]
+    assert said.endswith(f"keys={json.dumps(json.dumps(keys))}")
+    until(lambda: json.loads(running.get("/status")[1])["last_reload"]["restart"] == keys)
+
+    running.configuration.write_text("limts: {}\n")
+    running.process.send_signal(signal.SIGHUP)
+    running.await_log("the configuration can't be used as it is now: a restart would fail")
+    assert "limts: unknown key; did you mean limits?" in running.log.read_text()
+    assert running.ready()
+
+
+# -- what runbooks quote -----------------------------------------------------------------------------------------------
+
+RUNBOOKS = sorted((Path(__file__).resolve().parents[2] / "docs" / "runbooks").glob("*.md"))
+#: A sentence about `/status` and the keys that it names; what follows a log or another page is not one of them.
+_OF_STATUS = re.compile(r"`/status`[^.:]*")
+
+
+def quoted_of_status(text: str) -> set[str]:
+    said = " ".join(_OF_STATUS.findall(text))
+    return set(re.findall(r"`([a-z_]+)`", said))
+
+
+def test_runbooks_name_keys_that_status_has(serve: Serve) -> None:
+    running = serve()
+    running.await_ready()
+    status = json.loads(running.get("/status")[1])
+    known = {*status, *(key for vhost in status["vhosts"] for key in vhost)}
+    named = {path.stem: quoted_of_status(path.read_text()) for path in RUNBOOKS}
+    assert {"audit_failure", "missing", "foreign", "unsigned"} <= set().union(*named.values()) <= known
+
+
+def test_runbooks_search_the_log_for_events_that_there_are() -> None:
+    source = "".join(path.read_text() for path in (Path(__file__).resolve().parents[2] / "proxy").rglob("*.py"))
+    searched = {
+        words for path in RUNBOOKS for words in re.findall(r"journalctl[^\n|]*\| grep '([a-z ]+)'", path.read_text())
+    }
+    assert len(searched) > 3
+    assert {words for words in searched if words not in source} == set()
+
+
+# -- draining ----------------------------------------------------------------------------------------------------------
+
+
+def test_unsettled_publishes_settle_then_320_then_exit_0(
+    serve: Serve, connect: Connect, outside: Outside, tap: Tap
+) -> None:
+    running = serve(upstream={"address": tap.address})
+    running.await_ready()
+    idle = connect(running)
+    producer = connect(running).open(confirm=True)
+    tap.last.reading.clear()
+    producer.publish("letters", "k", None, b"last words")
+    until(lambda: tap.last.named("Body"))
+    running.process.send_signal(signal.SIGTERM)
+    until(lambda: running.get("/readyz") == (503, "not ready\ndraining\n"))
+    assert running.get("/livez")[0] == 200
+    assert "oxproxy_confirms_total" in running.get("/metrics")[1]
+    assert json.loads(running.get("/status")[1])["not_ready"] == ["draining"]
+    until(lambda: not running.listens())
+    assert producer.silent()
+    tap.last.reading.set()
+    assert producer.settle() == (True, [])
+    for peer in (producer, idle):
+        close = peer.closed(channel=0)
+        assert (close.code, close.text) == (320, "CONNECTION_FORCED - the proxy is shutting down")
+        assert peer.gone()
+    assert running.process.wait(END_SECONDS) == 0
+    with Producer(outside.broker.port, outside.vhost).open() as beside:
+        assert [message.body for message in beside.take("a")] == [b"last words"]
+
+
+def test_what_does_not_settle_holds_it_until_the_deadline_only(serve: Serve, connect: Connect, tap: Tap) -> None:
+    running = serve(upstream={"address": tap.address}, shutdown={"deadline": "200ms"})
+    running.await_ready()
+    producer = connect(running).open(confirm=True)
+    tap.last.reading.clear()
+    producer.publish("letters", "k")
+    until(lambda: tap.last.named("Body"))
+    running.process.send_signal(signal.SIGTERM)
+    assert producer.closed(channel=0).code == 320
+    assert producer.gone()
+    tap.last.cut()
+    assert running.process.wait(END_SECONDS) == 0
+    assert "publishes not settled in time" in running.log.read_text()
+
+
+def test_a_second_signal_ends_it_at_once(serve: Serve, connect: Connect, tap: Tap) -> None:
+    running = serve(upstream={"address": tap.address}, shutdown={"deadline": "60s"})
+    running.await_ready()
+    producer = connect(running).open(confirm=True)
+    tap.last.reading.clear()
+    producer.publish("letters", "k")
+    until(lambda: tap.last.named("Body"))
+    running.process.send_signal(signal.SIGTERM)
+    running.await_log("event=draining")
+    assert running.end() == -signal.SIGTERM
+
+
+def test_ctrl_c_drains_too(serve: Serve) -> None:
+    running = serve()
+    running.await_ready()
+    assert running.end(signal.SIGINT) == 0

@@ -1,0 +1,477 @@
+"""The address table in the running sidecar: other exchanges and queues here, other brokers, failures, returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pamqp import commands
+
+from tests.broker.delivery.distance import QUOTED, SECRET, VHOST, Far
+from tests.broker.delivery.site import Site, standing
+from tests.broker.delivery.test_audit import records
+from tests.broker.world import Outside
+from tests.private_broker import free_port
+from tests.producer import Closed, Message, Producer, Settled, until, value
+from tests.rabbitmq import Broker
+
+RULES = """
+queues: [a, b, c]
+exchanges:
+  - name: letters
+    bindings:
+      - {{queue: a, arguments: {{"x-?rk=": one}}}}
+      - {{queue: swapped, arguments: {{"x-?rk=": swapped}}}}
+      - {{queue: away, arguments: {{"x-?rk=": away}}}}
+      - {{queue: a, arguments: {{"x-?rk=": both, x-addq-ontrue: [away]}}}}
+      - {{queue: keyed, arguments: {{"x-?rk=": keyed}}}}
+      - {{queue: broken, arguments: {{"x-?rk=": broken, x-addq-ontrue: [a]}}}}
+  - name: plainly
+    delivery: queue
+    bindings:
+      - {{queue: a}}
+brokers:
+  far: {{address: "127.0.0.1:{port}", username: mover, password: {secret}, vhost: {vhost}, deadline: 20s}}
+  safe: {{address: "localhost:{tls}", tls: {{ca: {ca}}}, username: mover, password: {secret}, vhost: {vhost}}}
+  strange: {{address: "127.0.0.1:{tls}", tls: {{ca: {ca}}}, username: mover, password: {secret}, deadline: 1s}}
+  unknown: {{address: "localhost:{tls}", tls: {{}}, username: mover, password: {secret}, deadline: 1s}}
+  stranger: {{address: "127.0.0.1:{port}", username: mover, password: not-{secret}, vhost: {vhost}, deadline: 1s}}
+  nobody: {{address: "127.0.0.1:{nobody}", deadline: 1s}}
+addresses:
+  - {{pattern: swapped, translation: /queue/b}}
+  - {{pattern: away, translation: far/queue/away}}
+  - {{pattern: keyed, translation: /exchange/plain/other}}
+  - {{pattern: broken, translation: /exchange//nothing}}
+  - {{pattern: "moved/*", translation: /queue/$1}}
+  - {{pattern: "evaluated/*", translation: /exchange/letters/$1}}
+  - {{pattern: "queued/*", translation: /exchange/plainly/$1}}
+  - {{pattern: /exchange/other/*, translation: /exchange/plain/$1}}
+  - {{pattern: /exchange/same/*, translation: far}}
+  - {{pattern: "far/*", translation: far/queue/$1}}
+  - {{pattern: "far-exchange/*", translation: far/exchange/$1/key}}
+  - {{pattern: "uri/*", translation: "amqp://mover:{quoted}@127.0.0.1:{port}/queue/$1"}}
+  - {{pattern: "tls/*", translation: safe/queue/$1}}
+  - {{pattern: "strange/*", translation: strange/queue/$1}}
+  - {{pattern: "unknown/*", translation: unknown/queue/$1}}
+  - {{pattern: "stranger/*", translation: stranger/queue/$1}}
+  - {{pattern: "nobody/*", translation: nobody/queue/$1}}
+  - {{pattern: "dying/*", translation: /queue/dying}}
+  - {{pattern: "amqp://*", translation: /queue/b}}
+  - {{pattern: "loop/*", translation: "amqp://guest:guest@$1/loop/$1", hosts: ["*"]}}
+"""
+
+
+def prepare(outside: Outside) -> None:
+    outside.make_exchange("plain", "topic")
+    outside.make_exchange("other", "fanout")
+    outside.make_queue("c")
+    outside.make_exchange("graves", "fanout")
+    outside.make_queues("b")
+    outside.bind("graves", "b", "")
+    outside.broker.create_queue(
+        outside.vhost,
+        "dying",
+        x_message_ttl=0,
+        x_dead_letter_exchange="graves",
+        x_dead_letter_routing_key="dug",
+    )
+    outside.bind("plain", "c", "#")
+
+
+def rules(far: Far) -> str:
+    return RULES.format(
+        port=far.broker.port,
+        tls=far.tls_port,
+        ca=far.authority.ca,
+        secret=json.dumps(SECRET),
+        quoted=QUOTED,
+        vhost=json.dumps(VHOST),
+        nobody=free_port(),
+    ).replace('not-"', '"not-')
+
+
+@pytest.fixture(scope="module")
+def running(broker: Broker, far: Far, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "audit").mkdir()
+    settings = {"audit": {"directory": "audit", "headers": []}}
+    with standing(broker, folder, rules(far), settings, prepare) as site:
+        far.broker.create_vhost(site.vhost)
+        far.broker.grant("mover", site.vhost)
+        Outside(far.broker, site.vhost).make_queue("uri")
+        yield site
+
+
+@pytest.fixture
+def site(running: Site) -> Iterator[Site]:
+    yield running
+    running.tidy()
+
+
+@pytest.fixture
+def producer(site: Site) -> Producer:
+    return site.producer()
+
+
+def sent(producer: Producer, key: str, exchange: str = "", **more: object) -> Settled:
+    return producer.send_settled(exchange, key, **more)
+
+
+# -- here --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_publish_goes_to_another_queue_and_says_where_it_came_from(site: Site, producer: Producer) -> None:
+    assert sent(producer, "moved/b", body=b"moved").acked
+    message = site.next("b")
+    assert (message.body, message.address) == (b"moved", ("", "b"))
+    fields = {"exchange": b"", "routing-key": b"moved/b", "new-exchange": b"", "new-routing-key": b"b"}
+    assert message.headers == {"x-original-address": value(fields)}
+
+
+def test_a_consumer_through_the_sidecar_sees_the_original(site: Site, producer: Producer) -> None:
+    sent(producer, "moved/b", table={"k": 1})
+    message = producer.get("b")
+    assert message is not None
+    assert (message.address, list(message.headers)) == (("", "moved/b"), ["k"])
+
+
+def test_a_consumer_that_is_sent_its_messages_sees_the_original_too(site: Site, producer: Producer) -> None:
+    consumer = site.producer(confirm=False)
+    consumer.ask(commands.Basic.Consume(queue="b", consumer_tag="me", no_ack=True))
+    sent(producer, "moved/b", table={"k": 1})
+    message = consumer.delivery()
+    assert (message.address, list(message.headers)) == (("", "moved/b"), ["k"])
+    consumer.ask(commands.Basic.Cancel(consumer_tag="me"))
+
+
+def test_a_message_that_was_moved_since_is_left_as_the_broker_has_it(site: Site, producer: Producer) -> None:
+    """Dead-lettered out of the queue that the rule sent it to: its address is the broker's doing now."""
+    sent(producer, "dying/one")
+    found: list[Message] = []
+
+    def there() -> bool:
+        message = producer.get("b")
+        found.extend([message] if message is not None else [])
+        return bool(found)
+
+    until(there)
+    (message,) = found
+    assert message.address == ("graves", "dug")
+    assert {"x-original-address", "x-death"} <= set(message.headers)
+
+
+def test_a_password_in_an_address_stays_for_the_receiver_and_is_warned_of_once(site: Site, producer: Producer) -> None:
+    for number in range(3):
+        sent(producer, f"amqp://u:0pen@h/{number}")
+    until(lambda: site.logged("passwords that receivers see"))
+    message = producer.get("b")
+    assert message is not None
+    assert message.key == "amqp://u:0pen@h/0"
+    (line,) = site.logged("passwords that receivers see")
+    assert "rule=18" in line
+    assert "0pen" not in site.sidecar.log.read_text()
+    site.take("b")
+
+
+def test_a_publish_to_an_exchange_goes_to_another_one_under_the_key_that_the_rule_says(
+    site: Site, producer: Producer
+) -> None:
+    sent(producer, "x.y", "other")
+    message = site.next("c")
+    assert message.address == ("plain", "x.y")
+
+
+def test_the_first_publish_and_later_ones_leave_alike(site: Site, producer: Producer) -> None:
+    for _ in range(5):
+        assert sent(producer, "moved/b").acked
+    assert [message.address for message in site.take("b")] == [("", "b")] * 5
+
+
+def test_a_translation_to_an_open_exchange_is_evaluated_there_under_the_new_key(site: Site, producer: Producer) -> None:
+    assert sent(producer, "evaluated/one", body=b"e").acked
+    message = site.next("a")
+    assert (message.body, message.address) == (b"e", ("letters", "one"))
+    sent(producer, "evaluated/one")
+    through = producer.get("a")
+    assert through is not None
+    assert (through.address, through.headers) == (("", "evaluated/one"), {})
+
+
+def test_a_translation_to_an_exchange_of_queue_delivery_is_restored_too(site: Site, producer: Producer) -> None:
+    sent(producer, "queued/k")
+    through = producer.get("a")
+    assert through is not None
+    assert (through.address, through.headers) == (("", "queued/k"), {})
+
+
+def test_a_queue_that_an_open_exchange_chose_is_translated_without_a_header(site: Site, producer: Producer) -> None:
+    assert sent(producer, "swapped", "letters").acked
+    message = site.next("b")
+    assert (message.address, message.headers) == (("letters", "swapped"), {})
+
+
+def test_a_queue_that_an_open_exchange_chose_can_become_an_exchange_under_another_key(
+    site: Site, producer: Producer
+) -> None:
+    assert sent(producer, "keyed", "letters").acked
+    assert site.next("c").address == ("plain", "other")
+    sent(producer, "keyed", "letters")
+    through = producer.get("c")
+    assert through is not None
+    assert (through.address, through.headers) == (("letters", "keyed"), {})
+
+
+def test_a_mandatory_publish_that_no_queue_takes_returns_as_it_was_addressed(producer: Producer) -> None:
+    found = sent(producer, "moved/none", mandatory=True)
+    assert [message.address for message in found.returned] == [("", "moved/none")]
+    assert found.acked
+
+
+def test_a_header_that_a_producer_forged_is_taken_out(site: Site, producer: Producer) -> None:
+    sent(producer, "moved/b", table={"x-original-address": {"exchange": "liar"}})
+    assert len(site.next("b").headers) == 1
+
+
+@pytest.mark.parametrize("mandatory", [False, True])
+def test_a_translation_that_leads_nowhere_is_a_nack_and_a_return(producer: Producer, mandatory: bool) -> None:
+    found = sent(producer, "broken", mandatory=mandatory)
+    assert not found.acked
+    assert [message.address for message in found.returned] == [("", "broken")] * mandatory
+
+
+def test_where_one_destination_leads_nowhere_the_others_get_it_and_the_publish_is_nacked(
+    site: Site, producer: Producer
+) -> None:
+    assert not sent(producer, "broken", "letters", body=b"half").acked
+    assert site.next("a").body == b"half"
+
+
+# -- elsewhere ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["far/one", "tls/one"])
+@pytest.mark.parametrize("size", [0, 5, 300_000])
+def test_a_publish_goes_to_another_broker_and_is_acked_by_it(far: Far, producer: Producer, key: str, size: int) -> None:
+    assert sent(producer, key, body=b"x" * size).acked
+    assert far.take("one") == [b"x" * size]
+
+
+def test_credentials_of_an_address_log_in_at_the_producer_s_own_virtual_host(
+    site: Site, far: Far, producer: Producer
+) -> None:
+    assert sent(producer, "uri/uri", body=b"u").acked
+    with Producer(far.broker.port, site.vhost).open() as reader:
+        assert [message.body for message in reader.take("uri")] == [b"u"]
+
+
+def test_properties_go_out_as_they_came_with_our_one_header(far: Far, producer: Producer) -> None:
+    table = {"n": 5, "t": {"deep": [1, "two"]}}
+    sent(producer, "far/one", table=table, content_type=b"text/plain", priority=3, message_id=b"m-1")
+    sent(producer, "k", "same", table=table, content_type=b"text/plain", priority=3, message_id=b"m-1")
+    with far.reader() as reader:
+        moved, same = reader.take("one")
+    assert (same.address, moved.address) == (("same", "k"), ("", "one"))
+    assert same.entries is not None
+    assert moved.entries is not None
+    assert "x-original-address" not in same.headers
+    assert moved.entries.startswith(same.entries)
+    assert set(moved.headers) == {"n", "t", "x-original-address"}
+    assert moved.properties.endswith(b"\x03\x03m-1")
+
+
+def test_a_destination_of_an_open_exchange_goes_to_another_broker_and_the_rest_stays(
+    site: Site, far: Far, producer: Producer
+) -> None:
+    assert sent(producer, "away", "letters", body=b"1").acked
+    assert sent(producer, "both", "letters", body=b"2").acked
+    assert far.take("away") == [b"1", b"2"]
+    assert site.next("a").body == b"2"
+
+
+def test_publishes_of_one_channel_stay_in_order_at_each_broker_and_every_tag_is_acked_once(
+    site: Site, far: Far, producer: Producer
+) -> None:
+    keys = ["far/load", "moved/b", "b"] * 100
+    for number, key in enumerate(keys):
+        producer.publish("", key, body=b"%d" % number)
+    producer.settle_all(len(keys))
+    assert far.take("load") == [b"%d" % number for number in range(0, 300, 3)]
+    assert [message.body for message in site.take("b")] == [b"%d" % n for n in range(300) if n % 3]
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_a_mandatory_publish_that_no_queue_there_takes_returns_as_it_was_addressed(site: Site, confirm: bool) -> None:
+    producer = site.producer(confirm=confirm)
+    producer.publish("", "far/none", body=b"back", mandatory=True)
+    returned = producer.message(producer.expect("Basic.Return"))
+    assert (returned.address, returned.body, returned.method["reply_code"]) == (("", "far/none"), b"back", 312)
+    if confirm:
+        assert producer.settle().acked
+
+
+def test_a_mandatory_publish_of_which_one_copy_arrived_does_not_return(site: Site, producer: Producer) -> None:
+    assert sent(producer, "both", "letters", mandatory=True) == Settled(True, [])
+    site.take("a")
+
+
+def test_a_missing_exchange_fails_its_publish_and_the_channel_lives(far: Far, producer: Producer) -> None:
+    assert not sent(producer, "far-exchange/none").acked
+    assert sent(producer, "far/one", body=b"after").acked
+    assert far.take("one") == [b"after"]
+
+
+def test_a_missing_exchange_of_one_producer_is_not_felt_by_another(site: Site, far: Far, producer: Producer) -> None:
+    other = site.producer()
+    for _ in range(20):
+        producer.publish("", "far-exchange/none")
+        other.publish("", "far/one")
+    other.settle_all(20)
+    assert not any(producer.settle().acked for _ in range(20))
+    assert len(far.take("one")) == 20
+
+
+@pytest.mark.parametrize("key", ["strange/one", "unknown/one", "stranger/one", "nobody/one"])
+def test_a_broker_that_is_not_ours_or_not_there_is_a_nack_at_the_deadline(producer: Producer, key: str) -> None:
+    assert not sent(producer, key).acked
+    assert sent(producer, "a").acked
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1"])
+def test_a_translation_that_leads_back_to_the_sidecar_fails_and_goes_round_never(
+    site: Site, producer: Producer, host: str
+) -> None:
+    before = site.metric("publishes_total", outcome="translated")
+    assert not sent(producer, f"loop/{host}:{site.sidecar.port}").acked
+    assert sent(producer, "a").acked
+    assert site.metric("publishes_total", outcome="translated") - before <= 1
+    site.take("a")
+
+
+def test_without_confirms_a_mandatory_publish_comes_back_at_the_deadline(site: Site) -> None:
+    producer = site.producer(confirm=False)
+    producer.publish("", "nobody/one", mandatory=True)
+    assert producer.message(producer.expect("Basic.Return")).address == ("", "nobody/one")
+
+
+def test_the_log_says_why_a_broker_was_not_reached(site: Site, producer: Producer) -> None:
+    for key in ("strange/one", "unknown/one", "stranger/one", "nobody/one"):
+        producer.publish("", key)
+    for word in (
+        "IP address mismatch",
+        "self-signed certificate in certificate chain",
+        "403 ACCESS_REFUSED",
+        "Connection refused",
+    ):
+        until(lambda word=word: word in site.sidecar.log.read_text().replace("self signed", "self-signed"))  # type: ignore[misc]
+
+
+def test_a_user_id_of_somebody_else_fails_its_publish_only(far: Far, producer: Producer) -> None:
+    assert not sent(producer, "far/one", user_id=b"guest").acked
+    assert sent(producer, "far/one", user_id=b"mover", body=b"mine").acked
+    assert far.take("one") == [b"mine"]
+
+
+def test_the_audit_names_broker_and_rule(site: Site, producer: Producer) -> None:
+    for key, exchange in (("far/one", ""), ("moved/b", ""), ("both", "letters"), ("broken", "")):
+        sent(producer, key, exchange, message_id=f"audited {exchange}{key}".encode())
+    found: dict[object, dict[str, object]] = {}
+
+    def all_there() -> bool:
+        lines = records(site.sidecar.folder / "audit")
+        found.update({line["message_id"]: line for line in lines if str(line["message_id"]).startswith("audited")})
+        return len(found) == 4
+
+    until(all_there)
+    wanted = ("outcome", "queues", "remotes", "rule", "reason")
+    told = {str(key).removeprefix("audited "): [line[name] for name in wanted] for key, line in found.items()}
+    assert told == {
+        "far/one": ["translated", [], ["far"], 9, None],
+        "moved/b": ["translated", ["b"], [], 4, None],
+        "lettersboth": ["routed", ["a"], ["far"], 1, None],
+        "broken": ["unrouted", [], [], 3, "translation_failed"],
+    }
+    site.take("a")
+    site.take("b")
+
+
+def test_a_transaction_can_not_reach_another_broker(site: Site) -> None:
+    producer = site.producer(confirm=False)
+    producer.ask(commands.Tx.Select())
+    producer.publish("", "moved/b")
+    producer.ask(commands.Tx.Commit())
+    assert len(site.take("b")) == 1
+    producer.publish("", "far/one")
+    closed: Closed = producer.closed()
+    assert (closed.code, closed.method) == (406, (60, 40))
+
+
+def test_what_was_published_before_a_goodbye_still_arrives(site: Site, far: Far) -> None:
+    producer = site.producer(confirm=False)
+    for number in range(50):
+        producer.publish("", "far/load", body=b"%d" % number)
+    producer.close()
+    found: list[bytes] = []
+
+    def all_there() -> bool:
+        found.extend(far.take("load"))
+        return len(found) == 50
+
+    until(all_there)
+    assert found == [b"%d" % number for number in range(50)]
+
+
+def test_a_blocked_broker_keeps_its_own_publishes_waiting_and_nobody_else_s(site: Site, far: Far) -> None:
+    home, away = site.producer(), site.producer()
+    assert sent(away, "far/load").acked
+    far.broker.rabbitmqctl("set_vm_memory_high_watermark", "absolute", "1MB")
+    try:
+        for number in range(10):
+            away.publish("", "far/load", body=b"%d" % number)
+        for _ in range(10):
+            assert sent(home, "b").acked
+        assert away.silent()
+    finally:
+        far.broker.rabbitmqctl("set_vm_memory_high_watermark", "0.4")
+    for tag in range(2, 12):
+        assert away.settle().acked, tag
+    assert len(far.take("load")) == 11
+    site.take("b")
+
+
+def test_metrics_tell_of_each_broker(site: Site, producer: Producer) -> None:
+    before = site.metric("remote_publishes_total", broker="far", result="acked")
+    assert sent(producer, "far/one").acked
+    until(lambda: site.metric("remote_publishes_total", broker="far", result="acked") == before + 1)
+    assert site.metric("remote_up", broker="far") == 1
+    sent(producer, "nobody/one")
+    until(lambda: site.metric("remote_publishes_total", broker="nobody", result="lost") >= 1)
+    assert site.metric("remote_up", broker="nobody") == 0
+
+
+def test_credentials_stand_in_no_log_metric_status_or_audit_line(site: Site, far: Far, producer: Producer) -> None:
+    for key in ("far/one", "uri/uri", "stranger/one", "broken"):
+        sent(producer, key, mandatory=True)
+    texts = [site.sidecar.log.read_text(), site.sidecar.get("/metrics"), site.sidecar.get("/status")]
+    for word in (SECRET, QUOTED):
+        assert not any(word in text for text in texts)
+    folder = Path(site.sidecar.folder) / "audit"
+    assert not any(SECRET.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_new_rules_change_the_table_and_the_brokers(broker: Broker, far: Far, tmp_path: Path) -> None:
+    with standing(broker, tmp_path, "addresses: [{pattern: k, translation: /queue/none}]\n") as site:
+        producer = site.producer()
+        assert [message.key for message in sent(producer, "k", mandatory=True).returned] == ["k"]
+        file = tmp_path / "rules.yaml"
+        login = f"username: mover, password: {json.dumps(SECRET)}, vhost: {json.dumps(VHOST)}"
+        text = f"brokers: {{new: {{address: '127.0.0.1:{far.broker.port}', {login}}}}}\n"
+        table = "addresses: [{pattern: k, translation: new/queue/one}]\n"
+        file.write_text(f"vhost: {site.vhost}\n{text}{table}")
+        os.kill(site.sidecar.process_id, signal.SIGHUP)
+        until(lambda: site.metric("rules_reload_total", result="ok"))
+        assert sent(producer, "k", body=b"reloaded").acked
+        assert far.take("one")[-1] == b"reloaded"

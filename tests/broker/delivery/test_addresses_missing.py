@@ -1,0 +1,115 @@
+"""Which destinations are reported missing where the address table sends them elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.broker.delivery.distance import SECRET, VHOST, Far
+from tests.broker.delivery.site import Site, standing
+from tests.broker.world import Outside
+from tests.producer import until
+from tests.rabbitmq import Broker
+
+RULES = """
+exchanges:
+  - name: letters
+    bindings:
+      - {{queue: away}}
+      - {{queue: moved}}
+      - {{queue: lost}}
+      - {{queue: broken}}
+      - {{exchange: whole}}
+      - {{queue: first}}
+      - {{queue: second}}
+      - {{queue: gone}}
+      - {{queue: there, arguments: {{"x-?rk=": there}}}}
+  - name: entered
+    bindings: [{{queue: final}}]
+  - name: plainly
+    delivery: queue
+    bindings: [{{queue: away}}, {{queue: moved}}]
+brokers:
+  far: {{address: "127.0.0.1:{port}", username: mover, password: {secret}, vhost: {vhost}}}
+addresses:
+  - {{pattern: away, translation: far/queue/away}}
+  - {{pattern: moved, translation: /queue/new}}
+  - {{pattern: gone, translation: far/queue/nowhere}}
+  - {{pattern: there, translation: far/exchange/unknown/k}}
+  - {{pattern: broken, translation: /exchange//nothing}}
+  - {{pattern: first, translation: /queue/second}}
+  - {{pattern: second, translation: /queue/first}}
+  - {{pattern: final, translation: far/queue/away}}
+  - {{pattern: "in/*", translation: /exchange/entered/$1}}
+  - {{pattern: "/exchange/whole/*", translation: far/exchange/same}}
+"""
+ABSENT = "does not exist"
+LETTER = {"exchange": "letters", "routing_key": "there"}
+
+
+@pytest.fixture(scope="module")
+def site(broker: Broker, far: Far, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    rules = RULES.format(port=far.broker.port, secret=json.dumps(SECRET), vhost=json.dumps(VHOST))
+    settings = {"inventory": {"refresh": "200ms"}}
+    with standing(broker, tmp_path_factory.mktemp("site"), rules, settings) as site:
+        yield site
+
+
+def missing(site: Site) -> dict[str, str]:
+    vhosts = json.loads(site.sidecar.get("/status"))["vhosts"]
+    found: dict[str, str] = {each["vhost"]: each["missing"] for each in vhosts}[site.vhost]
+    return found
+
+
+def test_only_what_messages_go_to_is_reported_here_and_at_other_brokers(site: Site, far: Far) -> None:
+    elsewhere = {"queue nowhere at broker far": ABSENT, "exchange unknown at broker far": ABSENT}
+    expected = elsewhere | {
+        "queue broken": "its translation by the address table leads nowhere: an empty exchange or queue in a name",
+        "queue first": ABSENT,
+        "queue second": ABSENT,
+        "queue final": ABSENT,  # of what the table itself has sent to `entered`
+        "queue lost": ABSENT,
+        "queue new": f"where the address table sends queue moved: {ABSENT}",
+    }
+    until(lambda: len(missing(site)) == len(expected))
+    assert missing(site) == expected
+    until(lambda: site.metric("topology_missing_destinations") == len(expected))
+    lines = site.logged("destinations missing")
+    assert any("queue new" in line for line in lines)
+    assert any("queue nowhere at broker far" in line for line in lines)
+    assert not any("queue away" in line for line in lines)
+    assert elsewhere.items() <= asked(site, "/explain", LETTER | {"vhost": site.vhost})["missing"].items()
+    site.make_queues("lost", "new", "first", "second", "final")
+    Outside(far.broker, VHOST).make_queue("nowhere")
+    Outside(far.broker, VHOST).make_exchange("unknown")
+    until(lambda: list(missing(site)) == ["queue broken"])
+    assert SECRET not in site.sidecar.log.read_text()
+
+
+def test_explain_and_the_answer_to_a_reload_say_the_same(
+    broker: Broker, far: Far, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rules = RULES.format(port=far.broker.port, secret=json.dumps(SECRET), vhost=json.dumps(VHOST))
+    with standing(broker, tmp_path_factory.mktemp("site"), rules, {"inventory": {"refresh": "200ms"}}) as site:
+        answer = asked(site, "/-/reload", {})
+        assert [each for each in answer["missing"] if each in ("queue away", "queue moved")] == []
+        assert {"queue broken", "queue lost", "queue new"} <= set(answer["missing"])
+        until(lambda: missing(site))
+        found = asked(site, "/explain", {"exchange": "letters", "vhost": site.vhost})["missing"]
+        assert {each for each in found if " at broker " not in each} == {
+            "queue first",
+            "queue lost",
+            "queue new",
+            "queue second",
+        }
+
+
+def asked(site: Site, page: str, body: object) -> dict[str, Any]:
+    request = Request(site.sidecar.admin + page, json.dumps(body).encode(), method="POST")
+    with urlopen(request, timeout=30) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+    return found

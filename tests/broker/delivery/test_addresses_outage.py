@@ -1,0 +1,249 @@
+"""The address table when the other broker goes and comes back, and when the sidecar itself is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pamqp import commands
+
+from tests.broker.delivery.distance import SECRET, VHOST, Far
+from tests.broker.delivery.site import Site, standing
+from tests.private_broker import free_port
+from tests.producer import Closed, Producer, until
+from tests.rabbitmq import Broker
+from tests.tap import Tap
+
+#: So long the other broker is gone, and so long a message to `hasty` may wait.
+GONE_SECONDS, HASTY_SECONDS = 10.0, 1.0
+#: A message every so often and to each broker; this and nothing else is what the pause between them is for.
+EVERY_SECONDS = 0.005
+
+RULES = """
+queues: [a]
+brokers:
+  patient: {{address: "{address}", username: mover, password: {secret}, vhost: {vhost}, deadline: 90s}}
+  hasty: {{address: "{address}", username: mover, password: {secret}, vhost: {vhost}, deadline: {hasty}s}}
+  small: {{address: "{address}", username: mover, password: {secret}, vhost: {vhost}, unconfirmed: 10, deadline: 90s}}
+  nobody: {{address: "127.0.0.1:{nobody}", deadline: 90s}}
+addresses:
+  - {{pattern: "patient/*", translation: patient/queue/$1}}
+  - {{pattern: "hasty/*", translation: hasty/queue/$1}}
+  - {{pattern: "small/*", translation: small/queue/$1}}
+  - {{pattern: "nobody/*", translation: nobody/queue/$1}}
+"""
+
+
+def rules(address: str) -> str:
+    return RULES.format(
+        address=address,
+        secret=json.dumps(SECRET),
+        vhost=json.dumps(VHOST),
+        hasty=HASTY_SECONDS,
+        nobody=free_port(),
+    )
+
+
+class Verdicts:
+    """What one producer heard of its publishes on channel 1; each is settled once or the test fails."""
+
+    def __init__(self, producer: Producer, published: int) -> None:
+        self.producer = producer
+        self.open = set(range(1, published + 1))
+        self.acked: set[int] = set()
+        self.nacked: set[int] = set()
+
+    def read(self) -> None:
+        """Read one ack or nack."""
+        found = self.producer.expect("Basic.Ack", "Basic.Nack")
+        tag = int(str(found.arguments["delivery_tag"]))
+        assert tag in self.open
+        covered = {one for one in self.open if one <= tag} if found.arguments["multiple"] else {tag}
+        self.open -= covered
+        (self.acked if found.name == "Basic.Ack" else self.nacked).update(covered)
+
+    def read_all(self) -> None:
+        """Read until every publish is settled."""
+        while self.open:
+            self.read()
+
+    def read_to_the_end(self) -> Closed:
+        """Read until the connection is closed; give the close."""
+        try:
+            while True:
+                self.read()
+        except Closed as closed:
+            self.producer.call(commands.Connection.CloseOk(), channel=0)
+            return closed
+
+
+class Load:
+    """Publishes that go on whatever happens: number N is the body of delivery tag N."""
+
+    def __init__(self, site: Site, key: str) -> None:
+        self.producer = site.producer()
+        self.key = key
+        self.count = 0
+
+    def publish(self) -> None:
+        self.count += 1
+        self.producer.publish("", self.key, body=b"%d" % self.count, delivery_mode=2)
+
+    def verdicts(self) -> Verdicts:
+        return Verdicts(self.producer, self.count)
+
+
+def publish_for(seconds: float, *loads: Load) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for load in loads:
+            load.publish()
+        time.sleep(EVERY_SECONDS)
+
+
+def taken(far: Far, queue: str) -> set[int]:
+    """Numbers of the messages in a queue there, each of which is there once."""
+    numbers = [int(body) for body in far.take(queue)]
+    assert len(numbers) == len(set(numbers))
+    return set(numbers)
+
+
+def test_a_broker_that_is_down_for_ten_seconds_under_load_loses_nothing_that_was_acked(
+    broker: Broker, far: Far, tmp_path: Path
+) -> None:
+    with standing(broker, tmp_path, rules(f"127.0.0.1:{far.broker.port}")) as site:
+        patient, hasty, home = Load(site, "patient/load"), Load(site, "hasty/away"), Load(site, "a")
+        publish_for(0.5, patient, hasty, home)
+        far.broker.kill()
+        publish_for(0.2, patient, hasty, home)
+        until(lambda: not site.metric("remote_up", broker="patient") and not site.metric("remote_up", broker="hasty"))
+        seen_down = patient.count
+        publish_for(GONE_SECONDS - HASTY_SECONDS - 0.5, patient, hasty, home)
+        too_early_for_the_hasty = hasty.count
+        publish_for(HASTY_SECONDS + 0.5, patient, hasty, home)
+        far.broker.start()
+        until(lambda: site.metric("remote_up", broker="patient") and site.metric("remote_up", broker="hasty"), 40)
+        back = hasty.count
+        publish_for(0.5, patient, hasty, home)
+        heard = {load: load.verdicts() for load in (patient, hasty, home)}
+        for verdicts in heard.values():
+            verdicts.read_all()
+        # What goes nowhere but home has not felt anything.
+        assert heard[home].nacked == set()
+        # What waited within its deadline was acked when the broker was back; in doubt is only what had left before.
+        assert heard[patient].nacked <= set(range(1, seen_down + 1))
+        assert heard[patient].acked <= taken(far, "load")
+        # What could not wait was nacked at its deadline, and did not arrive later.
+        assert set(range(seen_down + 1, too_early_for_the_hasty + 1)) <= heard[hasty].nacked
+        assert set(range(back + 1, hasty.count + 1)) <= heard[hasty].acked
+        there = taken(far, "away")
+        assert heard[hasty].acked <= there
+        assert there.isdisjoint(range(seen_down + 1, too_early_for_the_hasty + 1))
+
+
+@contextlib.contextmanager
+def tapped(broker: Broker, far: Far, folder: Path, deadline: str = "30s") -> Iterator[tuple[Site, Tap]]:
+    """A site with a tap before the other broker, and the time that its drain may take."""
+    with (
+        Tap("127.0.0.1", far.broker.port) as tap,
+        standing(broker, folder, rules(tap.address), {"shutdown": {"deadline": deadline}}) as site,
+    ):
+        yield site, tap
+
+
+def under_way(site: Site, tap: Tap, count: int) -> Load:
+    """Publishes that the other broker has and whose confirms are kept back."""
+    load = Load(site, "patient/load")
+    load.publish()
+    assert load.producer.settle().acked
+    tap.last.answering.clear()
+    for _ in range(count):
+        load.publish()
+    until(lambda: len(tap.last.named("Basic.Publish")) == load.count)
+    return load
+
+
+def test_a_slow_broker_holds_back_the_producers_that_use_it_and_only_them(
+    broker: Broker, far: Far, tmp_path: Path
+) -> None:
+    far.take("load")
+    with tapped(broker, far, tmp_path) as (site, tap):
+        slow, home = Load(site, "small/load"), Load(site, "a")
+        slow.publish()
+        assert slow.producer.settle().acked
+        tap.last.answering.clear()
+        for _ in range(200):
+            slow.publish()
+            # Read one by one, so that what is under way is seen to be full after ten of them.
+            until(lambda: site.metric("paused_producers") or slow.count <= len(tap.last.named("Basic.Publish")))
+        assert site.metric("paused_producers") == 1
+        assert len(tap.last.named("Basic.Publish")) < 30
+        for _ in range(20):
+            home.publish()
+            assert home.producer.settle().acked
+        tap.last.answering.set()
+        verdicts = slow.verdicts()
+        verdicts.open.discard(1)
+        verdicts.read_all()
+        assert verdicts.acked == taken(far, "load") - {1}
+        assert site.metric("paused_producers") == 0
+
+
+def told_to_stop(site: Site) -> None:
+    os.kill(site.sidecar.process_id, signal.SIGTERM)
+    until(lambda: site.logged("draining"))
+
+
+def test_a_drain_waits_for_the_confirms_of_the_other_broker(broker: Broker, far: Far, tmp_path: Path) -> None:
+    far.take("load")
+    with tapped(broker, far, tmp_path) as (site, tap):
+        load = under_way(site, tap, 50)
+        verdicts = load.verdicts()
+        verdicts.open.discard(1)
+        told_to_stop(site)
+        assert load.producer.silent()
+        tap.last.answering.set()
+        assert verdicts.read_to_the_end().code == 320
+        assert verdicts.acked == taken(far, "load") - {1}
+        assert len(verdicts.acked) == 50
+        until(lambda: site.logged("stopped"))
+
+
+def test_what_the_other_broker_has_not_confirmed_at_the_deadline_of_a_drain_is_nacked(
+    broker: Broker, far: Far, tmp_path: Path
+) -> None:
+    far.take("load")
+    with tapped(broker, far, tmp_path, "1s") as (site, tap):
+        load = under_way(site, tap, 50)
+        waits = Load(site, "nobody/q")
+        for _ in range(50):
+            waits.publish()
+        told_to_stop(site)
+        for one, settled_before in ((load, {1}), (waits, set())):
+            verdicts = one.verdicts()
+            verdicts.open -= settled_before
+            assert verdicts.read_to_the_end().code == 320
+            assert verdicts.acked == set()
+            assert len(verdicts.nacked) == 50
+        tap.last.answering.set()
+        until(lambda: site.logged("stopped"))
+
+
+def test_what_is_acked_before_and_during_a_drain_under_load_is_there(broker: Broker, far: Far, tmp_path: Path) -> None:
+    far.take("load")
+    with tapped(broker, far, tmp_path) as (site, _):
+        load = Load(site, "patient/load")
+        publish_for(0.3, load)
+        told_to_stop(site)
+        with contextlib.suppress(OSError):
+            publish_for(0.1, load)
+        verdicts = load.verdicts()
+        assert verdicts.read_to_the_end().code == 320
+        assert verdicts.acked == taken(far, "load")
+        assert verdicts.nacked == set()
+        until(lambda: site.logged("stopped"))

@@ -1,0 +1,266 @@
+"""Does a password that files hold, an address carries or a producer sends show anywhere? Everything is read.
+
+A sidecar that logs everything is led through what can go right and wrong; then its log, its pages, its audit, what it
+told producers, what the commands print and what its objects show of themselves are searched.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pamqp import commands
+
+from proxy.addressing.address import parse_address
+from proxy.addressing.targets import Target
+from proxy.app.sidecar import Sidecar
+from proxy.broker.settings import ControlSettings
+from proxy.cli.main import main
+from proxy.config.settings import load_settings
+from proxy.errors import ConfigErrors
+from proxy.net.remote_endpoints import endpoint
+from proxy.net.remote_rules import remote_brokers
+from proxy.rules.loader import load_rules
+from proxy.yamlfile.kinds import Secret
+from tests.broker.delivery.distance import QUOTED, SECRET, VHOST, Far
+from tests.broker.delivery.site import Site, standing
+from tests.broker.delivery.test_audit import records
+from tests.broker.world import Outside
+from tests.private_broker import free_port
+from tests.producer import Closed, Gone, Producer, until
+from tests.rabbitmq import Broker
+
+CONTROL, PRODUCER = "c0ntrol-w0rd", "pr0ducer-w0rd"
+#: Each password, as it is, as it stands in addresses, and as HTTP and SASL send it.
+WORDS = [
+    SECRET,
+    QUOTED,
+    CONTROL,
+    PRODUCER,
+    "0ther-w0rd",
+    *(
+        base64.b64encode(text.encode()).decode().rstrip("=")
+        for user, word in (("mover", SECRET), ("controller", CONTROL), ("speaker", PRODUCER))
+        for text in (f"{user}:{word}", f"\0{user}\0{word}")
+    ),
+]
+
+RULES = """
+queues: [a]
+exchanges:
+  - name: letters
+    bindings: [{{queue: a}}, {{queue: away}}]
+brokers:
+  far: {{address: "127.0.0.1:{port}", username: mover, password: {secret}, vhost: {vhost}, deadline: 2s}}
+  kept: {{address: "127.0.0.1:{port}", username: mover, password_env: FAR_WORD, vhost: {vhost}}}
+  filed: {{address: "127.0.0.1:{port}", username: mover, password_file: word, vhost: {vhost}}}
+  strange: {{address: "127.0.0.1:{tls}", tls: {{ca: {ca}}}, username: mover, password: {secret}, deadline: 1s}}
+  stranger: {{address: "127.0.0.1:{port}", username: mover, password: 0ther-w0rd, vhost: {vhost}, deadline: 1s}}
+  nobody: {{address: "127.0.0.1:{nobody}", username: mover, password: {secret}, deadline: 1s}}
+addresses:
+  - {{pattern: away, translation: "amqp://mover:{quoted}@far/queue/away"}}
+  - {{pattern: "far/*", translation: far/queue/$1}}
+  - {{pattern: "kept/*", translation: kept/queue/$1}}
+  - {{pattern: "filed/*", translation: filed/queue/$1}}
+  - {{pattern: "uri/*", translation: "amqp://mover:{quoted}@127.0.0.1:{port}/queue/$1"}}
+  - {{pattern: "to/*", translation: "amqp://mover:{quoted}@$1", hosts: ["127.0.0.1:{port}"]}}
+  - {{pattern: "broken/*", translation: "amqp://mover:{quoted}@127.0.0.1:{port}/exchange//nothing"}}
+  - {{pattern: "strange/*", translation: strange/queue/$1}}
+  - {{pattern: "stranger/*", translation: stranger/queue/$1}}
+  - {{pattern: "nobody/*", translation: nobody/queue/$1}}
+"""
+KEYS = [
+    *("away", "far/one", "kept/one", "filed/one", "uri/one", "to/127.0.0.1:1/q", "to/elsewhere.example/q", "to/::"),
+    *("broken/x", "strange/one", "stranger/one", "nobody/one", "far/nothing-there"),
+]
+#: Rules files that can't be loaded, each with a password where something is wrong.
+BAD = [
+    f'brokers: {{far: {{address: "h:1", username: mover, password: [{json.dumps(SECRET)}]}}}}',
+    f'brokers: {{far: {{address: "h:1", username: mover, password: {json.dumps(SECRET)}, port: 5}}}}',
+    f'brokers: {{far: {{address: "mover:{QUOTED}@h:1"}}}}',
+    f'addresses: [{{pattern: a, translation: "amqp://mover:{QUOTED}@:99999/q"}}]',
+    f'addresses: [{{pattern: a, translation: "http://mover:{QUOTED}@h/q"}}]',
+    f'addresses: [{{pattern: "*", translation: "amqp://mover:{QUOTED}@$1"}}]',
+    f'addresses: [{{pattern: a, translation: {{to: "amqp://mover:{QUOTED}@h/q"}}}}]',
+    f'addresses: [{{pattern: a, transaltion: "amqp://mover:{QUOTED}@h/q"}}]',
+    f'brokers: {{far: {{address: "h:1", username: mover, password: "{QUOTED}',
+]
+
+
+def rules(far: Far) -> str:
+    return RULES.format(
+        port=far.broker.port,
+        tls=far.tls_port,
+        ca=far.authority.ca,
+        secret=json.dumps(SECRET),
+        quoted=QUOTED,
+        vhost=json.dumps(VHOST),
+        nobody=free_port(),
+    )
+
+
+@contextlib.contextmanager
+def watched(broker: Broker, far: Far, folder: Path, style: str) -> Iterator[Site]:
+    """A site that logs everything, with users of its own for control and producers."""
+    (folder / "audit").mkdir()
+    (folder / "word").write_text(SECRET)
+    settings = {
+        "upstream": {"control": {"username": "controller", "password": CONTROL}},
+        "log": {"level": "debug", "format": style},
+        "audit": {"directory": "audit", "mode": "strict"},
+        "shutdown": {"deadline": "2s"},
+    }
+
+    def prepare(outside: Outside) -> None:
+        for name, word in (("controller", CONTROL), ("speaker", PRODUCER)):
+            broker.create_user(name, word, "monitoring")
+            broker.grant(name, outside.vhost)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAR_WORD", SECRET)
+        patch.setenv("PYTHONFAULTHANDLER", "1")
+        with standing(broker, folder, rules(far), settings, prepare) as site:
+            far.broker.create_vhost(site.vhost)
+            far.broker.grant("mover", site.vhost)
+            yield site
+
+
+def found_in(texts: dict[str, str]) -> set[tuple[str, str]]:
+    return {(name, word) for name, text in texts.items() for word in WORDS if word in text}
+
+
+def heard(site: Site) -> str:
+    """Publish to every key, in every way, and give what the producer heard."""
+    told = []
+    with Producer(site.sidecar.port, site.vhost, "speaker", PRODUCER).open(confirm=True) as producer:
+        for key in KEYS:
+            told.append(repr(producer.send_settled("", key, mandatory=True)))
+        told.append(repr(producer.send_settled("", "far/one", user_id=b"speaker")))
+        told.append(repr(producer.send_settled("letters", "k")))
+    with Producer(site.sidecar.port, site.vhost, "speaker", PRODUCER).open() as producer:
+        producer.ask(commands.Tx.Select())
+        producer.publish("", "far/one")
+        told.append(repr(producer.closed()))
+    for word in ("0ther-w0rd", SECRET):
+        with pytest.raises((Closed, Gone)) as refused:
+            Producer(site.sidecar.port, site.vhost, "speaker", word).open()
+        told.append(repr(refused.value) + str(refused.value.__dict__))
+    return "\n".join(told)
+
+
+def pages(site: Site) -> str:
+    asked = [site.sidecar.get(path) for path in ("/metrics", "/status", "/readyz")]
+    openmetrics = urllib.request.Request(
+        site.sidecar.admin + "/metrics", headers={"Accept": "application/openmetrics-text"}
+    )
+    asked.append(urllib.request.urlopen(openmetrics, timeout=10).read().decode())
+    for key in KEYS:
+        question = json.dumps({"exchange": "", "routing_key": key, "vhost": site.vhost}).encode()
+        request = urllib.request.Request(site.sidecar.admin + "/explain", data=question)
+        asked.append(urllib.request.urlopen(request, timeout=10).read().decode())
+    assert "far" in asked[-1]
+    return "\n".join(asked)
+
+
+def reloaded(site: Site) -> None:
+    """Try files that can't be loaded, and go back."""
+    file = site.sidecar.folder / "rules.yaml"
+    good = file.read_text()
+    for count, bad in enumerate(BAD, 1):
+        file.write_text(f"vhost: {site.vhost}\n{bad}\n")
+        os.kill(site.sidecar.process_id, signal.SIGHUP)
+        until(lambda count=count: site.metric("rules_reload_total", result="error") >= count)  # type: ignore[misc]
+    site.sidecar.get("/status")
+    file.write_text(good)
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_no_password_is_in_anything_that_a_running_sidecar_says(
+    broker: Broker, far: Far, tmp_path: Path, style: str
+) -> None:
+    with watched(broker, far, tmp_path, style) as site:
+        told = heard(site)
+        reloaded(site)
+        shown = pages(site)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        resource.prlimit(site.sidecar.process_id, resource.RLIMIT_CORE, (0, 0))
+        # What a crash leaves: the stacks of all threads.
+        os.kill(site.sidecar.process_id, signal.SIGABRT)
+        until(lambda: "Fatal Python error: Aborted" in site.sidecar.log.read_text())
+        log = site.sidecar.log.read_text()
+        audit = json.dumps([records(tmp_path / "audit", kind) for kind in ("publish", "settle")])
+        assert "reload failed" in log
+        assert "nobody/one" in audit
+        assert found_in({"producer": told, "pages": shown, "log": log, "audit": audit}) == set()
+
+
+def test_no_password_is_in_what_the_commands_print(
+    far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def oxproxy(*arguments: str) -> str:
+        main(arguments)
+        return "".join(capsys.readouterr())
+
+    file = tmp_path / "rules.yaml"
+    (tmp_path / "word").write_text(SECRET)
+    file.write_text(rules(far))
+    texts = {"check": oxproxy("check", str(file)), "check --json": oxproxy("check", "--json", str(file))}
+    for key in KEYS:
+        message = tmp_path / "message.json"
+        message.write_text(json.dumps({"exchange": "", "routing_key": key}))
+        for more in ((), ("--json",)):
+            texts[f"explain {key} {more}"] = oxproxy("explain", "--rules", str(file), "--message", str(message), *more)
+            texts[f"address {key} {more}"] = oxproxy("explain", "--rules", str(file), "--address", key, *more)
+    assert "mover" in texts["address uri/one ()"]
+    config = tmp_path / "oxproxy.yaml"
+    config.write_text("rules: [rules.yaml]\n")
+    for number, bad in enumerate(BAD):
+        file.write_text(bad)
+        for command in (("check", str(file)), ("check", "--json", str(file)), ("serve", "--config", str(config))):
+            texts[f"bad {number} {command[0]} {command[1]}"] = text = oxproxy(*command)
+            assert "rules.yaml" in text
+    assert found_in(texts) == set()
+
+
+def test_no_password_is_in_what_objects_show_of_themselves(far: Far, tmp_path: Path) -> None:
+    """What a debugger or a report of an exception would print: every object of ours that holds, or held, one."""
+    (tmp_path / "word").write_text(SECRET)
+    (tmp_path / "rules.yaml").write_text(rules(far))
+    config = tmp_path / "oxproxy.yaml"
+    config.write_text(f"upstream: {{control: {{username: controller, password: {CONTROL}}}}}\nrules: [rules.yaml]\n")
+    environ = {"FAR_WORD": SECRET}
+    settings, _ = load_settings(config, environ)
+    loaded = load_rules([tmp_path / "rules.yaml"])
+    sidecar = Sidecar(settings, loaded, environ)
+    brokers = remote_brokers(loaded, environ, ())
+    targets = [loaded.books["/"].look_up(b"", key.encode()) for key in KEYS]
+    remotes = [target.remote for target in targets if isinstance(target, Target) and target.remote is not None]
+    kept: list[object] = [endpoint(remote, brokers["/"], "/") for remote in remotes]
+    kept += [loaded.books["/"].table.translate(key.encode()) for key in KEYS]
+    kept += [parse_address(f"amqp://mover:{QUOTED}@h/q".encode()), targets, brokers, sidecar]
+    ours = [each for each in (*gc.get_objects(), *kept) if str(type(each).__module__).startswith("proxy.")]
+    assert {Secret, ControlSettings} <= {type(each) for each in ours}
+    assert len(remotes) > 5
+    assert found_in({f"{type(each).__name__} {number}": repr(each) for number, each in enumerate(ours)}) == set()
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_no_password_is_in_the_report_of_an_exception(tmp_path: Path, bad: str) -> None:
+    (tmp_path / "rules.yaml").write_text(bad)
+    with pytest.raises(ConfigErrors) as raised:
+        load_rules([tmp_path / "rules.yaml"])
+    chain: BaseException | None = raised.value
+    while chain is not None:
+        assert (
+            found_in({"report": f"{chain!r} {chain} {chain.__dict__ if hasattr(chain, '__dict__') else ''}"}) == set()
+        )
+        chain = chain.__cause__ or chain.__context__

@@ -1,0 +1,256 @@
+"""What the audit log holds of real traffic: as many lines as publishes, nothing secret, nothing confirmed without."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+from pamqp import commands
+
+from tests.broker.delivery.site import standing
+from tests.producer import Gone, Producer, until
+from tests.rabbitmq import Broker
+from tests.sidecar import SidecarFailed
+
+RULES = """
+queues: [a, b, {name: full, arguments: {x-max-length: 1, x-overflow: reject-publish}}]
+exchanges:
+  - name: letters
+    arguments: {max-payload-size: 100000}
+    bindings:
+      - {queue: a, name: to a, arguments: {"x-?hkv= to": a, x-addq-ontrue: b}}
+      - {queue: full, name: to full, arguments: {"x-?hkv= to": full}}
+"""
+SECRET = "hunter2-never-to-be-seen"
+TEXT_PROPERTIES = (
+    *("content_type", "content_encoding", "correlation_id", "reply_to"),
+    *("message_id", "type", "app_id", "cluster_id"),
+)
+
+
+def written(directory: Path) -> str:
+    """All text of closed and open segments, in order."""
+    texts = [
+        gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for path in sorted(directory.rglob("*.jsonl*"))
+    ]
+    return b"".join(texts).decode()
+
+
+def records(directory: Path, kind: str = "publish") -> list[dict[str, object]]:
+    """All whole records of a kind, of closed and open segments, in order."""
+    found = [json.loads(line) for line in written(directory).split("\n") if line.endswith("}")]
+    return [record for record in found if record["kind"] == kind]
+
+
+def audited(folder: Path, **more: object) -> tuple[Path, dict[str, object]]:
+    directory = folder / "audit"
+    directory.mkdir()
+    return directory, {"audit": {"directory": str(directory), **more}}
+
+
+def test_as_many_lines_as_publishes_and_queues_as_the_broker_has_them(broker: Broker, tmp_path: Path) -> None:
+    directory, settings = audited(tmp_path, headers=["to"])
+    count = 300
+    with standing(broker, tmp_path, RULES, settings) as site:
+        producer = site.producer()
+        for number in range(count):
+            to = ("a", "nobody")[number % 2]
+            producer.publish("letters", f"k{number}", {"to": to}, message_id=b"m%d" % number)
+        producer.publish("amq.direct", "elsewhere")
+        producer.settle_all(count + 1)
+        held = Counter({queue: len(site.take(queue)) for queue in ("a", "b")})
+        assert site.metric("audit_dropped_total") == 0
+    lines = records(directory)
+    assert len(lines) == count + 1
+    assert [line["seq"] for line in lines] == list(range(1, count + 2))
+    assert [line["rk"] for line in lines[:count]] == [f"k{number}" for number in range(count)]
+    assert [line["message_id"] for line in lines[:count]] == [f"m{number}" for number in range(count)]
+    queues = Counter(queue for line in lines for queue in line["queues"])  # type: ignore[attr-defined]
+    assert queues == held == {"a": count / 2, "b": count / 2}
+    assert Counter(str(line["outcome"]) for line in lines) == {"routed": 150, "unrouted": 150, "passed": 1}
+    assert {str(line["headers"]) for line in lines} == {"{'to': 'a'}", "{'to': 'nobody'}", "{}"}
+    assert {tuple(line["bindings"]) for line in lines} == {("to a",), ()}  # type: ignore[arg-type]
+    # One decision for each value of the header that rules look at.
+    assert ["decide_us" in line for line in lines] == [True, True] + [False] * (count - 1)
+
+
+def test_a_number_and_a_string_of_the_same_digits_differ_in_the_log(broker: Broker, tmp_path: Path) -> None:
+    directory, settings = audited(tmp_path, headers=["amount"])
+    with standing(broker, tmp_path, RULES, settings) as site:
+        producer = site.producer()
+        for amount in (2000, "2000", True):
+            producer.publish("letters", "k", {"amount": amount})
+        producer.settle_all(3)
+    assert [line["headers"] for line in records(directory)] == [{"amount": 2000}, {"amount": "2000"}, {"amount": True}]
+
+
+def test_only_what_rules_touch_where_the_scope_is_ruled(broker: Broker, tmp_path: Path) -> None:
+    directory, settings = audited(tmp_path, scope="ruled")
+    with standing(broker, tmp_path, RULES, settings) as site:
+        producer = site.producer()
+        producer.publish("amq.direct", "elsewhere")
+        producer.publish("letters", "k", {"to": "a"})
+        producer.settle_all(2)
+    assert [line["exchange"] for line in records(directory)] == ["letters"]
+
+
+def test_returns_and_nacks_are_settle_records_of_their_publishes(broker: Broker, tmp_path: Path) -> None:
+    directory, settings = audited(tmp_path)
+    with standing(broker, tmp_path, RULES, settings) as site:
+        producer = site.producer()
+        for number in range(3):
+            producer.publish("letters", "there", {"to": "full"}, mandatory=True)
+            producer.settle()
+            producer.publish("letters", f"nowhere{number}", {"to": "nobody"}, mandatory=True)
+            assert producer.settle().returned
+    settled = {(line["seq"], line["result"]) for line in records(directory, "settle")}
+    assert {(3, "nacked"), (5, "nacked"), (2, "returned"), (4, "returned"), (6, "returned")} <= settled
+    assert (1, "nacked") not in settled
+
+
+def test_a_refused_publish_has_its_line(broker: Broker, tmp_path: Path) -> None:
+    directory, settings = audited(tmp_path)
+    with standing(broker, tmp_path, RULES, settings) as site:
+        producer = site.producer()
+        producer.publish("letters", "big", body=b"x" * 100_001)
+        assert producer.closed().code == 406
+    assert [(line["rk"], line["outcome"], line["size"]) for line in records(directory)] == [
+        ("big", "rejected", 100_001)
+    ]
+
+
+def test_secrets_reach_neither_log_nor_metrics_nor_audit(broker: Broker, tmp_path: Path) -> None:
+    directory, settings = audited(tmp_path, headers=["to"], hash=["message_id", "user", "rk"], hash_key_env="AUDIT_KEY")
+    key = "a key that is long enough for a hash"
+    user, password = f"user-{SECRET}", f"password-{SECRET}"
+    text = SECRET.encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUDIT_KEY", key)
+        with standing(broker, tmp_path, RULES, settings) as site:
+            broker.create_user(user, password)
+            broker.grant(user, site.vhost)
+            try:
+                producer = Producer(site.sidecar.port, site.vhost, user, password).open(confirm=True)
+                nested = {SECRET: {SECRET: [SECRET, text]}}
+                table = {"to": "a", "password": SECRET, SECRET: nested}
+                of_text: dict[str, Any] = dict.fromkeys(TEXT_PROPERTIES, text)
+                producer.publish("letters", SECRET, table, text, user_id=user.encode(), **of_text)
+                producer.settle()
+                producer.vanish()
+            finally:
+                broker.delete_user(user)
+            page = site.sidecar.get("/metrics") + site.sidecar.get("/status")
+        log = (tmp_path / "oxproxy.log").read_text()
+    assert len(records(directory)) == 1
+    # The log of the process names users; the audit log here does not.
+    log = log.replace(user, "")
+    for secret in (SECRET, key):
+        assert secret not in written(directory)
+        assert secret not in page
+        assert secret not in log
+
+
+@pytest.mark.parametrize("mode", ["strict", "backpressure"])
+def test_every_confirmed_publish_has_its_line_when_the_sidecar_is_killed(
+    broker: Broker, tmp_path: Path, mode: str
+) -> None:
+    """Only strict promises it; the other mode must work up to the kill all the same."""
+    directory, settings = audited(tmp_path, mode=mode)
+    with standing(broker, tmp_path, RULES, settings) as site:
+        producer = Producer(site.sidecar.port, site.vhost).open(confirm=True)
+        sent = confirmed = 0
+        try:
+            while confirmed < 3000:
+                for _ in range(200):
+                    producer.publish("letters", f"k{sent}", {"to": "a"})
+                    sent += 1
+                while confirmed < sent - 400:
+                    found = producer.expect("Basic.Ack")
+                    confirmed = max(confirmed, int(str(found.arguments["delivery_tag"])))
+                if sent == 2000:
+                    os.kill(site.sidecar.process_id, signal.SIGKILL)
+        except (Gone, OSError):
+            producer.vanish()
+        assert sent >= 2000
+        assert confirmed
+        if mode == "strict":
+            lines = {str(line["rk"]) for line in records(directory)}
+            # RabbitMQ confirms in order here, so that a tag stands for all before it.
+            assert {f"k{number}" for number in range(confirmed)} <= lines
+
+
+def test_an_audit_directory_whose_parent_is_missing_is_an_error_at_the_start(broker: Broker, tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    with (
+        pytest.raises(SidecarFailed, match=f"audit.directory: can't be made: there is no directory {missing}"),
+        standing(broker, tmp_path, RULES, {"audit": {"directory": str(missing / "audit")}}),
+    ):
+        pass
+
+
+def test_an_audit_directory_that_is_missing_is_made_for_owner_and_group(broker: Broker, tmp_path: Path) -> None:
+    directory = tmp_path / "audit"
+    with standing(broker, tmp_path, RULES, {"audit": {"directory": str(directory)}}) as site:
+        producer = site.producer()
+        producer.publish("letters", table={"to": "a"})
+        assert producer.settle().acked
+    assert directory.stat().st_mode & 0o777 == 0o750
+    assert len(records(directory)) == 1
+
+
+def test_a_publish_that_nobody_confirmed_is_lost_in_the_log(broker: Broker, tmp_path: Path) -> None:
+    directory, settings = audited(tmp_path)
+    with standing(broker, tmp_path, RULES, settings) as site:
+        producer = Producer(site.sidecar.port, site.vhost).open(confirm=True)
+        for number in range(500):
+            producer.publish("letters", f"k{number}", {"to": "a"})
+        producer.vanish()
+        with Producer(site.sidecar.port, site.vhost) as other:
+            other.open()
+            other.ask(commands.Queue.Declare(queue="a", passive=True))
+    assert len(records(directory)) <= 500
+    assert all(line["result"] in ("lost", "acked") for line in records(directory, "settle"))
+
+
+@pytest.mark.parametrize("mode", ["best_effort", "backpressure", "strict"])
+def test_on_a_full_disk_each_mode_keeps_its_promise_and_says_so(
+    broker: Broker, small_disk: Path, tmp_path: Path, mode: str
+) -> None:
+    settings = {"audit": {"directory": str(small_disk), "mode": mode, "buffer_mib": 1}}
+    count, confirmed = 2200, 0
+    with standing(broker, tmp_path, RULES, settings) as site:
+        # Where lines may be lost there are only those of publishes, so that they can be counted.
+        producer = site.producer(confirm=mode != "best_effort")
+        for number in range(count):
+            producer.publish("letters", "k" * 200, {"to": "a"}, message_id=b"%0200d" % number)
+        until(lambda: site.metric("audit_failing") == 1)
+        assert site.logged("audit log can't be written")
+        if mode == "best_effort":
+            until(lambda: site.metric("publishes_total", exchange="letters", outcome="routed") == count)
+            until(lambda: site.metric("audit_dropped_total") > 0)
+        else:
+            until(lambda: site.metric("paused_producers") == 1)
+            with pytest.raises(HTTPError, match="503"):
+                site.sidecar.get("/readyz")
+            while not producer.silent():
+                confirmed = int(str(producer.expect("Basic.Ack").arguments["delivery_tag"]))
+            assert mode != "strict" or confirmed <= len(records(small_disk)) < count
+        subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+        until(lambda: site.metric("audit_failing") == 0)
+        while mode != "best_effort" and confirmed < count:
+            confirmed = int(str(producer.expect("Basic.Ack").arguments["delivery_tag"]))
+        until(lambda: site.metric("paused_producers") == 0)
+        dropped = site.metric("audit_dropped_total")
+    kept = {line["message_id"] for line in records(small_disk)}
+    assert len(kept) == len(records(small_disk)) == count - dropped
+    assert (dropped > 0) is (mode == "best_effort")
+    assert sum(int(str(gap["dropped"])) for gap in records(small_disk, "gap")) == dropped

@@ -1,0 +1,164 @@
+"""The audit log in strict mode on a disk that is full or hangs: confirms wait, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.error import HTTPError
+
+import pytest
+from pamqp import commands
+
+from tests import client, sidecar
+from tests.broker.delivery.site import Site, standing
+from tests.broker.delivery.test_audit import records
+from tests.faulty_disk import FaultyDisk, State
+from tests.producer import Producer, until
+from tests.rabbitmq import Broker
+
+RULES = """
+queues: [a, inbox]
+exchanges:
+  - name: letters
+    bindings: [{queue: a, arguments: {"x-?hkv= to": a}}]
+"""
+FAULTS = (State.FULL, State.HUNG)
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> FaultyDisk:
+    return FaultyDisk(tmp_path_factory.mktemp("disk"))
+
+
+@pytest.fixture(scope="module")
+def site(broker: Broker, disk: FaultyDisk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("strict")
+    (folder / "audit").mkdir()
+    audit = {"directory": str(folder / "audit"), "mode": "strict", "buffer_mib": 1, "instance": "m"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sidecar, "PROGRAM", disk.program)
+        with standing(broker, folder, RULES, {"audit": audit}) as made:
+            yield made
+
+
+@pytest.fixture(autouse=True)
+def tidy(site: Site, disk: FaultyDisk) -> Iterator[None]:
+    yield
+    disk.become(State.WELL)
+    until(lambda: site.metric("audit_failing") == 0)
+    site.tidy()
+    for queue in ("a", "inbox"):
+        site.take(queue)
+
+
+def not_ready(site: Site) -> str:
+    try:
+        return "" if site.sidecar.get("/readyz").startswith("ready") else "?"
+    except HTTPError as error:
+        return error.read().decode()
+
+
+def failing(site: Site) -> None:
+    until(lambda: site.metric("audit_failing") == 1)
+
+
+def consume(producer: Producer, channel: int = 1) -> None:
+    producer.ask(commands.Basic.Consume(queue="inbox", consumer_tag="c", no_ack=True), channel)
+
+
+def delivered(producer: Producer, count: int, size: int) -> None:
+    for _ in range(count):
+        producer.expect("Basic.Deliver")
+        producer.expect("Header")
+        left = size
+        while left:
+            left -= len(producer.expect("Body").payload)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_only_the_confirm_waits(site: Site, disk: FaultyDisk, fault: State) -> None:
+    producer = site.producer()
+    producer.publish("letters", table={"to": "a"}, body=b"before")
+    producer.settle()
+    consume(producer)
+    disk.become(fault)
+    producer.publish("letters", table={"to": "a"}, body=b"behind")
+    assert site.next("a").body == b"before"
+    assert site.next("a").body == b"behind"  # the broker has confirmed it
+    # Deliveries on the same channel, much more than any limit on what is held, then new channels and connections.
+    for _ in range(40):
+        site.beside.publish("", "inbox", body=bytes(1 << 20))
+    delivered(producer, 40, 1 << 20)
+    producer.open(2, confirm=True)
+    producer.ask(commands.Queue.Declare(queue="inbox", passive=True), 2)
+    with Producer(site.sidecar.port, site.vhost) as other:
+        other.open()
+        other.ask(commands.Queue.Declare(queue="inbox", passive=True))
+        other.close()
+    failing(site)
+    assert producer.silent()
+    disk.become(State.WELL)
+    assert producer.expect("Basic.Ack").arguments["delivery_tag"] == 2
+
+
+def test_a_commit_waits_for_its_own_lines_and_not_for_those_of_others(site: Site, disk: FaultyDisk) -> None:
+    other = site.producer()
+    disk.become(State.FULL)
+    other.publish("letters", table={"to": "a"})
+    assert site.next("a")
+    failing(site)
+    producer = site.producer(confirm=False)
+    producer.ask(commands.Tx.Select())
+    producer.ask(commands.Tx.Commit())
+    producer.publish("letters", table={"to": "a"})
+    producer.call(commands.Tx.Commit())
+    assert site.next("a")
+    assert producer.silent()
+    disk.become(State.WELL)
+    producer.expect("Tx.CommitOk")
+    assert other.settle().acked
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_is_not_ready_and_says_so_and_recovers(site: Site, disk: FaultyDisk, fault: State) -> None:
+    producer = site.producer()
+    assert not_ready(site) == ""
+    disk.become(fault)
+    producer.publish("letters", table={"to": "a"})
+    failing(site)
+    reason = "No space left on device" if fault is State.FULL else "the disk has not answered for 5 s"
+    assert f"audit log: {reason}" in not_ready(site) or f"audit log: [Errno 28] {reason}" in not_ready(site)
+    assert reason in json.loads(site.sidecar.get("/status"))["audit_failure"]
+    disk.become(State.WELL)
+    assert producer.settle().acked
+    until(lambda: not_ready(site) == "")
+
+
+def test_what_waits_counts_and_stops_the_reading_of_the_broker(site: Site, disk: FaultyDisk) -> None:
+    producer = site.producer()
+    disk.become(State.FULL)
+    count = 12_000  # their confirms are more than what is held of a connection
+    for _ in range(count // 200):
+        producer.send(client.publish(1, b"amq.fanout", b"", (), b"") * 200)
+    failing(site)
+    disk.become(State.WELL)
+    producer.settle_all(count)
+    assert len(records(site.sidecar.folder / "audit")) >= count
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_channel_and_a_connection_can_be_closed_without_their_confirms(
+    site: Site, disk: FaultyDisk, fault: State
+) -> None:
+    producer = site.producer()
+    disk.become(fault)
+    producer.publish("letters", table={"to": "a"})
+    assert site.next("a")
+    producer.ask(commands.Channel.Close(200, "", 0, 0))
+    producer.open(1, confirm=True)
+    producer.publish("letters", table={"to": "a"})
+    assert site.next("a")
+    producer.close()
+    with Producer(site.sidecar.port, site.vhost) as other:
+        other.open(confirm=True).publish("nowhere")
+        assert other.closed().code == 404

@@ -1,0 +1,50 @@
+"""What is seen of the carrier by those who look, or act, past the sidecar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from proxy.relay.tokens import is_keyed
+from proxy.values import Value
+from tests.broker.delivery.site import standing
+from tests.broker.world import Outside
+from tests.private_broker import PrivateBroker
+from tests.rabbitmq import Broker
+
+RULES = """
+queues: [a]
+exchanges:
+  - name: letters
+    arguments: {alternate-exchange: spare}
+    bindings: [{queue: a}]
+"""
+
+
+def prepare(outside: Outside) -> None:
+    outside.make_exchange("spare", "fanout")
+    outside.make_queue("fallback")
+    outside.bind("spare", "fallback", "")
+
+
+def test_an_alternate_exchange_catches_what_was_for_a_queue_deleted_beside_us(broker: Broker, tmp_path: Path) -> None:
+    seldom = {"inventory": {"refresh": "1h"}}
+    with standing(broker, tmp_path, RULES, seldom, prepare) as site:
+        producer = site.producer()
+        assert producer.send_settled("letters", "k", None, b"1") == (True, [])
+        assert site.bodies("a", "fallback") == [[b"1"], []]
+        site.delete_queue("a")
+        assert producer.send_settled("letters", "k", None, b"2", mandatory=True) == (True, [])
+        assert site.bodies("fallback") == [[b"2"]]
+
+
+def test_the_firehose_shows_tokens(tmp_path: Path) -> None:
+    with PrivateBroker() as broker, standing(broker, tmp_path, RULES, None, prepare) as site:
+        site.make_queue("firehose")
+        site.bind("amq.rabbitmq.trace", "firehose", "publish.letters")
+        broker.rabbitmqctl("trace_on", "-p", site.vhost)
+        site.producer().send_settled("letters", "k", {"n": 1}, b"x")
+        keys = site.next("firehose").headers["routing_keys"].value
+        assert isinstance(keys, tuple)
+        own, token = keys
+        assert own == Value("S", b"k")
+        assert is_keyed(token.value)

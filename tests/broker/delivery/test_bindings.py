@@ -1,0 +1,283 @@
+"""How destinations come to be bound, go and come back: tokens on the real broker, while producers publish."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from pamqp import commands
+
+from tests.broker.delivery.site import Site, standing
+from tests.broker.world import Outside
+from tests.producer import Closed, Producer, until
+from tests.rabbitmq import Broker
+
+RULES = """
+queues: [base]
+exchanges:
+  - name: jobs
+    bindings:
+      - queue: base
+        arguments:
+          "x-?hkex": chosen
+          x-msg-addq-ontrue: ""
+          x-msg-adde-ontrue: ""
+      - {queue: mine, arguments: {"x-?hkv= to": mine, x-addq-ontrue: base}}
+      - {queue: theirs, arguments: {"x-?hkv= to": theirs, x-addq-ontrue: base}}
+      - {queue: late, arguments: {"x-?hkv= to": late}}
+      - {queue: flighty, arguments: {"x-?hkv= to": flighty}}
+      - {queue: base, arguments: {"x-?hkv= to": teams, x-addqre-ontrue: "^team[.]"}}
+      - {exchange: downstream, arguments: {"x-?hkv= to": downstream}}
+"""
+SETTINGS = {"inventory": {"refresh": "100ms"}}
+
+
+def prepare(outside: Outside) -> None:
+    outside.make_exchange("downstream", "topic")
+    for queue, key in (("under.key", "*.key"), ("under.cc", "cc"), ("under.tokens", "x.#")):
+        outside.make_queue(queue)
+        outside.bind("downstream", queue, key)
+
+
+@pytest.fixture(scope="module")
+def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with standing(broker, tmp_path_factory.mktemp("site"), RULES, SETTINGS, prepare) as site:
+        yield site
+
+
+@pytest.fixture
+def site(running: Site) -> Iterator[Site]:
+    yield running
+    running.tidy()
+
+
+@pytest.fixture
+def producer(site: Site) -> Producer:
+    return site.producer()
+
+
+def missing(site: Site) -> dict[str, str]:
+    """What /status says of destinations that can't be reached."""
+    [vhost] = json.loads(site.sidecar.get("/status"))["vhosts"]
+    found: dict[str, str] = vhost["missing"]
+    return found
+
+
+# -- exclusive queues --------------------------------------------------------------------------------------------------
+
+
+def test_an_exclusive_queue_declared_through_us_is_bound_before_its_declare_ok(site: Site, producer: Producer) -> None:
+    owner = site.producer()
+    owner.declare("mine", exclusive=True)
+    top = owner.tune["channel_max"]
+    assert isinstance(top, int)
+    # The channel above all that the producer may use is ours: a refusal there would not be its own.
+    assert [frame.name for frame in site.upstream().frames if frame.channel == top + 1] == [
+        "Channel.Open",
+        "Queue.Bind",
+    ]
+    assert producer.send_settled("jobs", "k", {"to": "mine"}, b"1") == (True, [])
+    assert [message.body for message in owner.take("mine")] == [b"1"]
+    assert site.bodies("base") == [[b"1"]]
+    owner.close()
+    until(lambda: "queue mine" in missing(site))
+
+
+def test_an_exclusive_queue_of_somebody_beside_us_is_missing_with_the_reason(site: Site, producer: Producer) -> None:
+    with Producer(site.broker.port, site.vhost).open() as owner:
+        owner.declare("theirs", exclusive=True)
+        until(lambda: "exclusive" in missing(site).get("queue theirs", ""))
+        assert producer.send_settled("jobs", "k", {"to": "theirs"}, b"1") == (True, [])
+        assert owner.take("theirs") == []
+    assert site.bodies("base") == [[b"1"]]
+
+
+def test_an_exclusive_queue_that_a_producer_chooses_never_costs_it_its_channel(site: Site, producer: Producer) -> None:
+    with Producer(site.broker.port, site.vhost).open() as owner:
+        owner.declare("private", exclusive=True)
+        for body in (b"1", b"2"):
+            table = {"chosen": 1, "x-addq-ontrue": "private"}
+            assert producer.send_settled("jobs", "k", table, body, mandatory=True) == (True, [])
+        assert owner.take("private") == []
+    assert site.bodies("base") == [[b"1", b"2"]]
+
+
+# -- binding on demand -------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_that_a_producer_chooses_is_bound_first_and_then_known(site: Site, producer: Producer) -> None:
+    site.make_queue("extra")
+    for body in (b"1", b"2"):
+        assert producer.send_settled("jobs", "k", {"chosen": 1, "x-addq-ontrue": "extra"}, body).acked
+    assert len(site.upstream().named("Basic.Publish")) == 2
+    assert site.bodies("base", "extra") == [[b"1", b"2"], [b"1", b"2"]]
+    assert ("queue", b"extra") in site.bound("jobs")
+
+
+def test_an_exchange_that_a_producer_chooses_is_bound_first(site: Site, producer: Producer) -> None:
+    assert producer.send_settled("jobs", "some.key", {"chosen": 1, "x-adde-ontrue": "downstream"}).acked
+    assert site.bodies("base", "under.key") == [[b"body"], [b"body"]]
+
+
+def test_publishes_of_a_channel_keep_their_order_while_one_waits_for_its_queue(site: Site, producer: Producer) -> None:
+    names = [f"new.{number}" for number in range(5)]
+    site.make_queues(*names)
+    bodies = []
+    for number, name in enumerate(names):
+        bodies += [b"chosen %d" % number, b"plain %d" % number]
+        producer.publish("jobs", "k", {"chosen": 1, "x-addq-ontrue": name}, bodies[-2])
+        producer.publish("jobs", "k", {"chosen": 1}, bodies[-1])
+    producer.settle_all(len(bodies))
+    assert site.bodies("base", *names) == [bodies, *([body] for body in bodies[::2])]
+
+
+def test_a_name_that_does_not_exist_is_left_out(site: Site, producer: Producer) -> None:
+    for body in (b"1", b"2"):
+        table = {"chosen": 1, "x-addq-ontrue": ["nowhere", "", "nowhere.else"]}
+        assert producer.send_settled("jobs", "k", table, body, mandatory=True) == (True, [])
+    assert site.bodies("base") == [[b"1", b"2"]]
+
+
+def test_a_queue_that_was_missing_a_moment_ago_is_found_once_it_is_declared_through_us(
+    site: Site, producer: Producer
+) -> None:
+    table = {"chosen": 1, "x-addq-ontrue": "newborn"}
+    producer.send_settled("jobs", "k", table, b"1")
+    site.producer().declare("newborn")
+    producer.send_settled("jobs", "k", table, b"2")
+    assert site.bodies("base", "newborn") == [[b"1", b"2"], [b"2"]]
+
+
+def test_a_regex_route_sees_a_queue_as_soon_as_its_declare_is_answered(site: Site, producer: Producer) -> None:
+    producer.send_settled("jobs", "k", {"to": "teams"}, b"1")
+    other = site.producer()
+    other.declare("team.blue")
+    producer.send_settled("jobs", "k", {"to": "teams"}, b"2")
+    other.ask(commands.Queue.Delete(queue="team.blue"))
+    assert producer.send_settled("jobs", "k", {"to": "teams"}, b"3").acked
+    other.declare("team.blue")
+    producer.send_settled("jobs", "k", {"to": "teams"}, b"4")
+    assert site.bodies("base", "team.blue") == [[b"1", b"2", b"3", b"4"], [b"4"]]
+    other.ask(commands.Queue.Delete(queue="team.blue"))
+
+
+def test_a_regex_route_sees_a_queue_that_was_made_beside_us(site: Site, producer: Producer) -> None:
+    site.make_queue("team.red")
+
+    def arrives() -> bool:
+        producer.send_settled("jobs", "k", {"to": "teams"}, b"x")
+        return bool(site.take("team.red"))
+
+    until(arrives, seconds=5)
+    site.delete_queue("team.red")
+    site.take("base")
+
+
+# -- queues that go and come back --------------------------------------------------------------------------------------
+
+
+def test_a_queue_declared_again_through_us_is_bound_before_its_declare_ok(site: Site, producer: Producer) -> None:
+    other = site.producer()
+    for body in (b"1", b"2", b"3"):
+        other.declare("late")
+        assert producer.send_settled("jobs", "k", {"to": "late"}, body, mandatory=True) == (True, [])
+        assert [message.body for message in other.take("late")] == [body]
+        other.ask(commands.Queue.Delete(queue="late"))
+        assert len(producer.send_settled("jobs", "k", {"to": "late"}, mandatory=True).returned) == 1
+
+
+def test_a_declare_that_changes_nothing_is_answered_by_the_broker(site: Site, producer: Producer) -> None:
+    producer.declare("late")
+    producer.publish("jobs", "k", {"to": "late"})
+    producer.settle()
+    answer = producer.ask(commands.Queue.Declare(queue="late", passive=True))
+    assert answer.arguments == {"queue": "late", "message_count": 1, "consumer_count": 0}
+    producer.ask(commands.Queue.Delete(queue="late"))
+    with pytest.raises(Closed, match="no queue 'late'"):
+        producer.ask(commands.Queue.Declare(queue="late", passive=True))
+
+
+def test_a_queue_declared_without_an_answer_is_found_at_the_next_look_at_the_latest(
+    site: Site, producer: Producer
+) -> None:
+    producer.call(commands.Queue.Declare(queue="at.once", nowait=True))
+
+    def arrives() -> bool:
+        producer.send_settled("jobs", "k", {"chosen": 1, "x-addq-ontrue": "at.once"})
+        return bool(site.take("at.once"))
+
+    until(arrives, seconds=5)
+    site.take("base")
+
+
+def test_a_queue_deleted_and_made_again_beside_us_is_bound_again(site: Site, producer: Producer) -> None:
+    site.make_queue("flighty")
+    until(lambda: ("queue", b"flighty") in site.bound("jobs"), seconds=5)
+    for _ in range(2):
+        site.delete_queue("flighty")
+        site.make_queue("flighty")
+        until(lambda: ("queue", b"flighty") in site.bound("jobs"), seconds=5)
+        assert producer.send_settled("jobs", "k", {"to": "flighty"}, b"x", mandatory=True) == (True, [])
+        assert site.bodies("flighty") == [[b"x"]]
+
+
+def test_a_queue_deleted_beside_us_is_missing_in_the_metric_and_in_one_log_line(site: Site, producer: Producer) -> None:
+    site.make_queue("flighty")
+    until(lambda: "queue flighty" not in missing(site))
+    until(lambda: site.metric("topology_missing_destinations") == len(missing(site)))
+    before, lines = len(missing(site)), len(flighty_lines(site))
+    site.delete_queue("flighty")
+    until(lambda: site.metric("topology_missing_destinations") == before + 1)
+    looked = json.loads(site.sidecar.get("/status"))["vhosts"][0]["refreshed_at"]
+    until(lambda: json.loads(site.sidecar.get("/status"))["vhosts"][0]["refreshed_at"] > looked + 0.3)
+    assert len(flighty_lines(site)) == lines + 1
+    assert missing(site)["queue flighty"] == "does not exist"
+
+
+def flighty_lines(site: Site) -> list[str]:
+    return [line for line in site.logged("destinations missing") if "queue flighty: does not exist" in line]
+
+
+# -- behind an exchange, and past the rules ----------------------------------------------------------------------------
+
+
+def test_behind_an_exchange_key_and_cc_route_as_on_any_broker(site: Site, producer: Producer) -> None:
+    producer.send_settled("jobs", "some.key", {"to": "downstream", "CC": ["cc"]})
+    assert site.bodies("under.key", "under.cc") == [[b"body"], [b"body"]]
+    site.take("under.tokens")
+
+
+def test_a_pattern_that_would_match_tokens_is_warned_of_at_load(site: Site) -> None:
+    [line] = site.logged("pattern that matches destination tokens")
+    assert "downstream" in line
+    assert "under.tokens" in line
+    assert "x.#" in line
+
+
+def test_a_binding_past_the_rules_is_reported(site: Site, producer: Producer) -> None:
+    site.make_queue("foreign")
+    site.bind("jobs", "foreign", "foreign.key")
+    until(lambda: site.metric("topology_foreign_bindings") == 1)
+    [line] = site.logged("route past the rules")
+    assert "queue foreign under key 'foreign.key'" in line
+    [vhost] = json.loads(site.sidecar.get("/status"))["vhosts"]
+    assert vhost["foreign"] == {"jobs": ["queue foreign under key 'foreign.key'"]}
+    producer.send_settled("jobs", "k", {"chosen": 1, "CC": ["foreign.key"]}, b"cc")
+    producer.send_settled("jobs", "foreign.key", {"chosen": 1}, b"key")
+    assert site.bodies("foreign") == [[b"cc", b"key"]]
+    site.delete_queue("foreign")
+    until(lambda: site.metric("topology_foreign_bindings") == 0)
+    site.take("base")
+
+
+def test_a_binding_past_the_rules_is_removed_where_the_configuration_says_so(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    settings = {"inventory": {"refresh": "100ms", "foreign_bindings": "remove"}}
+    rules = "queues: [a]\nexchanges: [{name: strict, bindings: [{queue: a}]}]\n"
+    with standing(broker, tmp_path_factory.mktemp("strict"), rules, settings) as site:
+        ours = site.bindings("strict")
+        site.bind("strict", "a", "foreign.key", x=1)
+        until(lambda: site.logged("foreign binding removed"))
+        assert site.bindings("strict") == ours

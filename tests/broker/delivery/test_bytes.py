@@ -1,0 +1,193 @@
+"""What a rule touched has every other byte as it was sent: properties of every type, bodies of every size."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from proxy.amqp.tables import encode_table
+from proxy.values import Table, Value
+from tests import client
+from tests.broker.delivery.site import Site, standing
+from tests.producer import Message, Producer, headers, value
+from tests.rabbitmq import Broker
+
+RULES = """
+queues: [a, b]
+exchanges:
+  - name: letters
+    bindings: [{queue: a, arguments: {"x-?hk!ex": no, x-addq-ontrue: b}}]
+  - name: direct
+    delivery: queue
+    bindings: [{queue: a, arguments: {"x-?hk!ex": no, x-addq-ontrue: b}}]
+"""
+FRAME_MAX = 131072
+
+EVERY_TYPE: Table = (
+    (b"bool", Value("t", True)),
+    (b"int8", Value("b", -128)),
+    (b"uint8", Value("B", 255)),
+    (b"int16", Value("s", -32768)),
+    (b"uint16", Value("u", 65535)),
+    (b"int32", Value("I", -(2**31))),
+    (b"uint32", Value("i", 2**32 - 1)),
+    (b"int64", Value("l", -(2**63))),
+    (b"float", Value("f", 0.5)),
+    (b"double", Value("d", 0.1)),
+    (b"text", Value("S", "Käse".encode())),
+    (b"not text", Value("S", b"\xff\xfe\x00")),
+    (b"bytes", Value("x", bytes(range(256)))),
+    (b"time", Value("T", 2**64 - 1)),
+    (b"milliseconds", Value("T", 1_763_700_000_000)),
+    (b"void", Value("V", None)),
+    (b"list", Value("A", (Value("I", 1), Value("S", b"x"), Value("A", ()), Value("F", ())))),
+    (b"table", Value("F", ((b"b", Value("t", False)), (b"a", Value("F", ((b"c", Value("V", None)),)))))),
+    (b"", Value("S", b"empty name")),
+    (b"n" * 255, Value("S", b"")),
+    (b"\xff\xfe", Value("S", b"a name that is not text")),
+    (b"twice", Value("I", 1)),
+    (b"twice", Value("S", b"2")),
+)
+EVERY_PROPERTY: dict[str, bytes | int] = {
+    "content_type": b"text/plain",
+    "content_encoding": b"",
+    "delivery_mode": 2,
+    "priority": 255,
+    "correlation_id": b"\xff\xfe",
+    "reply_to": b"x" * 255,
+    "expiration": b"60000",
+    "message_id": b"",
+    "timestamp": 2**64 - 1,
+    "type": "größe".encode(),
+    "user_id": b"guest",
+    "app_id": b"a",
+    "cluster_id": b"c",
+}
+
+
+@pytest.fixture(scope="module")
+def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with standing(broker, tmp_path_factory.mktemp("site"), RULES) as site:
+        yield site
+
+
+@pytest.fixture
+def site(running: Site) -> Iterator[Site]:
+    yield running
+    running.tidy()
+
+
+@pytest.fixture
+def producer(site: Site) -> Producer:
+    return site.producer()
+
+
+def ours(exchange: str) -> Table:
+    """The one entry that queue delivery adds."""
+    if exchange != "direct":
+        return ()
+    fields = {"exchange": "direct", "routing-key": "k", "new-exchange": "", "new-routing-key": "a"}
+    return headers({"x-original-address": value(fields)})
+
+
+@pytest.mark.parametrize("exchange", ["letters", "direct"])
+def test_every_property_and_every_type_of_field_arrives_as_it_was_sent(
+    site: Site, producer: Producer, exchange: str
+) -> None:
+    producer.publish(exchange, "k", EVERY_TYPE, b"x", **EVERY_PROPERTY)  # type: ignore[arg-type]
+    assert producer.settle() == (True, [])
+    sent = client.encode_properties(EVERY_PROPERTY, encode_table(site.stored(EVERY_TYPE + ours(exchange))))
+    for queue in ("a", "b"):
+        [message] = site.take(queue)
+        assert (message.flags, message.properties) == sent
+
+
+@pytest.mark.parametrize("exchange", ["letters", "direct"])
+def test_through_us_a_cc_that_was_set_aside_is_put_back(site: Site, producer: Producer, exchange: str) -> None:
+    copied = headers({"CC": ["b"]})
+    producer.publish(exchange, "k", EVERY_TYPE + copied, b"x", **EVERY_PROPERTY)  # type: ignore[arg-type]
+    producer.settle()
+    # What was set aside is put back at the end, wherever a broker that sorts would have it.
+    table = site.stored(EVERY_TYPE) + copied if exchange == "direct" else site.stored(EVERY_TYPE + copied)
+    sent = client.encode_properties(EVERY_PROPERTY, encode_table(table))
+    for queue in ("a", "b"):
+        [message] = producer.take(queue)
+        assert message.address == (exchange, "k")
+        assert (message.flags, message.properties) == sent
+
+
+def test_an_absent_property_and_an_empty_one_are_kept_apart(site: Site, producer: Producer) -> None:
+    empty: list[dict[str, Any]] = [{"type": b""}, {"app_id": b""}, {}]
+    for properties in empty:
+        producer.publish("letters", "k", {"n": 1}, b"", **properties)
+        producer.settle()
+        [message], _ = site.take("a"), site.take("b")
+        assert (message.flags, message.properties) == client.encode_properties(
+            properties, encode_table(headers({"n": 1}))
+        )
+
+
+SIZES = [0, 1, 65535, 65536, 65537, FRAME_MAX - 8, FRAME_MAX - 7, 1 << 20, (16 << 20) + 1]
+
+
+@pytest.mark.parametrize("exchange", ["letters", "direct", "amq.fanout"])
+def test_bodies_of_every_size_arrive_whole(site: Site, producer: Producer, exchange: str) -> None:
+    for queue in ("a", "b"):
+        if exchange == "amq.fanout":
+            producer.ask(commands.Queue.Bind(queue=queue, exchange=exchange))
+    for size in SIZES:
+        body = random.Random(size).randbytes(size)
+        producer.publish(exchange, "k", {"n": 1}, body, delivery_mode=1)
+        assert producer.settle() == (True, [])
+        for queue in ("a", "b"):
+            assert [digest(message) for message in site.take(queue)] == [hashlib.sha256(body).digest()]
+
+
+def digest(message: Message) -> bytes:
+    return hashlib.sha256(message.body).digest()
+
+
+def test_a_body_of_one_mebibyte_comes_back_through_a_consumer(site: Site, producer: Producer) -> None:
+    body = random.Random(1).randbytes(1 << 20)
+    assert producer.send_settled("letters", "k", {"n": 1}, body).acked
+    for queue in ("a", "b"):
+        producer.ask(commands.Basic.Consume(queue=queue, no_ack=True))
+        assert producer.delivery().body == body
+
+
+def test_ten_thousand_body_frames_of_one_byte_are_one_body(site: Site, producer: Producer) -> None:
+    method = client.split(client.publish(1, b"letters", b"k", None, b""))[0]
+    body = random.Random(2).randbytes(10_000)
+    pieces = b"".join(client.frame(3, 1, body[at : at + 1]) for at in range(len(body)))
+    producer.send(method.raw, client.content_header(1, len(body)), pieces)
+    assert producer.settle() == (True, [])
+    assert site.bodies("a", "b") == [[body], [body]]
+
+
+@pytest.mark.parametrize("exchange", ["letters", "direct", ""])
+def test_publishes_that_come_in_pieces_arrive_in_order(site: Site, producer: Producer, exchange: str) -> None:
+    chance = random.Random(3)
+    bodies = [chance.randbytes(chance.choice((0, 1, 100, 5000, 70_000))) for _ in range(60)]
+    frames = b"".join(client.publish(1, exchange.encode(), b"a", headers({"n": 1}), body) for body in bodies)
+    while frames:
+        size = chance.choice((1, 3, 7, 100, 4096, 200_000))
+        producer.send(frames[:size])
+        frames = frames[size:]
+    producer.settle_all(len(bodies))
+    assert site.bodies("a") == [bodies]
+    site.take("b")
+
+
+def test_a_publish_that_is_never_finished_is_seen_by_nobody(site: Site, producer: Producer) -> None:
+    whole = client.publish(1, b"letters", b"k", headers({"n": 1}), b"x" * 200_000)
+    for size in (10, 40, 100, 100_000, len(whole) - 1):
+        broken = site.producer()
+        broken.send(whole[:size])
+        broken.vanish()
+    assert producer.send_settled("letters", "k", {"n": 1}, b"whole") == (True, [])
+    assert site.bodies("a", "b") == [[b"whole"], [b"whole"]]

@@ -1,0 +1,322 @@
+"""One publish in, one publish out, whatever the number of queues: carrier delivery on the real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from proxy.amqp.tables import encode_table
+from tests import client
+from tests.broker.delivery.site import Site, standing
+from tests.broker.world import Outside
+from tests.producer import Closed, Message, Producer, headers, value
+from tests.rabbitmq import Broker
+
+RULES = """
+queues:
+  - a
+  - b
+  - c
+  - dead
+  - requests
+  - {name: full, arguments: {x-max-length: 1, x-overflow: reject-publish}}
+  - {name: dying, arguments: {x-message-ttl: 1, x-dead-letter-exchange: graves}}
+  - {name: quorum, arguments: {x-queue-type: quorum}}
+exchanges:
+  - name: letters
+    bindings:
+      - {queue: a, arguments: {"x-?hkv= to": all, x-addq-ontrue: [b, c]}}
+      - {queue: a, arguments: {"x-?hkv= to": twice}}
+      - {queue: a, arguments: {"x-?hkv= to": twice, "x-?hkex": to}}
+      - {exchange: copies, arguments: {"x-?hkv= to": twice}}
+      - {queue: full, arguments: {"x-?hkv= to": full, x-addq-ontrue: [a, b]}}
+      - {queue: dying, arguments: {"x-?hkv= to": dying}}
+      - {queue: quorum, arguments: {"x-?hkv= to": quorum, x-addq-ontrue: a}}
+      - {queue: requests, arguments: {"x-?hkv= to": requests}}
+      - {queue: ghost, arguments: {"x-?hkv= to": ghost}}
+  - name: keys
+    type: direct
+    bindings:
+      - {queue: a, routing_key: a}
+  - name: many
+    bindings:
+      - {queue: many.0, arguments: {x-addqre-ontrue: "^many[.]"}}
+  - name: safe
+    arguments: {alternate-exchange: spare}
+    bindings:
+      - {queue: a, arguments: {"x-?hkv= to": a}}
+      - {queue: ghost, arguments: {"x-?hkv= to": ghost}}
+      - {queue: full, arguments: {"x-?hkv= to": full, x-addq-ontrue: [a, b]}}
+"""
+
+MANY = [f"many.{number}" for number in range(400)]
+
+
+def prepare(outside: Outside) -> None:
+    for name, queue in (("spare", "fallback"), ("graves", "dead"), ("copies", "a")):
+        outside.make_exchange(name, "fanout")
+        outside.make_queue(queue)
+        outside.bind(name, queue, "")
+    outside.make_queues(*MANY)
+
+
+@pytest.fixture(scope="module")
+def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with standing(broker, tmp_path_factory.mktemp("site"), RULES, prepare=prepare) as site:
+        yield site
+
+
+@pytest.fixture
+def site(running: Site) -> Iterator[Site]:
+    yield running
+    running.tidy()
+
+
+@pytest.fixture
+def producer(site: Site) -> Producer:
+    return site.producer()
+
+
+def only(messages: list[Message]) -> Message:
+    [message] = messages
+    return message
+
+
+def refusal_of_the_broker(site: Site, *arguments: object, **more: object) -> Closed:
+    """What the broker answers to the same publish on an exchange of its own."""
+    with Producer(site.broker.port, site.vhost).open(confirm=True) as peer:
+        peer.publish("amq.direct", *arguments, **more)  # type: ignore[arg-type]
+        return peer.closed()
+
+
+# -- one in, one out ---------------------------------------------------------------------------------------------------
+
+
+def test_one_publish_to_three_queues_is_one_publish_upstream_and_one_confirm(site: Site, producer: Producer) -> None:
+    for tag in (1, 2, 3):
+        producer.publish("letters", "any.key", {"to": "all"})
+        assert producer.settle(tag=tag).acked
+    assert producer.silent()
+    assert len(site.upstream().named("Basic.Publish")) == 3
+    assert site.bodies("a", "b", "c") == [[b"body"] * 3] * 3
+
+
+def test_receivers_see_exchange_key_properties_and_body_as_sent(site: Site, producer: Producer) -> None:
+    table = headers({"to": "all", "n": 5, "deep": {"list": [1, "x", True, 0.5]}})
+    producer.send_settled("letters", "any.key", table, b"text", message_id=b"m", priority=3, delivery_mode=2)
+    properties: dict[str, bytes | int] = {"message_id": b"m", "priority": 3, "delivery_mode": 2}
+    sent = client.encode_properties(properties, encode_table(site.stored(table)))
+    for queue in ("a", "b", "c"):
+        message = only(site.take(queue))
+        assert message.address == ("letters", "any.key")
+        assert (message.flags, message.properties, message.body) == (*sent, b"text")
+
+
+def test_method_and_body_frames_leave_byte_for_byte(site: Site, producer: Producer) -> None:
+    frames = client.split(client.publish(1, b"letters", b"any.key", headers({"to": "all"}), b"x", mandatory=True))
+    producer.send(*(one.raw for one in frames))
+    producer.settle()
+    method, _, body = site.upstream().frames[-3:]
+    assert (method, body) == (frames[0], frames[2])
+    assert site.bodies("a", "b", "c") == [[b"x"]] * 3
+
+
+def test_classic_and_quorum_queues_have_the_same_message(site: Site, producer: Producer) -> None:
+    assert producer.send_settled("letters", "k", {"to": "quorum"}, b"x").acked
+    messages = [only(site.take(queue)) for queue in ("a", "quorum")]
+    assert [message.address for message in messages] == [("letters", "k")] * 2
+    assert {name for message in messages for name in message.headers} <= {"to", "x-delivery-count"}
+
+
+def test_a_queue_named_by_two_bindings_and_behind_an_exchange_has_the_message_once(
+    site: Site, producer: Producer
+) -> None:
+    producer.send_settled("letters", "k", {"to": "twice"})
+    assert len(site.upstream().named("Basic.Publish")) == 1
+    assert site.bodies("a") == [[b"body"]]
+
+
+def test_a_message_without_a_header_table_arrives_with_an_empty_one(site: Site, producer: Producer) -> None:
+    producer.send_settled("safe", "k", None)
+    assert only(site.take("fallback")).entries is None  # no token, nothing to put in
+    producer.publish("keys", "a", None, message_id=b"m")
+    producer.settle()
+    message = only(site.take("a"))
+    assert (message.flags, message.properties) == client.encode_properties({"message_id": b"m"}, b"")
+
+
+# -- CC and BCC of the producer ----------------------------------------------------------------------------------------
+
+
+def test_a_bcc_of_the_producer_does_not_route_and_is_gone(site: Site, producer: Producer) -> None:
+    producer.send_settled("letters", "k", {"BCC": ["b", "c"], "to": "twice", "n": 1})
+    message = only(site.take("a"))
+    assert message.entries == encode_table(site.stored(headers({"to": "twice", "n": 1})))
+    assert site.bodies("b", "c") == [[], []]
+
+
+def test_a_cc_of_the_producer_stays_visible_and_does_not_route(site: Site, producer: Producer) -> None:
+    producer.send_settled("letters", "k", {"CC": ["b", "c"], "to": "twice"})
+    message = only(site.take("a"))
+    assert message.entries == encode_table(headers({"CC": ["b", "c"], "to": "twice"}))
+    assert site.bodies("b", "c") == [[], []]
+
+
+def test_of_two_bcc_entries_none_routes_and_none_arrives(site: Site, producer: Producer) -> None:
+    table = (*headers({"BCC": ["b"]}), *headers({"to": "twice"}), *headers({"BCC": ["c"]}))
+    producer.send_settled("letters", "k", table)
+    assert only(site.take("a")).entries == encode_table(headers({"to": "twice"}))
+    assert site.bodies("b", "c") == [[], []]
+
+
+@pytest.mark.parametrize("name", ["BCC", "CC"])
+def test_a_copy_header_that_is_no_array_gets_the_brokers_own_406(site: Site, producer: Producer, name: str) -> None:
+    table = {"to": "twice", name: "b"}
+    producer.publish("letters", "k", table)
+    close = producer.closed()
+    own = refusal_of_the_broker(site, "k", table)
+    assert (close.code, close.text, close.method) == (406, own.text, own.method)
+    assert site.bodies("a", "b") == [[], []]
+
+
+# -- many tokens -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("frame_max", "publishes"), [(131072, 1), (4096, 4)])
+def test_tokens_beyond_frame_max_are_spread_and_confirmed_once(site: Site, frame_max: int, publishes: int) -> None:
+    producer = site.producer(frame_max=frame_max)
+    for tag in (1, 2):
+        producer.publish("many", "k", {"n": 1}, b"x")
+        assert producer.settle(tag=tag).acked
+    assert producer.silent()
+    assert len(site.upstream().named("Basic.Publish")) == 2 * publishes
+    assert all(len(one.raw) <= frame_max for one in site.upstream().frames)
+    assert site.bodies(*MANY) == [[b"x", b"x"]] * len(MANY)
+
+
+# -- nowhere to go -----------------------------------------------------------------------------------------------------
+
+
+def test_mandatory_without_a_destination_is_returned_as_it_came_and_then_acked(site: Site, producer: Producer) -> None:
+    settled = producer.send_settled("letters", "some.key", {"to": "nobody"}, b"text", mandatory=True, message_id=b"m")
+    returned = only(settled.returned)
+    assert settled.acked
+    assert (returned.method["reply_code"], returned.method["reply_text"]) == (312, "NO_ROUTE")
+    assert returned.address == ("letters", "some.key")
+    sent = client.encode_properties({"message_id": b"m"}, encode_table(headers({"to": "nobody"})))
+    assert (returned.flags, returned.properties, returned.body) == (*sent, b"text")
+
+
+def test_without_a_destination_and_not_mandatory_there_is_an_ack_only(producer: Producer) -> None:
+    assert producer.send_settled("letters", "k", {"to": "nobody"}) == (True, [])
+
+
+def test_with_an_alternate_exchange_there_is_no_return(site: Site, producer: Producer) -> None:
+    table = headers({"to": "nobody"})
+    assert producer.send_settled("safe", "some.key", table, b"text", mandatory=True) == (True, [])
+    message = only(site.take("fallback"))
+    assert message.address == ("safe", "some.key")
+    assert message.entries == encode_table(table)
+
+
+def test_a_name_that_does_not_exist_does_not_wake_the_alternate_exchange(site: Site, producer: Producer) -> None:
+    assert producer.send_settled("safe", "k", {"to": "ghost"}) == (True, [])
+    settled = producer.send_settled("safe", "k", headers({"to": "ghost", "CC": ["a"]}), mandatory=True)
+    assert settled.acked
+    returned = only(settled.returned)
+    assert returned.address == ("safe", "k")
+    assert returned.entries == encode_table(headers({"to": "ghost", "CC": ["a"]}))
+    assert site.bodies("fallback", "a") == [[], []]
+
+
+@pytest.mark.parametrize("exchange", ["letters", "safe"])
+@pytest.mark.parametrize("mandatory", [False, True])
+def test_one_full_queue_of_three_nacks_and_the_others_have_it(
+    site: Site, producer: Producer, exchange: str, mandatory: bool
+) -> None:
+    assert producer.send_settled(exchange, "k", {"to": "full"}, b"1", mandatory=mandatory) == (True, [])
+    assert producer.send_settled(exchange, "k", {"to": "full"}, b"2", mandatory=mandatory) == (False, [])
+    assert site.bodies("full", "a", "b", "fallback") == [[b"1"], [b"1", b"2"], [b"1", b"2"], []]
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_is_delivered_whole_or_not_at_all(site: Site) -> None:
+    producer = site.producer(confirm=False)
+    producer.ask(commands.Tx.Select())
+    producer.publish("letters", "k", {"to": "all"}, b"1")
+    producer.publish("letters", "k", {"to": "twice"}, b"2")
+    producer.ask(commands.Tx.Rollback())
+    producer.publish("letters", "k", {"to": "all"}, b"3")
+    producer.publish("letters", "k", {"to": "twice"}, b"4")
+    producer.ask(commands.Tx.Commit())
+    assert site.bodies("a", "b", "c") == [[b"3", b"4"], [b"3"], [b"3"]]
+
+
+def test_returns_of_a_transaction_come_before_its_commit_ok(site: Site) -> None:
+    producer = site.producer(confirm=False)
+    producer.ask(commands.Tx.Select())
+    producer.publish("letters", "lost", {"to": "nobody"}, b"1", mandatory=True)
+    producer.publish("letters", "k", {"to": "all"}, b"2", mandatory=True)
+    producer.call(commands.Tx.Commit())
+    returned = producer.message(producer.expect("Basic.Return"))
+    producer.expect("Tx.CommitOk")
+    assert (returned.address, returned.body) == (("letters", "lost"), b"1")
+    assert site.bodies("a", "b", "c") == [[b"2"]] * 3
+
+
+def test_a_full_queue_in_a_transaction_closes_the_channel_as_the_broker_says(site: Site) -> None:
+    producer = site.producer(confirm=False)
+    producer.ask(commands.Tx.Select())
+    producer.publish("letters", "k", {"to": "full"}, b"1")
+    producer.publish("letters", "k", {"to": "full"}, b"2")
+    producer.call(commands.Tx.Commit())
+    assert producer.closed().code == 406
+    site.bodies("full", "a", "b")
+
+
+# -- what the broker does with the message afterwards ------------------------------------------------------------------
+
+
+def test_a_dead_lettered_copy_shows_the_original_key_and_no_token(site: Site, producer: Producer) -> None:
+    producer.send_settled("letters", "some.key", {"to": "dying", "CC": ["seen"]})
+    message = site.next("dead")
+    assert message.key == "some.key"
+    deaths = message.headers["x-death"].value
+    assert isinstance(deaths, tuple)
+    fields = dict(deaths[0].value)
+    assert fields[b"exchange"] == value("letters")
+    assert fields[b"routing-keys"] == value(["some.key", "seen"])
+    assert b"x.o.p.e.n" not in message.properties
+
+
+def test_direct_reply_to_works_across_an_open_exchange(site: Site, producer: Producer) -> None:
+    producer.ask(commands.Basic.Consume(queue="amq.rabbitmq.reply-to", no_ack=True))
+    producer.publish("letters", "k", {"to": "requests"}, b"question", reply_to=b"amq.rabbitmq.reply-to")
+    producer.settle()
+    server = site.producer()
+    question = server.get("requests")
+    assert question is not None
+    reply_to = question.properties[question.properties.index(b"amq.rabbitmq.reply-to.") :].decode()
+    server.send_settled("", reply_to, {}, b"answer")
+    assert producer.delivery().body == b"answer"
+
+
+def test_expiration_and_user_id_mean_what_they_mean_on_the_broker(site: Site, producer: Producer) -> None:
+    producer.send_settled("letters", "k", {"to": "twice"}, b"x", expiration=b"60000", user_id=b"guest")
+    message = only(site.take("a"))
+    sent = client.encode_properties(
+        {"expiration": b"60000", "user_id": b"guest"}, encode_table(headers({"to": "twice"}))
+    )
+    assert (message.flags, message.properties) == sent
+    wrongs: list[dict[str, Any]] = [{"expiration": b"soon"}, {"user_id": b"somebody"}]
+    for wrong in wrongs:
+        peer = site.producer()
+        peer.publish("letters", "k", {"to": "twice"}, b"x", **wrong)
+        own = refusal_of_the_broker(site, "k", {"to": "twice"}, b"x", **wrong)
+        close = peer.closed()
+        assert (close.code, close.text) == (406, own.text)

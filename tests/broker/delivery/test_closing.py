@@ -1,0 +1,194 @@
+"""Closes in the middle of things, on the real broker: contents, closes that cross, goodbyes, and any chaos."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from pamqp import commands
+
+from tests import client
+from tests.broker.delivery.site import Site, standing
+from tests.client import Frame
+from tests.producer import Closed, Gone, Producer, until
+from tests.rabbitmq import Broker
+from tests.relay.test_relay import check_contents
+
+RULES = """
+queues: [a, b]
+exchanges:
+  - name: letters
+    bindings: [{queue: a}]
+  - name: small
+    arguments: {max-payload-size: 1000}
+    bindings: [{queue: a}]
+  - name: chosen
+    bindings:
+      - {queue: b, arguments: {x-msg-destq-rk: ""}}
+  - name: direct
+    delivery: queue
+    bindings: [{queue: a}, {queue: b}]
+"""
+CLOSE = commands.Channel.Close(200, "bye", 0, 0)
+
+
+@pytest.fixture(scope="module")
+def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with standing(broker, tmp_path_factory.mktemp("site"), RULES) as site:
+        yield site
+
+
+@pytest.fixture
+def site(running: Site) -> Iterator[Site]:
+    yield running
+    running.tidy()
+    for queue in ("a", "b"):
+        running.take(queue)
+
+
+def parts(exchange: str, size: int) -> list[bytes]:
+    return [one.raw for one in client.split(client.publish(1, exchange.encode(), b"k", (), bytes(size)))]
+
+
+def close_code(producer: Producer) -> object:
+    """Code of the Channel.Close that comes next; it is not answered yet."""
+    found = producer.frame()
+    assert (found.name, found.channel) == ("Channel.Close", 1)
+    return found.arguments["reply_code"]
+
+
+# -- contents ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exchange", ["letters", "amq.direct", "direct"])
+@pytest.mark.parametrize("sent", [1, 2, 3])
+def test_a_channel_that_the_broker_closes_in_the_middle_of_a_publish_costs_that_channel_only(
+    site: Site, exchange: str, sent: int
+) -> None:
+    producer = site.producer().open(2, confirm=True)
+    frames = parts(exchange, 300_000)
+    producer.send(client.method(1, commands.Basic.Get(queue="nobody")), *frames[:sent])
+    assert close_code(producer) == 404
+    producer.send(*frames[sent:])
+    producer.call(commands.Channel.CloseOk())
+    producer.publish("letters", "k", channel=2)
+    assert producer.settle(channel=2).acked
+    assert producer.open(confirm=True).send_settled("letters", "k").acked
+
+
+def test_a_filter_that_closes_a_consuming_channel_does_not_cut_a_delivery(site: Site) -> None:
+    """Deliveries at full speed on the channel that is closed: its close stands between two of them, never inside."""
+    for _ in range(20):
+        site.beside.publish("", "b", body=bytes(400_000))
+    producer = site.producer()
+    producer.ask(commands.Basic.Consume(queue="b", consumer_tag="me", no_ack=True))
+    producer.expect("Basic.Deliver")
+    producer.publish("small", "k", body=bytes(1001))
+    heard: list[Frame] = [Frame(1, 1, client.method(1, commands.Basic.Deliver("me", 1, False, "", "b"))[7:-1])]
+    while heard[-1].name != "Channel.Close":
+        heard.append(producer.frame())
+    assert heard[-1].arguments["reply_code"] == 406
+    check_contents(b"".join(one.raw for one in heard), {})
+    producer.call(commands.Channel.CloseOk())
+    assert producer.open(confirm=True).send_settled("letters", "k").acked
+
+
+# -- closes that cross -------------------------------------------------------------------------------------------------
+
+
+def test_a_close_that_crosses_the_brokers_is_answered_and_the_number_is_free(site: Site) -> None:
+    producer = site.producer()
+    for _ in range(5):
+        producer.send(client.method(1, commands.Basic.Get(queue="nobody")), client.method(1, CLOSE))
+        assert close_code(producer) == 404
+        producer.call(commands.Channel.CloseOk())
+        producer.expect("Channel.CloseOk")
+        assert producer.open(confirm=True).send_settled("letters", "k").acked
+
+
+def test_a_close_that_crosses_ours_is_answered_and_the_number_is_free(site: Site) -> None:
+    producer = site.producer()
+    for _ in range(5):
+        producer.publish("letters", "x.o.p.e.n.x.q")
+        producer.call(CLOSE)
+        assert close_code(producer) == 403
+        producer.call(commands.Channel.CloseOk())
+        producer.expect("Channel.CloseOk")
+        assert producer.open(confirm=True).send_settled("letters", "k").acked
+
+
+def test_channels_refused_and_opened_again_at_once_are_never_opened_twice(site: Site) -> None:
+    """The next open is on its way before the broker has answered our close."""
+    producer = site.producer()
+    for _ in range(30):
+        producer.publish("letters", "x.o.p.e.n.x.q")
+        assert producer.closed().code == 403
+        producer.open(confirm=True)
+    assert producer.send_settled("letters", "k").acked
+
+
+# -- goodbye -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_publish_that_waits_for_its_queue_is_sent_before_the_goodbye(site: Site) -> None:
+    site.make_queue("new")
+    producer = site.producer(confirm=False)
+    producer.publish("chosen", "new", body=b"last words")
+    producer.close()
+    assert [message.body for message in site.take("new")] == [b"last words"]
+
+
+def test_everything_published_before_a_goodbye_is_there(site: Site) -> None:
+    producer = site.producer(confirm=False)
+    producer.send(client.publish(1, b"letters", b"k", (), b"x" * 500) * 500)
+    producer.close()
+    assert len(site.take("a")) == 500
+
+
+# -- any chaos ---------------------------------------------------------------------------------------------------------
+
+
+def chaos(port: int, vhost: str, seed: int) -> None:
+    """One client that says right and wrong things and leaves at some point, in some way."""
+    pick = random.Random(seed)
+    whole = client.publish(1, b"letters", b"k", (), bytes(pick.randrange(200_000)))
+    words: list[Callable[[], bytes]] = [
+        lambda: whole,
+        lambda: whole[: pick.randrange(len(whole))],
+        lambda: client.publish(1, b"direct", b"x.o.p.e.n.x.q", (), b""),
+        lambda: client.publish(2, b"small", b"k", (), bytes(2000)),
+        lambda: client.method(1, commands.Basic.Get(queue="nobody")),
+        lambda: client.method(1, CLOSE) + client.method(1, commands.Channel.Open()),
+        lambda: client.method(2, commands.Queue.Declare(queue=f"chaos-{seed}", exclusive=True)),
+        lambda: client.frame(pick.randrange(256), 1, b"x" * 9),
+        lambda: bytes(pick.randrange(256) for _ in range(30)),
+        lambda: client.method(0, commands.Connection.Close(200, "bye", 0, 0)),
+    ]
+    try:
+        with Producer(port, vhost) as producer:
+            producer.open(1, confirm=True).open(2)
+            for _ in range(pick.randrange(1, 6)):
+                producer.send(pick.choice(words)())
+            if pick.random() < 0.7:
+                producer.socket.settimeout(0.2)
+                producer.frame()
+    except (Gone, Closed, OSError):
+        return
+
+
+def test_clients_that_break_every_rule_disturb_nobody(site: Site) -> None:
+    steady = site.producer()
+    threads = [threading.Thread(target=chaos, args=(site.sidecar.port, site.vhost, seed)) for seed in range(40)]
+    for thread in threads:
+        thread.start()
+    for number in range(100):
+        assert steady.send_settled("letters", f"steady.{number}").acked
+    for thread in threads:
+        thread.join()
+    until(lambda: site.metric("connections", side="downstream") <= 1)
+    assert steady.send_settled("letters", "steady").acked
+    assert "Traceback" not in site.sidecar.log.read_text()
+    steady_keys = [message.key for message in site.take("a") if message.key.startswith("steady")]
+    assert steady_keys == [*(f"steady.{number}" for number in range(100)), "steady"]

@@ -1,0 +1,303 @@
+"""What others do on the broker, or in their arguments, and what the control plane makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from pamqp import commands
+
+from proxy.amqp import methods
+from proxy.amqp.tables import MAX_NESTING, encode_table
+from proxy.values import Table, Value
+from tests import client
+from tests.broker.delivery.site import Site, standing
+from tests.producer import Producer, until
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+RULES = """
+queues: [other]
+exchanges:
+  - name: letters
+    bindings: [{queue: late}, {queue: other}]
+"""
+SETTINGS = {"inventory": {"refresh": "200ms"}}
+
+
+@pytest.fixture
+def site(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with standing(broker, tmp_path_factory.mktemp("site"), RULES, SETTINGS) as site:
+        yield site
+
+
+def nested(depth: int, letter: str = "A") -> bytes:
+    """Entries of a table with one argument: so many arrays or tables within one another."""
+    value = b""
+    for _ in range(depth):
+        inner = value if letter == "A" or not value else b"\x01k" + value
+        value = letter.encode() + len(inner).to_bytes(4, "big") + inner
+    return b"\x06x-deep" + value
+
+
+def declare_queue(producer: Producer, name: str, entries: bytes) -> None:
+    bits = (False, True, False, False, False)
+    producer.send(methods.method_frame(1, methods.QUEUE_DECLARE, 0, name.encode(), *bits, entries))
+
+
+def declare_exchange(producer: Producer, name: str, type: str, entries: bytes) -> None:
+    bits = (False, True, False, False, False)
+    producer.send(methods.method_frame(1, methods.EXCHANGE_DECLARE, 0, name.encode(), type.encode(), *bits, entries))
+
+
+def bind(producer: Producer, queue: str, exchange: str, entries: bytes) -> None:
+    producer.send(
+        methods.method_frame(1, methods.QUEUE_BIND, 0, queue.encode(), exchange.encode(), b"k", False, entries)
+    )
+
+
+def bind_exchange(producer: Producer, destination: str, source: str, entries: bytes) -> None:
+    names = (destination.encode(), source.encode(), b"k")
+    producer.send(methods.method_frame(1, methods.EXCHANGE_BIND, 0, *names, False, entries))
+
+
+@pytest.mark.parametrize("letter", ["A", "F"])
+@pytest.mark.parametrize(
+    ("ask", "of", "ids"),
+    [
+        pytest.param(lambda p, e: declare_queue(p, "deep", e), "queue 'deep'", (50, 10), id="queue.declare"),
+        pytest.param(
+            lambda p, e: declare_exchange(p, "deep", "fanout", e), "exchange 'deep'", (40, 10), id="exchange.declare"
+        ),
+        pytest.param(
+            lambda p, e: declare_exchange(p, "deep", "x-open", e), "exchange 'deep'", (40, 10), id="open declare"
+        ),
+        pytest.param(
+            lambda p, e: bind(p, "other", "amq.direct", e), "binding to queue 'other'", (50, 20), id="queue.bind"
+        ),
+        pytest.param(lambda p, e: bind(p, "other", "letters", e), "binding to queue 'other'", (50, 20), id="open bind"),
+        pytest.param(
+            lambda p, e: bind_exchange(p, "amq.fanout", "amq.direct", e),
+            "binding to exchange 'amq.fanout'",
+            (40, 30),
+            id="exchange.bind",
+        ),
+    ],
+)
+def test_arguments_nested_deeper_than_a_table_is_decoded_are_refused_on_their_channel(
+    site: Site, ask: Callable[[Producer, bytes], None], of: str, ids: tuple[int, int], letter: str
+) -> None:
+    producer = site.producer()
+    producer.open(2, confirm=True)
+    ask(producer, nested(MAX_NESTING + 1, letter))
+    close = producer.closed()
+    assert (close.code, close.method) == (406, ids)
+    assert close.text == (
+        f"PRECONDITION_FAILED - invalid arg 'x-deep' for {of} in vhost '{site.vhost}': tables and arrays nested deeper "
+        f"than {MAX_NESTING} levels"
+    )
+    producer.publish("letters", channel=2)
+    assert producer.settle(2).acked
+
+
+def test_arguments_as_deep_as_a_table_is_decoded_pass(site: Site) -> None:
+    producer = site.producer()
+    declare_queue(producer, "deep", nested(MAX_NESTING))
+    producer.expect("Queue.DeclareOk")
+    bind(producer, "deep", "amq.direct", nested(MAX_NESTING, "F"))
+    producer.expect("Queue.BindOk")
+
+
+def not_followed(sidecar: Sidecar) -> list[str]:
+    degraded: list[str] = json.loads(sidecar.get("/status"))["degraded"]
+    return degraded
+
+
+def test_a_queue_that_no_listing_shows_costs_neither_the_looks_nor_a_start(site: Site, broker: Broker) -> None:
+    """Declared beside the sidecar, with arguments that its JSON decoder gives up on."""
+    declare_queue(site.beside, "deep", nested(1500))
+    site.beside.expect("Queue.DeclareOk")
+    until(lambda: any("nested too deep" in each for each in not_followed(site.sidecar)))
+    site.make_queue("late")
+    until(lambda: ("queue", b"late") in site.bound("letters"))
+    assert site.producer().send_settled("letters").acked
+    assert site.bodies("late") == [[b"body"]]
+    with Sidecar(broker, [site.sidecar.folder / "rules.yaml"], SETTINGS):
+        pass  # it got ready
+    assert site.metric("control_loop_failures_total", task="vhost") == 0
+    site.delete_queue("deep")
+    until(lambda: not_followed(site.sidecar) == [])
+
+
+def test_an_exchange_that_no_listing_shows_hides_no_declared_exchange_of_another_virtual_host(
+    site: Site, broker: Broker, vhost: str
+) -> None:
+    with Producer(broker.port, vhost) as beside:
+        declare_exchange(beside.open(), "deep", "fanout", nested(1500))
+        beside.expect("Exchange.DeclareOk")
+    producer = site.producer()
+    table: Table = ((b"x-match", Value("S", b"any")),)
+    declare_exchange(producer, "theirs", "x-open", b"")
+    producer.expect("Exchange.DeclareOk")
+    bind_open = methods.method_frame(1, methods.QUEUE_BIND, 0, b"other", b"theirs", b"", False, encode_table(table))
+    producer.send(bind_open)
+    producer.expect("Queue.BindOk")
+    with Sidecar(broker, settings=SETTINGS) as second:
+        status = json.loads(second.get("/status"))
+        assert {each["vhost"]: each["declared"] for each in status["vhosts"]}[site.vhost]["theirs"] == 1
+        assert [each for each in status["degraded"] if vhost in each and "nested too deep" in each]
+
+
+@contextmanager
+def odd_management(broker: Broker, change: Callable[[str, bytes], bytes]) -> Iterator[str]:
+    """A management API that answers as the broker's does, but for what `change` makes of path and body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            request = Request(broker.management + self.path, headers={"Authorization": self.headers["Authorization"]})
+            try:
+                with urlopen(request, timeout=30) as answer:
+                    status, body = answer.status, answer.read()
+            except HTTPError as error:
+                status, body = error.code, error.read()
+            body = change(self.path, body)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing to standard error."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_an_exception_that_nobody_expected_holds_readiness_is_counted_and_tried_again(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    odd = False
+
+    def change(path: str, body: bytes) -> bytes:
+        if not odd or not path.startswith("/api/exchanges/site-") or "/bindings/" in path:
+            return body
+        return json.dumps([each | {"arguments": ["no table"]} for each in json.loads(body)]).encode()
+
+    with odd_management(broker, change) as management:
+        settings = {**SETTINGS, "upstream": {"management": management}}
+        with standing(broker, tmp_path_factory.mktemp("site"), RULES, settings) as site:
+            assert site.metric("control_loop_failures_total", task="vhost") == 0
+            odd = True
+            until(lambda: site.metric("control_loop_failures_total", task="vhost") > 1)
+            with pytest.raises(HTTPError) as caught:
+                site.sidecar.get("/readyz")
+            text = caught.value.read().decode()
+            assert (caught.value.code, text.splitlines()[0]) == (503, "not ready")
+            assert f"control task vhost of vhost {site.vhost}: failed with AttributeError" in text
+            assert site.producer().send_settled("letters").acked  # rules in force still decide
+            odd = False
+            site.make_queue("late")
+            until(lambda: ("queue", b"late") in site.bound("letters"))
+            until(lambda: json.loads(site.sidecar.get("/status"))["ready"])
+            (line, *_) = site.logged("control task failed")
+            assert site.logged("Traceback (most recent call last)")
+            assert site.vhost in line
+            assert site.logged("control task works again")
+
+
+@pytest.mark.parametrize("path", ["/api", "/api/", "/"])
+def test_the_address_of_the_management_api_may_end_with_its_path(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory, path: str
+) -> None:
+    settings = {**SETTINGS, "upstream": {"management": broker.management + path}}
+    with standing(broker, tmp_path_factory.mktemp("site"), RULES, settings) as site:
+        status = json.loads(site.sidecar.get("/status"))
+        assert status["degraded"] == []
+        assert list(status["vhosts"][0]["missing"]) == ["queue late"]
+
+
+def memory_mib(process_id: int) -> float:
+    """Resident memory."""
+    lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
+    (line,) = [each for each in lines if each.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024
+
+
+def test_a_flood_of_declares_while_the_broker_is_stopped_waits_in_the_producer(site: Site) -> None:
+    producer = site.producer(confirm=False)
+    before = memory_mib(site.sidecar.process_id)
+    upstream = site.upstream()
+    upstream.reading.clear()
+    flood = b"".join(client.method(1, commands.Queue.Declare(queue=f"f{number % 100}")) for number in range(1000))
+    producer.socket.setblocking(False)
+    taken = 0
+    with contextlib.suppress(TimeoutError):
+        while taken < 2000 * len(flood):
+            _, writable, _ = select.select([], [producer.socket], [], 2.0)
+            if not writable:
+                break
+            taken += producer.socket.send(flood[taken % len(flood) :])
+    assert taken < 2000 * len(flood), "the producer was never made to wait"
+    assert memory_mib(site.sidecar.process_id) - before < 8
+    producer.vanish()
+    upstream.reading.set()
+    assert site.producer().send_settled("letters").acked
+
+
+@pytest.mark.parametrize("management", [True, False])
+def test_a_virtual_host_that_is_deleted_is_not_followed_any_more(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory, management: bool
+) -> None:
+    settings = SETTINGS if management else {**SETTINGS, "upstream": {"management": None}}
+    with standing(broker, tmp_path_factory.mktemp("site"), RULES, settings) as site:
+        come_and_go(site, f"{site.vhost}-passing")
+
+
+def come_and_go(site: Site, name: str) -> None:
+    broker = site.broker
+
+    def followed() -> bool:
+        return name in {each["vhost"] for each in json.loads(site.sidecar.get("/status"))["vhosts"]}
+
+    for _ in range(2):  # one of that name that comes later is another one
+        broker.create_vhost(name)
+        with Producer(site.sidecar.port, name) as producer:
+            producer.open()
+            declare_exchange(producer, "theirs", "x-open", b"")
+            producer.expect("Exchange.DeclareOk")
+            assert followed()
+            broker.delete_vhost(name)
+            assert producer.closed(0).code == 320
+        until(lambda: not followed())
+        status = json.loads(site.sidecar.get("/status"))
+        assert [each for each in status["degraded"] if name in each] == []
+        assert status["ready"]
+    assert len(site.logged("virtual host is gone")) == 2
+
+
+def test_a_virtual_host_that_rules_name_is_followed_though_it_is_deleted(
+    broker: Broker, vhost: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with standing(broker, tmp_path_factory.mktemp("site"), RULES, SETTINGS) as site:
+        broker.delete_vhost(site.vhost)
+        until(lambda: len(site.logged("control connection failed")) > 0)
+        until(lambda: json.loads(site.sidecar.get("/status"))["degraded"] != [])
+        broker.create_vhost(site.vhost)
+        until(lambda: json.loads(site.sidecar.get("/status"))["degraded"] == [])
+        assert ("queue", b"other") in site.bound("letters")

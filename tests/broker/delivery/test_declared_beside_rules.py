@@ -1,0 +1,226 @@
+"""Rules files and applications on one exchange; and how far what applications declare may reach."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from tests.broker.delivery.applications import Application, declared
+from tests.broker.delivery.site import Site, standing
+from tests.producer import until
+from tests.rabbitmq import Broker
+
+RULES = """
+queues: [a, b, secret, secret.too]
+exchanges:
+  - name: filed
+    delivery: DELIVERY
+    arguments: {max-payload-size: 100}
+    bindings:
+      - {queue: a, arguments: {"x-?hkv= to": a}}
+      - {queue: a, arguments: {"x-?hkv= to": tie, x-stop-ontrue: ""}}
+      - {queue: secret, arguments: {"x-?hkv= to": secret}}
+      - {exchange: amq.fanout, arguments: {"x-?hkv= to": copies}}
+  - name: routed
+    delivery: DELIVERY
+    type: topic
+    bindings:
+      - {queue: a, routing_key: "a.#"}
+  - name: keyed
+    delivery: DELIVERY
+    type: direct
+    bindings:
+      - {queue: a, routing_key: a}
+"""
+ALL = ("a", "b", "secret", "secret.too")
+TIE = {"x-?hkv= to": "tie", "x-stop-ontrue": ""}
+
+
+@pytest.fixture(scope="module", params=["carrier", "queue"])
+def running(request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    clients = {"delivery": request.param, "snapshot": str(folder / "kept")}
+    settings = {"inventory": {"refresh": "200ms"}, "declared": clients}
+    with standing(broker, folder, RULES.replace("DELIVERY", request.param), settings) as site:
+        yield site
+
+
+@pytest.fixture
+def site(running: Site) -> Iterator[Site]:
+    yield running
+    for queue in ALL:
+        running.take(queue)
+    running.tidy()
+
+
+@pytest.fixture
+def app(site: Site) -> Iterator[Application]:
+    with Application(site.sidecar.port, site.vhost) as made:
+        yield made
+
+
+# -- one exchange, declared by the file --------------------------------------------------------------------------------
+
+
+def test_bindings_of_both_are_used_and_the_file_comes_first_in_ties(site: Site, app: Application) -> None:
+    app.bind("b", "filed", {"x-?hkv= to": "a"})
+    app.bind("b", "filed", TIE)
+    assert app.reached("filed", {"to": "a"}, *ALL) == ["a", "b"]
+    assert app.reached("filed", {"to": "tie"}, *ALL) == ["a"]
+    app.unbind("b", "filed", TIE)
+    app.unbind("b", "filed", {"x-?hkv= to": "a"})
+    assert app.reached("filed", {"to": "a"}, *ALL) == ["a"]
+
+
+def test_what_the_file_binds_is_not_the_applications_to_unbind(app: Application) -> None:
+    close = app.refused(app.unbinding("a", "filed", {"x-?hkv= to": "a"}))
+    assert (close.code, close.method) == (403, (50, 50))
+    assert close.text == "ACCESS_REFUSED - the binding to 'a' belongs to a rules file of the proxy"
+    app.bind("a", "filed", {"x-?hkv= to": "a"})  # it is there already
+    assert app.refused(app.unbinding("a", "filed", {"x-?hkv= to": "a"})).code == 403
+    close = app.refused(app.unchaining("amq.fanout", "filed", {"x-?hkv= to": "copies"}))
+    assert (close.code, close.method) == (403, (40, 40))
+    assert app.reached("filed", {"to": "a"}, *ALL) == ["a"]
+
+
+def test_what_the_file_declares_is_not_the_applications_to_delete(app: Application) -> None:
+    close = app.refused(app.deleting("filed"))
+    assert (close.code, close.method) == (403, (40, 20))
+    assert close.text == "ACCESS_REFUSED - exchange 'filed' is declared by a rules file of the proxy"
+    assert app.reached("filed", {"to": "a"}, *ALL) == ["a"]
+
+
+def test_the_file_wins_the_declaration(app: Application) -> None:
+    app.exchange("filed", {"max-payload-size": 100})
+    assert "inequivalent arg 'max-payload-size'" in app.refused(app.declaring("filed", {"max-payload-size": 99})).text
+
+
+@pytest.mark.parametrize(("exchange", "key", "other"), [("routed", "b.*", "b.c"), ("keyed", "b", "b")])
+def test_applications_bind_to_exchanges_of_other_types_that_are_evaluated_here(
+    site: Site, app: Application, exchange: str, key: str, other: str
+) -> None:
+    app.bind("b", exchange, {"n": 1}, key)
+    app.bind("b", exchange, {"n": 2}, key)
+    assert app.reached(exchange, {}, *ALL, key=other) == ["b"]
+    assert app.reached(exchange, {}, *ALL, key="a") == ["a"]
+    assert app.refused(app.unbinding("b", exchange, {"n": 3}, key)).text.endswith("binding arguments do not match")
+    site.sidecar.stop()
+    site.sidecar.start()
+    with Application(site.sidecar.port, site.vhost) as after:
+        assert after.reached(exchange, {}, *ALL, key=other) == ["b"]
+        after.unbind("b", exchange, {"n": 1}, key)
+        assert after.reached(exchange, {}, *ALL, key=other) == ["b"]
+        after.unbind("b", exchange, {"n": 2}, key)
+        assert after.reached(exchange, {}, *ALL, key=other) == []
+
+
+def test_a_restart_keeps_both(site: Site, app: Application) -> None:
+    app.bind("b", "filed", {"x-?hkv= to": "a"})
+    site.sidecar.stop()
+    site.sidecar.start()
+    assert declared(site.sidecar, site.vhost) == {"filed": 1}
+    with Application(site.sidecar.port, site.vhost) as after:
+        assert after.reached("filed", {"to": "a"}, *ALL) == ["a", "b"]
+        assert after.refused(after.unbinding("a", "filed", {"x-?hkv= to": "a"})).code == 403
+        after.unbind("b", "filed", {"x-?hkv= to": "a"})
+
+
+# -- what a client's routes reach --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited(site: Site) -> Iterator[Application]:
+    """An application that may bind the queues a and b, and publish, but neither of the secret ones."""
+    name = f"user-{secrets.token_hex(4)}"
+    site.broker.create_user(name, name)
+    site.broker.grant(name, site.vhost, configure="^mine$", write="^(a|b|mine|filed|amq.default)$", read=".*")
+    with Application(site.sidecar.port, site.vhost, name) as made:
+        yield made
+    site.broker.delete_user(name)
+
+
+@pytest.fixture(params=["mine", "filed"])
+def exchange(request: pytest.FixtureRequest, site: Site, limited: Application) -> Iterator[str]:
+    """An exchange that a client declared, or one of the rules file."""
+    if request.param == "mine":
+        limited.exchange("mine")
+    yield str(request.param)
+    if request.param == "mine":
+        with Application(site.sidecar.port, site.vhost) as after:
+            after.delete("mine")
+
+
+def test_a_route_that_names_what_the_client_may_not_bind_is_refused(
+    site: Site, app: Application, limited: Application, exchange: str
+) -> None:
+    for way in ("ontrue", "onfalse"):
+        arguments = {"x-?hkv= to": "x", f"x-addq-{way}": ["a", "secret"]}
+        close = limited.refused(limited.binding("b", exchange, arguments))
+        assert (close.code, close.method) == (403, (50, 20))
+        assert "access to queue 'secret'" in close.text
+    assert app.reached(exchange, {"to": "x"}, *ALL) == []
+    assert ("queue", b"secret.too") not in site.bound(exchange) if exchange in carriers(site) else True
+
+
+def carriers(site: Site) -> set[str]:
+    listed = site.broker.api("GET", f"exchanges/{site.vhost}?columns=name")
+    return {each["name"] for each in listed}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_pattern_reaches_only_what_the_client_may_bind(
+    site: Site, app: Application, limited: Application, exchange: str, restarted: bool
+) -> None:
+    arguments = {"x-?hkv= to": "x", "x-addqre-ontrue": "^(a|secret.*)$"}
+    limited.bind("b", exchange, arguments)
+    if restarted:
+        site.sidecar.stop()
+        site.sidecar.start()
+    with Application(site.sidecar.port, site.vhost) as sender, again(site, limited) as owner:
+        until(lambda: sender.reached(exchange, {"to": "x"}, *ALL) == ["a", "b"])
+        assert sender.reached(exchange, {"to": "x"}, *ALL) == ["a", "b"]
+        if exchange in carriers(site):
+            assert ("queue", b"secret.too") not in site.bound(exchange)
+        owner.unbind("b", exchange, arguments)
+
+
+def again(site: Site, limited: Application) -> Application:
+    """The same user, once more: only a connection of its own can be asked what it may bind."""
+    return Application(site.sidecar.port, site.vhost, limited.username)
+
+
+@pytest.mark.parametrize("chosen", ["secret", "secret.too"])
+def test_a_message_reaches_by_a_clients_permission_only_what_the_client_may_bind(
+    site: Site, app: Application, limited: Application, exchange: str, chosen: str
+) -> None:
+    arguments = {"x-?hkv= to": "x", "x-msg-addq-ontrue": "", "x-msg-destq-rk": ""}
+    limited.bind("b", exchange, arguments)
+    assert app.reached(exchange, {"to": "x", "x-addq-ontrue": ["a", chosen]}, *ALL, key="b") == ["a", "b"]
+    assert app.reached(exchange, {"to": "x"}, *ALL, key=chosen) == []
+    limited.unbind("b", exchange, arguments)
+
+
+def test_what_the_file_itself_names_is_reached_all_the_same(site: Site, app: Application, limited: Application) -> None:
+    arguments = {"x-?hkv= to": "secret", "x-addqre-ontrue": "^secret"}
+    limited.bind("b", "filed", arguments)
+    assert app.reached("filed", {"to": "secret"}, *ALL) == ["b", "secret"]
+    limited.unbind("b", "filed", arguments)
+
+
+def test_any_can_be_chosen(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    name = f"user-{secrets.token_hex(4)}"
+    broker.create_user(name, name)
+    settings = {"declared": {"client_routes": "any"}}
+    try:
+        with standing(broker, folder, RULES.replace("DELIVERY", "carrier"), settings) as site:
+            broker.grant(name, site.vhost, configure="^mine$", write="^(b|mine)$", read=".*")
+            with Application(site.sidecar.port, site.vhost, name) as app:
+                app.exchange("mine")
+                app.bind("b", "mine", {"x-?hkex": "x", "x-addq-ontrue": "secret"})
+                app.send_settled("mine", "k", {"x": 1})
+            assert len(site.next("secret").body) == 4
+    finally:
+        broker.delete_user(name)

@@ -1,0 +1,429 @@
+"""Binds and unbinds of applications on open exchanges: errors, permissions, identity, order, chains of exchanges."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from pamqp import commands
+
+from proxy.amqp.method_frames import exchange_bind, exchange_delete, exchange_unbind
+from proxy.values import Table, Value
+from tests.broker.delivery.applications import Application, declared
+from tests.broker.world import Outside
+from tests.client import method
+from tests.producer import until
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+STOP = {"x-stop-ontrue": ""}
+
+
+@pytest.fixture
+def app(sidecar: Sidecar, vhost: str, delivery: str) -> Iterator[Application]:
+    with Application(sidecar.port, vhost, delivery=delivery) as made:
+        made.exchange("ox")
+        made.queues("a", "b")
+        yield made
+
+
+@pytest.fixture
+def user(broker: Broker) -> Iterator[str]:
+    """A user without permissions; its password is its name."""
+    name = f"user-{secrets.token_hex(4)}"
+    broker.create_user(name, name)
+    yield name
+    broker.delete_user(name)
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+#: arguments, routing key, and what the plugin says
+INVALID: list[tuple[dict[str, object], str, str]] = [
+    ({"x-match": "some"}, "key", "Forbidden declaration of binding's routing key"),
+    ({"x-match": "some", "x-unknown": 1}, "", "Invalid binding type"),
+    ({"x-unknown": 1, "": 1}, "", "Binding's argument key can't be empty"),
+    ({"x-?hkvre a": "("}, "", "Invalid regex '(': missing closing parenthesis at offset 1"),
+    ({"x-order": 5}, "", "Binding's order must be an integer between 100 and 999999"),
+    ({"x-unknown": 1}, "", "Unknown or invalid argument's key '<<\"x-unknown\">>'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "key", "text"), INVALID, ids=[text for _, _, text in INVALID])
+def test_what_is_not_valid_is_refused_and_changes_nothing(
+    app: Application, arguments: dict[str, object], key: str, text: str
+) -> None:
+    app.bind("b", "ox")
+    close = app.refused(app.binding("a", "ox", arguments, key))
+    assert (close.code, close.text, close.method) == (406, f"PRECONDITION_FAILED - {text}", (50, 20))
+    assert app.reached("ox", {}, "a", "b") == ["b"]
+
+
+def test_a_refused_exchange_bind_has_its_own_method(app: Application) -> None:
+    close = app.refused(app.chaining("amq.fanout", "ox", {"x-unknown": 1}))
+    assert (close.code, close.method) == (406, (40, 30))
+
+
+def test_without_an_answer_it_is_bound_all_the_same(app: Application) -> None:
+    app.send(app.binding("a", "ox", nowait=True), app.binding("b", "ox", {"x-?hkex": "x"}, nowait=True))
+    assert app.reached("ox", {"x": 1}, "a", "b") == ["a", "b"]
+
+
+def test_without_an_answer_exchanges_are_declared_bound_unbound_and_deleted(app: Application, outside: Outside) -> None:
+    outside.make_exchange("real", "fanout")
+    app.bind("a", "real")
+    names = (b"real", b"second", b"")
+    app.send(
+        app.declaring("second", nowait=True),
+        exchange_bind(1, *names, nowait=True),
+    )
+    assert app.reached("second", {}, "a") == ["a"]
+    app.send(exchange_unbind(1, *names, nowait=True))
+    assert app.reached("second", {}, "a") == []
+    app.send(exchange_delete(1, b"second", nowait=True))
+    assert app.refused(app.declaring("second", passive=True)).code == 404
+
+
+def test_without_an_answer_a_refusal_closes_the_channel_all_the_same(app: Application) -> None:
+    close = app.refused(app.binding("a", "ox", {"x-unknown": 1}, nowait=True))
+    assert (close.code, close.method) == (406, (50, 20))
+    assert app.refused(app.binding("nowhere", "ox", nowait=True)).code == 404
+
+
+def test_a_queue_or_exchange_that_is_not_there_is_the_brokers_404(app: Application) -> None:
+    for frame, asked in ((app.binding("nowhere", "ox"), (50, 20)), (app.chaining("nowhere", "ox"), (40, 30))):
+        close = app.refused(frame)
+        assert (close.code, close.method) == (404, asked)
+        assert "nowhere" in close.text
+    assert app.refused(app.binding("a", "no exchange")).code == 404
+    assert app.send_settled("ox", "k", {}, mandatory=True).returned
+
+
+def test_an_exclusive_queue_of_another_connection_is_the_brokers_405(
+    app: Application, sidecar: Sidecar, vhost: str
+) -> None:
+    with Application(sidecar.port, vhost) as owner:
+        owner.send(method(1, commands.Queue.Declare(queue="own", exclusive=True)))
+        owner.expect("Queue.DeclareOk")
+        close = app.refused(app.binding("own", "ox"))
+        assert (close.code, close.method) == (405, (50, 20))
+        owner.bind("own", "ox")
+
+
+def test_an_exchange_is_bound_and_unbound_by_the_clients_permissions(
+    broker: Broker, sidecar: Sidecar, vhost: str, app: Application, outside: Outside, user: str
+) -> None:
+    outside.make_exchange("far", "fanout")
+    broker.grant(user, vhost, configure="", write="^amq.fanout$", read="^ox$")
+    with Application(sidecar.port, vhost, user) as other:
+        for frame, asked in ((other.chaining("far", "ox"), (40, 30)), (other.unchaining("far", "ox"), (40, 40))):
+            close = other.refused(frame)
+            assert (close.code, close.method) == (403, asked)
+            assert "access to exchange 'far'" in close.text
+        other.chain("amq.fanout", "ox")
+        other.unchain("amq.fanout", "ox")
+
+
+def test_a_declare_of_the_clients_own_that_is_refused_behind_a_bind_names_itself(app: Application) -> None:
+    app.send(app.binding("a", "ox"), method(1, commands.Queue.Declare(queue="nowhere", passive=True)))
+    app.expect("Queue.BindOk")
+    close = app.closed()
+    assert (close.code, close.method) == (404, (50, 10))
+
+
+def test_the_brokers_permissions_of_the_client_decide(
+    broker: Broker, sidecar: Sidecar, vhost: str, app: Application, user: str
+) -> None:
+    broker.grant(user, vhost, configure="", write="^a$", read="^ox$")
+    with Application(sidecar.port, vhost, user) as other:
+        other.bind("a", "ox")
+        for frame, asked in ((other.binding("b", "ox"), (50, 20)), (other.unbinding("b", "ox"), (50, 50))):
+            close = other.refused(frame)
+            assert (close.code, close.method) == (403, asked)
+            assert "access to queue 'b'" in close.text
+        assert app.reached("ox", {}, "a", "b") == ["a"]
+        other.unbind("a", "ox")
+    broker.grant(user, vhost, configure="", write="^a$", read="")
+    with Application(sidecar.port, vhost, user) as other:
+        close = other.refused(other.binding("a", "ox"))
+        assert (close.code, close.method) == (403, (50, 20))
+        assert "access to exchange 'ox'" in close.text
+    assert app.send_settled("ox", "k", {}, mandatory=True).returned
+
+
+# -- identity ----------------------------------------------------------------------------------------------------------
+
+
+def number(letter: str, of: float) -> Table:
+    return ((b"x-?hkv= n", Value(letter, of)),)
+
+
+def test_bindings_that_differ_in_their_arguments_alone_are_two(app: Application) -> None:
+    app.bind("a", "ox", {"x-?hkv= n": 1})
+    app.bind("a", "ox", {"x-?hkv= n": 2})
+    assert [app.reached("ox", {"n": n}, "a") for n in (1, 2, 3)] == [["a"], ["a"], []]
+    app.unbind("a", "ox", {"x-?hkv= n": 1})
+    assert [app.reached("ox", {"n": n}, "a") for n in (1, 2)] == [[], ["a"]]
+
+
+def test_types_tell_bindings_apart(app: Application) -> None:
+    for letter in ("I", "l", "d"):
+        app.bind("a", "ox", number(letter, 1))
+    for letter in ("I", "l"):
+        app.unbind("a", "ox", number(letter, 1))
+        assert app.reached("ox", {"n": 1}, "a") == ["a"]
+    app.unbind("a", "ox", number("d", 1))
+    assert app.reached("ox", {"n": 1}, "a") == []
+
+
+def test_unbinding_with_other_arguments_is_refused(app: Application, outside: Outside) -> None:
+    outside.make_exchange("far", "fanout")
+    app.bind("a", "ox", number("I", 1))
+    app.chain("far", "ox", number("I", 1))
+    close = app.refused(app.unbinding("a", "ox", number("l", 1)))
+    text = "PRECONDITION_FAILED - binding arguments do not match"
+    assert (close.code, close.text, close.method) == (406, text, (50, 50))
+    close = app.refused(app.unchaining("far", "ox", number("l", 1)))
+    assert (close.code, close.text, close.method) == (406, text, (40, 40))
+    assert app.reached("ox", {"n": 1}, "a") == ["a"]
+
+
+def test_unbinding_what_nobody_bound_is_fine(app: Application) -> None:
+    app.bind("a", "ox")
+    app.unbind("b", "ox", {"x-?hkex": "x"})
+    app.unbind("b", "ox")
+    app.unchain("amq.fanout", "ox")
+    app.unbind("nowhere", "ox")  # as on RabbitMQ since 3.2
+    app.unchain("nowhere", "ox")
+    assert app.reached("ox", {}, "a") == ["a"]
+
+
+def test_the_silence_of_the_broker_can_be_chosen(broker: Broker, vhost: str, delivery: str) -> None:
+    with (
+        Sidecar(broker, settings={"declared": {"unbind": "broker"}}) as silent,
+        Application(silent.port, vhost, delivery=delivery) as app,
+    ):
+        app.exchange("ox")
+        app.queues("a")
+        app.bind("a", "ox", number("I", 1))
+        app.unbind("a", "ox", number("l", 1))
+        assert app.reached("ox", {"n": 1}, "a") == ["a"]
+        app.unbind("a", "ox", number("I", 1))
+        assert app.reached("ox", {"n": 1}, "a") == []
+
+
+def test_the_brokers_own_exchanges_pass_untouched(app: Application, outside: Outside) -> None:
+    app.exchange("plain", kind="direct")
+    app.bind("a", "plain", {"n": 1}, "k")
+    app.unbind("a", "plain", {"n": 2}, "k")
+    assert app.reached("plain", {}, "a") == ["a"]
+    assert ("queue", b"a", b"k") in outside.bindings("plain")
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+def test_of_equal_orders_the_one_bound_last_is_visited_first(app: Application) -> None:
+    app.bind("a", "ox", STOP)
+    app.bind("b", "ox", STOP)
+    assert app.reached("ox", {}, "a", "b") == ["b"]
+    app.bind("a", "ox", STOP)  # it is there already: nothing changes
+    assert app.reached("ox", {}, "a", "b") == ["b"]
+    app.unbind("a", "ox", STOP)
+    app.bind("a", "ox", STOP)
+    assert app.reached("ox", {}, "a", "b") == ["a"]
+
+
+# -- queues that go ----------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_that_is_deleted_takes_its_bindings_along(app: Application) -> None:
+    app.bind("a", "ox")
+    app.bind("b", "ox")
+    app.send(app.deleting_queue("a"))
+    app.expect("Queue.DeleteOk")
+    app.queues("a")
+    assert app.reached("ox", {}, "a", "b") == ["b"]
+    app.bind("a", "ox")
+    assert app.reached("ox", {}, "a", "b") == ["a", "b"]
+
+
+@pytest.mark.parametrize("how", ["deleted", "expired"])
+def test_a_queue_that_ends_beside_us_takes_its_bindings_along(
+    sidecar: Sidecar, app: Application, outside: Outside, how: str
+) -> None:
+    if how == "expired":
+        outside.make_queue("brief", x_expires=500)
+    else:
+        outside.make_queue("brief")
+    app.bind("brief", "ox")
+    app.bind("b", "ox")
+    assert app.reached("ox", {}, "b") == ["b"]
+    if how == "deleted":
+        outside.delete_queue("brief")
+
+    until(lambda: declared(sidecar, outside.vhost) == {"ox": 1}, seconds=10)
+    outside.make_queue("brief")
+    assert app.reached("ox", {}, "brief", "b") == ["b"]
+
+
+@pytest.mark.parametrize("how", ["exclusive", "auto_delete"])
+def test_a_queue_that_comes_again_and_again_is_bound_each_time(
+    sidecar: Sidecar, vhost: str, app: Application, how: str
+) -> None:
+    for number in range(3):  # well within one look at the broker
+        with Application(sidecar.port, vhost) as owner:
+            tag = commands.Basic.Consume(queue="brief", no_ack=True)
+            frames = [
+                method(1, commands.Queue.Declare(queue="brief", exclusive=how == "exclusive", auto_delete=True)),
+                owner.binding("brief", "ox", {"x-?hkex": "x"}),
+                owner.binding("brief", "ox", {"x-?hkex": "y"}),
+                method(1, tag),
+            ]
+            owner.send(*frames)
+            for name in ("Queue.DeclareOk", "Queue.BindOk", "Queue.BindOk", "Basic.ConsumeOk"):
+                owner.expect(name)
+            assert app.send_settled("ox", "k", {"x": 1}, b"%d" % number).acked
+            assert owner.delivery().body == b"%d" % number
+            owner.close()
+
+
+def test_a_queue_made_again_on_one_connection_is_bound_again(app: Application, outside: Outside) -> None:
+    app.bind("a", "ox", {"x-?hkv= n": 1})
+    for number in range(2, 5):
+        outside.delete_queue("a")
+        app.send(
+            method(1, commands.Queue.Declare(queue="a", durable=True)), app.binding("a", "ox", {"x-?hkv= n": number})
+        )
+        app.expect("Queue.DeclareOk")
+        app.expect("Queue.BindOk")
+        assert app.reached("ox", {"n": number}, "a") == ["a"]
+
+
+def test_what_is_sent_ahead_happens_in_order(app: Application) -> None:
+    """Binds, an unbind, a publish and a declare, all before the first answer."""
+    frames = [app.binding(queue, "ox", {"x-?hkv= n": n}) for n in range(300) for queue in ("a", "b")]
+    app.send(*frames, app.unbinding("a", "ox", {"x-?hkv= n": 299}))
+    app.publish("ox", "k", {"n": 299}, b"1")
+    app.publish("ox", "k", {"n": 298}, b"2")
+    app.send(app.binding("a", "ox", {"x-?hkv= n": 299}))
+    app.publish("ox", "k", {"n": 299}, b"3")
+    for _ in frames:
+        app.expect("Queue.BindOk")
+    app.expect("Queue.UnbindOk")
+    acks = bound = 0
+    while acks < 3:
+        found = app.expect("Basic.Ack", "Queue.BindOk")
+        bound += found.name == "Queue.BindOk"
+        if found.name == "Basic.Ack":
+            tag = found.arguments["delivery_tag"]
+            acks = max(acks, int(str(tag))) if found.arguments["multiple"] else acks + 1
+    assert bound == 1
+    assert [[message.body for message in app.take(queue)] for queue in ("a", "b")] == [[b"2", b"3"], [b"1", b"2", b"3"]]
+
+
+def test_an_exchange_deleted_and_declared_again_behind_binds_sent_ahead_has_none_of_them(
+    app: Application,
+) -> None:
+    """All of it before the first answer: what comes behind the delete is about another exchange."""
+    count = 40
+    binds = [app.binding(queue, "ox", {"x-?hkv= n": n}) for n in range(count) for queue in ("a", "b")]
+    app.send(
+        *binds,
+        app.deleting("ox"),
+        app.declaring("ox", {"max-payload-size": 4}),
+        app.binding("a", "ox", {"x-?hkv= n": 7}),
+        app.deleting("ox"),
+        app.declaring("ox", {"max-payload-size": 3}),
+        app.binding("b", "ox", {"x-?hkv= n": 7}),
+    )
+    app.publish("ox", "k", {"n": 7}, b"123")
+    app.publish("ox", "k", {"n": 8}, b"123")
+    expected = ["Queue.BindOk"] * len(binds)
+    for _ in range(2):
+        expected += ["Exchange.DeleteOk", "Exchange.DeclareOk", "Queue.BindOk"]
+    for name in expected:
+        app.expect(name)
+    app.settle_all(2)
+    assert [[message.body for message in app.take(queue)] for queue in ("a", "b")] == [[], [b"123"]]
+    app.publish("ox", "k", body=b"1234")
+    assert app.closed().text == "PRECONDITION_FAILED - Max size payload hit."
+    app.open(confirm=True)
+    app.unbind("b", "ox", {"x-?hkv= n": 7})
+    app.delete("ox", if_unused=True)
+
+
+# -- exchanges behind exchanges ----------------------------------------------------------------------------------------
+
+
+def test_an_open_exchange_behind_an_open_one_is_evaluated_once_for_a_message(app: Application) -> None:
+    app.exchange("next")
+    app.chain("next", "ox", {"x-?hkv= n": 1})
+    app.chain("next", "ox", {"x-?hkex": "n"})
+    app.chain("ox", "next")
+    app.bind("a", "next", {"x-?hkv= more": 1})
+    app.bind("b", "ox")
+    assert app.reached("ox", {"n": 1, "more": 1}, "a", "b") == ["a", "b"]
+    assert app.reached("ox", {"n": 1}, "a", "b") == ["b"]
+    assert app.reached("next", {"more": 1}, "a", "b") == ["a", "b"]
+    app.unchain("next", "ox", {"x-?hkv= n": 1})
+    app.unchain("next", "ox", {"x-?hkex": "n"})
+    assert app.reached("ox", {"n": 1, "more": 1}, "a", "b") == ["b"]
+
+
+def test_a_real_exchange_behind_an_open_one_gets_the_original_key(app: Application, outside: Outside) -> None:
+    outside.make_exchange("real", "topic")
+    app.bind("a", "real", key="one.*")
+    app.chain("real", "ox", {"x-?hkex": "x"})
+    for key, reached in (("one.two", ["a"]), ("two", [])):
+        assert app.send_settled("ox", key, {"x": 1}).acked
+        assert [queue for queue in ("a", "b") for _ in app.take(queue)] == reached
+    app.send_settled("ox", "one.two", {"x": 1})
+    assert [message.key for message in app.take("a")] == ["one.two"]
+    app.unchain("real", "ox", {"x-?hkex": "x"})
+    assert app.reached("ox", {"x": 1}, "a", key="one.two") == []
+
+
+@pytest.mark.parametrize("source", ["amq.direct", "real"])
+def test_an_open_exchange_behind_a_real_one_is_refused_with_the_reason(
+    sidecar: Sidecar, vhost: str, app: Application, outside: Outside, source: str
+) -> None:
+    outside.make_exchange("real", "fanout")
+    app.send(app.chaining("ox", source, key="k"))
+    close = app.closed(0)
+    assert (close.code, close.method) == (540, (40, 30))
+    assert close.text.startswith("NOT_IMPLEMENTED - exchange 'ox' is evaluated by the proxy; the broker alone would")
+    assert outside.bindings(source) == set()
+
+
+def test_a_real_exchange_behind_a_real_one_is_the_brokers(app: Application, outside: Outside) -> None:
+    outside.make_exchange("one", "fanout")
+    outside.make_exchange("two", "fanout")
+    app.chain("two", "one")
+    app.bind("a", "two")
+    assert app.reached("one", {}, "a") == ["a"]
+    app.unchain("two", "one")
+    assert app.reached("one", {}, "a") == []
+
+
+def test_what_leads_to_a_deleted_exchange_leads_nowhere(app: Application) -> None:
+    app.exchange("next")
+    app.chain("next", "ox")
+    app.bind("a", "next")
+    assert app.reached("ox", {}, "a") == ["a"]
+    app.delete("next")
+    assert app.send_settled("ox", "k", {}, mandatory=True).returned
+    app.exchange("next")
+    app.bind("a", "next")
+    assert app.reached("ox", {}, "a") == []
+
+
+def test_a_queue_reached_both_ways_has_one_copy_in_carrier_delivery_and_two_in_queue_delivery(
+    app: Application, outside: Outside, delivery: str
+) -> None:
+    outside.make_exchange("copies", "fanout")
+    app.bind("a", "copies")
+    app.bind("a", "ox")
+    app.chain("copies", "ox")
+    assert app.reached("ox", {}, "a") == ["a"] * (1 if delivery == "carrier" else 2)

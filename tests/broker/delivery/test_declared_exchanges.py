@@ -1,0 +1,275 @@
+"""Exchanges of type x-open that applications declare, on a RabbitMQ that has never heard of the type."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from proxy.values import Table, Value
+from tests.broker.delivery.applications import Application
+from tests.broker.world import Outside
+from tests.producer import until
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+
+@pytest.fixture
+def app(sidecar: Sidecar, vhost: str, delivery: str) -> Iterator[Application]:
+    with Application(sidecar.port, vhost, delivery=delivery) as made:
+        yield made
+
+
+def on_broker(outside: Outside, name: str) -> dict[str, Any] | None:
+    listed = outside.broker.api("GET", f"exchanges/{outside.vhost}")
+    return next((each for each in listed if each["name"] == name), None)
+
+
+# -- declare -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [{"durable"}, {"auto_delete"}, {"durable", "internal"}], ids="+".join)
+def test_flags_and_arguments_are_on_the_carrier_as_asked(sidecar: Sidecar, outside: Outside, flags: set[str]) -> None:
+    table = {"max-payload-size": 10, "mine": "kept"}
+    with Application(sidecar.port, outside.vhost) as app:
+        durable, auto_delete, internal = (name in flags for name in ("durable", "auto_delete", "internal"))
+        app.exchange("ox", table, durable=durable, auto_delete=auto_delete, internal=internal)
+    found = outside.exchange("ox")
+    assert found["type"] == "direct"
+    assert {name for name in ("durable", "auto_delete", "internal") if found[name]} == flags
+    arguments = found["arguments"]
+    assert (arguments["x-open-exchange"], arguments["max-payload-size"], arguments["mine"]) == (True, 10, "kept")
+
+
+def test_in_queue_delivery_nothing_is_declared_on_the_broker(sidecar: Sidecar, outside: Outside) -> None:
+    with Application(sidecar.port, outside.vhost, delivery="queue") as app:
+        app.exchange("ox")
+        app.queues("a")
+        app.bind("a", "ox")
+        assert app.reached("ox", None, "a") == ["a"]
+    assert on_broker(outside, "ox") is None
+
+
+def test_the_setting_decides_where_the_argument_does_not(broker: Broker, outside: Outside) -> None:
+    with Sidecar(broker, settings={"declared": {"delivery": "queue"}}) as sidecar:
+        with Application(sidecar.port, outside.vhost) as app:
+            app.exchange("plain")
+            app.exchange("carried", {"x-delivery": "carrier"})
+        assert on_broker(outside, "plain") is None
+        assert on_broker(outside, "carried") is not None
+
+
+def test_a_delivery_that_nobody_knows_is_refused(sidecar: Sidecar, vhost: str) -> None:
+    with Application(sidecar.port, vhost) as app:
+        close = app.refused(app.declaring("ox", {"x-delivery": "pigeon"}))
+    assert (close.code, close.text) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
+
+
+@pytest.mark.parametrize("filtered", ["max-payload-size", "min-payload-size-silent", "max-headers-depth"])
+def test_a_filter_of_a_wrong_type_is_refused_and_declares_nothing(
+    app: Application, outside: Outside, filtered: str
+) -> None:
+    close = app.refused(app.declaring("ox", {filtered: "ten"}))
+    assert (close.code, close.text) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
+    assert close.method == (40, 10)
+    assert on_broker(outside, "ox") is None
+    assert app.refused(app.declaring("ox", passive=True)).code == 404
+
+
+def test_arguments_without_effect_are_accepted_as_by_the_plugin(app: Application) -> None:
+    app.exchange("ox", {"max-payload-sise": 9, "x-owner": "billing"})
+    app.queues("a")
+    app.bind("a", "ox")
+    assert app.reached("ox", (), "a") == ["a"]
+
+
+def test_filters_are_at_work_from_the_declare_on(app: Application) -> None:
+    app.exchange("ox", {"max-payload-size": 4, "min-payload-size-silent": 2})
+    app.queues("a")
+    app.bind("a", "ox")
+    app.publish("ox", "k", body=b"12345")
+    close = app.closed()
+    assert (close.code, close.text) == (406, "PRECONDITION_FAILED - Max size payload hit.")
+    app.open(confirm=True)
+    assert app.send_settled("ox", "k", None, b"1").acked
+    assert app.send_settled("ox", "k", None, b"1234").acked
+    assert [message.body for message in app.take("a")] == [b"1234"]
+
+
+# -- declare again -----------------------------------------------------------------------------------------------------
+
+
+LIMIT = b"max-payload-size"
+
+
+@pytest.mark.parametrize("letter", ["b", "B", "s", "u", "I", "i", "l"])
+def test_the_same_number_in_another_width_is_equal(app: Application, letter: str) -> None:
+    app.exchange("ox", ((LIMIT, Value("l", 100)),))
+    app.exchange("ox", ((LIMIT, Value(letter, 100)),))
+
+
+OTHERS: dict[str, tuple[Table, dict[str, bool]]] = {
+    LIMIT.decode(): (((LIMIT, Value("l", 101)),), {}),
+    "min-payload-size": (((LIMIT, Value("l", 100)), (b"min-payload-size", Value("I", 1))), {}),
+    "alternate-exchange": (((LIMIT, Value("l", 100)), (b"alternate-exchange", Value("S", b"amq.fanout"))), {}),
+    "durable": (((LIMIT, Value("l", 100)),), {"durable": False}),
+    "auto_delete": (((LIMIT, Value("l", 100)),), {"auto_delete": True}),
+    "internal": (((LIMIT, Value("l", 100)),), {"internal": True}),
+}
+
+
+@pytest.mark.parametrize("argument", OTHERS)
+def test_what_is_declared_otherwise_is_refused_as_the_broker_would(
+    app: Application, outside: Outside, argument: str
+) -> None:
+    app.exchange("ox", ((LIMIT, Value("l", 100)),))
+    table, bits = OTHERS[argument]
+    flags = {"durable": True, "auto_delete": False, "internal": False} | bits
+    close = app.refused(app.declaring("ox", table, "x-open", **flags))
+    assert (close.code, close.method) == (406, (40, 10))
+    start = f"PRECONDITION_FAILED - inequivalent arg '{argument}' for exchange 'ox' in vhost '{outside.vhost}': "
+    assert close.text.startswith(start)
+
+
+def test_a_missing_argument_is_another_declaration(app: Application) -> None:
+    app.exchange("ox", {"max-payload-size": 100})
+    assert "inequivalent arg 'max-payload-size'" in app.refused(app.declaring("ox")).text
+
+
+def test_it_is_compared_with_what_another_sidecar_declared(broker: Broker, sidecar: Sidecar, vhost: str) -> None:
+    with Sidecar(broker, settings={"inventory": {"refresh": "1h"}}) as other:
+        with Application(other.port, vhost) as second:
+            second.queues("there")
+        with Application(sidecar.port, vhost) as app:
+            app.exchange("ox", {"max-payload-size": 100})
+        with Application(other.port, vhost) as second:
+            assert "inequivalent arg 'max-payload-size'" in second.refused(second.declaring("ox")).text
+            second.exchange("ox", {"max-payload-size": 100})
+
+
+def test_an_open_exchange_is_no_direct_one_and_a_direct_one_not_open(app: Application, outside: Outside) -> None:
+    where = f"in vhost '{outside.vhost}'"
+    app.exchange("ox")
+    app.exchange("real", kind="direct")
+    close = app.refused(app.declaring("real"))
+    assert close.text == (
+        f"PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'real' {where}: "
+        "received 'x-open' but current is 'direct'"
+    )
+
+
+def test_a_carrier_declared_as_direct_is_refused(sidecar: Sidecar, vhost: str) -> None:
+    with Application(sidecar.port, vhost) as app:
+        app.exchange("ox")
+        close = app.refused(app.declaring("ox", kind="direct"))
+        assert (close.code, close.method) == (406, (40, 10))
+        assert "inequivalent arg 'type'" in close.text
+        assert "received 'direct' but current is 'x-open'" in close.text
+
+
+# -- passive declare, delete -------------------------------------------------------------------------------------------
+
+
+def test_a_passive_declare_says_whether_it_is_there(app: Application) -> None:
+    assert app.refused(app.declaring("ox", passive=True)).code == 404
+    app.exchange("ox", {"max-payload-size": 100})
+    app.exchange("ox", passive=True)
+    app.delete("ox")
+    close = app.refused(app.declaring("ox", passive=True))
+    assert (close.code, close.method) == (404, (40, 10))
+
+
+def test_if_unused_spares_what_is_bound(app: Application, outside: Outside) -> None:
+    app.exchange("ox")
+    app.queues("a")
+    app.bind("a", "ox")
+    close = app.refused(app.deleting("ox", if_unused=True))
+    assert (close.code, close.method) == (406, (40, 20))
+    assert close.text == f"PRECONDITION_FAILED - exchange 'ox' in vhost '{outside.vhost}' in use"
+    assert app.reached("ox", None, "a") == ["a"]
+    app.unbind("a", "ox")
+    app.delete("ox", if_unused=True)
+    assert on_broker(outside, "ox") is None
+    assert app.refused(app.declaring("ox", passive=True)).code == 404
+
+
+def test_an_auto_delete_exchange_goes_with_its_last_binding(app: Application, outside: Outside) -> None:
+    app.exchange("ox", auto_delete=True)
+    app.queues("a", "b")
+    app.exchange("ox", passive=True)  # it stays until something was bound
+    app.bind("a", "ox")
+    app.bind("b", "ox")
+    app.unbind("a", "ox")
+    assert app.reached("ox", None, "a", "b") == ["b"]
+    app.unbind("b", "ox")
+    assert app.refused(app.declaring("ox", passive=True)).code == 404
+    assert on_broker(outside, "ox") is None
+
+
+def test_an_auto_delete_exchange_goes_with_the_queue_of_its_last_binding(app: Application, outside: Outside) -> None:
+    app.exchange("ox", auto_delete=True)
+    app.queues("a")
+    app.bind("a", "ox")
+    outside.delete_queue("a")
+
+    def gone() -> bool:
+        app.send(app.declaring("ox", passive=True))
+        found = app.frame()
+        if found.name == "Exchange.DeclareOk":
+            return False
+        assert found.name == "Channel.Close"
+        return True
+
+    until(gone, seconds=5)
+
+
+def test_deleting_unbinds_everything(app: Application, outside: Outside) -> None:
+    app.exchange("ox")
+    app.queues("a")
+    app.bind("a", "ox", {"x-?hkex": "x"})
+    app.bind("a", "ox")
+    app.delete("ox")
+    app.delete("ox")  # as on RabbitMQ, that it is not there is fine
+    app.exchange("ox")
+    assert app.send_settled("ox", "k", {"x": 1}, mandatory=True).returned
+    assert app.take("a") == []
+    app.delete("ox")
+    app.publish("ox", "k")
+    assert app.closed().code == 404
+
+
+def test_what_no_binding_routes_goes_to_the_alternate_exchange(app: Application, outside: Outside) -> None:
+    outside.make_exchange("spare", "fanout")
+    app.queues("a", "fallback")
+    app.bind("fallback", "spare")
+    app.exchange("ox", {"alternate-exchange": "spare", "min-payload-size-silent": 2})
+    app.bind("a", "ox", {"x-?hkex": "known"})
+    assert app.reached("ox", {"known": 1}, "a", "fallback") == ["a"]
+    settled = app.send_settled("ox", "key", {"other": 1}, mandatory=True)
+    assert settled == (True, [])
+    [message] = app.take("fallback")
+    assert message.key == "key"
+    assert app.send_settled("ox", "key", {"known": 1}, b"1").acked  # silently dropped: the alternate exchange has it
+    assert [len(app.take(queue)) for queue in ("a", "fallback")] == [0, 1]
+
+
+# -- permissions -------------------------------------------------------------------------------------------------------
+
+
+def test_declaring_needs_the_clients_own_permission(broker: Broker, sidecar: Sidecar, outside: Outside) -> None:
+    name = f"user-{secrets.token_hex(4)}"
+    broker.create_user(name, name)
+    try:
+        broker.grant(name, outside.vhost, configure="^mine$", write="", read="")
+        with Application(sidecar.port, outside.vhost, name) as app:
+            app.exchange("mine")
+            close = app.refused(app.declaring("other"))
+            assert close.code == 403
+            assert "access to exchange 'other'" in close.text
+            assert on_broker(outside, "other") is None
+        with Application(sidecar.port, outside.vhost) as app:
+            app.exchange("other", {"max-payload-size": 5})  # the refused one has left nothing behind
+    finally:
+        broker.delete_user(name)

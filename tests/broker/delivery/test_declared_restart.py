@@ -1,0 +1,281 @@
+"""What applications declared outlives the sidecar: another one on the broker, with an empty disk, routes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from proxy.values import Table, Value
+from tests.broker.delivery.applications import Application, declared
+from tests.broker.world import Outside
+from tests.producer import until
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+STOP = {"x-stop-ontrue": ""}
+Start = Callable[..., Sidecar]
+
+
+@pytest.fixture
+def start(broker: Broker) -> Iterator[Start]:
+    """Start sidecars, each with a disk of its own unless a snapshot is named."""
+    with ExitStack() as stack:
+
+        def begin(**settings: object) -> Sidecar:
+            return stack.enter_context(Sidecar(broker, settings=settings))
+
+        yield begin
+
+
+# -- everything that an argument can be --------------------------------------------------------------------------------
+
+#: one operator for each type that JSON would lose, and a value that it would bend
+TYPED: Mapping[str, Value] = {
+    "wide": Value("l", 5),
+    "narrow": Value("b", 5),
+    "huge": Value("l", 2**53 + 1),
+    "double": Value("d", 0.1),
+    "single": Value("f", 0.10000000149011612),
+    "stamp": Value("T", 1_700_000_000),
+    "bytes": Value("S", b"\xff\xfe\x00"),
+    "short": Value("x", b"\xc3("),
+    "flag": Value("t", True),
+    "void": Value("V", None),
+    "nested": Value("F", ((b"z", Value("I", 1)), (b"a", Value("s", 2)))),
+}
+OPERATORS: Table = tuple((f"x-?hkv= {name}".encode(), value) for name, value in TYPED.items())
+MESSAGE: Table = tuple((name.encode(), value) for name, value in TYPED.items())
+
+
+def changed(name: str, value: Value) -> Table:
+    return tuple((key, value if key == name.encode() else one) for key, one in MESSAGE)
+
+
+#: what must not match any more: each is as near as can be
+NEAR = {
+    "huge": Value("d", float(2**53)),
+    "double": Value("f", 0.10000000149011612),
+    "single": Value("d", 0.1),
+    "stamp": Value("T", 1_700_000_001),
+    "bytes": Value("S", b"\xff\xfe"),
+    "flag": Value("I", 1),
+    "void": Value("S", b""),
+    "nested": Value("F", ((b"a", Value("s", 2)), (b"z", Value("I", 1)))),
+}
+
+
+def test_types_and_bytes_survive(start: Start, vhost: str) -> None:
+    first = start()
+    with Application(first.port, vhost) as app:
+        app.exchange("ox")
+        app.queues("a")
+        app.bind("a", "ox", OPERATORS)
+        assert app.reached("ox", MESSAGE, "a") == ["a"]
+    first.stop()
+    with Application(start().port, vhost) as app:
+        assert app.reached("ox", MESSAGE, "a") == ["a"]
+        for name, value in NEAR.items():
+            assert app.reached("ox", changed(name, value), "a") == [], name
+        other = tuple((key, Value("I", 5) if key == b"x-?hkv= wide" else value) for key, value in OPERATORS)
+        assert app.refused(app.unbinding("a", "ox", other)).text.endswith("binding arguments do not match")
+        app.unbind("a", "ox", OPERATORS)
+        assert app.reached("ox", MESSAGE, "a") == []
+
+
+def test_what_is_kept_for_us_is_not_shown_to_clients(start: Start, vhost: str, outside: Outside) -> None:
+    with Application(start().port, vhost) as app:
+        app.exchange("ox")
+        app.queues("a")
+        app.bind("a", "ox", {"x-?hkex": "mine"})
+        app.send_settled("ox", "k", {"mine": 1})
+        [message] = app.take("a")
+        assert set(message.headers) == {"mine"}
+    kept = [one for one in outside.broker.api("GET", f"exchanges/{vhost}/ox/bindings/source") if one["arguments"]]
+    assert [set(one["arguments"]) for one in kept] == [{"x-?hkex", "x-oxproxy", "x-oxproxy-signature"}]
+
+
+@pytest.mark.parametrize("loud_first", [True, False])
+def test_the_order_of_an_exchanges_arguments_survives(start: Start, vhost: str, loud_first: bool) -> None:
+    limits = [(b"max-payload-size", Value("I", 3)), (b"max-payload-size-silent", Value("I", 2))]
+    table = tuple(limits if loud_first else reversed(limits))
+    first = start()
+    with Application(first.port, vhost) as app:
+        app.exchange("ox", table)
+    first.stop()
+    with Application(start().port, vhost) as app:
+        app.exchange("ox", table)  # the same as before
+        app.publish("ox", "k", body=b"1234")
+        if loud_first:  # the limit declared last is looked at first
+            assert app.settle().acked
+        else:
+            assert app.closed().text.endswith("Max size payload hit.")
+
+
+def test_the_order_of_declarations_survives(start: Start, vhost: str) -> None:
+    names = [f"q{number}" for number in range(6)]
+    first = start()
+    with Application(first.port, vhost) as app:
+        app.exchange("ox")
+        app.queues(*names)
+        for name in names:
+            app.bind(name, "ox", STOP)
+        app.unbind("q2", "ox", STOP)
+        app.bind("q2", "ox", STOP)
+    first.stop()
+    with Application(start().port, vhost) as app:
+        for expected in ("q2", "q5", "q4", "q3", "q1", "q0"):
+            assert app.reached("ox", {}, *names) == [expected]
+            app.unbind(expected, "ox", STOP)
+
+
+def test_everything_else_survives(start: Start, vhost: str, outside: Outside) -> None:
+    outside.make_exchange("spare", "fanout")
+    outside.make_exchange("real", "topic")
+    first = start()
+    with Application(first.port, vhost) as app:
+        app.queues("a", "b", "c", "fallback")
+        app.bind("fallback", "spare")
+        app.bind("c", "real", key="#")
+        app.exchange("ox", {"alternate-exchange": "spare"})
+        app.exchange("next", auto_delete=True)
+        app.chain("next", "ox", {"x-?hkex": "next"})
+        app.chain("real", "ox", {"x-?hkex": "real"})
+        app.bind("a", "ox", {"x-?hkex": "a", "x-addq-ontrue": "b"})
+        app.bind("b", "next", {"x-?hkex": "b"})
+    first.stop()
+    with Application(start().port, vhost) as app:
+        names = ("a", "b", "c", "fallback")
+        assert app.reached("ox", {"a": 1}, *names) == ["a", "b"]
+        assert app.reached("ox", {"next": 1, "b": 1}, *names) == ["b"]
+        assert app.reached("ox", {"real": 1}, *names) == ["c"]
+        assert app.reached("ox", {"other": 1}, *names) == ["fallback"]
+        app.unbind("b", "next", {"x-?hkex": "b"})
+        assert app.refused(app.declaring("next", passive=True)).code == 404
+
+
+def test_the_first_message_of_the_first_connection_is_routed(start: Start, vhost: str) -> None:
+    first = start()
+    with Application(first.port, vhost) as app:
+        app.exchange("ox")
+        app.queues("a", "b")
+        app.bind("a", "ox", {"x-?hkv= to": "a"})
+        app.bind("b", "ox", {"x-?hkv= to": "b"})
+    first.stop()
+    again = start()
+    assert declared(again, vhost) == {"ox": 2}  # ready means read back
+    with Application(again.port, vhost) as app:
+        app.publish("ox", "k", {"to": "b"}, mandatory=True)
+        assert app.settle() == (True, [])
+        assert [len(app.take(queue)) for queue in ("a", "b")] == [0, 1]
+
+
+# -- two sidecars on one broker ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [({}, 5.0), ({"inventory": {"refresh": "1h"}, "declared": {"announce": True}}, 3.0)],
+    ids=["looking", "announcing"],
+)
+def test_what_is_bound_through_one_is_used_by_the_other(
+    start: Start, vhost: str, settings: Mapping[str, object], seconds: float
+) -> None:
+    one, other = start(**settings), start(**settings)
+    with Application(one.port, vhost) as here, Application(other.port, vhost) as there:
+        here.queues("a", "b")
+        here.exchange("ox")
+        here.bind("a", "ox", {"x-?hkex": "x"})
+
+        def arrives() -> bool:
+            there.publish("ox", "k", {"x": 1})
+            found = there.frame()
+            if found.name == "Channel.Close":
+                there.open(confirm=True)
+                return False
+            return bool(there.take("a"))
+
+        until(arrives, seconds=seconds)
+        there.bind("b", "ox", {"x-?hkex": "x"})
+        until(lambda: here.reached("ox", {"x": 1}, "b") == ["b"], seconds=seconds)
+        here.unbind("b", "ox", {"x-?hkex": "x"})
+        until(lambda: there.reached("ox", {"x": 1}, "b") == [], seconds=seconds)
+        here.delete("ox")
+        until(lambda: declared(other, vhost) == {}, seconds=seconds)
+
+
+# -- without the management API, and what the broker can't keep --------------------------------------------------------
+
+
+def ready(sidecar: Sidecar) -> str:
+    return sidecar.get("/readyz")
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "snapshot"
+
+
+def without(kept: Path) -> dict[str, object]:
+    return {"upstream": {"management": None}, "declared": {"snapshot": str(kept)}}
+
+
+@pytest.mark.parametrize("delivery", ["carrier", "queue"])
+def test_without_the_management_api_it_is_said_and_the_snapshot_is_the_store(
+    start: Start, vhost: str, kept: Path, delivery: str
+) -> None:
+    first = start(**without(kept))
+    assert "no management API" in ready(first)
+    [line] = [line for line in first.log.read_text().splitlines() if "no management API" in line]
+    assert "warning" in line
+    with Application(first.port, vhost, delivery=delivery) as app:
+        app.exchange("ox", {"max-payload-size": 10})
+        app.queues("a")
+        app.bind("a", "ox", OPERATORS)
+    first.stop()
+    assert kept.is_file()
+    with Application(start(**without(kept)).port, vhost, delivery=delivery) as app:
+        assert app.reached("ox", MESSAGE, "a") == ["a"]
+        app.unbind("a", "ox", OPERATORS)
+        app.exchange("ox", {"max-payload-size": 10})
+        assert "max-payload-size" in app.refused(app.declaring("ox", {"max-payload-size": 11})).text
+
+
+def test_in_queue_delivery_the_snapshot_is_the_store(start: Start, vhost: str, kept: Path) -> None:
+    settings = {"declared": {"snapshot": str(kept), "delivery": "queue"}}
+    first = start(**settings)
+    with Application(first.port, vhost) as app:
+        app.exchange("ox")
+        app.exchange("next", {"x-delivery": "queue"})
+        app.queues("a", "b", "c")
+        app.chain("next", "ox", {"x-?hkex": "next"})
+        app.bind("a", "next", OPERATORS)
+        for name in ("b", "c"):
+            app.bind(name, "ox", {"x-?hkex": "tie", **STOP})
+    first.stop()
+    with Application(start(**settings).port, vhost) as app:
+        assert app.reached("ox", (*MESSAGE, (b"next", Value("I", 1))), "a", "b", "c") == ["a"]
+        assert app.reached("ox", {"tie": 1}, "a", "b", "c") == ["c"]
+
+
+def test_a_damaged_snapshot_is_refused_loudly_and_kept_aside(start: Start, vhost: str, kept: Path) -> None:
+    settings = {"declared": {"snapshot": str(kept), "delivery": "queue"}}
+    first = start(**settings)
+    with Application(first.port, vhost) as app:
+        app.exchange("ox")
+    first.stop()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-3] + bytes((whole[-3] ^ 1,)) + whole[-2:])
+    damaged = kept.read_bytes()
+    again = start(**settings)
+    [line] = [line for line in again.log.read_text().splitlines() if "snapshot refused" in line]
+    assert "error" in line
+    [aside] = [path for path in kept.parent.iterdir() if path.name.startswith(kept.name + ".damaged-")]
+    assert aside.read_bytes() == damaged
+    assert str(aside) in line
+    with Application(again.port, vhost) as app:
+        app.exchange("ox")
+    again.stop()
+    assert declared(start(**settings), vhost) == {"ox": 0}

@@ -1,0 +1,244 @@
+"""What stands on the broker for a client's bindings: as few bindings as messages and a restart need."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pamqp import commands
+
+from proxy.relay.tokens import is_keyed
+from tests.broker.delivery.applications import Application
+from tests.broker.delivery.site import standing
+from tests.broker.world import Outside
+from tests.client import method
+from tests.producer import until
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+FIRST, SECOND, THIRD = ({"x-?hkv= n": n} for n in (1, 2, 3))
+#: Publishes under way while a binding goes.
+PUBLISHES = 500
+
+
+@pytest.fixture
+def outside(broker: Broker, vhost: str) -> Outside:
+    made = Outside(broker, vhost)
+    made.make_queues("a", "b")
+    return made
+
+
+@pytest.fixture
+def sidecar(broker: Broker, outside: Outside) -> Iterator[Sidecar]:
+    with Sidecar(broker) as running:
+        yield running
+
+
+@pytest.fixture
+def app(sidecar: Sidecar, vhost: str) -> Iterator[Application]:
+    with Application(sidecar.port, vhost) as made:
+        made.exchange("ox", auto_delete=True)
+        yield made
+
+
+def keys(outside: Outside) -> list[bytes]:
+    """Keys of the bindings to `a`, tokens first."""
+    found = [key for _, queue, key in outside.bindings("ox") if queue == b"a"]
+    return sorted(found, key=lambda key: (not is_keyed(key), key))
+
+
+def test_one_binding_is_one_on_the_broker_and_further_ones_have_keys_of_their_own(
+    app: Application, outside: Outside
+) -> None:
+    app.bind("a", "ox", FIRST)
+    [key] = keys(outside)
+    assert is_keyed(key)
+    app.bind("a", "ox", FIRST)
+    assert keys(outside) == [key]
+    app.bind("a", "ox", SECOND)
+    first, second = keys(outside)
+    assert first == key
+    assert second.startswith(b"x.o.p.e.n.x.b.")
+    assert [app.reached("ox", {"n": n}, "a") for n in (1, 2, 3)] == [["a"], ["a"], []]
+
+
+def test_messages_of_another_binding_arrive_while_the_first_one_goes(
+    app: Application, sidecar: Sidecar, vhost: str, outside: Outside
+) -> None:
+    app.bind("a", "ox", FIRST)
+    app.bind("a", "ox", SECOND)
+    with Application(sidecar.port, vhost) as other:
+        for _ in range(PUBLISHES):
+            other.publish("ox", "k", {"n": 2}, mandatory=True)
+        app.unbind("a", "ox", FIRST)
+        for _ in range(PUBLISHES):
+            other.publish("ox", "k", {"n": 2}, mandatory=True)
+        other.settle_all(2 * PUBLISHES)  # and nothing comes back
+    assert [app.reached("ox", {"n": n}, "a")[:1] for n in (1, 2)] == [["a"], ["a"]]
+    assert len(keys(outside)) == 2
+
+
+def test_bindings_read_back_after_a_restart_go_from_where_they_are(
+    app: Application, broker: Broker, vhost: str, outside: Outside
+) -> None:
+    app.bind("a", "ox", FIRST)
+    app.bind("a", "ox", SECOND)
+    # That unkeyed tokens are not needed is kept a moment after the first exchange.
+    until(lambda: any(item["name"].startswith("x.o.p.e.n.x.f.") for item in broker.api("GET", f"exchanges/{vhost}")))
+    with Sidecar(broker) as later, Application(later.port, vhost) as again:
+        again.bind("a", "ox", FIRST)
+        assert len(keys(outside)) == 2
+        again.unbind("a", "ox", FIRST)
+        assert is_keyed(keys(outside)[0])
+        assert [again.reached("ox", {"n": n}, "a") for n in (1, 2)] == [[], ["a"]]
+        again.unbind("a", "ox", SECOND)
+        assert again.refused(again.declaring("ox", passive=True)).code == 404
+
+
+def test_when_both_are_gone_nothing_is_left_and_if_unused_deletes(app: Application, outside: Outside) -> None:
+    app.exchange("stays")
+    for arguments in (FIRST, SECOND):
+        app.bind("a", "stays", arguments)
+    for arguments in (FIRST, SECOND):
+        app.unbind("a", "stays", arguments)
+    assert outside.bindings("stays") == set()
+    app.bind("a", "stays", FIRST)
+    assert app.refused(app.deleting("stays", if_unused=True)).code == 406
+    app.unbind("a", "stays", FIRST)
+    app.delete("stays", if_unused=True)
+    assert app.refused(app.declaring("stays", passive=True)).code == 404
+
+
+def test_an_exclusive_queue_is_found_while_its_first_binding_goes(
+    app: Application, sidecar: Sidecar, vhost: str, outside: Outside
+) -> None:
+    with Application(sidecar.port, vhost) as owner:
+        owner.send(method(1, commands.Queue.Declare(queue="a.own", exclusive=True)))
+        owner.expect("Queue.DeclareOk")
+        for arguments in (FIRST, SECOND):
+            owner.bind("a.own", "ox", arguments)
+        owner.unbind("a.own", "ox", FIRST)
+        assert [app.reached("ox", {"n": n}) for n in (1, 2)] == [[], []]
+        assert len(owner.take("a.own")) == 1
+        owner.unbind("a.own", "ox", SECOND)
+    assert app.refused(app.declaring("ox", passive=True)).code == 404
+
+
+def test_a_queue_made_again_beside_us_is_found_by_what_another_connection_binds(
+    app: Application, sidecar: Sidecar, vhost: str, outside: Outside
+) -> None:
+    app.exchange("stays")
+    app.bind("a", "stays", FIRST)
+    outside.delete_queue("a")
+    outside.make_queues("a")
+    with Application(sidecar.port, vhost) as other:
+        other.bind("a", "stays", SECOND)
+        assert other.reached("stays", {"n": 2}, "a") == ["a"]
+
+
+def test_binds_sent_ahead_are_one_each_and_all_found(app: Application, outside: Outside) -> None:
+    everything = [{"x-?hkv= n": n} for n in range(100)]
+    app.send(*(app.binding("a", "ox", arguments) for arguments in everything))
+    for _ in everything:
+        app.expect("Queue.BindOk")
+    assert len(keys(outside)) == 100
+    assert app.reached("ox", {"n": 99}, "a") == ["a"]
+
+
+# -- two sidecars on one broker ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(broker: Broker, vhost: str, outside: Outside) -> Iterator[tuple[Application, Application]]:
+    """Applications at two sidecars that don't look again, and an exchange that both know."""
+    with ExitStack() as stack:
+        blind = {"inventory": {"refresh": "1h"}}
+        ports = [stack.enter_context(Sidecar(broker, settings=blind)).port for _ in range(2)]
+        here, there = (stack.enter_context(Application(port, vhost)) for port in ports)
+        here.exchange("ox")
+        here.bind("a", "ox", FIRST)
+        there.exchange("ox")  # it is looked at now
+        assert there.reached("ox", {"n": 1}, "a") == ["a"]
+        yield here, there
+
+
+def test_what_is_bound_through_one_is_found_while_the_other_takes_its_own_away(
+    pair: tuple[Application, Application],
+) -> None:
+    here, there = pair
+    for arguments in (SECOND, THIRD):
+        there.bind("a", "ox", arguments)
+    here.unbind("a", "ox", FIRST)  # here nobody knows of the others
+    assert [there.reached("ox", {"n": n}, "a") for n in (2, 3)] == [["a"], ["a"]]
+    here.bind("a", "ox", FIRST)
+    for arguments in (SECOND, THIRD):
+        there.unbind("a", "ox", arguments)
+    assert here.reached("ox", {"n": 1}, "a") == ["a"]
+
+
+def test_the_same_binding_made_through_both_goes_through_either(
+    pair: tuple[Application, Application], outside: Outside
+) -> None:
+    here, there = pair
+    here.bind("b", "ox", FIRST)
+    there.bind("b", "ox", FIRST)  # nobody has told it that it is there
+    assert there.reached("ox", {"n": 1}, "b") == ["b"]
+    there.unbind("b", "ox", FIRST)
+    assert here.reached("ox", {"n": 1}, "b") == ["b"]
+    here.unbind("b", "ox", FIRST)
+    assert {queue for _, queue, _ in outside.bindings("ox")} == {b"a"}
+
+
+# -- other stores, other owners ----------------------------------------------------------------------------------------
+
+
+def test_without_the_management_api_first_bindings_are_told_by_the_snapshot(
+    broker: Broker, vhost: str, outside: Outside, tmp_path: Path
+) -> None:
+    settings = {"upstream": {"management": None}, "declared": {"snapshot": str(tmp_path / "kept")}}
+    with Sidecar(broker, settings=settings) as first, Application(first.port, vhost) as app:
+        app.exchange("ox", auto_delete=True)
+        for arguments in (FIRST, SECOND):
+            app.bind("a", "ox", arguments)
+    with Sidecar(broker, settings=settings) as later, Application(later.port, vhost) as again:
+        assert [again.reached("ox", {"n": n}, "a") for n in (1, 2)] == [["a"], ["a"]]
+        again.unbind("a", "ox", FIRST)
+        assert [again.reached("ox", {"n": n}, "a") for n in (1, 2)] == [[], ["a"]]
+        again.unbind("a", "ox", SECOND)
+        assert again.refused(again.declaring("ox", passive=True)).code == 404
+
+
+RULES = """
+queues: [a, b]
+exchanges:
+  - name: filed
+    bindings: [{queue: %s, arguments: {"x-?hkv= to": file}}]
+"""
+
+
+def test_what_rules_and_an_application_bind_is_found_when_either_goes(broker: Broker, tmp_path: Path) -> None:
+    settings = {"inventory": {"refresh": "100ms", "foreign_bindings": "remove"}}
+    with standing(broker, tmp_path, RULES % "a", settings) as site:
+        rules = tmp_path / "rules.yaml"
+
+        def reload(queue: str) -> None:
+            before = site.metric("rules_reload_total", result="ok")
+            rules.write_text(f"vhost: {site.vhost}\n{RULES % queue}")
+            os.kill(site.sidecar.process_id, signal.SIGHUP)
+            until(lambda: site.metric("rules_reload_total", result="ok") > before)
+
+        with Application(site.sidecar.port, site.vhost) as app:
+            app.bind("a", "filed", FIRST)
+            assert [app.reached("filed", table, "a") for table in ({"n": 1}, {"to": "file"})] == [["a"], ["a"]]
+            reload("b")
+            assert [app.reached("filed", table, "a") for table in ({"n": 1}, {"to": "file"})] == [["a"], []]
+            site.bind("filed", "a", "foreign.key")
+            until(lambda: site.logged("foreign binding removed"))
+            assert app.reached("filed", {"n": 1}, "a") == ["a"]
+            reload("a")
+            app.unbind("a", "filed", FIRST)
+            assert [app.reached("filed", table, "a") for table in ({"n": 1}, {"to": "file"})] == [[], ["a"]]

@@ -1,0 +1,240 @@
+"""What somebody writes on the broker alone, as if a sidecar had stored it for a client, gives no rights to anybody."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import pytest
+
+from proxy.amqp import methods
+from proxy.amqp.tables import decode_table, encode_table
+from proxy.relay.declare.stored import kept_arguments, pack, storage_key
+from proxy.relay.tokens import token
+from proxy.values import Table, Value
+from tests.broker.delivery.applications import Application, declared, entries
+from tests.broker.world import Outside
+from tests.producer import headers, until
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+MATCH: dict[str, object] = {"x-?hkex": "a"}
+LATEST = 2**64 - 1
+
+
+class Scene(NamedTuple):
+    """A sidecar, a client with all rights that is connected to it, and one that owns names in ``att.`` only."""
+
+    sidecar: Sidecar
+    broker: Broker
+    vhost: str
+    alice: Application
+    mallory: str
+
+    def forged_exchange(self, sequence: int = 1) -> Table:
+        return (
+            (b"x-open-exchange", Value("t", True)),
+            (b"x-oxproxy", Value("S", pack(sequence, b""))),
+        )
+
+    def forge(
+        self,
+        queue: str,
+        arguments: Mapping[str, object],
+        *,
+        client: str = "guest",
+        mark: bool = True,
+        sequence: int = 1,
+    ) -> None:
+        """Bind to ``att.x`` at the broker, with what the first release would have stored for a client."""
+        own = entries(arguments)
+        key = token("queue", queue.encode()) if mark else storage_key("queue", queue.encode(), b"", own)
+        with Application(self.broker.port, self.vhost, self.mallory) as beside:
+            kept = kept_arguments(sequence, own, b"", client)
+            beside.bind(queue, "att.x", _table(kept), key.decode())
+
+    def known(self, count: int) -> None:
+        """Wait until the sidecar has seen so many bindings of ``att.x``."""
+        until(lambda: declared(self.sidecar, self.vhost).get("att.x") == count)
+
+
+def _table(raw: bytes) -> Table:
+    return decode_table(raw, 0, len(raw))
+
+
+@pytest.fixture
+def scene(sidecar: Sidecar, broker: Broker, vhost: str) -> Iterator[Scene]:
+    mallory = f"mallory-{secrets.token_hex(4)}"
+    broker.create_user(mallory, mallory)
+    broker.grant(mallory, vhost, "^att\\.", "^att\\.", "^att\\.")
+    Outside(broker, vhost).make_queues("secret", "att.q", "att.p")
+    with ExitStack() as stack:
+        stack.callback(broker.delete_user, mallory)
+        alice = stack.enter_context(Application(sidecar.port, vhost))
+        yield Scene(sidecar, broker, vhost, alice, mallory)
+
+
+def forged(scene: Scene, **more: int) -> None:
+    """Declare ``att.x`` at the broker, marked as an open exchange."""
+    with Application(scene.broker.port, scene.vhost, scene.mallory) as beside:
+        beside.exchange("att.x", scene.forged_exchange(**more), kind="direct", durable=True)
+
+
+@pytest.mark.parametrize("mark", [True, False], ids=["under the token", "under a storage key"])
+@pytest.mark.parametrize("route", [{"x-addq-ontrue": "secret"}, {"x-addqre-ontrue": "^sec"}], ids=["named", "by regex"])
+def test_a_forged_binding_reaches_its_own_destination_and_nothing_else(
+    scene: Scene, route: dict[str, object], mark: bool
+) -> None:
+    forged(scene)
+    scene.forge("att.q", MATCH | route, mark=mark)
+    if not mark:
+        scene.forge("att.q", {"x-?hkex": "never"})
+    scene.known(1 if mark else 2)
+    with Application(scene.sidecar.port, scene.vhost, scene.mallory) as sender:
+        for _ in range(3):  # the first one would have asked for what it lacks
+            assert sender.send_settled("att.x", "k", {"a": 1}).acked
+    assert [len(scene.alice.take(queue)) for queue in ("secret", "att.q")] == [0, 3]
+
+
+def test_forged_bindings_are_reported_until_they_are_gone(scene: Scene) -> None:
+    forged(scene)
+    with Sidecar(scene.broker, settings={"inventory": {"refresh": "200ms"}}) as alone:
+        own = scene._replace(sidecar=alone)
+        with Application(alone.port, scene.vhost, scene.mallory) as owner:
+            assert _unsigned(own) == (0, set())
+            own.forge("att.q", MATCH)
+            until(lambda: _unsigned(own) == (1, {"att.x"}))
+            assert "that no sidecar signed" in alone.log.read_text()
+            owner.bind("att.q", "att.x", MATCH)
+            owner.unbind("att.q", "att.x", MATCH)
+            until(lambda: _unsigned(own) == (0, set()))
+
+
+def _unsigned(scene: Scene) -> tuple[float, set[str]]:
+    """What the metric says, and of which exchanges of this virtual host /status names some."""
+    name = "oxproxy_topology_unsigned_bindings "
+    (line,) = (line for line in scene.sidecar.get("/metrics").splitlines() if line.startswith(name))
+    vhosts = json.loads(scene.sidecar.get("/status"))["vhosts"]
+    (named,) = (one["unsigned"] for one in vhosts if one["vhost"] == scene.vhost)
+    assert all("says user 'guest': no signature" in text for texts in named.values() for text in texts)
+    return float(line.removeprefix(name)), set(named)
+
+
+def test_a_producer_chooses_nothing_by_a_forged_binding(scene: Scene) -> None:
+    forged(scene)
+    scene.forge("att.q", MATCH | {"x-msg-addq-ontrue": ""})
+    scene.known(1)
+    with Application(scene.sidecar.port, scene.vhost, scene.mallory) as sender:
+        for _ in range(3):
+            assert sender.send_settled("att.x", "k", {"a": 1, "x-addq-ontrue": "secret"}).acked
+    assert [len(scene.alice.take(queue)) for queue in ("secret", "att.q")] == [0, 3]
+
+
+def test_a_forged_binding_comes_after_all_others_whatever_it_says(scene: Scene) -> None:
+    with Application(scene.sidecar.port, scene.vhost, scene.mallory) as owner:
+        owner.exchange("att.x", durable=True)
+        owner.bind("att.p", "att.x", MATCH)
+    scene.forge("att.q", MATCH | {"x-order": 100, "x-stop-ontrue": ""}, sequence=2**60)
+    scene.forge("att.q", MATCH | {"x-order": 101, "x-stop-ontrue": ""}, sequence=2**50)
+    scene.known(2)  # a sequence that cannot be is not read at all
+    assert scene.alice.reached("att.x", {"a": 1}, "att.p", "att.q") == ["att.p", "att.q"]
+
+
+def test_a_binding_of_the_first_release_routes_to_its_queue_until_its_client_binds_again(scene: Scene) -> None:
+    forged(scene)
+    scene.forge("att.q", MATCH | {"x-addq-ontrue": "att.p"}, client=scene.mallory)
+    scene.known(1)
+    with Application(scene.sidecar.port, scene.vhost, scene.mallory) as owner:
+        assert owner.reached("att.x", {"a": 1}, "att.q", "att.p") == ["att.q"]
+        owner.bind("att.q", "att.x", MATCH | {"x-addq-ontrue": "att.p"})
+        assert owner.reached("att.x", {"a": 1}, "att.q", "att.p") == ["att.q", "att.p"]
+        owner.unbind("att.q", "att.x", MATCH | {"x-addq-ontrue": "att.p"})
+        assert owner.reached("att.x", {"a": 1}, "att.q", "att.p") == []
+    left = scene.broker.api("GET", f"exchanges/{scene.vhost}/att.x/bindings/source")
+    assert [one for one in left if "x-oxproxy" in one["arguments"]] == []
+
+
+def test_a_forged_alternate_exchange_takes_nothing(scene: Scene) -> None:
+    """The broker asks for permission to write to the alternate exchange that it is told, and knows of no other."""
+    scene.alice.exchange("vault", kind="fanout")
+    scene.alice.bind("secret", "vault")
+    with Application(scene.broker.port, scene.vhost, scene.mallory) as beside:
+        kept = pack(1, entries({"alternate-exchange": "vault"}))
+        marked = ((b"x-open-exchange", Value("t", True)), (b"x-oxproxy", Value("S", kept)))
+        beside.exchange("att.y", marked, kind="direct", durable=True)
+    with Application(scene.sidecar.port, scene.vhost, scene.mallory) as owner:
+        owner.exchange("att.x", durable=True)
+        owner.chain("att.y", "att.x", MATCH)
+        until(lambda: "another alternate exchange than the broker has" in scene.sidecar.log.read_text())
+        for _ in range(3):
+            assert owner.send_settled("att.x", "k", {"a": 1}).acked
+    bound = scene.broker.api("GET", f"exchanges/{scene.vhost}/att.x/bindings/source")
+    assert "vault" not in {row["destination"] for row in bound}
+    assert scene.alice.take("secret") == []
+
+
+def test_a_forged_sequence_stops_nobody(scene: Scene) -> None:
+    forged(scene, sequence=LATEST)
+    with Application(scene.sidecar.port, scene.vhost, scene.mallory) as owner:
+        owner.exchange("att.y")
+        owner.bind("att.q", "att.y", MATCH)
+    before = declared(scene.sidecar, scene.vhost)
+    with Application(scene.broker.port, scene.vhost, scene.mallory) as beside:
+        kept = _table(kept_arguments(LATEST, b"", b"", "guest"))
+        beside.bind("att.p", "att.y", kept, token("queue", b"att.p").decode())
+        beside.exchange("att.z", scene.forged_exchange(2**53 - 1), kind="direct", durable=True)
+        beside.bind("att.p", "att.z", _table(kept_arguments(2**53 - 1, b"")), token("queue", b"att.p").decode())
+    until(lambda: declared(scene.sidecar, scene.vhost) == before | {"att.z": 1})
+    scene.alice.exchange("open")
+    scene.alice.bind("att.q", "open", MATCH)
+    assert scene.alice.reached("open", {"a": 1}, "att.q") == ["att.q"]
+    scene.alice.exchange("att.z")
+    scene.alice.bind("att.q", "att.z", MATCH)
+    assert scene.alice.reached("att.z", {"a": 1}, "att.q") == ["att.q"]
+
+
+OURS: tuple[dict[str, object], ...] = (
+    {"x-open-exchange": True},
+    {"x-oxproxy": pack(1, b"").decode()},
+    {"x-oxproxy-signature": "0" * 64},
+    {"x-oxproxy-anything": 1},
+)
+
+
+@pytest.mark.parametrize("mark", OURS, ids=lambda mark: next(iter(mark)))
+def test_a_client_cannot_write_what_sidecars_write(scene: Scene, mark: dict[str, object]) -> None:
+    client = scene.alice
+    client.exchange("open")
+    client.exchange("plain", kind="topic")
+    for frame in (
+        client.declaring("made", mark),
+        client.declaring("made", mark, kind="direct"),
+        client.declaring("open", mark),
+        client.binding("att.q", "open", mark),
+        client.binding("att.q", "plain", mark),
+        client.chaining("plain", "open", mark),
+        client.chaining("amq.fanout", "plain", mark),
+    ):
+        refused = client.refused(frame)
+        assert (refused.code, next(iter(mark)) in refused.text) == (403, True)
+    assert client.refused(client.declaring("made", passive=True)).code == 404
+    assert client.refused(_queue_declare("made", mark)).code == 403
+
+
+@pytest.mark.parametrize("exchange", ["open", "plain", "amq.direct"])
+def test_a_client_cannot_bind_under_the_reserved_prefix(scene: Scene, exchange: str) -> None:
+    client = scene.alice
+    client.exchange("open")
+    client.exchange("plain", kind="direct")
+    for key in (token("queue", b"att.q").decode(), "x.o.p.e.n.x."):
+        for frame in (client.binding("att.q", exchange, {}, key), client.chaining("amq.fanout", exchange, {}, key)):
+            refused = client.refused(frame)
+            assert (refused.code, "x.o.p.e.n.x." in refused.text) == (403, True)
+
+
+def _queue_declare(name: str, arguments: dict[str, object]) -> bytes:
+    bits = (False, True, False, False, False)
+    return methods.method_frame(1, methods.QUEUE_DECLARE, 0, name.encode(), *bits, encode_table(headers(arguments)))

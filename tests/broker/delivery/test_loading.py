@@ -1,0 +1,112 @@
+"""What on the broker stands in the rules' way when a sidecar starts, and what it says about it."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.broker.delivery.site import standing
+from tests.broker.world import Outside
+from tests.producer import Producer
+from tests.rabbitmq import Broker
+from tests.sidecar import PROGRAM
+
+CARRIED = "queues: [a]\nexchanges: [{name: taken, bindings: [{queue: a}]}]\n"
+QUEUED = """
+exchanges:
+  - {name: one, delivery: queue, bindings: [{exchange: inside}]}
+  - {name: two, delivery: queue, bindings: [{exchange: open}], arguments: {alternate-exchange: inside}}
+"""
+WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
+#: Seconds for a start that fails; one takes half a second.
+START_SECONDS = 30
+
+
+@pytest.fixture
+def outside(broker: Broker) -> Iterator[Outside]:
+    name = f"loading-{secrets.token_hex(6)}"
+    broker.create_vhost(name)
+    yield Outside(broker, name)
+    broker.delete_vhost(name)
+
+
+@pytest.fixture
+def refusal(outside: Outside, tmp_path: Path) -> Callable[..., str]:
+    """Start a sidecar that must end by itself with status 2, and give what it wrote to standard error."""
+
+    def start(rules: str, management: bool = True) -> str:
+        broker = outside.broker
+        (tmp_path / "rules.yaml").write_text(f"vhost: {outside.vhost}\n{rules}")
+        settings = {
+            "listen": [{"address": "127.0.0.1:1"}],  # never listened on
+            "upstream": {
+                "address": broker.address,
+                "control": {"username": broker.username, "password": broker.password},
+                "management": broker.management if management else None,
+            },
+            "admin": {"address": None},
+            "rules": ["rules.yaml"],
+        }
+        (tmp_path / "oxproxy.yaml").write_text(yaml.safe_dump(settings))
+        command = [str(PROGRAM), "serve", "--config", str(tmp_path / "oxproxy.yaml")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+        assert done.returncode == 2
+        return done.stderr
+
+    return start
+
+
+def test_an_exchange_of_another_type_is_an_error_with_the_two_ways_out(
+    outside: Outside, refusal: Callable[..., str]
+) -> None:
+    outside.make_exchange("taken", "topic")
+    said = refusal(CARRIED)
+    assert f"exchange taken exists on the broker with type topic: {WAYS_OUT}" in said
+    assert outside.vhost in said
+    assert outside.bindings("taken") == set()
+
+
+def test_without_the_management_api_the_broker_itself_says_so(outside: Outside, refusal: Callable[..., str]) -> None:
+    outside.make_exchange("taken", "topic")
+    said = refusal(CARRIED, management=False)
+    assert f"exchange taken exists on the broker and differs: {WAYS_OUT}" in said
+    assert "received 'direct' but current is 'topic'" in said
+
+
+def test_a_direct_exchange_that_is_not_ours_is_an_error_too(outside: Outside, refusal: Callable[..., str]) -> None:
+    outside.make_exchange("taken", "direct")
+    assert f"exchange taken exists on the broker as a direct exchange that is not ours: {WAYS_OUT}" in refusal(CARRIED)
+
+
+def test_a_carrier_with_another_alternate_exchange_is_an_error(outside: Outside, refusal: Callable[..., str]) -> None:
+    outside.make_exchange("taken", "direct", x_open_exchange=True, alternate_exchange="other")
+    said = refusal(CARRIED)
+    assert f"exchange taken exists on the broker and differs: {WAYS_OUT}" in said
+    assert "inequivalent arg 'alternate-exchange'" in said
+
+
+def test_an_internal_exchange_that_queue_delivery_would_publish_to_is_an_error(
+    outside: Outside, refusal: Callable[..., str]
+) -> None:
+    outside.make_exchange("inside", "fanout", internal=True)
+    outside.make_exchange("open", "fanout")
+    assert "exchange inside is internal: with delivery: queue exchange" in refusal(QUEUED)
+
+
+def test_a_carrier_of_an_earlier_run_is_taken_as_it_is(broker: Broker, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with standing(broker, first, CARRIED) as site:
+        before = site.exchange("taken"), site.bindings("taken")
+        assert site.sidecar.stop()
+        site.sidecar.start()
+        assert (site.exchange("taken")["arguments"], site.bindings("taken")) == (before[0]["arguments"], before[1])
+        with Producer(site.sidecar.port, site.vhost).open(confirm=True) as producer:
+            assert producer.send_settled("taken", "k") == (True, [])
+        assert site.bodies("a") == [[b"body"]]

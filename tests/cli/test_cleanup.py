@@ -1,0 +1,108 @@
+"""A broker freed of what sidecars made, as the command line does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pamqp import commands
+
+from proxy.cli import main as cli
+from tests.broker.delivery.applications import Application
+from tests.broker.delivery.site import Site, standing
+from tests.rabbitmq import Broker
+
+RULES = """
+queues: [a, b]
+exchanges:
+  - name: letters
+    bindings: [{queue: a}, {queue: b, arguments: {x: 1}}]
+"""
+
+
+def run(site: Site, *more: str) -> int:
+    return cli.main(["cleanup", "--config", str(site.sidecar.configuration), "--vhost", site.vhost, *more])
+
+
+def exists(site: Site, exchange: str) -> bool:
+    listed = site.broker.api("GET", f"exchanges/{site.vhost}?columns=name")
+    return exchange in {each["name"] for each in listed}
+
+
+def test_everything_is_listed_and_removed_when_told_so(
+    broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with standing(broker, tmp_path, RULES) as site:
+        producer = site.producer()
+        producer.ask(commands.Queue.Bind(queue="a", exchange="letters", arguments={"y": 2}))
+        site.make_exchange("untouched")
+        site.tidy()
+        assert site.sidecar.stop()
+        assert run(site) == 0
+        listed = capsys.readouterr().out
+        assert f"vhost {site.vhost}: exchange letters: 2 tokens, 1 stored bindings\n" in listed
+        assert "nothing was removed" in listed
+        assert exists(site, "letters")
+        assert run(site, "--yes") == 0
+        assert not exists(site, "letters")
+        assert exists(site, "untouched")
+        assert site.queue("a")["durable"]
+        assert run(site) == 0
+        assert "nothing of ours is there" in capsys.readouterr().out
+
+
+def test_what_clients_declared_and_what_sidecars_talk_over_goes_too(
+    broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with standing(broker, tmp_path, RULES, {"declared": {"announce": True}}) as site:
+        with Application(site.sidecar.port, site.vhost) as app:
+            app.exchange("mine")
+            app.exchange("next")
+            app.chain("next", "mine")
+            app.bind("a", "mine", {"x-addq-ontrue": "b"})
+        assert exists(site, "x.o.p.e.n.x.announce")
+        assert site.sidecar.stop()
+        assert run(site, "--yes") == 0
+        assert "exchange x.o.p.e.n.x.announce: " in capsys.readouterr().out
+        listed = site.broker.api("GET", f"exchanges/{site.vhost}?columns=name")
+        assert [each["name"] for each in listed if not each["name"].startswith("amq.")] == [""]
+        bound = site.broker.api("GET", f"bindings/{site.vhost}")
+        assert {each["source"] for each in bound} == {""}
+        queues = site.broker.api("GET", f"queues/{site.vhost}?columns=name")
+        assert {each["name"] for each in queues} == {"a", "b"}
+
+
+def test_an_exchange_that_others_bound_to_stays(
+    broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with standing(broker, tmp_path, RULES) as site:
+        assert site.sidecar.stop()
+        site.bind("letters", "a", "by hand")
+        assert run(site, "--yes") == 1
+        assert "not ours, so the exchange stays: queue a under key 'by hand'" in capsys.readouterr().out
+        assert site.bindings("letters") == {("queue", b"a", b"by hand")}
+
+
+def test_without_the_management_api_there_is_no_cleanup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "oxproxy.yaml").write_text("upstream: {address: 127.0.0.1:1}\n")
+    assert cli.main(["cleanup", "--config", str(tmp_path / "oxproxy.yaml")]) == 2
+    assert "upstream.management: seen nothing" in capsys.readouterr().err
+
+
+def test_a_virtual_host_that_the_broker_does_not_have_is_an_error(
+    broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configuration = tmp_path / "oxproxy.yaml"
+    configuration.write_text(
+        f"""\
+upstream:
+  address: {broker.address}
+  management: {broker.management}
+  control: {{username: {broker.username}, password: {broker.password}}}
+"""
+    )
+    more = ["--vhost", "nope", "--vhost", "/"]
+    assert cli.main(["cleanup", "--config", str(configuration), *more]) == 2
+    captured = capsys.readouterr()
+    assert "--vhost: nope: the broker has no such virtual host" in captured.err
+    assert captured.out == ""

@@ -1,0 +1,399 @@
+"""Is every object that the chart can make right for Kubernetes, do they fit together, and are pods locked in?"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import jsonschema
+import pytest
+import yaml
+
+from deploy.chart.readme import CHART
+from proxy.config.passwords import read_secret
+from proxy.config.settings import parse_settings
+from proxy.rules.loader import load_rules
+from proxy.yamlfile.faults import Faults
+from tests.deploy.helm.rendering import (
+    JSON,
+    NAMESPACE,
+    VERSIONS,
+    configuration,
+    containers,
+    objects,
+    of_kind,
+    pod_templates,
+    rendered,
+    the,
+    validate,
+    variant,
+    variants,
+)
+
+#: Values beside those of ci/: each switch on its own.
+SWITCHES: dict[str, JSON] = {
+    "defaults": {},
+    "sidecar alone": {"mode": "sidecar"},
+    "other names": {"nameOverride": "amqp", "commonLabels": {"a": "b"}},
+    "password": {"control": {"password": "not-a-secret"}},
+    "audit on the pod's own disk": {"audit": {"enabled": True}},
+    "audit in a sidecar": {"mode": "sidecar", "audit": {"enabled": True}},
+    "report": {
+        "audit": {"enabled": True, "volume": {"persistentVolumeClaim": {"claimName": "audit"}}},
+        "report": {"enabled": True, "output": {"persistentVolumeClaim": {"claimName": "report"}}},
+    },
+    "one after the other": {"updateStrategy": {"type": "Recreate"}},
+    "open network policy": {"networkPolicy": {"enabled": True}},
+    "service monitor": {"serviceMonitor": {"enabled": True}},
+    "pod monitor beside a gateway": {"podMonitor": {"enabled": True}},
+    "no account": {"serviceAccount": {"create": False}},
+    "no budget": {"podDisruptionBudget": {"enabled": False}},
+    "stops at once": {"drain": {"deadlineSeconds": 0, "preStopSeconds": 0}},
+}
+MATRIX: dict[str, JSON] = {**SWITCHES, **{name: variant(name) for name in variants()}}
+
+every_case = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX.keys())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@every_case
+def test_every_object_fits_the_schemas_of_kubernetes(values: JSON, version: str) -> None:
+    found = objects(values)
+    assert found
+    for document in found:
+        validate(document, version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_schemas_refuse_a_key_that_does_not_exist(version: str) -> None:
+    wrong = the("Deployment", {}) | {"spec": the("Deployment", {})["spec"] | {"replica": 2}}
+    with pytest.raises(jsonschema.ValidationError):
+        validate(wrong, version)
+
+
+def test_the_schemas_of_prometheus_operator_refuse_a_key_that_does_not_exist() -> None:
+    monitor = the("ServiceMonitor", {"serviceMonitor": {"enabled": True}})
+    with pytest.raises(jsonschema.ValidationError):
+        validate(monitor | {"spec": monitor["spec"] | {"endpoint": []}}, VERSIONS[0])
+
+
+@every_case
+def test_no_two_objects_have_one_name_and_all_are_labelled(values: JSON) -> None:
+    found = objects(values)
+    names = [(document["kind"], document["metadata"]["name"]) for document in found]
+    assert len(names) == len(set(names))
+    assert all(len(name) <= 63 for _, name in names)
+    for document in found:
+        labels = document["metadata"]["labels"]
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert labels["app.kubernetes.io/instance"] == "router"
+
+
+@every_case
+def test_no_container_has_more_rights_than_it_needs(values: JSON) -> None:
+    for template in pod_templates(values):
+        spec = template["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        for container in containers(template):
+            assert_locked_in(container)
+
+
+def assert_locked_in(container: JSON) -> None:
+    context = container["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert context["runAsUser"] > 0
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert "memory" in container["resources"]["limits"]
+
+
+@every_case
+def test_every_mount_has_its_volume_and_every_volume_its_mount(values: JSON) -> None:
+    for template in pod_templates(values):
+        volumes = [volume["name"] for volume in template["spec"]["volumes"]]
+        mounts = {mount["name"] for container in containers(template) for mount in container["volumeMounts"]}
+        assert sorted(volumes) == sorted(mounts)
+
+
+@every_case
+def test_nothing_is_mounted_by_subpath(values: JSON) -> None:
+    for template in pod_templates(values):
+        mounts = [mount for container in containers(template) for mount in container["volumeMounts"]]
+        assert all("subPath" not in mount for mount in mounts)
+
+
+@every_case
+def test_what_pods_refer_to_is_made_here_or_said_to_exist(values: JSON) -> None:
+    made = {(document["kind"], document["metadata"]["name"]) for document in objects(values)}
+    existing = yaml.safe_dump(values)
+    for template in pod_templates(values):
+        text = yaml.safe_dump(template["spec"]["volumes"])
+        for kind, name in references(yaml.safe_load(text)):
+            assert (kind, name) in made or re.search(rf"\b{re.escape(name)}\b", existing), (kind, name)
+
+
+def references(value: Any) -> set[tuple[str, str]]:  # YAML of any shape
+    """Return every ConfigMap and Secret that a volume names."""
+    if isinstance(value, list):
+        return {found for item in value for found in references(item)}
+    if not isinstance(value, dict):
+        return set()
+    found = {each for item in value.values() for each in references(item)}
+    if "configMap" in value:
+        found.add(("ConfigMap", value["configMap"]["name"]))
+    if "secret" in value:
+        found.add(("Secret", value["secret"].get("secretName") or value["secret"]["name"]))
+    return found
+
+
+@every_case
+def test_selectors_find_the_pods_of_the_gateway_and_only_those(values: JSON) -> None:
+    gateways = of_kind("Deployment", values)
+    for document in objects(values):
+        selector = {
+            "Service": lambda spec: spec["selector"],
+            "PodDisruptionBudget": lambda spec: spec["selector"]["matchLabels"],
+            "NetworkPolicy": lambda spec: spec["podSelector"]["matchLabels"],
+            "Deployment": lambda spec: spec["selector"]["matchLabels"],
+        }.get(document["kind"])
+        if selector is None:
+            continue
+        wanted = selector(document["spec"]).items()
+        assert wanted <= gateways[0]["spec"]["template"]["metadata"]["labels"].items()
+        assert not any(wanted <= job_labels(job).items() for job in of_kind("CronJob", values))
+
+
+def job_labels(job: JSON) -> dict[str, str]:
+    labels: dict[str, str] = job["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
+    return labels
+
+
+@every_case
+def test_services_lead_to_ports_that_the_container_has(values: JSON) -> None:
+    for service in of_kind("Service", values):
+        ports = {
+            port["name"] for port in the("Deployment", values)["spec"]["template"]["spec"]["containers"][0]["ports"]
+        }
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+
+
+@every_case
+def test_probes_ask_livez_and_readyz_on_the_admin_port(values: JSON) -> None:
+    for gateway in of_kind("Deployment", values):
+        (container,) = gateway["spec"]["template"]["spec"]["containers"]
+        asked = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+        assert {name: probe["path"] for name, probe in asked.items()} == {
+            "startup": "/livez",
+            "liveness": "/livez",
+            "readiness": "/readyz",
+        }
+        assert {probe["port"] for probe in asked.values()} == {"oxproxy-admin"}
+
+
+@every_case
+def test_a_pod_is_killed_only_after_the_drain_could_end(values: JSON) -> None:
+    for gateway in of_kind("Deployment", values):
+        spec = gateway["spec"]["template"]["spec"]
+        stop = spec["containers"][0].get("lifecycle", {"preStop": {"exec": {"command": ["sleep", "0"]}}})
+        waits = int(stop["preStop"]["exec"]["command"][1])
+        drain = values.get("drain", {}).get("deadlineSeconds", 25)
+        assert spec["terminationGracePeriodSeconds"] > waits + drain + 5
+        if not values.get("existingConfig"):
+            assert configuration(values)["shutdown"]["deadline"] == f"{drain}s"
+
+
+@every_case
+def test_the_configuration_is_one_that_the_sidecar_reads(values: JSON) -> None:
+    if values.get("existingConfig"):
+        assert not [one for one in of_kind("ConfigMap", values) if one["metadata"]["name"].endswith("-config")]
+        return
+    faults = Faults()
+    text = yaml.safe_dump(configuration(values)).encode()
+    settings = parse_settings(text, Path("/etc/oxproxy/config/oxproxy.yaml"), {}, faults, secrets_required=False)
+    ports = values.get("ports", {"amqp": 5673, "admin": 15693})
+    assert [listener.address.port for listener in settings.listen] == [ports["amqp"]]
+    assert settings.admin.address is not None
+    assert (settings.admin.address.host, settings.admin.address.port) == ("0.0.0.0", ports["admin"])
+
+
+def test_producers_must_have_a_certificate_where_that_is_asked_for() -> None:
+    with_authority = configuration({"tls": {"secretName": "amqp-tls", "clientCa": "ca.crt"}})
+    assert with_authority["listen"][0]["tls"]["client_ca"] == "/etc/oxproxy/tls/ca.crt"
+    assert "client_ca" not in configuration({"tls": {"secretName": "amqp-tls"}})["listen"][0]["tls"]
+
+
+@every_case
+def test_rules_are_files_that_the_sidecar_reads(values: JSON, tmp_path: Path) -> None:
+    for document in of_kind("ConfigMap", values):
+        if document["metadata"]["name"].endswith("-rules"):
+            for name, text in document["data"].items():
+                (tmp_path / name).write_text(text)
+            assert load_rules(sorted(tmp_path.iterdir())).rules.vhosts
+            assert configuration(values)["rules"] == ["/etc/oxproxy/rules/*"]
+
+
+def test_a_sidecar_listens_for_its_own_pod_only() -> None:
+    assert configuration({"mode": "sidecar"})["listen"] == [{"address": "127.0.0.1:5673"}]
+
+
+def test_a_sidecar_brings_no_pods_of_its_own() -> None:
+    kinds = {document["kind"] for document in objects(variant("sidecar"))}
+    assert kinds == {"ConfigMap", "PodMonitor", "PrometheusRule", "Secret"}
+
+
+def test_what_config_says_wins_over_the_chart() -> None:
+    listen = [{"address": "[::]:5673"}]
+    found = configuration({"config": {"listen": listen, "admin": {"address": "[::]:15693"}}})
+    assert (found["listen"], found["admin"]) == (listen, {"address": "[::]:15693"})
+
+
+def test_a_password_is_in_the_secret_and_nowhere_else() -> None:
+    text = rendered({"control": {"password": "not-a-secret"}})
+    assert [path for path, found in text.items() if "not-a-secret" in found] == []
+    assert secret("control", {"control": {"password": "not-a-secret"}})["data"] == {"password": "bm90LWEtc2VjcmV0"}
+
+
+def secret(name: str, values: JSON) -> JSON:
+    """Return the Secret of the chart whose name ends so."""
+    (found,) = (one for one in of_kind("Secret", values) if one["metadata"]["name"].endswith(f"-{name}"))
+    return found
+
+
+def test_a_secret_for_what_clients_bind_is_generated_and_kept() -> None:
+    made = secret("declared", {})
+    assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert read_secret(b64decode(made["data"]["current"])) is not None
+    # Rendered once more: another one, so it is neither in the chart nor derived from what others know.
+    assert secret("declared", {"replicaCount": 7})["data"] != made["data"]
+    assert configuration({})["declared"] == {"secrets": [{"file": "/etc/oxproxy/declared/current"}]}
+    assert checksums({}) == checksums({"replicaCount": 7})
+    (volume,) = (one for one in volumes({}) if one["name"] == "oxproxy-declared")
+    assert volume["secret"]["secretName"] == made["metadata"]["name"]
+    assert volume["secret"]["items"] == [{"key": "current", "path": "current"}]
+
+
+def test_secrets_for_what_clients_bind_may_come_from_elsewhere() -> None:
+    values = {"declared": {"existingSecret": "signing", "keys": ["next", "current"]}}
+    assert [one["metadata"]["name"] for one in of_kind("Secret", values) if "declared" in one["metadata"]["name"]] == []
+    files = [{"file": f"/etc/oxproxy/declared/{key}"} for key in ("next", "current")]
+    assert configuration(values)["declared"] == {"secrets": files}
+    (volume,) = (one for one in volumes(values) if one["name"] == "oxproxy-declared")
+    assert volume["secret"]["secretName"] == "signing"
+    mine = {"config": {"declared": {"secrets": [{"env": "SECRET"}]}}}
+    assert "oxproxy-declared" not in {one["name"] for one in volumes(mine)}
+    assert configuration(mine)["declared"] == {"secrets": [{"env": "SECRET"}]}
+
+
+def volumes(values: JSON) -> list[JSON]:
+    found: list[JSON] = the("Deployment", values)["spec"]["template"]["spec"]["volumes"]
+    return found
+
+
+def checksums(values: JSON) -> dict[str, str]:
+    annotations = the("Deployment", values)["spec"]["template"]["metadata"]["annotations"]
+    return {name: value for name, value in annotations.items() if name.startswith("checksum/")}
+
+
+RULES = "exchanges: [{name: a, bindings: []}]"
+
+
+@pytest.mark.parametrize(
+    ("values", "changed"),
+    [
+        ({"rules": {"files": {"a.yaml": RULES}}}, {"checksum/config", "checksum/rules"}),
+        ({"rules": {"files": {"b.yaml": RULES}}}, {"checksum/config", "checksum/rules"}),
+        ({"config": {"log": {"level": "debug"}}}, {"checksum/config"}),
+        ({"control": {"password": "another"}}, {"checksum/config"}),
+        ({"podLabels": {"a": "b"}, "replicaCount": 5}, set()),
+    ],
+)
+def test_pods_start_anew_when_what_they_read_at_their_start_changes(values: JSON, changed: set[str]) -> None:
+    before, after = checksums({}), checksums(values)
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+def test_with_the_same_files_another_text_is_another_checksum() -> None:
+    one, other = (checksums({"rules": {"files": {"a.yaml": text}}}) for text in (RULES, RULES.replace("a,", "b,")))
+    assert one["checksum/config"] == other["checksum/config"]
+    assert one["checksum/rules"] != other["checksum/rules"]
+
+
+def test_changed_rules_can_be_left_to_the_running_sidecar() -> None:
+    assert set(checksums({"rules": {"restartOnChange": False}})) == {"checksum/config"}
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"control": {"password": "a", "existingSecret": "b"}}, "control: seen password and existingSecret"),
+        ({"control": {}}, "control: seen no password of the control user oxproxy, expected control.password or"),
+        (
+            {"control": {}, "config": {"upstream": {"control": {"username": None}}}},
+            "of the control user guest, expected",
+        ),
+        ({"declared": {"keys": ["a", "b"]}}, "declared.keys: seen several, expected declared.existingSecret"),
+        ({"existingConfig": {"configMap": "a", "secret": "b"}}, "existingConfig: seen configMap and secret"),
+        ({"config": {"shutdown": {"deadline": "1s"}}}, "config.shutdown: use drain.deadlineSeconds"),
+        ({"drain": {"terminationGracePeriodSeconds": 35}}, "expected more than 35"),
+        ({"tls": {"clientCa": "ca.crt"}}, "tls.clientCa: needs tls.secretName"),
+        ({"report": {"enabled": True}}, "report: needs audit.enabled"),
+        ({"audit": {"enabled": True}, "report": {"enabled": True}}, "report: needs audit.enabled"),
+        ({"audit": SWITCHES["report"]["audit"], "report": {"enabled": True}}, "report.output: seen nothing"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused_with_the_reason(values: JSON, text: str) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=re.escape(text)):
+        rendered(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"config": {"upstream": {"control": {"password_env": "PASSWORD"}}}},
+        {"config": {"upstream": {"control": {"password_file": "/etc/oxproxy/trust/password"}}}},
+        {"extraEnv": [{"name": "OXPROXY_UPSTREAM__CONTROL__PASSWORD", "valueFrom": {"secretKeyRef": {}}}]},
+        {"existingConfig": {"configMap": "settings"}},
+    ],
+    ids=str,
+)
+def test_the_password_of_the_control_user_may_come_from_elsewhere(values: JSON) -> None:
+    assert rendered({"control": {}, **values})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "daemon"},
+        {"replicas": 3},
+        {"image": {"tag": 1}},
+        {"image": {"digest": "latest"}},
+        {"ports": {"amqp": 0}},
+        {"rules": {"files": ["a.yaml"]}},
+        {"rules": {"files": {"a/b.yaml": ""}}},
+        {"networkPolicy": {"brokerPorts": []}},
+        {"prometheusRule": {"runbookBase": "somewhere"}},
+        {"report": {"output": {"emptyDir": {}, "nfs": {}}}},
+    ],
+    ids=str,
+)
+def test_the_schema_of_values_refuses(values: JSON) -> None:
+    with helm_python.Chart.load(CHART) as chart, pytest.raises(helm_python.HelmValuesError):
+        chart.validate_schema(chart.merge_values(values))
+
+
+def test_the_namespace_is_that_of_the_release() -> None:
+    assert f"{NAMESPACE}.svc" in rendered({})["oxproxy/templates/NOTES.txt"]
+
+
+def test_notes_of_a_sidecar_say_what_the_pods_need() -> None:
+    notes = rendered(variant("sidecar"))["oxproxy/templates/NOTES.txt"]
+    assert "restartPolicy: Always" in notes
+    assert "and 40 more" in notes

@@ -1,0 +1,95 @@
+"""Do the commands behind `make demo` and `make run` do what the README says of them?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.local.demo import CONFIRMED, OUTPUT, REFUSED, RETURNED, RULES, Message, reasons, sample, told, worth_a_look
+from deploy.local.run import overrides
+from tests.rabbitmq import Broker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(module: str, url: str, management: str = "") -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"RABBITMQ_URL": url, "RABBITMQ_MANAGEMENT_URL": management}
+    return subprocess.run(
+        [sys.executable, "-m", module], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def delivered(queues: list[str], outcome: str = CONFIRMED) -> Message:
+    message = Message("a message", {"exchange": "documents"}, CONFIRMED, ["one", "two"], "")
+    message.seen_queues, message.seen_outcome, message.explained = queues, outcome, True
+    return message
+
+
+@pytest.mark.timeout(300)  # Spark's start takes its time on a busy machine
+def test_demo_goes_as_the_rules_file_expects_and_leaves_nothing_on_a_given_broker(broker: Broker) -> None:
+    before = broker.api("GET", "vhosts?columns=name")
+    done = run("deploy.local.demo", broker.url(), broker.management)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All as the rules file expects" in done.stdout
+    report = done.stdout.rpartition("returns_total")[2]
+    assert f"{len(sample(RULES))} publishes in 1 segment" in report
+    assert (OUTPUT / "report/report.html").exists()
+    assert broker.api("GET", "vhosts?columns=name") == before
+
+
+@pytest.mark.parametrize("module", ["deploy.local.demo", "deploy.local.run"])
+def test_a_wrong_broker_url_is_wrong_usage(module: str) -> None:
+    done = run(module, "amqps://elsewhere")
+    assert done.returncode == 2
+    assert "expected amqp://" in done.stderr
+
+
+def test_run_without_a_broker_says_how_to_name_one() -> None:
+    done = run("deploy.local.run", "")
+    assert done.returncode == 2
+    assert "RABBITMQ_URL" in done.stderr
+
+
+def test_run_points_the_configuration_at_the_named_broker() -> None:
+    found = overrides(Broker("broker.example", 5679, "http://broker.example:15672", "me", "secret"))
+    assert found == {
+        "OXPROXY_UPSTREAM__ADDRESS": "broker.example:5679",
+        "OXPROXY_UPSTREAM__MANAGEMENT": "http://broker.example:15672",
+        "OXPROXY_UPSTREAM__CONTROL__USERNAME": "me",
+        "OXPROXY_UPSTREAM__CONTROL__PASSWORD": "secret",
+    }
+
+
+def test_the_sample_shows_each_thing_that_can_become_of_a_message() -> None:
+    assert {message.outcome for message in sample(RULES)} == {CONFIRMED, RETURNED, REFUSED}
+
+
+@pytest.mark.parametrize("queues", [["one"], ["one", "two", "two"], ["one", "two", "three"], []])
+def test_a_copy_too_few_or_too_many_is_wrong(queues: list[str]) -> None:
+    assert not delivered(queues).right
+    assert "WRONG" in told(1, delivered(queues))
+
+
+def test_the_right_queues_in_any_order_are_right() -> None:
+    assert delivered(["two", "one"]).right
+    assert not delivered(["two", "one"], RETURNED).right
+
+
+def test_reasons_name_the_bindings_that_took_a_message_and_what_matched() -> None:
+    operators = [
+        {"operator": "x-?rk=", "expected": "a", "verdict": "match"},
+        {"operator": "x-?hkex", "expected": "b", "verdict": "mismatch"},
+    ]
+    taken = {"binding": "first", "result": True, "operators": operators}
+    passed = {"binding": "second", "result": False, "operators": operators}
+    assert list(reasons({"walk": [{"filters": [], "bindings": [taken, passed]}]})) == ['binding "first" (x-?rk=: a)']
+    assert list(reasons({"walk": [{"filters": [], "bindings": [passed]}]})) == ["no binding matches"]
+
+
+def test_only_counters_that_have_counted_are_shown() -> None:
+    metrics = 'oxproxy_publishes_total{a="b"} 2.0\noxproxy_returns_total 0.0\noxproxy_channels 3.0\n'
+    assert worth_a_look(metrics) == ['oxproxy_publishes_total{a="b"} 2.0']

@@ -1,0 +1,72 @@
+"""Does docs/addresses.md say what the table does? Every row of its tables is asked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, address_of
+from tests.rules.loading import load
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "addresses.md").read_text()
+
+
+def rows(*heads: str) -> list[list[str]]:
+    """Cells of every row under the tables with these headings, without their backticks."""
+    found = []
+    for table in re.findall(r"(?:^\|.*\|\n)+", TEXT, re.MULTILINE):
+        lines = [[cell.strip().strip("`") for cell in line[1:-1].split("|")] for line in table.splitlines()]
+        if tuple(lines[0]) == heads:
+            found += lines[2:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "translation", "address", "result"), rows("pattern", "translation", "address", "result")
+)
+def test_a_rule_makes_of_an_address_what_the_manual_says(
+    pattern: str, translation: str, address: str, result: str
+) -> None:
+    table = AddressTable([AddressRule(pattern.encode(), translation.encode())])
+    found = table.translate(address.encode())
+    assert (found.address.decode() if found is not None and found.address is not None else "no match") == result
+
+
+@pytest.mark.parametrize(("publish", "address"), rows("publish", "its address"))
+def test_a_publish_has_the_address_that_the_manual_says(publish: str, address: str) -> None:
+    said = re.fullmatch(r"(?:default exchange|exchange `(.*)`), key (?:`(.*)|empty)", publish)
+    assert said is not None
+    publication = Publication((said[1] or "").encode(), (said[2] or "").encode())
+    assert address_of(publication) == address.encode()
+
+
+@pytest.mark.parametrize("row", rows("name", "publish to exchange", "key"), ids=str)
+def test_a_name_leads_where_the_manual_says(row: list[str]) -> None:
+    name, exchange, key = row
+    name = "" if name == "(none)" else name
+    book = AddressBook(AddressTable([AddressRule(b"*", f"h{name}".encode(), hosts=None)]))
+    target = book.look_up(b"E", b"K")
+    if exchange == "nowhere":
+        assert isinstance(target, FailedTranslation)
+    else:
+        assert not isinstance(target, FailedTranslation)
+        assert target is not None
+        assert target.publication == (exchange.encode(), key.encode())
+
+
+def test_every_table_is_asked() -> None:
+    counts = [
+        len(rows("pattern", "translation", "address", "result")),
+        len(rows("publish", "its address")),
+        len(rows("name", "publish to exchange", "key")),
+    ]
+    assert counts == [26, 5, 14]
+
+
+def test_the_example_is_good_and_its_test_holds() -> None:
+    (example,) = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    loaded = load(example)
+    assert (loaded.failures(), loaded.warnings) == ([], ())

@@ -1,0 +1,59 @@
+"""Do the examples of docs/declaring.md do what they say, through a running sidecar, one after another?"""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import quote
+
+import pika
+import pytest
+
+from proxy.relay.tokens import is_keyed
+from tests.broker.world import Outside
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "declaring.md").read_text()
+BEFORE, _, AFTER = TEXT.partition("\n## After a restart\n")
+
+
+def run(text: str, names: dict[str, object]) -> tuple[int, str]:
+    """Run the examples of a part, all but the address; give how many there were, and what differed."""
+    blocks = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    test = doctest.DocTestParser().get_doctest(blocks, names, "declaring.md", None, 0)
+    test.examples = [example for example in test.examples if not example.source.startswith("address =")]
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    differences: list[str] = []
+    runner.run(test, out=differences.append, clear_globs=False)
+    names.update(test.globs)
+    return len(test.examples), "".join(differences)
+
+
+def stored(seen: Outside) -> None:
+    """What the page says of the broker's own bindings is so."""
+    exchange = seen.exchange("sales")
+    assert exchange["type"] == "direct"
+    assert exchange["arguments"].keys() == {"x-open-exchange", "x-oxproxy", "max-payload-size"}
+    prefixes = {key[: 16 if is_keyed(key) else 14].decode() for _, _, key in seen.bindings("sales")}
+    assert prefixes == {"x.o.p.e.n.x.b.", "x.o.p.e.n.x.r.q.", "x.o.p.e.n.x.r."}
+    assert all(f"`{prefix}`" in TEXT for prefix in prefixes)
+    with pytest.raises(HTTPError):
+        seen.exchange("notes")
+
+
+def test_the_examples_hold_before_and_after_a_restart(broker: Broker, vhost: str) -> None:
+    names: dict[str, object] = {}
+    for part, least in ((BEFORE, 20), (AFTER, 4)):
+        with Sidecar(broker) as sidecar:
+            names["address"] = pika.URLParameters(f"amqp://guest:guest@{sidecar.address}/{quote(vhost, safe='')}")
+            count, differences = run(part, names)
+            connection = names["connection"]
+            assert isinstance(connection, pika.BlockingConnection)
+            connection.close()
+            if part is BEFORE:
+                stored(Outside(broker, vhost))
+        assert differences == ""
+        assert count >= least

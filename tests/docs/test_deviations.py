@@ -1,0 +1,52 @@
+"""What docs/deviations.md says is what the code, the vectors and the tests say."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.deviations import DEVIATIONS
+from tests.conformance.end_to_end import every_vector
+from tests.docs.test_protocol_support import DEFINED
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "deviations.md").read_text()
+NAMED = sorted(set(re.findall(r"`(test_\w+)`", TEXT)))
+
+
+def section(title: str) -> list[str]:
+    """The rows of a section's table, without its head."""
+    _, _, rest = TEXT.partition(f"\n## {title}\n")
+    rows = [line for line in rest.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def test_deviations_found_by_vectors_stand_there_word_by_word() -> None:
+    assert section("Found by the vectors") == [deviation.row for deviation in DEVIATIONS]
+
+
+def test_reasons_to_follow_the_specification_are_those_of_the_vectors() -> None:
+    stated = {}
+    for row in section("Where the specification was followed, not the plugin"):
+        reason, number = re.findall(r"^\| `([\w-]+)` \| (\d+) \|", row)[0]
+        stated[reason] = int(number)
+    assert stated == Counter(
+        reason for vector in every_vector() if vector.get("seed_differs") for reason in vector["seed_reason"]
+    )
+
+
+def test_the_number_of_vectors_is_said() -> None:
+    assert f"\n{len(every_vector())} recorded" in TEXT
+
+
+def test_every_other_deviation_is_shown_by_a_test() -> None:
+    rows = section("Not in the vectors")
+    assert rows
+    assert [row for row in rows if "`test_" not in row] == []
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_test_that_is_named_exists(name: str) -> None:
+    assert name in DEFINED

@@ -1,0 +1,136 @@
+"""README, "Beside your own broker", followed by somebody who has read nothing else: each step does what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pika
+import pytest
+
+from tests.private_broker import free_port
+from tests.producer import until
+from tests.rabbitmq import Broker
+from tests.sidecar import DRAIN_SECONDS, PROGRAM, READY_SECONDS
+from tests.watched import Watched
+
+ROOT = Path(__file__).resolve().parents[2]
+(PART,) = re.findall(
+    r"^## Beside your own broker$(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+)
+CONFIGURATION, RULES = re.findall(r"```yaml\n(.*?)```", PART, re.DOTALL)
+CHECK, SERVE = (shlex.split(line, comments=True) for line in re.findall(r"^    (oxproxy .*)$", PART, re.MULTILINE))
+ADMIN = "127.0.0.1:15693"
+
+pytestmark = pytest.mark.broker
+
+
+class Place(NamedTuple):
+    """A folder made as README says, but for addresses and virtual host."""
+
+    folder: Path
+    port: int
+    admin: str
+    vhost: str
+    broker: Broker
+
+    @property
+    def rules(self) -> Path:
+        return self.folder / "rules" / "orders.yaml"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def publish(self, amount: object) -> None:
+        address = Broker("127.0.0.1", self.port, "").url(self.vhost)
+        with pika.BlockingConnection(pika.URLParameters(address)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.basic_publish("orders", "", b"", pika.BasicProperties(headers={"amount": amount}), mandatory=True)
+
+    def taken(self) -> list[int]:
+        """Empty both queues; how many messages were in each."""
+        with pika.BlockingConnection(pika.URLParameters(self.broker.url(self.vhost))) as connection:
+            channel = connection.channel()
+            return [channel.queue_purge(queue).method.message_count for queue in ("orders.all", "orders.big")]
+
+
+def run(place: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(PROGRAM), *command[1:]], cwd=place, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def place(tmp_path: Path, broker: Broker, vhost: str) -> Place:
+    port = free_port()
+    admin = f"127.0.0.1:{free_port(port)}"
+    text = CONFIGURATION.replace("127.0.0.1:5673", f"127.0.0.1:{port}").replace("127.0.0.1:5672", broker.address)
+    text = text.replace("http://127.0.0.1:15672", broker.management)
+    text = text.replace("username: guest, password: guest", f"username: {broker.username}, password: {broker.password}")
+    (tmp_path / "oxproxy.yaml").write_text(f"{text}admin: {{address: {admin}}}\n")
+    (tmp_path / "rules").mkdir()
+    made = Place(tmp_path, port, admin, vhost, broker)
+    made.rules.write_text(RULES.replace("vhost: /", f"vhost: {vhost}"))
+    return made
+
+
+@pytest.fixture
+def serving(place: Place) -> Iterator[Place]:
+    command = [str(PROGRAM), *SERVE[1:-1], str(place.folder / SERVE[-1])]
+    process = Watched(place.folder, [command], os.environ, place.folder / "log", DRAIN_SECONDS)
+    try:
+        until(lambda: ready(place), READY_SECONDS)
+        yield place
+    finally:
+        process.end(keep=True)
+
+
+def ready(place: Place) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{place.admin}/readyz", timeout=10) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def test_the_check_finds_both_files_good_and_runs_the_test(place: Place) -> None:
+    done = run(place.folder, *CHECK)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ok: 2 files, 1 exchange, 2 bindings, 1 test;")
+
+
+def test_a_producer_s_message_goes_where_its_amount_says_and_a_changed_rule_holds_at_once(serving: Place) -> None:
+    serving.publish(2000)
+    assert serving.taken() == [1, 1]
+    serving.publish("2000")
+    assert serving.taken() == [1, 0]
+    good = serving.rules.read_text()
+    serving.rules.write_text(good.replace("x-?hkv>=", "x-?hkw>="))
+    until(lambda: "reload failed" in serving.log, 20)
+    assert re.search(r"rules/orders\.yaml:8:\d+: exchanges\[0\]\.bindings\[1\]\.arguments", serving.log)
+    serving.publish(2000)
+    assert serving.taken() == [1, 1]
+    serving.rules.write_text(good.replace("amount: 2000", "amount: 6000").replace("1000", "5000"))
+    until(lambda: "event=reloaded" in serving.log, 20)
+    serving.publish(2000)
+    assert serving.taken() == [1, 0]
+
+
+def test_the_running_sidecar_says_why_a_message_did_not_arrive(serving: Place) -> None:
+    (line,) = re.findall(r"^    (curl .*)$", PART, re.MULTILINE)
+    words = shlex.split(line)
+    name, _, value = words[words.index("-H") + 1].partition(": ")
+    url, data = (words[place] for place in (words.index("--data") - 1, -1))
+    request = urllib.request.Request(url.replace(ADMIN, serving.admin), data.encode(), {name: value})
+    question = request.data
+    assert isinstance(question, bytes)
+    request.data = question.replace(b"{", f"{{vhost: {serving.vhost}, ".encode(), 1)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        said = answer.read().decode()
+    (promised,) = re.findall(r"here `([^`]*)`", PART)
+    assert promised in said

@@ -1,0 +1,565 @@
+"""Binds and unbinds of clients: where the broker keeps them, and where messages find the destination."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+
+from proxy.amqp.method_arguments import read_queue_bind, read_queue_unbind
+from proxy.amqp.method_frames import exchange_bind, queue_bind, queue_unbind
+from proxy.amqp.tables import encode_table
+from proxy.relay.conversation import Asked, BindDestinations
+from proxy.relay.declare.stored import STORAGE
+from proxy.relay.publish.plan import ClientRules
+from proxy.relay.tokens import grant_key, token
+from proxy.relay.vhost import Delivery
+from proxy.routing.decision import QueueNames
+from proxy.values import Table, Value
+from tests import client
+from tests.client import Frame, names, split
+from tests.relay.relaying import OWN, TYPE, Wire, owned, publish, routed, say, state, with_tokens
+from tests.routing.building import arguments, exchange, to_queue
+
+WANTED: Table = ((b"x-?hkv= kind", Value("S", b"b")),)
+ENTRIES = encode_table(WANTED)
+OTHER = encode_table(((b"x-?hkv= kind", Value("S", b"c")),))
+BIND_OK = say(1, commands.Queue.BindOk())
+UNBIND_OK = say(1, commands.Queue.UnbindOk())
+KIND_B: Table = ((b"kind", Value("S", b"b")),)
+
+
+def wire(**rules: object) -> Wire:
+    return Wire(routed("a"), rules=ClientRules(**rules)).open()  # type: ignore[arg-type]
+
+
+def bound(**rules: object) -> Wire:
+    made = wire(**rules)
+    made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    made.answer(BIND_OK)
+    return made
+
+
+def marked(**rules: object) -> Wire:
+    """Messages find the queue already, by a binding that came through this sidecar on another connection."""
+    made = wire(**rules)
+    made.state.exchanges[b"xo"].bound.add(("queue", b"b"))
+    made.state.exchanges[b"xo"].marked["queue", b"b"] = "a binding"
+    return made
+
+
+def closed(made: Wire, data: bytes = b"") -> tuple[object, str]:
+    found = [frame for frame in split(data or made.producer()) if frame.name.endswith(".Close")]
+    return found[0].arguments["reply_code"], str(found[0].arguments["reply_text"])
+
+
+def keys(frames: list[Frame]) -> list[bytes]:
+    return [read_queue_bind(frame.payload).routing_key for frame in frames]
+
+
+def test_the_first_bind_of_a_destination_is_kept_under_its_token() -> None:
+    made = wire()
+    (stored,) = split(made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES)))
+    assert read_queue_bind(stored.payload).routing_key == token("queue", b"b")
+    assert read_queue_bind(stored.payload).arguments.startswith(ENTRIES)
+    assert made.answer(BIND_OK) == BIND_OK
+    assert len(made.state.exchanges[b"xo"].clients) == 1
+    assert made.state.exchanges[b"xo"].bound == {("queue", b"a"), ("queue", b"b")}
+
+
+def test_the_same_bind_again_is_kept_in_the_same_place() -> None:
+    made = wire()
+    first = made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    made.answer(BIND_OK)
+    assert made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES)) == first
+    assert made.answer(BIND_OK) == BIND_OK
+
+
+def test_a_bind_where_messages_find_the_destination_is_made_twice_and_answered_once() -> None:
+    made = marked()
+    stored, tokened = split(made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES)))
+    assert read_queue_bind(stored.payload).routing_key.startswith(STORAGE)
+    assert read_queue_bind(stored.payload).arguments.startswith(ENTRIES)
+    assert read_queue_bind(tokened.payload).routing_key == token("queue", b"b")
+    assert made.answer(BIND_OK) == b""
+    assert made.answer(BIND_OK) == BIND_OK
+    assert len(made.state.exchanges[b"xo"].clients) == 1
+
+
+# -- binds behind binds ------------------------------------------------------------------------------------------------
+
+
+def numbered(number: int, queue: bytes = b"b") -> bytes:
+    return queue_bind(1, queue, b"xo", b"", encode_table(((b"x-?hkv= n", Value("I", number)),)))
+
+
+def test_binds_behind_a_bind_do_not_wait_for_its_answer_and_are_answered_in_order() -> None:
+    made = wire()
+    assert names(made.produce(numbered(1), numbered(2, b"c"), numbered(3))) == ["Queue.Bind"] * 3
+    assert [names(made.answer(BIND_OK)) for _ in range(3)] == [["Queue.BindOk"]] * 3
+    assert len(made.state.exchanges[b"xo"].clients) == 3
+    assert made.produce(client.method(1, commands.Queue.Declare(queue="d"))) != b""
+
+
+def test_what_is_no_bind_waits_for_those_before_it_and_binds_behind_it_do_too() -> None:
+    made = wire()
+    message = publish(headers=KIND_B)
+    assert len(split(made.produce(numbered(1), numbered(2), queue_bind(1, b"b", b"xo", b"", ENTRIES)))) == 3
+    assert made.produce(message, numbered(4)) == b""
+    made.answer(BIND_OK * 2)
+    assert made.upstream() == b""
+    made.answer(BIND_OK)
+    left = made.upstream()
+    assert left.startswith(with_tokens(message, "b"))
+    assert names(left) == ["Basic.Publish", "Header", "Body", "Queue.Bind"]
+
+
+def test_a_bind_that_is_not_valid_is_refused_when_those_before_it_are_answered() -> None:
+    made = wire()
+    bad = queue_bind(1, b"b", b"xo", b"not empty", ENTRIES)
+    assert len(split(made.produce(numbered(1), bad, numbered(2)))) == 1
+    assert names(made.answer(BIND_OK)) == ["Queue.BindOk", "Channel.Close"]
+    assert len(made.state.exchanges[b"xo"].clients) == 1
+
+
+def test_of_binds_under_way_a_refused_one_ends_those_behind_it() -> None:
+    made = wire()
+    made.produce(numbered(1), numbered(2, b"nowhere"), numbered(3))
+    close = say(1, commands.Channel.Close(404, "NOT_FOUND - no queue", 50, 20))
+    assert names(made.answer(BIND_OK, close)) == ["Queue.BindOk", "Channel.Close"]
+    made.produce(say(1, commands.Channel.CloseOk(), commands.Channel.Open()))
+    made.answer(say(1, commands.Channel.OpenOk()))
+    assert len(made.state.exchanges[b"xo"].clients) == 1
+    assert names(made.produce(numbered(4))) != []
+
+
+def test_the_same_bind_twice_in_a_row_is_kept_once() -> None:
+    made = wire()
+    first = split(made.produce(numbered(1), numbered(1)))
+    assert len(first) == 1
+    made.answer(BIND_OK)
+    again = split(made.upstream())
+    assert again[0] == first[0]
+    assert made.answer(BIND_OK * len(again)) == BIND_OK
+    [stored] = made.state.exchanges[b"xo"].clients.values()
+    assert len(stored.sequences) == 1
+
+
+def test_no_more_binds_are_under_way_than_the_broker_is_to_be_given_at_once() -> None:
+    made = wire()
+    frames = [numbered(number, b"q%d" % number) for number in range(600)]
+    assert len(split(made.produce(*frames))) == 256
+    assert made.answer(BIND_OK * 255).count(BIND_OK) == 255
+    assert made.upstream() == b""
+    assert made.answer(BIND_OK) == BIND_OK
+    assert len(split(made.upstream())) == 256
+    made.answer(BIND_OK * 256)
+    assert len(split(made.upstream())) == 88
+    made.answer(BIND_OK * 88)
+    assert len(made.state.exchanges[b"xo"].clients) == 600
+
+
+def test_a_token_that_this_connection_has_bound_is_not_bound_again() -> None:
+    made = bound()
+    [stored] = split(made.produce(numbered(1)))
+    assert read_queue_bind(stored.payload).routing_key.startswith(STORAGE)
+    assert made.answer(BIND_OK) == BIND_OK
+
+
+@pytest.mark.parametrize("how", ["declared again", "declared on another connection", "looked at", "gone"])
+def test_it_is_bound_again_where_the_queue_may_be_another(how: str) -> None:
+    made = bound()
+    declare = client.method(1, commands.Queue.Declare(queue="b"))
+    if how == "declared again":
+        made.produce(declare)
+    elif how == "declared on another connection":
+        other = Wire(made.state, rules=ClientRules()).open()
+        other.produce(declare)
+    elif how == "looked at":
+        made.state.exchanges[b"xo"].sure.clear()
+    else:
+        made.state.exchanges[b"xo"].bound.discard(("queue", b"b"))
+    assert token("queue", b"b") in keys([one for one in split(made.produce(numbered(1))) if one.name == "Queue.Bind"])
+
+
+def test_another_connection_does_not_rely_on_it() -> None:
+    made = bound()
+    other = Wire(made.state, rules=ClientRules()).open()
+    assert len(split(other.produce(numbered(1)))) == 2
+
+
+def test_a_publish_behind_a_bind_without_an_answer_sees_the_binding() -> None:
+    made = wire()
+    message = publish(headers=KIND_B)
+    assert names(made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES, nowait=True) + message)) == ["Queue.Bind"]
+    assert made.answer(BIND_OK) == b""
+    assert made.upstream() == with_tokens(message, "b")
+
+
+def test_a_refused_bind_is_the_brokers_own_and_changes_nothing() -> None:
+    made = wire()
+    made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    refusal = say(1, commands.Channel.Close(404, "NOT_FOUND - no queue 'b'", 50, 20))
+    assert made.answer(refusal) == refusal
+    assert not made.state.exchanges[b"xo"].clients
+
+
+def test_what_the_plugin_would_refuse_never_reaches_the_broker() -> None:
+    made = wire()
+    assert names(made.produce(queue_bind(1, b"b", b"xo", b"key", ENTRIES))) == ["Channel.Close"]
+    assert closed(made) == (406, "PRECONDITION_FAILED - Forbidden declaration of binding's routing key")
+
+
+def test_an_empty_queue_name_is_the_queue_declared_last() -> None:
+    made = wire()
+    made.produce(say(1, commands.Queue.Declare(queue="")))
+    made.answer(say(1, commands.Queue.DeclareOk("amq.gen-1", 0, 0)))
+    made.produce(queue_bind(1, b"", b"xo", b"", ENTRIES))
+    # Its name is the routing key as well then, which an open exchange does not take.
+    assert closed(made)[0] == 406
+
+
+def unbound(frames: list[Frame]) -> list[tuple[bytes, bool]]:
+    """Key of each unbind, and whether it is one of a client's own binding."""
+    fields = [read_queue_unbind(frame.payload) for frame in frames]
+    return [(one.routing_key, bool(one.arguments)) for one in fields]
+
+
+def test_an_unbind_takes_all_away_the_binding_last_and_is_answered_once() -> None:
+    made = bound()
+    frames = split(made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES)))
+    # An auto-delete exchange goes with its last binding: what comes behind that would not be found.
+    assert unbound(frames) == [(token("queue", b"b"), False), (token("queue", b"b"), True)]
+    assert made.answer(UNBIND_OK) == b""
+    assert made.answer(UNBIND_OK) == UNBIND_OK
+    assert not made.state.exchanges[b"xo"].clients
+
+
+def test_the_token_stays_while_another_binding_needs_it() -> None:
+    made = bound()
+    made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
+    made.answer(BIND_OK)
+    (frame,) = split(made.produce(queue_unbind(1, b"b", b"xo", b"", OTHER)))
+    assert read_queue_unbind(frame.payload).routing_key.startswith(STORAGE)
+
+
+@pytest.mark.parametrize("refusal", [b"", say(OWN, commands.Channel.Close(404, "NOT_FOUND - no queue 'b'", 50, 20))])
+def test_a_token_comes_in_place_of_a_binding_by_which_others_are_found(refusal: bytes) -> None:
+    made = bound()
+    made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
+    made.answer(BIND_OK)
+    assert names(made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES))) == ["Exchange.Declare"]
+    made.answer(say(1, commands.Exchange.DeclareOk()))
+    made.answer(say(OWN, commands.Channel.OpenOk()))
+    _, plain = split(made.upstream())
+    assert (read_queue_bind(plain.payload).routing_key, plain.channel) == (token("queue", b"b"), OWN)
+    assert read_queue_bind(plain.payload).arguments == b""
+    made.answer(refusal or OWN_BIND_OK)
+    gone = [frame for frame in split(made.upstream()) if frame.name == "Queue.Unbind"]
+    assert unbound(gone) == [(token("queue", b"b"), True)]
+    assert made.answer(UNBIND_OK) == UNBIND_OK
+    assert [one.entries for one in made.state.exchanges[b"xo"].clients.values()] == [OTHER]
+    assert ("queue", b"b") in made.state.exchanges[b"xo"].bound
+
+
+def test_with_no_channel_of_ours_the_token_comes_on_the_clients() -> None:
+    made = bound()
+    made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
+    made.answer(BIND_OK)
+    made.relay._conversation.own.number = None
+    (plain,) = split(made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES)))
+    assert (plain.name, read_queue_bind(plain.payload).routing_key) == ("Queue.Bind", token("queue", b"b"))
+    assert made.answer(BIND_OK) == b""
+    assert unbound(split(made.upstream())) == [(token("queue", b"b"), True)]
+    assert made.answer(UNBIND_OK) == UNBIND_OK
+
+
+def test_who_binds_while_the_last_binding_goes_relies_on_a_binding_of_its_own() -> None:
+    made = bound()
+    other = Wire(made.state, rules=ClientRules()).open()
+    made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES))
+    (mark,) = split(other.produce(queue_bind(1, b"b", b"xo", b"", OTHER)))
+    assert read_queue_bind(mark.payload).routing_key == token("queue", b"b")
+    other.answer(BIND_OK)
+    made.answer(UNBIND_OK * 2)
+    assert ("queue", b"b") in made.state.exchanges[b"xo"].bound
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_a_bind_that_relied_on_what_somebody_unbinds_meanwhile_binds_the_token(sure: bool) -> None:
+    first = bound()
+    made = Wire(first.state, rules=ClientRules()).open()
+    if sure:  # it has bound the token, and what it bound has gone
+        made.produce(numbered(1))
+        made.answer(BIND_OK * 2)
+        made.produce(queue_unbind(1, b"b", b"xo", b"", encode_table(((b"x-?hkv= n", Value("I", 1)),))))
+        made.answer(UNBIND_OK)
+    sent = keys(split(made.produce(numbered(2))))
+    assert [key == token("queue", b"b") for key in sent] == ([False] if sure else [False, True])
+    first.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES))
+    assert made.answer(BIND_OK * len(sent)) == b""
+    assert keys(split(made.upstream())) == [token("queue", b"b")]
+    first.answer(UNBIND_OK * 2)  # nobody knows which of the two came first
+    assert made.answer(BIND_OK) == b""
+    assert keys(split(made.upstream())) == [token("queue", b"b")]
+    assert made.answer(BIND_OK) == BIND_OK
+    assert ("queue", b"b") in made.state.exchanges[b"xo"].bound
+
+
+def test_a_token_that_took_a_bindings_place_goes_when_the_others_went_meanwhile() -> None:
+    made = bound()
+    made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
+    made.answer(BIND_OK)
+    made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES))
+    other = Wire(made.state, rules=ClientRules()).open()
+    other.produce(queue_unbind(1, b"b", b"xo", b"", OTHER))
+    assert other.answer(UNBIND_OK) == UNBIND_OK
+    made.answer(say(1, commands.Exchange.DeclareOk()))
+    made.answer(say(OWN, commands.Channel.OpenOk()))
+    made.answer(OWN_BIND_OK)
+    made.upstream()
+    assert made.answer(UNBIND_OK) == b""
+    (frame,) = split(made.upstream())
+    assert (frame.channel, *unbound([frame])) == (OWN, (token("queue", b"b"), False))
+    assert made.answer(say(OWN, commands.Queue.UnbindOk())) == UNBIND_OK
+    assert ("queue", b"b") not in made.state.exchanges[b"xo"].bound
+
+
+def test_a_bind_answered_when_new_rules_hold_counts_under_them() -> None:
+    made = wire()
+    made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    again = routed("a")
+    made.state.swap(again.exchanges, again.router)
+    assert made.answer(BIND_OK) == BIND_OK
+    assert made.state.exchanges[b"xo"] is again.exchanges[b"xo"]
+    assert len(again.exchanges[b"xo"].clients) == 1
+    assert ("queue", b"b") in again.exchanges[b"xo"].bound
+
+
+def test_unbinding_with_other_arguments_is_refused_where_that_is_strict() -> None:
+    made = bound()
+    made.produce(queue_unbind(1, b"b", b"xo", b"", OTHER))
+    assert closed(made) == (406, "PRECONDITION_FAILED - binding arguments do not match")
+
+
+def test_unbinding_with_other_arguments_is_silent_where_the_broker_rules() -> None:
+    made = bound(strict_unbind=False)
+    (frame,) = split(made.produce(queue_unbind(1, b"b", b"xo", b"", OTHER)))
+    assert frame.name == "Queue.Unbind"
+    assert made.answer(UNBIND_OK) == UNBIND_OK
+    assert len(made.state.exchanges[b"xo"].clients) == 1
+
+
+def test_unbinding_what_nobody_bound_is_fine() -> None:
+    made = bound()
+    made.produce(queue_unbind(1, b"nobody", b"xo", b"", ENTRIES))
+    assert made.answer(UNBIND_OK) == UNBIND_OK
+
+
+def test_what_a_rules_file_binds_is_not_the_clients_to_unbind() -> None:
+    made = wire()
+    made.produce(queue_unbind(1, b"a", b"xo", b"", encode_table(arguments(TYPE))))
+    assert closed(made)[0] == 403
+
+
+# -- reach ------------------------------------------------------------------------------------------------------------
+
+C, D = ("queue", b"c"), ("queue", b"d")
+OWN_BIND_OK = say(OWN, commands.Queue.BindOk())
+
+
+def reaching(*names_of_queues: bytes, **routes: str) -> tuple[Wire, list[Frame]]:
+    """A client binds with routes; these queues exist. The broker has answered what comes before its own rights."""
+    made = wire()
+    made.state.queues = QueueNames(tuple(sorted(names_of_queues)), 1)
+    table = tuple((name.replace("_", "-").encode(), Value("S", text.encode())) for name, text in routes.items())
+    frames = split(made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES + encode_table(table))))
+    made.answer(BIND_OK)
+    made.answer(say(OWN, commands.Channel.OpenOk()))
+    return made, frames + split(made.upstream())
+
+
+def test_what_routes_choose_is_asked_before_the_binding_is_kept() -> None:
+    made, frames = reaching(b"b", b"c", x_addq_ontrue="c")
+    assert [(frame.channel, frame.name) for frame in frames] == [
+        (1, "Queue.Bind"),
+        (OWN, "Channel.Open"),
+        (OWN, "Queue.Bind"),
+    ]
+    made.answer(OWN_BIND_OK)
+    assert keys(split(made.upstream())) == [grant_key("", *C)]
+    made.answer(OWN_BIND_OK)
+    (kept,) = split(made.upstream())
+    assert read_queue_bind(kept.payload).routing_key.startswith(STORAGE)
+    assert not made.state.exchanges[b"xo"].clients
+    assert made.answer(BIND_OK) == BIND_OK
+    (stored,) = made.state.exchanges[b"xo"].clients.values()
+    assert stored.binding.reach is made.state.exchanges[b"xo"].reach("")
+
+
+def test_a_queue_that_the_client_may_not_bind_refuses_a_binding_that_names_it() -> None:
+    made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
+    data = made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'c' refused", 50, 20)))
+    assert closed(made, data) == (403, "ACCESS_REFUSED - access to queue 'c' refused")
+    assert not made.state.exchanges[b"xo"].clients
+    made.answer(say(OWN, commands.Channel.OpenOk()))
+    gone = [frame for frame in split(made.upstream()) if frame.name == "Queue.Unbind"]
+    assert [read_queue_unbind(frame.payload).routing_key for frame in gone] == [token("queue", b"b")]
+
+
+def test_a_queue_that_the_client_may_not_bind_is_out_of_reach_of_a_regex() -> None:
+    made, _ = reaching(b"b", b"c", b"d", x_addqre_ontrue="^[cd]$")
+    made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'c' refused", 50, 20)))
+    made.answer(say(OWN, commands.Channel.OpenOk()))
+    made.answer(OWN_BIND_OK)
+    made.answer(OWN_BIND_OK)
+    assert made.answer(BIND_OK) == BIND_OK
+    reach = made.state.exchanges[b"xo"].reach("")
+    assert (reach.allowed, list(reach.refused)) == ({D}, [C])
+    made.upstream()
+    message = publish(headers=KIND_B)
+    assert made.produce(message) == with_tokens(message, "b", "d")
+
+
+def test_a_queue_that_is_not_there_is_not_asked_about() -> None:
+    made, frames = reaching(b"b", x_addq_ontrue="c")
+    assert [frame.channel for frame in frames] == [1]
+    assert len(made.state.exchanges[b"xo"].clients) == 1
+
+
+def test_where_clients_reach_any_queue_nobody_is_asked() -> None:
+    made = wire(own_routes=False)
+    made.state.queues = QueueNames((b"b", b"c"), 1)
+    entries = ENTRIES + encode_table(((b"x-addq-ontrue", Value("S", b"c")),))
+    assert [frame.channel for frame in split(made.produce(queue_bind(1, b"b", b"xo", b"", entries)))] == [1]
+    made.answer(BIND_OK)
+    (stored,) = made.state.exchanges[b"xo"].clients.values()
+    assert stored.binding.reach is None
+
+
+def test_what_was_asked_for_a_client_goes_with_its_last_binding() -> None:
+    made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
+    made.answer(OWN_BIND_OK)
+    made.answer(OWN_BIND_OK)
+    made.answer(BIND_OK)
+    made.upstream()
+    entries = ENTRIES + encode_table(((b"x-addq-ontrue", Value("S", b"c")),))
+    made.produce(queue_unbind(1, b"b", b"xo", b"", entries))
+    assert made.answer(UNBIND_OK, UNBIND_OK) == b""
+    (frame,) = split(made.upstream())
+    assert read_queue_unbind(frame.payload).routing_key == token(*C)
+    made.answer(say(OWN, commands.Queue.UnbindOk()))
+    (frame,) = split(made.upstream())
+    assert read_queue_unbind(frame.payload).routing_key == grant_key("", *C)
+    assert made.answer(say(OWN, commands.Queue.UnbindOk())) == UNBIND_OK
+    assert not made.state.exchanges[b"xo"].reaches
+
+
+def test_a_message_that_chooses_what_is_not_known_waits_for_the_clients_answer() -> None:
+    made, _ = reaching(b"b", x_addqre_ontrue="^[cd]$")
+    made.answer(BIND_OK)
+    made.state.queues = QueueNames((b"b", b"c"), 2)
+    made.state.changed()
+    owned = made.state.exchanges[b"xo"]
+    message = publish(headers=KIND_B)
+    assert made.produce(message) == b""
+    request = made.request()
+    assert isinstance(request, BindDestinations)
+    assert request.asked == (Asked(owned, owned.reach(""), C),)
+    made.relay.ask(request.asked[0], lambda: made.relay.resume(request.channel))
+    made.answer(OWN_BIND_OK)
+    made.upstream()
+    made.answer(OWN_BIND_OK)
+    assert made.upstream() == with_tokens(message, "b", "c")
+
+
+# -- queue delivery ---------------------------------------------------------------------------------------------------
+
+
+def unkept() -> Wire:
+    return Wire(routed("a", delivery=Delivery.QUEUE)).open()
+
+
+def found(made: Wire) -> bytes:
+    """The broker says that the queue is there; the client's own rights are asked next."""
+    assert made.answer(say(1, commands.Queue.DeclareOk("b", 0, 0))) == b""
+    return made.answer(say(OWN, commands.Channel.OpenOk()))
+
+
+def test_in_queue_delivery_a_bind_asks_whether_the_queue_is_there_and_may_be_bound() -> None:
+    made = unkept()
+    (frame,) = split(made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES)))
+    assert (frame.name, frame.arguments["passive"]) == ("Queue.Declare", True)
+    found(made)
+    assert names(made.upstream()) == ["Channel.Open", "Queue.Unbind"]
+    assert made.answer(say(OWN, commands.Channel.Close(404, "NOT_FOUND - no exchange", 50, 50))) == BIND_OK
+    assert len(made.state.exchanges[b"xo"].clients) == 1
+
+
+@pytest.mark.parametrize(("refused", "shown"), [((50, 10), (50, 20)), ((60, 40), (60, 40))])
+def test_in_queue_delivery_a_queue_that_is_not_there_is_refused_as_the_bind_it_was(
+    refused: tuple[int, int], shown: tuple[int, int]
+) -> None:
+    made = unkept()
+    made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    close = commands.Channel.Close(404, "NOT_FOUND - no queue 'b' in vhost '/'", *refused)
+    (found,) = split(made.answer(say(1, close)))
+    assert (found.arguments["class_id"], found.arguments["method_id"]) == shown
+    assert found.arguments["reply_text"] == close.reply_text
+    assert not made.state.exchanges[b"xo"].clients
+
+
+def test_in_queue_delivery_a_client_without_the_right_is_refused() -> None:
+    made = unkept()
+    made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    found(made)
+    data = made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'b' refused", 50, 50)))
+    assert closed(made, data) == (403, "ACCESS_REFUSED - access to queue 'b' refused")
+    assert not made.state.exchanges[b"xo"].clients
+
+
+def test_a_binding_that_nobody_could_keep_is_refused() -> None:
+    first, second = exchange(name="xo"), exchange(to_queue("a"), name="second")
+    made = Wire(state((first, owned(first)), (second, owned(second, Delivery.QUEUE)))).open()
+    made.produce(exchange_bind(1, b"second", b"xo", b"", ENTRIES))
+    assert closed(made)[0] == 540
+
+
+# -- exchanges --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_an_open_exchange_behind_a_real_one_is_refused(exists: bool) -> None:
+    made = wire()
+    target = b"xo" if exists else b"another"
+    frame = exchange_bind(1, target, b"amq.topic", b"#")
+    left = made.produce(frame)
+    if not exists:
+        assert left == frame
+        return
+    assert closed(made)[0] == 540
+
+
+def test_an_open_exchange_behind_an_open_one_needs_no_token() -> None:
+    first, second = exchange(name="xo"), exchange(to_queue("a"), name="second")
+    made = Wire(state((first, owned(first)), (second, owned(second)))).open()
+    (frame,) = split(made.produce(exchange_bind(1, b"second", b"xo", b"", ENTRIES)))
+    assert frame.name == "Exchange.Bind"
+    made.answer(say(1, commands.Exchange.BindOk()))
+    made.produce(publish(headers=KIND_B))
+    assert made.state.router.destinations(b"xo") == {("queue", b"a")}
+
+
+def test_binds_to_other_exchanges_pass_as_they_came() -> None:
+    made = wire()
+    for frame in (queue_bind(1, b"b", b"amq.topic", b"#"), queue_unbind(1, b"b", b"amq.topic", b"#")):
+        assert made.produce(frame) == frame
+    assert made.answer(BIND_OK, UNBIND_OK) == BIND_OK + UNBIND_OK
+
+
+def test_answers_of_the_client_and_of_ours_are_told_apart_by_their_order() -> None:
+    made = marked()
+    plain = queue_bind(1, b"b", b"amq.topic", b"#")
+    made.produce(plain + queue_bind(1, b"b", b"xo", b"", ENTRIES))
+    assert made.answer(BIND_OK) == BIND_OK
+    assert made.answer(BIND_OK) == b""
+    assert made.answer(BIND_OK) == BIND_OK

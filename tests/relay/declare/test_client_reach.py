@@ -1,0 +1,141 @@
+"""How far a client's routes reach: what is asked about, what is refused, what goes with the last binding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC
+
+import pytest
+from pamqp import commands
+
+from proxy.amqp.method_arguments import read_queue_unbind
+from proxy.relay.declare.client_reach import ASKED_AT_ONCE, ClientReach
+from proxy.relay.declare.stored import storage_key
+from proxy.relay.tokens import grant_key, token
+from proxy.relay.vhost import BindingCopy, Destination, StoredBinding
+from proxy.routing.bindings.binding import Binding
+from proxy.routing.bindings.exchange_types import compile_open
+from proxy.routing.decision import QueueNames
+from tests.client import split
+from tests.relay.relaying import OWN, Wire, owned, routed, say, state
+from tests.routing.building import Plain, exchange, many, to_exchange, to_queue
+
+A, B, E = ("queue", b"a"), ("queue", b"b"), ("exchange", b"e")
+
+
+class Client:
+    """A connection whose client binds to ``xo``; these queues exist."""
+
+    def __init__(self, *queues: str) -> None:
+        self.wire = Wire(routed("z")).open()
+        self.state = self.wire.state
+        self.state.queues = QueueNames(tuple(sorted(name.encode() for name in queues)), 1)
+        self.reach = ClientReach(self.wire.relay._conversation)
+        self.owned = self.state.exchanges[b"xo"]
+
+    def chosen(self, entries: Mapping[str, Plain]) -> list[Destination]:
+        return self.reach.chosen(self.owned, compile_open(to_queue("main", entries), UTC))
+
+    def bind(self, binding: Binding, client: str = "") -> StoredBinding:
+        key = storage_key(binding.destination_type, binding.destination, b"", b"")
+        self.state.add_binding(StoredBinding(binding, b"", key, (BindingCopy(1, client, key),)))
+        return self.owned.clients[binding.identity]
+
+    def leave(self, client: str = "") -> list[bytes]:
+        """Take away what was bound for a client; give the keys that are unbound for it, all answered."""
+        self.reach.leave(self.owned, client, (), lambda: None)
+        unbound = []
+        while frames := split(self.wire.upstream()):
+            (frame,) = frames
+            if frame.name == "Channel.Open":
+                self.wire.answer(say(OWN, commands.Channel.OpenOk()))
+            else:
+                unbound.append(read_queue_unbind(frame.payload).routing_key)
+                self.wire.answer(say(OWN, commands.Queue.UnbindOk()))
+        return unbound
+
+
+@pytest.mark.parametrize(
+    ("entries", "chosen"),
+    [
+        ({"x-addq-ontrue": many("b", "ghost")}, [B]),
+        ({"x-addq-onfalse": "a"}, [A]),
+        ({"x-adde-ontrue": "e"}, [E]),
+        ({"x-addqre-ontrue": "^b"}, [B]),
+        ({"x-addq!re-ontrue": "^b"}, [A]),
+        ({"x-add1qre-ontrue": "."}, [A, B]),
+        ({"x-delq-ontrue": "a", "x-msg-addq-ontrue": ""}, []),
+        ({}, []),
+    ],
+)
+def test_what_routes_choose_is_asked_about_where_it_exists(
+    entries: dict[str, Plain], chosen: list[Destination]
+) -> None:
+    assert Client("a", "b").chosen(entries) == chosen
+
+
+def test_what_is_known_is_not_asked_about_again() -> None:
+    client = Client("a", "b")
+    client.owned.reach("").allowed.add(A)
+    assert client.chosen({"x-addqre-ontrue": "."}) == [B]
+
+
+def test_not_all_queues_of_a_large_host_are_asked_about_at_once() -> None:
+    client = Client(*(f"q{number}" for number in range(ASKED_AT_ONCE + 10)))
+    assert len(client.chosen({"x-addqre-ontrue": "."})) == ASKED_AT_ONCE
+
+
+def test_only_a_refusal_of_permission_refuses_the_binding() -> None:
+    client = Client("a", "b")
+    refused = client.owned.reach("").refused
+    refused[A] = "404 NOT_FOUND - no queue 'a'"
+    assert client.reach.refusal(client.owned, [A], (50, 20)) is None
+    refused[B] = "403 ACCESS_REFUSED - access to queue 'b' refused"
+    refusal = client.reach.refusal(client.owned, [A, B], (50, 20))
+    assert refusal is not None
+    assert (refusal.reply_code, refusal.text) == (403, b"access to queue 'b' refused")
+    assert (refusal.class_id, refusal.method_id) == (50, 20)
+
+
+def test_what_was_bound_for_a_client_stays_while_it_has_a_binding() -> None:
+    client = Client()
+    stored = client.bind(to_queue("a", {"x-addq-ontrue": "b"}))
+    client.owned.grant(grant_key("", *B), B)
+    client.owned.bound.add(B)
+    assert client.leave() == []
+    client.state.remove_binding(stored)
+    assert client.leave() == [token(*B), grant_key("", *B)]
+    assert not client.owned.reaches
+    assert not client.owned.grants
+    assert B not in client.owned.bound
+
+
+def test_what_others_need_stays() -> None:
+    client = Client()
+    stored = client.bind(to_queue("a", {"x-addq-ontrue": "b"}))
+    client.bind(to_queue("b"), "another")
+    client.owned.grant(grant_key("", *B), B)
+    client.owned.bound.add(B)
+    client.state.remove_binding(stored)
+    assert client.leave() == [grant_key("", *B)]
+    assert B in client.owned.bound
+
+
+def test_nothing_is_taken_from_an_exchange_that_is_gone() -> None:
+    client = Client()
+    client.owned.reach("").allowed.add(B)
+    client.owned.bound.add(B)
+    client.state.remove_exchange(b"xo")
+    assert client.leave() == []
+
+
+def test_a_token_is_needed_by_bindings_by_routes_and_by_exchanges_behind() -> None:
+    first, second = exchange(to_exchange("second"), to_queue("a"), name="xo"), exchange(to_queue("b"), name="second")
+    wire = Wire(state((first, owned(first)), (second, owned(second)))).open()
+    reach, one = ClientReach(wire.relay._conversation), wire.state.exchanges[b"xo"]
+    assert reach.needed(one, A)
+    assert not reach.needed(one, A, uses=1)
+    assert reach.needed(one, B)
+    assert not reach.needed(one, ("queue", b"c"))
+    one.reach("client").allowed.add(("queue", b"c"))
+    assert reach.needed(one, ("queue", b"c"))

@@ -1,0 +1,269 @@
+"""An open exchange that a client declares: what leaves to the broker, what the client gets, what is known then."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+
+from proxy.amqp.method_arguments import read_exchange_declare
+from proxy.amqp.method_frames import exchange_bind, exchange_declare, exchange_delete, queue_bind
+from proxy.amqp.tables import decode_table, encode_table
+from proxy.relay.conversation import LookUpExchange
+from proxy.relay.declare.stored import KEPT, MARK, unpack
+from proxy.relay.publish.plan import ClientRules
+from proxy.relay.vhost import Delivery
+from proxy.values import Value
+from tests.client import names, split
+from tests.relay.relaying import OWN, Wire, publish, routed, say
+
+LIMIT = encode_table(((b"max-payload-size", Value("I", 10)),))
+OTHER_WIDTH = encode_table(((b"max-payload-size", Value("l", 10)),))
+OTHER_LIMIT = encode_table(((b"max-payload-size", Value("I", 11)),))
+
+
+def declare(entries: bytes = LIMIT, **more: bool) -> bytes:
+    return exchange_declare(1, b"mine", b"x-open", entries, **more)
+
+
+DECLARE_OK = say(1, commands.Exchange.DeclareOk())
+
+
+def asked_before(wire: Wire, *pieces: bytes) -> None:
+    """The client declares; what it asked before is answered first."""
+    (frame,) = split(wire.produce(*pieces))
+    asked = read_exchange_declare(frame.payload)
+    assert (asked.exchange, asked.passive) == (b"amq.direct", True)
+    assert wire.answer(DECLARE_OK) == b""
+
+
+def looked_up(wire: Wire, found: str | None = None) -> bytes:
+    (request,) = wire.relay.requests
+    wire.relay.requests.clear()
+    assert isinstance(request, LookUpExchange)
+    assert request.exchange == b"mine"
+    wire.relay.answer(request, found)
+    return wire.upstream()
+
+
+def declared(**rules: object) -> Wire:
+    wire = Wire(rules=ClientRules(**rules)).open()  # type: ignore[arg-type]
+    asked_before(wire, declare())
+    looked_up(wire)
+    answered(wire)
+    return wire
+
+
+def answered(wire: Wire) -> bytes:
+    """The broker's declare-ok, and the look behind it."""
+    assert wire.answer(say(1, commands.Exchange.DeclareOk())) == b""
+    assert looked_up(wire) == b""
+    return wire.producer()
+
+
+def refusal(wire: Wire) -> tuple[object, str]:
+    (closed,) = [frame for frame in split(wire.producer()) if frame.name == "Channel.Close"]
+    return closed.arguments["reply_code"], str(closed.arguments["reply_text"])
+
+
+def test_the_broker_is_looked_at_before_anything_is_declared() -> None:
+    wire = Wire().open()
+    asked_before(wire, declare())
+    (frame,) = split(looked_up(wire))
+    asked = read_exchange_declare(frame.payload)
+    assert (asked.exchange, asked.exchange_type, asked.durable) == (b"mine", b"direct", True)
+    table = dict(decode_table(asked.arguments, 0, len(asked.arguments)))
+    assert table[MARK] == Value("t", True)
+    raw = table[KEPT].value
+    assert isinstance(raw, bytes)
+    kept = unpack(raw)
+    assert kept.entries == LIMIT
+    assert names(answered(wire)) == ["Exchange.DeclareOk"]
+    assert wire.state.exchanges[b"mine"].declared is not None
+    assert ("changed", b"mine") in wire.heard
+
+
+def test_what_the_client_sends_behind_a_declare_waits_for_it() -> None:
+    wire = Wire().open()
+    asked_before(wire, declare(nowait=True) + publish(to="mine"))
+    looked_up(wire)
+    assert wire.answer(say(1, commands.Exchange.DeclareOk())) == b""
+    left = looked_up(wire)
+    assert wire.producer() == b""
+    assert names(left) == ["Basic.Publish", "Header", "Body"]
+
+
+def test_flags_go_to_the_broker_as_they_came() -> None:
+    wire = Wire().open()
+    asked_before(wire, declare(durable=False, auto_delete=True, internal=True))
+    (frame,) = split(looked_up(wire))
+    asked = read_exchange_declare(frame.payload)
+    assert (asked.durable, asked.auto_delete, asked.internal) == (False, True, True)
+
+
+@pytest.mark.parametrize("entries", [LIMIT, OTHER_WIDTH])
+def test_declaring_the_same_again_is_left_to_the_broker_to_permit(entries: bytes) -> None:
+    wire = declared()
+    assert names(wire.produce(declare(entries))) == ["Exchange.Declare"]
+    assert names(wire.answer(say(1, commands.Exchange.DeclareOk()))) == ["Exchange.DeclareOk"]
+
+
+def test_declaring_something_else_is_refused_with_406() -> None:
+    wire = declared()
+    wire.produce(declare(OTHER_LIMIT))
+    code, text = refusal(wire)
+    assert code == 406
+    assert text.startswith("PRECONDITION_FAILED - inequivalent arg 'max-payload-size' for exchange 'mine'")
+
+
+def test_of_two_that_declare_at_once_the_one_that_says_something_else_is_refused() -> None:
+    wire = Wire().open()
+    asked_before(wire, declare())
+    looked_up(wire)
+    wire.answer(DECLARE_OK)
+    other = declared()
+    owned, exchange = other.state.exchanges[b"mine"], other.state.router.exchanges[b"mine"]
+    owned.arguments = ((b"max-payload-size", Value("I", 99)),)
+    wire.state.add_exchange(owned, exchange)
+    looked_up(wire)
+    assert refusal(wire)[0] == 406
+
+
+def test_an_exchange_of_another_type_on_the_broker_is_in_the_way() -> None:
+    wire = Wire().open()
+    asked_before(wire, declare())
+    looked_up(wire, "topic")
+    code, text = refusal(wire)
+    assert (code, "received 'x-open' but current is 'topic'" in text) == (406, True)
+    assert b"mine" not in wire.state.exchanges
+
+
+def test_declaring_an_open_exchange_as_direct_is_refused() -> None:
+    wire = declared()
+    wire.produce(exchange_declare(1, b"mine", b"direct"))
+    assert refusal(wire)[0] == 406
+
+
+def test_a_filter_of_a_wrong_type_is_refused_before_the_broker_hears_of_it() -> None:
+    wire = Wire().open()
+    left = wire.produce(declare(encode_table(((b"max-payload-size", Value("S", b"x")),))))
+    assert names(left) == ["Channel.Close"]
+    assert refusal(wire) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
+
+
+def test_a_broker_that_refuses_leaves_nothing_behind() -> None:
+    wire = Wire().open()
+    asked_before(wire, declare())
+    looked_up(wire)
+    closed = say(1, commands.Channel.Close(403, "ACCESS_REFUSED - no", 40, 10))
+    assert wire.answer(closed) == closed
+    assert b"mine" not in wire.state.exchanges
+
+
+def test_in_queue_delivery_nothing_is_declared_on_the_broker() -> None:
+    wire = Wire(rules=ClientRules(delivery=Delivery.QUEUE)).open()
+    asked_before(wire, declare())
+    assert looked_up(wire) == b""
+    assert wire.producer() == DECLARE_OK
+    assert wire.state.exchanges[b"mine"].delivery is Delivery.QUEUE
+
+
+def test_in_queue_delivery_an_exchange_of_the_broker_is_in_the_way_too() -> None:
+    wire = Wire(rules=ClientRules(delivery=Delivery.QUEUE)).open()
+    asked_before(wire, declare())
+    looked_up(wire, "direct")
+    assert refusal(wire)[0] == 406
+
+
+def test_a_delivery_that_nobody_knows_is_refused() -> None:
+    wire = Wire().open()
+    wire.produce(declare(encode_table(((b"x-delivery", Value("S", b"pigeon")),))))
+    assert refusal(wire) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
+
+
+@pytest.mark.parametrize("name", [b"", b"amq.mine"])
+def test_names_that_are_the_brokers_own_are_refused_by_the_broker(name: bytes) -> None:
+    wire = Wire().open()
+    (frame,) = split(wire.produce(exchange_declare(1, name, b"x-open")))
+    assert read_exchange_declare(frame.payload).exchange == name
+    assert not wire.relay.requests
+
+
+def test_a_channel_that_was_closed_meanwhile_is_not_answered() -> None:
+    wire = Wire().open()
+    asked_before(wire, declare())
+    wire.answer(say(1, commands.Channel.Close(406, "PRECONDITION_FAILED - no", 60, 40)))
+    assert looked_up(wire) == b""
+    assert b"mine" not in wire.state.exchanges
+
+
+def test_a_passive_declare_is_the_brokers_to_answer_where_it_has_the_exchange() -> None:
+    wire = declared()
+    passive = exchange_declare(1, b"mine", b"x-open", passive=True)
+    assert wire.produce(passive) == passive
+    assert wire.answer(DECLARE_OK) == DECLARE_OK
+
+
+def test_a_passive_declare_is_answered_in_its_place_where_nothing_is_on_the_broker() -> None:
+    wire = Wire(rules=ClientRules(delivery=Delivery.QUEUE)).open()
+    asked_before(wire, declare())
+    looked_up(wire)
+    wire.producer()
+    wire.produce(exchange_declare(1, b"logs", b"topic"), exchange_declare(1, b"mine", b"x-open", passive=True))
+    assert wire.answer(DECLARE_OK) == DECLARE_OK
+    assert wire.answer(DECLARE_OK) == DECLARE_OK
+
+
+def test_deleting_takes_the_exchange_with_all_its_bindings() -> None:
+    wire = declared()
+    assert names(wire.produce(exchange_delete(1, b"mine"))) == ["Exchange.Delete"]
+    assert names(wire.answer(say(1, commands.Exchange.DeleteOk()))) == ["Exchange.DeleteOk"]
+    assert b"mine" not in wire.state.exchanges
+
+
+def test_deleting_takes_the_bindings_of_others_to_it() -> None:
+    wire = Wire(routed("q")).open()
+    asked_before(wire, declare())
+    looked_up(wire)
+    answered(wire)
+    wire.produce(exchange_bind(1, b"mine", b"xo", b""))
+    wire.answer(say(1, commands.Exchange.BindOk()))
+    assert len(wire.state.exchanges[b"xo"].clients) == 1
+    wire.produce(exchange_delete(1, b"mine"))
+    wire.answer(say(1, commands.Exchange.DeleteOk()))
+    assert not wire.state.exchanges[b"xo"].clients
+
+
+def test_an_exchange_with_bindings_of_clients_is_in_use() -> None:
+    wire = declared()
+    wire.produce(queue_bind(1, b"q", b"mine", b""))
+    wire.answer(say(1, commands.Queue.BindOk()), say(1, commands.Queue.BindOk()))
+    wire.produce(exchange_delete(1, b"mine", if_unused=True))
+    assert refusal(wire) == (406, "PRECONDITION_FAILED - exchange 'mine' in vhost '/' in use")
+
+
+def test_our_own_tokens_go_before_an_exchange_that_nobody_uses_is_deleted() -> None:
+    wire = declared()
+    wire.state.exchanges[b"mine"].bound.add(("queue", b"q"))
+    assert names(wire.produce(exchange_delete(1, b"mine", if_unused=True))) == ["Channel.Open"]
+    wire.answer(say(OWN, commands.Channel.OpenOk()))
+    (frame,) = split(wire.upstream())
+    assert (frame.name, frame.channel) == ("Queue.Unbind", OWN)
+    wire.answer(say(OWN, commands.Queue.UnbindOk()))
+    assert names(wire.upstream()) == ["Exchange.Delete"]
+    delete_ok = say(1, commands.Exchange.DeleteOk())
+    assert wire.answer(delete_ok) == delete_ok
+    assert b"mine" not in wire.state.exchanges
+
+
+def test_what_a_rules_file_declares_is_not_the_clients_to_delete() -> None:
+    wire = Wire(routed("q")).open()
+    wire.produce(exchange_delete(1, b"xo"))
+    assert refusal(wire)[0] == 403
+
+
+def test_declares_of_other_types_pass_as_they_came() -> None:
+    wire = Wire().open()
+    frame = exchange_declare(1, b"logs", b"topic")
+    assert wire.produce(frame) == frame
+    passive = exchange_declare(1, b"nobody", b"x-open", passive=True)
+    assert wire.produce(passive) == passive

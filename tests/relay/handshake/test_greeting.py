@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import commands
+
+from proxy.amqp.tables import encode_table
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.handshake.greeting import NAME_CHARACTERS, own_start, read_start, read_start_ok
+from proxy.relay.handshake.tuning import FRAME_MIN_BYTES, FRAME_MIN_BYTES_4_1
+from proxy.values import Table, Value
+from tests.amqp.test_tables import refusal, tables
+from tests.client import method, split
+from tests.relay.handshakes import CLIENT_PROPERTIES, OURS, PEER, SERVER_PROPERTIES, VERSION, start, start_ok
+
+
+def payload(frame: bytes) -> bytes:
+    return frame[7:-1]
+
+
+def text(name: bytes, content: bytes) -> Table:
+    return ((name, Value("S", content)),)
+
+
+@given(tables)
+def test_entries_of_the_broker_stay_and_ours_stands_behind_them(properties: Table) -> None:
+    server = read_start(payload(start(encode_table(properties))), VERSION)
+    assert server.frame == start(encode_table(properties + OURS[:1]))
+
+
+@given(tables, st.binary(max_size=255), st.binary(max_size=99))
+def test_entries_mechanism_and_response_of_the_producer_stay(
+    properties: Table, mechanism: bytes, response: bytes
+) -> None:
+    said = start_ok(encode_table(properties), mechanism, response)
+    client = read_start_ok(payload(said), VERSION, PEER, 10**6)
+    assert client.frame == start_ok(encode_table(properties + OURS), mechanism, response)
+
+
+def test_nobody_can_pretend_to_come_through_a_proxy_or_from_elsewhere() -> None:
+    forged = encode_table(text(b"oxproxy_peer", b"10.0.0.1:1") + text(b"a", b"b") + text(b"oxproxy", b"9"))
+    client = read_start_ok(payload(start_ok(forged)), VERSION, PEER, 10**6)
+    assert client.frame == start_ok(encode_table(text(b"a", b"b") + OURS))
+
+
+def test_our_entries_are_left_out_where_the_broker_would_not_take_the_larger_frame() -> None:
+    forged = text(b"oxproxy_peer", b"forged")
+    entries = text(b"pad", bytes(FRAME_MIN_BYTES - 70))
+    client = read_start_ok(payload(start_ok(encode_table(entries + forged))), VERSION, PEER, FRAME_MIN_BYTES)
+    assert client.frame == start_ok(encode_table(entries))
+    roomy = read_start_ok(payload(start_ok(encode_table(entries))), VERSION, PEER, FRAME_MIN_BYTES_4_1)
+    assert roomy.frame == start_ok(encode_table(entries + OURS))
+
+
+@pytest.mark.parametrize(
+    ("product", "version", "floor"),
+    [
+        (b"RabbitMQ", b"3.13.7", 4096),
+        (b"RabbitMQ", b"4.0.5", 4096),
+        (b"RabbitMQ", b"4.1.0", 8192),
+        (b"RabbitMQ", b"4.1.0-rc.1", 8192),
+        (b"RabbitMQ", b"4.10.0", 8192),
+        (b"RabbitMQ", b"5.0", 8192),
+        (b"RabbitMQ", b"4", 4096),
+        (b"RabbitMQ", b"four.one", 4096),
+        (b"RabbitMQ", b"", 4096),
+        (b"RabbitMQ", "٤.٢".encode(), 4096),
+        (b"LavinMQ", b"4.2.0", 4096),
+        (b"RabbitMQ", b"9" * 5000, 8192),
+    ],
+)
+def test_floor_of_the_frame_size_follows_the_version_of_rabbitmq(product: bytes, version: bytes, floor: int) -> None:
+    entries = encode_table(text(b"product", product) + text(b"version", version))
+    assert read_start(payload(start(entries)), VERSION).frame_min_bytes == floor
+
+
+def test_product_and_version_are_told_to_logs() -> None:
+    assert read_start(payload(start(SERVER_PROPERTIES)), VERSION).product == "RabbitMQ 3.10.8"
+    assert read_start(payload(start(b"")), VERSION).product == ""
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "response", "user"),
+    [
+        (b"PLAIN", b"\0guest\0s3cret", "guest"),
+        (b"PLAIN", b"other\0guest\0s3cret", "guest"),
+        (b"PLAIN", b"\0g\xffst\0s3cret", "g\N{REPLACEMENT CHARACTER}st"),
+        (b"PLAIN", b"\0" + b"u" * 400 + b"\0s3cret", "u" * NAME_CHARACTERS),
+        (b"PLAIN", b"s3cret", ""),
+        (b"PLAIN", b"\0a\0b\0s3cret", ""),
+        (b"AMQPLAIN", encode_table(text(b"LOGIN", b"guest") + text(b"PASSWORD", b"s3cret")), "guest"),
+        (b"AMQPLAIN", encode_table(text(b"PASSWORD", b"s3cret")), ""),
+        (b"AMQPLAIN", encode_table(((b"LOGIN", Value("I", 7)),)), ""),
+        (b"AMQPLAIN", b"s3cret", ""),
+        (b"OAUTHBEARER", b"\0guest\0s3cret", ""),
+    ],
+)
+def test_user_is_read_where_the_mechanism_says_it_and_the_password_never(
+    mechanism: bytes, response: bytes, user: str
+) -> None:
+    client = read_start_ok(payload(start_ok(CLIENT_PROPERTIES, mechanism, response)), VERSION, PEER, 4096)
+    assert client.user == user
+    assert "s3cret" not in repr(client)
+    assert "s3cret" not in f"{client}"
+
+
+def test_sasl_external_is_not_offered() -> None:
+    offered = method(0, commands.Connection.Start(0, 9, {}, "PLAIN EXTERNAL AMQPLAIN", "en_US"))
+    (start,) = split(read_start(payload(offered), VERSION).frame)
+    assert start.arguments["mechanisms"] == "PLAIN AMQPLAIN"
+
+
+def test_sasl_external_is_refused_with_the_reason() -> None:
+    with pytest.raises(ProtocolError, match="the broker would see its certificate, not yours") as caught:
+        read_start_ok(payload(start_ok(CLIENT_PROPERTIES, b"EXTERNAL", b"")), VERSION, PEER, 4096)
+    assert caught.value.reply_code == 403
+
+
+def test_connection_name_and_capabilities_are_read() -> None:
+    client = read_start_ok(payload(start_ok()), VERSION, PEER, 4096)
+    assert (client.name, client.capabilities) == ("orders", frozenset({b"authentication_failure_close"}))
+
+
+def test_capability_that_is_not_true_is_none() -> None:
+    capabilities = Value("F", ((b"a", Value("t", False)), (b"b", Value("S", b"true")), (b"c", Value("t", True))))
+    entries = encode_table(((b"capabilities", capabilities), (b"capabilities", Value("V", None))))
+    assert read_start_ok(payload(start_ok(entries)), VERSION, PEER, 4096).capabilities == {b"c"}
+
+
+def test_own_start_says_what_a_client_needs_to_answer() -> None:
+    (own,) = split(own_start(VERSION))
+    assert own.name == "Connection.Start"
+    assert (own.arguments["version_major"], own.arguments["version_minor"]) == (0, 9)
+    assert own.arguments["mechanisms"] == "PLAIN AMQPLAIN"
+    assert own.arguments["locales"] == "en_US"
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_read_or_refused(behind: bytes) -> None:
+    answers = {
+        refusal(lambda: read_start(b"\0\x0a\0\x0a" + behind, VERSION)),
+        refusal(lambda: read_start_ok(b"\0\x0a\0\x0b" + behind, VERSION, PEER, 4096)),
+    }
+    assert answers <= {None, (502, Scope.CONNECTION)}
+
+
+def test_nesting_without_end_in_client_properties_is_refused() -> None:
+    deep = Value("V", None)
+    for _ in range(200):
+        deep = Value("F", ((b"", deep),))
+    with pytest.raises(ProtocolError) as refused:
+        read_start_ok(payload(start_ok(encode_table(((b"capabilities", deep),)))), VERSION, PEER, 4096)
+    assert refused.value.reply_code == 502

@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.amqp.tables import encode_table
+from proxy.errors import Failure, LocalProtocolError, UpstreamError
+from proxy.relay.handshake.machine import Ending, Handshake, HandshakeLimits, HandshakeState, Side, Tuning
+from proxy.values import Value
+from tests.client import HEARTBEAT, PROTOCOL_HEADER, Frame, frame, names, split
+from tests.relay.handshakes import (
+    CLIENT_PROPERTIES,
+    CLOSE_OK,
+    CONVERSATION,
+    OPEN,
+    OPEN_OK,
+    OURS,
+    SECURE,
+    SECURE_OK,
+    SERVER_PROPERTIES,
+    UNREACHABLE,
+    at,
+    close,
+    new,
+    said_to_producer,
+    said_to_upstream,
+    say,
+    start,
+    start_ok,
+    tune,
+    tune_ok,
+)
+
+State = HandshakeState
+
+
+def only(data: bytes) -> Frame:
+    (one,) = split(data)
+    return one
+
+
+def is_over(handshake: Handshake) -> bool:
+    assert handshake.close_after_flush_producer is (handshake.state is State.CLOSED)
+    return handshake.close_after_flush_producer
+
+
+def refusal(handshake: Handshake) -> tuple[object, ...]:
+    """Code, text, class and method id of the one Connection.Close that the producer got."""
+    closed = only(said_to_producer(handshake))
+    assert closed.name == "Connection.Close"
+    return tuple(closed.arguments.values())
+
+
+def test_whole_conversation_opens_with_each_word_passed_on_once() -> None:
+    handshake = new()
+    heard = []
+    for side, data in CONVERSATION:
+        say(handshake, side, data)
+        heard.append((said_to_upstream(handshake), said_to_producer(handshake)))
+    assert handshake.state is State.OPEN
+    assert heard[0] == (PROTOCOL_HEADER, b"")
+    assert (heard[1][0], names(heard[1][1])) == (b"", ["Connection.Start"])
+    assert (names(heard[2][0]), heard[2][1]) == (["Connection.StartOk"], b"")
+    assert heard[3] == (b"", SECURE)
+    assert heard[4] == (SECURE_OK, b"")
+    assert heard[5] == (b"", tune(channel_max=2046))
+    assert heard[6] == (tune_ok(channel_max=2047), b"")
+    assert heard[7] == (OPEN, b"")
+    assert heard[8] == (b"", OPEN_OK)
+    assert (handshake.vhost, handshake.user, handshake.client_name) == ("sales", "guest", "orders")
+    assert handshake.product == "RabbitMQ 3.10.8"
+    assert not handshake.close_after_flush_producer
+    assert not handshake.close_upstream
+    assert handshake.ending is None
+
+
+def test_upstream_is_wanted_as_soon_as_the_protocol_header_is_whole() -> None:
+    handshake = new()
+    for at_byte in range(8):
+        assert not handshake.wants_upstream
+        handshake.receive_from_producer(PROTOCOL_HEADER[at_byte : at_byte + 1])
+    assert handshake.wants_upstream
+    assert handshake.to_upstream == [PROTOCOL_HEADER]
+    assert handshake.to_producer == []
+
+
+@pytest.mark.parametrize(
+    ("header", "seen"),
+    [
+        (b"AMQP\x00\x01\x00\x00", "protocol header AMQP 0 1 0 0"),
+        (b"AMQP\x03\x01\x00\x00", "protocol header AMQP 3 1 0 0"),
+        (b"AMQP\x00\x00\x09\x02", "protocol header AMQP 0 0 9 2"),
+        (b"AMQP\x01\x01\x08\x00", "protocol header AMQP 1 1 8 0"),
+        (b"GET / HTTP/1.1\r\n", "HTTP"),
+        (b"\x00", "no AMQP"),
+        (b"AMQ:", "no AMQP"),
+        (b"\x16", "TLS on a port without TLS"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "TLS on a port without TLS"),
+    ],
+)
+def test_wrong_protocol_header_is_answered_with_ours_and_closed(header: bytes, seen: str) -> None:
+    handshake = new()
+    handshake.receive_from_producer(header)
+    assert handshake.to_producer == [PROTOCOL_HEADER]
+    assert handshake.close_after_flush_producer
+    assert not handshake.wants_upstream
+    assert handshake.ending == Ending(Side.PRODUCER, 0, f"{seen}, expected the protocol header AMQP 0 0 9 1")
+
+
+def test_the_header_of_amqp_0_9_is_taken_and_the_broker_gets_ours() -> None:
+    handshake = new()
+    for byte in b"AMQP\x01\x01\x00\x09":
+        assert not handshake.wants_upstream
+        handshake.receive_from_producer(bytes((byte,)))
+    assert handshake.wants_upstream
+    assert (handshake.to_upstream, handshake.to_producer) == ([PROTOCOL_HEADER], [])
+
+
+def test_start_keeps_the_brokers_own_bytes_and_gains_our_version() -> None:
+    handshake = at(State.AWAITING_START)
+    handshake.receive_from_upstream(start())
+    assert said_to_producer(handshake) == start(SERVER_PROPERTIES + encode_table(OURS[:1]))
+
+
+def test_start_ok_keeps_the_producers_own_bytes_and_gains_version_and_peer() -> None:
+    handshake = at(State.AWAITING_START_OK)
+    handshake.receive_from_producer(start_ok())
+    assert said_to_upstream(handshake) == start_ok(CLIENT_PROPERTIES + encode_table(OURS))
+
+
+def test_leftovers_of_both_sides_are_kept_for_the_relay() -> None:
+    handshake = at(State.AWAITING_OPEN)
+    handshake.receive_from_producer(OPEN + b"pipelined")
+    assert handshake.leftover_producer == b"pipelined"
+    handshake.receive_from_upstream(OPEN_OK + b"blocked")
+    assert handshake.state is State.OPEN
+    handshake.receive_from_producer(b" more")
+    assert (handshake.leftover_producer, handshake.leftover_upstream) == (b"pipelined more", b"blocked")
+
+
+def test_producer_that_says_everything_at_once_gets_its_turns_all_the_same() -> None:
+    handshake = new()
+    handshake.receive_from_producer(PROTOCOL_HEADER + start_ok() + tune_ok() + OPEN + b"publish")
+    handshake.receive_from_upstream(start())
+    handshake.receive_from_upstream(tune())
+    handshake.receive_from_upstream(OPEN_OK)
+    assert handshake.state is State.OPEN
+    assert names(b"".join(handshake.to_upstream)[8:]) == [
+        "Connection.StartOk", "Connection.TuneOk", "Connection.Open",
+    ]  # fmt: skip
+    assert names(b"".join(handshake.to_producer)) == [
+        "Connection.Start", "Connection.Tune", "Connection.OpenOk",
+    ]  # fmt: skip
+    assert handshake.leftover_producer == b"publish"
+
+
+def test_tuning_is_there_from_tune_ok_on() -> None:
+    handshake = at(State.AWAITING_TUNE_OK)
+    with pytest.raises(LocalProtocolError):
+        handshake.tuning  # noqa: B018
+    handshake.receive_from_producer(tune_ok(100, 8192, 10))
+    assert handshake.tuning == Tuning(100, 101, 8192, 8192, 10, 10)
+    assert said_to_upstream(handshake) == tune_ok(101, 8192, 10)
+
+
+def test_producer_at_4096_is_accepted_by_a_broker_whose_floor_is_8192() -> None:
+    handshake = at(State.AWAITING_START)
+    version = encode_table(((b"product", Value("S", b"RabbitMQ")), (b"version", Value("S", b"4.1.2"))))
+    for side, data in (
+        ("upstream", start(version)), ("producer", start_ok()), ("upstream", tune()), ("producer", tune_ok(5, 4096, 0))
+    ):  # fmt: skip
+        say(handshake, side, data)
+    assert handshake.tuning == Tuning(5, 6, 4096, 8192, 0, 60)
+    assert split(said_to_upstream(handshake))[-1].raw == tune_ok(6, 8192, 60)
+
+
+def test_tune_ok_above_the_offer_is_a_530_with_the_text_of_rabbitmq() -> None:
+    handshake = at(State.AWAITING_TUNE_OK)
+    handshake.receive_from_producer(tune_ok(2047))
+    assert refusal(handshake) == (
+        530, "NOT_ALLOWED - negotiated channel_max = 2047 is higher than the maximum allowed value (2046)", 10, 30,
+    )  # fmt: skip
+    assert handshake.state is State.CLOSING
+    assert handshake.close_upstream
+    assert handshake.to_upstream == []
+
+
+@pytest.mark.parametrize(
+    "state", [State.AWAITING_TUNE, State.AWAITING_TUNE_OK, State.AWAITING_OPEN, State.AWAITING_OPEN_OK]
+)
+def test_close_of_the_broker_reaches_the_producer_byte_for_byte(state: State) -> None:
+    handshake = at(state)
+    refused = close(530, "NOT_ALLOWED - vhost sales not found", 10, 40)
+    handshake.receive_from_upstream(refused)
+    assert said_to_producer(handshake) == refused
+    assert said_to_upstream(handshake) == CLOSE_OK
+    assert handshake.close_upstream
+    assert handshake.ending == Ending(Side.UPSTREAM, 530, "NOT_ALLOWED - vhost sales not found")
+    assert not is_over(handshake)
+    handshake.receive_from_producer(CLOSE_OK)
+    assert is_over(handshake)
+
+
+def test_close_of_the_broker_before_start_ok_waits_for_it() -> None:
+    handshake = at(State.AWAITING_START_OK)
+    handshake.receive_from_upstream(close(320, "CONNECTION_FORCED - maintenance"))
+    assert handshake.to_producer == []
+    handshake.receive_from_producer(start_ok())
+    assert refusal(handshake) == (320, "CONNECTION_FORCED - maintenance", 0, 0)
+    assert said_to_upstream(handshake) == CLOSE_OK
+
+
+def test_unreachable_broker_is_a_start_of_our_own_and_a_320_behind_start_ok() -> None:
+    handshake = at(State.AWAITING_START)
+    handshake.upstream_lost(UNREACHABLE)
+    own = only(said_to_producer(handshake))
+    assert own.name == "Connection.Start"
+    properties = own.arguments["server_properties"]
+    assert isinstance(properties, dict)
+    assert properties["capabilities"]["authentication_failure_close"] is True
+    assert properties["oxproxy"] == "1.2.3"
+    handshake.receive_from_producer(start_ok())
+    assert refusal(handshake) == (320, "CONNECTION_FORCED - upstream unavailable: connection refused", 0, 0)
+    assert handshake.close_upstream
+    assert handshake.to_upstream == []
+    assert (handshake.user, handshake.client_name) == ("guest", "orders")
+    handshake.receive_from_producer(CLOSE_OK)
+    assert handshake.close_after_flush_producer
+
+
+def test_start_ok_that_came_early_is_refused_at_once_when_the_broker_is_not_there() -> None:
+    handshake = new()
+    handshake.receive_from_producer(PROTOCOL_HEADER + start_ok())
+    handshake.upstream_lost(UNREACHABLE)
+    assert names(b"".join(handshake.to_producer)) == ["Connection.Start", "Connection.Close"]
+
+
+def test_broker_that_does_not_answer_is_named_in_the_text() -> None:
+    handshake = at(State.AWAITING_OPEN_OK)
+    assert handshake.waiting_for is Side.UPSTREAM
+    handshake.upstream_lost(UpstreamError(Failure.TIMEOUT, "no answer within 10 s"))
+    assert refusal(handshake) == (320, "CONNECTION_FORCED - upstream timeout: no answer within 10 s", 0, 0)
+
+
+def test_refused_login_without_the_capability_is_a_closed_socket_as_at_the_broker() -> None:
+    handshake = at(State.AWAITING_START_OK)
+    handshake.receive_from_producer(start_ok(entries=b""))
+    handshake.upstream_lost(None)
+    assert handshake.to_producer == []
+    assert handshake.close_after_flush_producer
+    assert handshake.ending is not None
+    assert handshake.ending.side is Side.UPSTREAM
+
+
+def test_broker_that_drops_a_client_with_the_capability_is_a_lost_one() -> None:
+    handshake = at(State.AWAITING_TUNE)
+    handshake.upstream_lost(None)
+    assert refusal(handshake) == (320, "CONNECTION_FORCED - upstream connection lost", 0, 0)
+
+
+def test_broker_of_another_protocol_is_named_as_such() -> None:
+    handshake = at(State.AWAITING_START)
+    handshake.receive_from_upstream(b"AMQP\x00\x01\x00\x00")
+    handshake.receive_from_producer(start_ok())
+    assert split(said_to_producer(handshake))[-1].arguments["reply_text"] == (
+        "CONNECTION_FORCED - upstream does not speak AMQP 0-9-1"
+    )
+
+
+def test_producer_that_closes_gets_its_close_ok_before_the_socket_ends() -> None:
+    handshake = at(State.AWAITING_OPEN)
+    handshake.receive_from_producer(close(200, "bye"))
+    assert said_to_producer(handshake) == CLOSE_OK
+    assert handshake.close_after_flush_producer
+    assert handshake.close_upstream
+    assert handshake.ending == Ending(Side.PRODUCER, 200, "bye")
+
+
+def test_producer_that_vanishes_takes_the_upstream_with_it() -> None:
+    handshake = at(State.AWAITING_TUNE_OK)
+    handshake.producer_lost()
+    assert handshake.close_upstream
+    assert handshake.state is State.CLOSED
+    assert handshake.ending == Ending(Side.PRODUCER, 0, "left while waiting for Connection.TuneOk")
+
+
+def test_everything_but_close_ok_is_discarded_after_our_close() -> None:
+    handshake = at(State.CLOSING)
+    handshake.receive_from_producer(tune_ok() + frame(2, 1, bytes(14)) + HEARTBEAT + frame(1, 5, b"\0\x14\0\x0a\0"))
+    handshake.receive_from_upstream(tune())
+    assert said_to_producer(handshake) == b""
+    assert not is_over(handshake)
+    handshake.receive_from_producer(CLOSE_OK)
+    assert is_over(handshake)
+
+
+def test_frame_that_is_too_large_is_refused_when_its_length_is_read() -> None:
+    handshake = at(State.AWAITING_START_OK)
+    handshake.receive_from_producer(b"\x01\x00\x00\x00\x02\x00\x00")
+    code, _, class_id, method_id = refusal(handshake)
+    assert (code, class_id, method_id) == (501, 0, 0)
+    assert handshake.close_after_flush_producer
+
+
+def test_wrong_frame_end_is_a_501() -> None:
+    handshake = at(State.AWAITING_START_OK)
+    handshake.receive_from_producer(start_ok()[:-1] + b"\xcd")
+    assert refusal(handshake)[0] == 501
+    assert handshake.close_after_flush_producer
+
+
+def test_producer_that_talks_on_while_the_broker_thinks_is_held_to_the_limit() -> None:
+    handshake = at(State.AWAITING_TUNE, HandshakeLimits(waiting_bytes=5000))
+    handshake.receive_from_producer(bytes(5000))
+    assert handshake.state is State.AWAITING_TUNE
+    handshake.receive_from_producer(b"x")
+    assert refusal(handshake)[0] == 506
+    assert handshake.close_after_flush_producer
+    assert handshake.close_upstream
+
+
+def test_malformed_arguments_are_a_502_with_the_ids_of_the_method() -> None:
+    handshake = at(State.AWAITING_TUNE_OK)
+    handshake.receive_from_producer(frame(1, 0, tune_ok()[7:-2]))
+    code, _, class_id, method_id = refusal(handshake)
+    assert (code, class_id, method_id) == (502, 10, 31)
+
+
+def test_fault_deep_in_a_table_names_the_method_too() -> None:
+    handshake = at(State.AWAITING_START_OK)
+    deep = Value("A", ())
+    for _ in range(200):
+        deep = Value("A", (deep,))
+    handshake.receive_from_producer(start_ok(encode_table(((b"capabilities", deep),))))
+    code, _, class_id, method_id = refusal(handshake)
+    assert (code, class_id, method_id) == (502, 10, 11)
+
+
+def test_heartbeats_are_welcome_from_both_sides_all_along() -> None:
+    handshake = new()
+    for side, data in CONVERSATION:
+        say(handshake, side, data if data == PROTOCOL_HEADER else HEARTBEAT + data)
+    assert handshake.state is State.OPEN
+    assert HEARTBEAT not in handshake.to_producer + handshake.to_upstream
+
+
+def test_password_is_not_kept_once_it_is_sent() -> None:
+    handshake = at(State.AWAITING_TUNE)
+    seen: list[object] = []
+    todo: list[object] = [handshake]
+    while todo:
+        one = todo.pop()
+        seen.append(one)
+        if isinstance(one, (list, tuple, frozenset)):
+            todo.extend(one)
+        todo.extend(vars(one).values() if hasattr(one, "__dict__") and not isinstance(one, type) else ())
+        todo.extend(getattr(one, name) for name in getattr(one, "__slots__", ()) if hasattr(one, name))
+    assert len(seen) > 20
+    assert not any("s3cret" in repr(one) for one in seen)
+
+
+@pytest.mark.parametrize("state", [State.AWAITING_START, State.AWAITING_TUNE, State.AWAITING_OPEN_OK])
+def test_driver_can_see_that_the_broker_is_waited_for(state: State) -> None:
+    assert at(state).waiting_for is Side.UPSTREAM
+
+
+@pytest.mark.parametrize("state", [State.AWAITING_HEADER, State.AWAITING_START_OK, State.REFUSING, State.CLOSING])
+def test_driver_can_see_that_the_producer_is_waited_for(state: State) -> None:
+    assert at(state).waiting_for is Side.PRODUCER
+
+
+@pytest.mark.parametrize("state", [State.OPEN, State.CLOSED])
+def test_driver_can_see_that_nobody_is_waited_for(state: State) -> None:
+    assert at(state).waiting_for is None
+
+
+@pytest.mark.parametrize("state", [State.OPEN, State.CLOSED, State.CLOSING, State.REFUSING, State.AWAITING_HEADER])
+def test_losing_an_upstream_that_does_not_matter_changes_nothing(state: State) -> None:
+    handshake = at(state)
+    handshake.upstream_lost(UNREACHABLE)
+    assert handshake.state is state
+    assert handshake.to_producer == []

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+
+from proxy.relay.handshake.lease import Lease, StandIn
+from tests.client import PROTOCOL_HEADER, method, split
+from tests.relay.handshakes import CLIENT_PROPERTIES, start, start_ok
+
+KEY = b"k" * 32
+START = start()
+TUNE = method(0, commands.Connection.Tune(2047, 131072, 60))
+TUNE_OK = method(0, commands.Connection.TuneOk(2046, 131072, 60))
+OPEN = method(0, commands.Connection.Open("/"))
+OPEN_OK = method(0, commands.Connection.OpenOk())
+START_OK = start_ok()
+HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
+
+
+def new(*kept: Lease) -> StandIn:
+    return StandIn(lambda: kept, KEY)
+
+
+def leased(start_ok: bytes = START_OK, tune_ok: bytes = TUNE_OK, opened: bytes = OPEN) -> Lease:
+    """What was said on a connection that the broker opened."""
+    stand_in = new()
+    for said, answer in ((PROTOCOL_HEADER, START), (start_ok, TUNE), (tune_ok, b""), (opened, OPEN_OK)):
+        assert stand_in.take([said]) == b""
+        assert stand_in.to_upstream == [said]
+        stand_in.to_upstream.clear()
+        assert stand_in.receive_from_upstream(answer) == answer
+    assert stand_in.wants_upstream
+    assert stand_in.taken is None
+    return stand_in.lease
+
+
+def say(stand_in: StandIn, *frames: bytes) -> bytes:
+    return b"".join(stand_in.take([frame]) for frame in frames)
+
+
+def test_with_none_kept_everything_passes_and_is_noted() -> None:
+    lease = leased()
+    assert (lease.start, lease.tune, lease.open_ok) == (START, TUNE, OPEN_OK)
+    assert (lease.tune_ok, lease.open) == (TUNE_OK, OPEN)
+
+
+def test_no_secret_is_kept() -> None:
+    lease = leased()
+    assert not [name for name in Lease.__slots__ if b"s3cret" in getattr(lease, name)]
+
+
+def test_a_producer_of_the_same_login_is_answered_without_the_broker() -> None:
+    kept = leased()
+    stand_in = new(kept)
+    assert say(stand_in, PROTOCOL_HEADER, START_OK) == START + TUNE
+    assert stand_in.take([TUNE_OK, OPEN]) == OPEN_OK
+    assert (stand_in.taken, stand_in.lease) == (kept, kept)
+    assert (stand_in.wants_upstream, stand_in.to_upstream) == (False, [])
+    assert stand_in.receive_from_upstream(HEARTBEAT[:3]) == HEARTBEAT[:3]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        start_ok(response=b"\0guest\0other"),
+        start_ok(mechanism=b"AMQPLAIN"),
+        start_ok(entries=b""),
+    ],
+    ids=["password", "mechanism", "capabilities"],
+)
+def test_another_login_is_the_brokers_to_judge(other: bytes) -> None:
+    stand_in = new(leased())
+    assert say(stand_in, PROTOCOL_HEADER) == START
+    assert say(stand_in, other) == b""
+    assert stand_in.wants_upstream
+    assert stand_in.to_upstream == [PROTOCOL_HEADER]
+    stand_in.to_upstream.clear()
+    assert stand_in.receive_from_upstream(START) == b""
+    assert stand_in.to_upstream == [other]
+    refusal = method(0, commands.Connection.Close(403, "no", 0, 0))
+    assert stand_in.receive_from_upstream(refusal) == refusal
+    assert stand_in.lease.open_ok == b""
+
+
+@pytest.mark.parametrize(
+    ("tune_ok", "opened"),
+    [
+        (method(0, commands.Connection.TuneOk(2046, 8192, 60)), OPEN),
+        (TUNE_OK, method(0, commands.Connection.Open("other"))),
+    ],
+    ids=["limits", "virtual host"],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_what_differs_later_is_caught_up_with_the_broker(tune_ok: bytes, opened: bytes, together: bool) -> None:
+    stand_in = new(leased())
+    assert say(stand_in, PROTOCOL_HEADER, START_OK) == START + TUNE
+    said = stand_in.take([tune_ok, opened]) if together else say(stand_in, tune_ok, opened)
+    assert (said, stand_in.taken) == (b"", None)
+    for expected, answer in (([PROTOCOL_HEADER], START), ([START_OK], TUNE), ([tune_ok, opened], HEARTBEAT)):
+        assert stand_in.to_upstream == expected
+        stand_in.to_upstream.clear()
+        assert stand_in.receive_from_upstream(answer) == (HEARTBEAT if answer is HEARTBEAT else b"")
+    assert stand_in.receive_from_upstream(OPEN_OK + HEARTBEAT[:2]) == OPEN_OK + HEARTBEAT[:2]
+    assert (stand_in.lease.open_ok, stand_in.lease.open) == (OPEN_OK, opened)
+
+
+def test_a_broker_that_answers_otherwise_by_now_is_said() -> None:
+    stand_in = new(leased())
+    say(stand_in, PROTOCOL_HEADER, START_OK, TUNE_OK, method(0, commands.Connection.Open("other")))
+    stand_in.receive_from_upstream(START)
+    (close,) = split(stand_in.receive_from_upstream(method(0, commands.Connection.Tune(10, 4096, 5))))
+    assert (close.name, close.arguments["reply_code"]) == ("Connection.Close", 320)
+    assert stand_in.lease.open_ok == b""
+
+
+def test_answers_in_any_pieces_are_the_same() -> None:
+    stand_in = new()
+    say(stand_in, PROTOCOL_HEADER)
+    assert b"".join(stand_in.receive_from_upstream(bytes((octet,))) for octet in START) == START
+    say(stand_in, START_OK, TUNE_OK, OPEN)
+    assert b"".join(stand_in.receive_from_upstream(bytes((octet,))) for octet in TUNE + OPEN_OK) == TUNE + OPEN_OK
+    assert stand_in.lease.open_ok == OPEN_OK
+
+
+@pytest.mark.parametrize("wrong", [b"AMQP\x00\x00\x09\x00", b"HTTP/1.1 400", b"\x01\0\0\0\0\0\x04\0\x0a\0\x0a\0"])
+def test_what_is_no_amqp_passes_for_the_handshake_to_say_so(wrong: bytes) -> None:
+    stand_in = new()
+    say(stand_in, PROTOCOL_HEADER)
+    assert stand_in.receive_from_upstream(wrong) == wrong
+    assert stand_in.lease.open_ok == b""
+
+
+def test_a_mechanism_of_several_steps_is_never_kept() -> None:
+    stand_in = new()
+    say(stand_in, PROTOCOL_HEADER)
+    stand_in.receive_from_upstream(START)
+    say(stand_in, START_OK)
+    secure = method(0, commands.Connection.Secure("challenge"))
+    assert stand_in.receive_from_upstream(secure) == secure
+    say(stand_in, method(0, commands.Connection.SecureOk("answer")))
+    assert stand_in.receive_from_upstream(TUNE + OPEN_OK) == TUNE + OPEN_OK
+    assert stand_in.lease.open_ok == b""
+
+
+def test_the_first_that_fits_is_taken() -> None:
+    other, first, second = leased(start_ok(CLIENT_PROPERTIES, response=b"\0a\0b")), leased(), leased()
+    stand_in = new(other, first, second)
+    say(stand_in, PROTOCOL_HEADER, START_OK, TUNE_OK, OPEN)
+    assert stand_in.taken is first

@@ -1,0 +1,62 @@
+"""A relay whose virtual host has an address table, and other brokers that the test plays."""
+
+from __future__ import annotations
+
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import AddressBook, Remote
+from proxy.relay.remote.messages import RemoteMessage, Result, Way
+from proxy.relay.vhost import VhostState
+from tests.relay.relaying import REPORT, Wire, publish
+
+RULES = {
+    b"out/*": b"archive/queue/$1",
+    b"same/*": b"archive",
+    b"two": b"other/queue/two",
+    b"away": b"archive/queue/away",
+    b"gone": b"missing.example/queue/q",
+    b"bad": b"/exchange//x",
+    b"here/*": b"/queue/$1",
+    b"in/*": b"/exchange/xo/$1",
+    b"carrier": b"/exchange/carried/k",
+}
+
+
+class Ways(list[RemoteMessage]):
+    """Other brokers that keep what they get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 0
+        self.woken = 0
+
+    def way(self, remote: Remote) -> Way | str:
+        return "unknown" if remote.host == b"missing.example" else self
+
+    def send(self, message: RemoteMessage) -> None:
+        self.append(message)
+
+    def leave(self) -> None:
+        self.left += 1
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def settle(self, result: Result = Result.ACKED) -> None:
+        self.pop(0).settled(result, "")
+
+
+class Linked(Wire):
+    """A connection whose virtual host has an address table."""
+
+    def __init__(self, of: VhostState | None = None, *, confirm: bool = True) -> None:
+        super().__init__(of)
+        table = AddressTable([AddressRule(*rule) for rule in RULES.items()])
+        self.state.set_addresses(AddressBook(table, [b"archive", b"other"]))
+        self.ways = Ways()
+        self.relay.linked(self.ways, self.ways.wake)
+        self.open(confirm=confirm)
+
+
+def to(key: str, body: bytes = b"body", *, mandatory: bool = False, **properties: bytes | int) -> bytes:
+    """A publish to the default exchange, where the table looks."""
+    return publish(key, REPORT, body, to="", mandatory=mandatory, **properties)  # type: ignore[arg-type]

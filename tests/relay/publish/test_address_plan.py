@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+
+from proxy.relay.vhost import Delivery
+from proxy.values import Table, Value
+from tests.client import names, split
+from tests.relay.linked import Linked, to
+from tests.relay.relaying import address_of, publish, routed, say, table_of
+
+KEYS = Value("A", (Value("S", b"k"),))
+CARBONS: Table = ((b"CC", KEYS), (b"BCC", KEYS))
+
+
+@pytest.mark.parametrize("key", ["bad", "gone", "carrier"])
+@pytest.mark.parametrize("mandatory", [True, False])
+def test_a_translation_that_leads_nowhere_is_a_nack(key: str, mandatory: bool) -> None:
+    state = routed("q", carrier="carried")
+    wire = Linked(state)
+    assert wire.produce(to(key, mandatory=mandatory)) == b""
+    wanted = ["Basic.Return", "Header", "Body"] if mandatory else []
+    assert names(wire.producer()) == [*wanted, "Basic.Nack"]
+    assert wire.counters.relay("/").failed_translations == 1
+
+
+def test_the_table_is_asked_anew_when_it_has_changed() -> None:
+    wire = Linked()
+    wire.produce(to("out/q"), to("out/q"))
+    wire.state.set_addresses(None)
+    assert names(wire.produce(to("out/q"))) == ["Basic.Publish", "Header", "Body"]
+    assert len(wire.ways) == 2
+
+
+def test_a_translation_to_an_exchange_of_the_rules_is_evaluated_under_the_new_key_and_looked_up_no_more() -> None:
+    wire = Linked(routed("away"))
+    assert address_of(split(wire.produce(to("in/k")))[0]) == ("xo", "k")
+    assert wire.ways == []
+
+
+def test_a_publish_here_leaves_under_its_new_address_and_says_the_old_one() -> None:
+    wire = Linked()
+    for _ in range(3):
+        method, header, body = split(wire.produce(to("here/q", correlation_id=b"c")))
+        assert address_of(method) == ("", "q")
+        assert b"x-original-address" in header.payload
+        assert header.payload.endswith(b"\x01c")
+        assert body.payload == b"body"
+
+
+def test_the_producer_s_cc_and_bcc_mean_what_they_mean_where_nothing_of_ours_routes() -> None:
+    wire = Linked()
+    header = split(wire.produce(publish("here/q", CARBONS, to="")))[1]
+    assert [name for name, _ in table_of(header)] == [b"CC", b"BCC", b"x-original-address"]
+
+
+@pytest.mark.parametrize("delivery", list(Delivery))
+def test_a_publish_that_is_evaluated_restores_to_its_first_address(delivery: Delivery) -> None:
+    wire = Linked(routed("q", delivery=delivery, carrier="" if delivery is Delivery.QUEUE else "carried"))
+    method, header, body = split(wire.produce(to("in/k")))
+    exchange, key = map(str, address_of(method))
+    deliver = say(1, commands.Basic.Deliver("c", 1, False, exchange, key))
+    seen = split(wire.answer(deliver, header.raw, body.raw))
+    assert address_of(seen[0]) == ("", "in/k")
+
+
+def test_a_forged_address_is_not_restored() -> None:
+    wire = Linked()
+    _, header, body = split(wire.produce(to("here/q")))
+    deliver = say(1, commands.Basic.Deliver("c", 1, False, "", "other"))
+    assert address_of(split(wire.answer(deliver, header.raw, body.raw))[0]) == ("", "other")
+
+
+def test_a_publish_counts_as_translated() -> None:
+    wire = Linked()
+    wire.produce(to("here/q"), to("here/q"), to("out/q"), to("out/q"), to("bad"))
+    counted: dict[str, int] = {}
+    for _, _, outcome, publishes, _ in folded(wire):
+        counted[outcome] = counted.get(outcome, 0) + publishes
+    assert (counted["translated"], counted["unrouted"]) == (4, 1)
+
+
+def folded(wire: Linked) -> list[tuple[str, bytes, str, int, int]]:
+    for _ in wire.counters.traffic.folding():
+        pass
+    return list(wire.counters.traffic.publishes())

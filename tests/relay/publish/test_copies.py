@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.amqp.tables import encode_table
+from proxy.errors import ProtocolError
+from proxy.relay.publish.copies import fingerprint
+from proxy.relay.tokens import token
+from proxy.relay.vhost import Delivery, VhostState
+from proxy.values import Table, Value
+from tests.client import Frame, content, names, split
+from tests.relay.relaying import (
+    REPORT,
+    TUNING,
+    Wire,
+    ack,
+    address_of,
+    closed,
+    keys_of,
+    nack,
+    owned,
+    publish,
+    returned,
+    several,
+    state,
+    table_of,
+)
+from tests.routing.building import exchange, many, to_exchange, to_queue
+
+SMALL = replace(TUNING, frame_max_producer=4096, frame_max_upstream=8192)
+
+
+def to_many(count: int, delivery: Delivery = Delivery.CARRIER, exchanges: int = 0) -> VhostState:
+    """Every message goes to this many queues with long names, and to exchanges."""
+    bindings = [to_queue("queue-" + "x" * 40 + f"-{number:05d}") for number in range(count)]
+    bindings += [to_exchange(f"exchange-{number:05d}") for number in range(exchanges)]
+    made = exchange(*bindings)
+    return state((made, owned(made, delivery)))
+
+
+def parts(data: bytes) -> list[list[Frame]]:
+    """The publishes that the bytes are."""
+    found: list[list[Frame]] = []
+    for one in split(data):
+        if one.name == "Basic.Publish":
+            found.append([])
+        found[-1].append(one)
+    return found
+
+
+# -- more keys than one header frame holds ----------------------------------------------------------------------------
+
+
+def test_tokens_are_spread_over_publishes_that_all_fit_and_name_each_destination_once() -> None:
+    wire = Wire(to_many(4000, exchanges=3)).open(confirm=True)
+    message = publish(headers=None, body=b"x" * 10)
+    left = parts(wire.produce(message))
+    assert len(left) == 2
+    assert all(len(one.raw) <= 131072 for part in left for one in part)
+    keys = [keys_of(part[1]) for part in left]
+    assert keys[0][:3] == [token("exchange", b"exchange-%05d" % number) for number in range(3)]
+    assert sorted(keys[0] + keys[1]) == sorted({*keys[0], *keys[1]})
+    assert len(keys[0] + keys[1]) == 4003
+    assert [part[0].raw + part[2].raw for part in left] == [split(message)[0].raw + split(message)[2].raw] * 2
+
+
+def test_three_thousand_tokens_are_one_publish() -> None:
+    wire = Wire(to_many(3000)).open()
+    assert len(parts(wire.produce(publish()))) == 1
+
+
+def test_a_spread_publish_has_one_confirm_and_one_return() -> None:
+    wire = Wire(to_many(4000)).open(confirm=True)
+    plain = publish(to="amq.direct")
+    wire.produce(plain, publish(mandatory=True), plain)
+    back = returned("xo", "", content(1, REPORT, b"body"))
+    assert wire.answer(ack(1), back, ack(2)) == ack(1)
+    assert names(wire.answer(back, ack(4, True))) == ["Basic.Return", "Header", "Body", "Basic.Ack", "Basic.Ack"]
+    assert wire.relay.unsettled == 0
+
+
+def test_queue_names_are_spread_without_naming_one_twice() -> None:
+    """Each part leaves under a key of its own: the broker removes duplicates within one publish only."""
+    wire = Wire(to_many(400, Delivery.QUEUE), tuning=SMALL).open()
+    left = parts(wire.produce(publish("key", frame_max=4096)))
+    assert len(left) > 2
+    reached: list[bytes] = []
+    for part in left:
+        assert all(len(one.raw) <= 8192 for one in part)
+        exchange_name, key = address_of(part[0])
+        assert exchange_name == ""
+        reached += [str(key).encode(), *keys_of(part[1])]
+        ((_, original),) = [entry for entry in table_of(part[1]) if entry[0] == b"x-original-address"]
+        assert (b"new-routing-key", Value("S", str(key).encode())) in original.value  # type: ignore[operator]
+    assert len(reached) == len(set(reached)) == 400
+
+
+@given(st.integers(0, 4000), st.integers(1, 400))
+@settings(max_examples=40, deadline=None)
+def test_no_header_frame_is_larger_than_the_broker_takes(filling: int, count: int) -> None:
+    wire = Wire(to_many(count), tuning=SMALL).open()
+    headers: Table = ((b"fill", Value("S", bytes(filling))),)
+    left = wire.produce(publish(headers=headers, frame_max=4096))
+    if wire.producer():
+        return
+    assert all(len(one.raw) <= 8192 for one in split(left))
+    assert sum(len(keys_of(part[1])) for part in parts(left)) == count
+
+
+@pytest.mark.parametrize("delivery", Delivery)
+def test_headers_that_leave_no_room_for_a_destination_close_the_channel(delivery: Delivery) -> None:
+    wire = Wire(to_many(1, delivery), tuning=replace(TUNING, frame_max_upstream=4096, frame_max_producer=4096)).open()
+    headers: Table = ((b"fill", Value("S", bytes(4096 - 8 - 14 - 4 - 10))),)
+    message = publish(headers=headers, frame_max=4096)
+    assert len(split(message)[1].raw) == 4096
+    assert names(wire.produce(message)) == ["Channel.Close"]
+    assert closed(wire.producer())[:3] == (
+        1,
+        311,
+        "CONTENT_TOO_LARGE - headers of 4096 bytes leave no room for the destinations",
+    )
+
+
+# -- confirms ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_producers_ack_waits_for_all_copies() -> None:
+    wire = Wire(several("e", "f")).open(confirm=True)
+    wire.produce(publish())
+    assert [wire.answer(ack(tag)) for tag in (2, 1, 3)] == [b"", b"", ack(1)]
+
+
+def test_a_nack_of_one_copy_is_a_nack() -> None:
+    wire = Wire(several("e")).open(confirm=True)
+    wire.produce(publish(), publish())
+    assert wire.answer(nack(1), ack(4, True)) == nack(1) + ack(2)
+    assert wire.counters.relays["/"].confirms_nacked == 1
+
+
+def test_publishes_outstanding_when_the_ledger_begins_keep_their_tags() -> None:
+    wire = Wire(several("e")).open(confirm=True)
+    plain = publish(to="amq.direct")
+    wire.produce(plain, plain, plain)
+    assert wire.answer(ack(2)) == ack(2)
+    wire.produce(publish())
+    assert wire.answer(ack(5, True)) == ack(1) + ack(3) + ack(4)
+
+
+def test_channels_have_ledgers_of_their_own() -> None:
+    wire = Wire(several("e")).open(1, 2, confirm=True)
+    wire.produce(publish(), publish(to="amq.direct", channel=2), publish(channel=2))
+    assert wire.answer(ack(1, channel=2)) == ack(1, channel=2)
+    assert wire.answer(ack(2), ack(3, True, channel=2)) == ack(2, channel=2)[:0] + ack(2, channel=2)
+    assert wire.answer(ack(1)) == ack(1)
+
+
+def test_without_confirms_there_is_no_ledger() -> None:
+    wire = Wire(several("e")).open()
+    wire.produce(publish())
+    assert wire.relay._conversation.channels[1].ledger is None
+
+
+# -- returns ----------------------------------------------------------------------------------------------------------
+
+
+def back(frames: list[Frame]) -> bytes:
+    """What the broker returns of a publish: all but its BCC."""
+    exchange_name, key = address_of(frames[0])
+    entries = tuple(one for one in table_of(frames[1]) if one[0] != b"BCC")
+    head = frames[1].payload
+    size = int.from_bytes(head[14:18], "big")
+    table = encode_table(entries)
+    header = head[:14] + len(table).to_bytes(4, "big") + table + head[18 + size :]
+    body = b"".join(one.raw for one in frames[2:])
+    return returned(str(exchange_name), str(key), Frame(2, 1, header).raw + body)
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+def test_a_return_is_passed_on_when_every_copy_came_back(confirm: bool) -> None:
+    wire = Wire(several("e", queues=("a", "b"))).open(confirm=confirm)
+    message = publish("key", headers=((b"n", Value("I", 1)),), mandatory=True, message_id=b"m1")
+    copies = parts(wire.produce(message))
+    assert wire.answer(back(copies[1])) == b""
+    start, header, body = split(wire.answer(back(copies[0])))
+    assert (start.name, address_of(start)) == ("Basic.Return", ("xo", "key"))
+    assert header.raw + body.raw == content(1, ((b"n", Value("I", 1)),), b"body", {"message_id": b"m1"})
+    assert wire.counters.relays["/"].returns == 1
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+def test_a_return_of_one_copy_only_stays_here(confirm: bool) -> None:
+    wire = Wire(several("e")).open(confirm=confirm)
+    copies = parts(wire.produce(publish(mandatory=True, body=b"x" * 300)))
+    assert wire.answer(back(copies[0])) == b""
+    assert wire.counters.relays["/"].returns == 0
+    if confirm:
+        assert wire.answer(ack(2, True)) == ack(1)
+
+
+def test_a_return_comes_before_the_ack() -> None:
+    wire = Wire(several("e")).open(confirm=True)
+    copies = parts(wire.produce(publish(mandatory=True)))
+    left = wire.answer(back(copies[0]), back(copies[1]), ack(1), ack(2))
+    assert names(left) == ["Basic.Return", "Header", "Body", "Basic.Ack"]
+
+
+def test_a_return_between_copies_of_another_publish_is_not_mistaken_for_one() -> None:
+    """A routed publish in two copies is still unconfirmed when a later one, that left once, comes back."""
+    made = exchange(to_queue("a", {"x-?hkv= type": "both"}), to_exchange("e", {"x-?hkv= type": "both"}))
+    wire = Wire(state((made, owned(made, Delivery.QUEUE)))).open(confirm=True)
+    wire.produce(publish(headers=((b"type", Value("S", b"both")),), mandatory=True))
+    lonely = parts(wire.produce(publish(headers=((b"type", Value("S", b"none")),), mandatory=True)))
+    assert names(wire.answer(back(lonely[0]))) == ["Basic.Return", "Header", "Body"]
+    assert wire.answer(ack(3), ack(2, True)) == ack(2) + ack(1)
+
+
+def test_a_publish_that_is_not_mandatory_is_not_waited_for() -> None:
+    wire = Wire(several("e")).open()
+    wire.produce(publish())
+    assert not wire.relay._conversation.channels[1].returns
+
+
+def test_a_publish_that_was_confirmed_is_not_waited_for_any_more() -> None:
+    wire = Wire(several("e")).open(confirm=True)
+    wire.produce(publish(mandatory=True))
+    wire.answer(ack(2, True))
+    assert not wire.relay._conversation.channels[1].returns
+
+
+# -- fingerprints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_publish_and_its_return_have_one_fingerprint() -> None:
+    own: Table = ((b"a", many("b")), (b"n", Value("L", 7)))
+    sent = split(content(1, (*own, (b"BCC", many("q"))), b"body", {"message_id": b"m", "content_type": b"t"}))[0].raw
+    came = split(content(1, own, b"body", {"message_id": b"m", "content_type": b"t"}))[0].raw
+    again = split(content(1, (own[0], (b"n", Value("l", 7))), b"body", {"message_id": b"m", "content_type": b"t"}))[
+        0
+    ].raw
+    assert fingerprint(b"e", b"k", sent) == fingerprint(b"e", b"k", came) == fingerprint(b"e", b"k", again)
+
+
+@pytest.mark.parametrize(
+    ("exchange_name", "key", "header"),
+    [
+        (b"e", b"other", content(1, (), b"body", {"message_id": b"m"})),
+        (b"other", b"k", content(1, (), b"body", {"message_id": b"m"})),
+        (b"e", b"k", content(1, (), b"body", {"message_id": b"n"})),
+        (b"e", b"k", content(1, (), b"longer", {"message_id": b"m"})),
+        (b"e", b"k", content(1, (), b"body", {"message_id": b"m", "priority": 0})),
+        (b"e", b"k", content(1, None, b"body", {"message_id": b"m"})),
+        (b"e", b"k", content(1, ((b"a", Value("V", None)),), b"body", {"message_id": b"m"})),
+    ],
+)
+def test_what_differs_has_another_fingerprint(exchange_name: bytes, key: bytes, header: bytes) -> None:
+    sent = split(content(1, (), b"body", {"message_id": b"m"}))[0].raw
+    assert fingerprint(b"e", b"k", sent) != fingerprint(exchange_name, key, split(header)[0].raw)
+
+
+def test_a_malformed_header_has_none() -> None:
+    with pytest.raises(ProtocolError):
+        fingerprint(b"e", b"k", content(1, (), b"")[:-3] + b"\x09\xce")
+
+
+# -- any interleaving -------------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_whatever_the_broker_says_each_tag_is_settled_once_and_returns_come_first(data: st.DataObject) -> None:
+    """Publishes in one to three copies, some mandatory; between them the broker acks, nacks and returns as it may."""
+    rule = {name: {f"x-?hkv= {name}": True} for name in ("q", "e", "f")}
+    made = exchange(to_queue("q", rule["q"]), to_exchange("e", rule["e"]), to_exchange("f", rule["f"]))
+    wire = Wire(state((made, owned(made, Delivery.QUEUE)))).open(confirm=True)
+    copies_of: dict[int, int] = {}
+    waiting: list[tuple[int, bytes | None]] = []
+    unsettled: set[int] = set()
+    returns: Counter[int] = Counter()
+    verdict: dict[int, bool] = {}
+    returned_tags: list[int] = []
+    settled_tags: dict[int, bool] = {}
+    publishes = data.draw(st.integers(1, 6))
+    while unsettled or len(copies_of) < publishes:
+        if len(copies_of) < publishes and (not unsettled or data.draw(st.booleans())):
+            tag = len(copies_of) + 1
+            chosen = data.draw(st.lists(st.sampled_from("qef"), min_size=1, unique=True))
+            mandatory = data.draw(st.booleans())
+            headers = tuple((name.encode(), Value("t", True)) for name in chosen)
+            sent = parts(wire.produce(publish(str(tag), headers=headers, mandatory=mandatory)))
+            copies_of[tag], verdict[tag] = len(sent), True
+            unsettled |= set(range(len(waiting) + 1, len(waiting) + len(sent) + 1))
+            waiting += [(tag, back(copy) if mandatory and data.draw(st.booleans()) else None) for copy in sent]
+            continue
+        upstream = data.draw(st.sampled_from(sorted(unsettled)))
+        multiple, good = data.draw(st.booleans()), data.draw(st.booleans())
+        covered = {one for one in unsettled if one <= upstream} if multiple else {upstream}
+        said = b""
+        for one in sorted(covered):
+            back_again = waiting[one - 1][1]
+            if back_again is not None:
+                said += back_again
+                returns[waiting[one - 1][0]] += 1
+            verdict[waiting[one - 1][0]] &= good
+        unsettled -= covered
+        said += (ack if good else nack)(upstream, multiple)
+        for heard in split(wire.answer(said)):
+            if heard.name == "Basic.Return":
+                tag = int(str(heard.arguments["routing_key"]))
+                assert tag not in settled_tags
+                returned_tags.append(tag)
+            elif heard.name in ("Basic.Ack", "Basic.Nack"):
+                tag = int(str(heard.arguments["delivery_tag"]))
+                tags = set(range(1, tag + 1)) - settled_tags.keys() if heard.arguments["multiple"] else {tag}
+                assert tags
+                assert not tags & settled_tags.keys()
+                settled_tags.update(dict.fromkeys(tags, heard.name == "Basic.Ack"))
+    assert settled_tags == verdict
+    assert sorted(returned_tags) == [tag for tag, count in copies_of.items() if returns[tag] == count]

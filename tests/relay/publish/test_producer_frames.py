@@ -1,0 +1,436 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+from pamqp import base, commands
+
+from proxy.amqp import methods
+from proxy.relay.conversation import Limits, Phase
+from tests.client import HEARTBEAT, content_header, frame, method, names, split
+from tests.relay.relaying import OWN, TUNING, Ears, Wire, chosen, closed, publish, routed, say, with_tokens
+
+CLOSE, CLOSE_OK = commands.Channel.Close(200, "bye", 0, 0), commands.Channel.CloseOk()
+NOT_FOUND = commands.Channel.Close(404, "NOT_FOUND - no queue 'q'", 60, 70)
+GOODBYE, GOODBYE_OK = commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk()
+
+
+def raw(index: int, arguments: bytes = b"", channel: int = 1) -> bytes:
+    return frame(1, channel, struct.pack(">I", index) + arguments)
+
+
+#: What a producer may say besides publishing, declaring and binding: goes to the broker as it is.
+REQUESTS: list[base.Frame] = [
+    commands.Channel.Flow(True),
+    commands.Channel.FlowOk(True),
+    commands.Exchange.Declare(0, "e", "topic", False, True, False, False, False, {"a": 1}),
+    commands.Exchange.Declare(0, "e", "topic", True),
+    commands.Exchange.Declare(0, "e", "fanout", nowait=True),
+    commands.Exchange.Delete(0, "e", True),
+    commands.Exchange.Delete(0, "e", nowait=True),
+    commands.Exchange.Bind(0, "to", "from", "k", False, {"x": "y"}),
+    commands.Exchange.Bind(0, "to", "from", "k", True),
+    commands.Exchange.Unbind(0, "to", "from", "k"),
+    commands.Exchange.Unbind(0, "to", "from", "k", True),
+    commands.Queue.Declare(0, "q", False, True, False, False, False, {"x-max-length": 1}),
+    commands.Queue.Declare(0, "", exclusive=True),
+    commands.Queue.Declare(0, "q", nowait=True),
+    commands.Queue.Bind(0, "q", "e", "k", False, {"x": True}),
+    commands.Queue.Bind(0, "q", "e", "k", True),
+    commands.Queue.Unbind(0, "q", "e", "k", {"x": True}),
+    commands.Queue.Purge(0, "q"),
+    commands.Queue.Purge(0, "q", True),
+    commands.Queue.Delete(0, "q", True, True),
+    commands.Queue.Delete(0, "q", nowait=True),
+    commands.Basic.Qos(0, 10, False),
+    commands.Basic.Consume(0, "q", "c", False, False, True, False, {"x-priority": 5}),
+    commands.Basic.Consume(0, "q", "c", nowait=True),
+    commands.Basic.Cancel("c"),
+    commands.Basic.Cancel("c", True),
+    commands.Basic.CancelOk("c"),
+    commands.Basic.Get(0, "q", True),
+    commands.Basic.Ack(7, True),
+    commands.Basic.Ack(0, True),
+    commands.Basic.Nack(7, False, True),
+    commands.Basic.Nack(0, True, False),
+    commands.Basic.Reject(7, True),
+    commands.Basic.Recover(True),
+    commands.Confirm.Select(),
+    commands.Confirm.Select(True),
+    commands.Tx.Select(),
+    commands.Tx.Commit(),
+    commands.Tx.Rollback(),
+]
+
+
+@pytest.mark.parametrize("command", REQUESTS, ids=lambda one: one.name)
+def test_a_request_goes_to_the_broker_as_it_is(command: base.Frame) -> None:
+    wire = Wire(routed("a")).open()
+    assert wire.produce(method(1, command)) == method(1, command)
+    assert wire.producer() == b""
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        raw(30 << 16 | 10, b"\x05/data\x1f"),
+        raw(60 << 16 | 200, b"\0\0\x01c\0\0\0\x05\0"),
+        raw(methods.BASIC_RECOVER_ASYNC, b"\1"),
+        method(0, commands.Connection.UpdateSecret("secret", "it is time")),
+    ],
+)
+def test_what_only_rabbitmq_knows_goes_to_it_too(frames: bytes) -> None:
+    assert Wire().open().produce(frames) == frames
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def fault(wire: Wire, *data: bytes) -> tuple[int, tuple[int, int]]:
+    """Send what ends the connection; give code and method of the close."""
+    assert names(wire.produce(*data))[-1] == "Connection.Close"
+    channel, code, _, ids = closed(wire.producer())
+    assert channel == 0
+    return code, ids
+
+
+@pytest.mark.parametrize("command", [*REQUESTS, commands.Basic.Publish(0, "e", "k", True)], ids=lambda one: one.name)
+def test_arguments_cut_short_anywhere_are_a_syntax_error_that_names_the_method(command: base.Frame) -> None:
+    (whole,) = split(method(1, command))
+    ids = divmod(command.index, 1 << 16)
+    for size in range(4, len(whole.payload)):
+        assert fault(Wire(routed("a")).open(), frame(1, 1, whole.payload[:size])) == (502, ids)
+    assert fault(Wire(routed("a")).open(), frame(1, 1, whole.payload + b"\0")) == (502, ids)
+
+
+@pytest.mark.parametrize("index", [60 << 16 | 99, 77 << 16 | 10, 0, 0xFFFFFFFF, 20 << 16 | 99])
+def test_an_unknown_method_is_not_implemented(index: int) -> None:
+    assert fault(Wire().open(), raw(index)) == (540, divmod(index, 1 << 16))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        commands.Basic.Deliver("c", 1, False, "e", "k"),
+        commands.Basic.Return(312, "NO_ROUTE", "e", "k"),
+        commands.Basic.GetOk(1, False, "e", "k", 0),
+        commands.Basic.GetEmpty(),
+        commands.Basic.QosOk(),
+        commands.Channel.OpenOk(),
+        commands.Queue.DeclareOk("q", 0, 0),
+        commands.Confirm.SelectOk(),
+    ],
+    ids=lambda one: one.name,
+)
+def test_what_only_a_broker_says_is_a_command_invalid(command: base.Frame) -> None:
+    index = command.index
+    assert fault(Wire().open(), method(1, command)) == (503, divmod(index, 1 << 16))
+
+
+@pytest.mark.parametrize("kind", [2, 3])
+def test_content_on_channel_0_is_an_unexpected_frame(kind: int) -> None:
+    assert fault(Wire().open(), frame(kind, 0, b"x" * 20)) == (505, (0, 0))
+
+
+def test_a_channels_method_on_channel_0_is_a_channel_error() -> None:
+    assert fault(Wire().open(), method(0, commands.Basic.Ack(1))) == (504, (60, 80))
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0", b"\0\x3c\0"])
+@pytest.mark.parametrize("channel", [0, 1])
+def test_a_method_frame_without_its_ids_is_a_frame_error(channel: int, payload: bytes) -> None:
+    assert fault(Wire().open(), frame(1, channel, payload)) == (501, (0, 0))
+
+
+def test_a_heartbeat_on_another_channel_than_0_is_an_unexpected_frame() -> None:
+    assert fault(Wire().open(), frame(8, 1, b"")) == (505, (0, 0))
+
+
+def test_a_channel_above_the_agreed_number_is_not_allowed() -> None:
+    """Above it is our own channel: nobody else may speak there."""
+    wire = Wire()
+    top = TUNING.channel_max_producer
+    opens = say(top, commands.Channel.Open())
+    assert wire.produce(opens) == opens
+    assert fault(wire, say(top + 1, commands.Channel.Open())) == (530, (0, 0))
+
+
+def test_the_fault_is_kept_for_the_log_and_counted_once() -> None:
+    wire = Wire().open()
+    wire.produce(frame(9, 1, b""), frame(9, 1, b""))
+    wire.produce(frame(9, 1, b""))
+    assert str(wire.relay.fault) == "501 unknown frame type 9 on channel 1, expected 1, 2, 3 or 8"
+    assert wire.counters.relays["/"].protocol_errors == {501: 1}
+
+
+def test_immediate_is_left_for_the_broker_to_refuse() -> None:
+    wire = Wire(routed("a")).open()
+    start, header, body = split(publish())
+    immediate = frame(1, 1, start.payload[:-1] + b"\x02") + header.raw + body.raw
+    assert wire.produce(immediate) == with_tokens(immediate, "a")
+
+
+# -- channels that close ----------------------------------------------------------------------------------------------
+
+
+def test_a_close_of_the_producer_is_the_brokers_to_answer() -> None:
+    wire = Wire().open()
+    assert wire.produce(say(1, CLOSE)) == say(1, CLOSE)
+    assert wire.answer(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    assert wire.relay._conversation.channels == {}
+    assert wire.counters.relays["/"].channels == 0
+
+
+def test_behind_a_close_of_the_broker_the_producers_frames_are_discarded_until_its_close_ok() -> None:
+    wire = Wire(routed("a")).open(1, 2)
+    assert wire.answer(say(1, NOT_FOUND)) == say(1, NOT_FOUND)
+    other = publish(channel=2)
+    late = publish() + publish(to="amq.direct") + say(1, commands.Basic.Qos(0, 1, False))
+    assert wire.produce(late, other, late) == with_tokens(other, "a")
+    assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    assert wire.producer() == b""
+
+
+def test_the_number_of_a_channel_the_broker_closed_is_free_behind_the_close_ok() -> None:
+    wire = Wire(routed("a")).open(confirm=True)
+    wire.produce(publish())
+    for _ in range(3):
+        wire.answer(say(1, NOT_FOUND))
+        opens = say(1, CLOSE_OK, commands.Channel.Open())
+        message = publish()
+        assert wire.produce(opens, message) == opens + with_tokens(message, "a")
+        assert wire.relay.unsettled == 0
+        assert wire.answer(say(1, commands.Channel.OpenOk())) == say(1, commands.Channel.OpenOk())
+
+
+@pytest.mark.parametrize("to", ["amq.direct", "xo"])
+@pytest.mark.parametrize("sent", [1, 2, 3])
+def test_a_content_that_has_begun_upstream_is_brought_to_its_end_though_its_channel_is_closed(
+    to: str, sent: int
+) -> None:
+    """RabbitMQ closes the whole connection where a close-ok stands in the middle of a content."""
+    wire = Wire(routed("a")).open()
+    message = publish(to=to, body=bytes(300_000))
+    frames = [one.raw for one in split(message)]
+    expected = with_tokens(message, "a") if to == "xo" else message
+    left = wire.produce(*frames[:sent])
+    begun = bool(left)
+    wire.answer(say(1, NOT_FOUND))
+    left += wire.produce(*frames[sent:], publish(), say(1, CLOSE_OK))
+    assert left == (expected if begun else b"") + say(1, CLOSE_OK)
+
+
+def test_a_method_in_the_middle_of_such_a_content_is_an_unexpected_frame() -> None:
+    wire = Wire().open()
+    wire.produce(b"".join(one.raw for one in split(publish(body=bytes(100)))[:2]))
+    wire.answer(say(1, NOT_FOUND))
+    assert fault(wire, say(1, CLOSE_OK)) == (505, (60, 40))
+
+
+def test_closes_that_cross_are_both_answered_where_the_brokers_comes_first() -> None:
+    wire = Wire().open()
+    wire.answer(say(1, NOT_FOUND))
+    assert wire.produce(say(1, CLOSE)) == b""
+    assert wire.producer() == say(1, CLOSE_OK)
+    assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_closes_that_cross_are_both_answered_where_the_producers_comes_first(order: int) -> None:
+    """RabbitMQ answers the close that crosses its own; the producer waits for that answer before it uses the number."""
+    wire = Wire(routed("a")).open()
+    assert wire.produce(say(1, CLOSE)) == say(1, CLOSE)
+    assert wire.answer(say(1, NOT_FOUND)) == say(1, NOT_FOUND)
+    if order:
+        assert wire.answer(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+        assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    else:
+        assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+        assert wire.answer(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    message = publish()
+    assert wire.open().produce(message) == with_tokens(message, "a")
+    assert wire.counters.relays["/"].channels == 1
+
+
+RESERVED = publish("x.o.p.e.n.x.q.1")
+OURS = say(1, commands.Channel.Close(200, "closed by the proxy", 0, 0))
+
+
+def test_behind_a_close_of_ours_frames_of_both_sides_are_discarded() -> None:
+    wire = Wire(routed("a")).open()
+    assert wire.produce(RESERVED, publish()) == OURS
+    wire.producer()
+    assert wire.produce(publish(), publish(to="amq.direct")) == b""
+    assert wire.answer(say(1, commands.Basic.QosOk()), content_header(1, 5), say(1, commands.Basic.Ack(1))) == b""
+    assert wire.answer(say(1, CLOSE_OK)) == b""
+    assert wire.produce(say(1, CLOSE_OK)) == b""
+    assert wire.relay._conversation.channels == {}
+
+
+def test_the_number_of_a_channel_that_we_closed_is_opened_again_only_behind_the_brokers_close_ok() -> None:
+    """RabbitMQ takes an open that overtakes its own close-ok for a second one on the old channel (504)."""
+    wire = Wire(routed("a")).open()
+    wire.produce(RESERVED)
+    wire.producer()
+    message = publish()
+    assert wire.produce(say(1, CLOSE_OK, commands.Channel.Open()), message) == b""
+    assert wire.answer(say(1, CLOSE_OK)) == b""
+    assert wire.upstream() == say(1, commands.Channel.Open()) + with_tokens(message, "a")
+    assert wire.answer(say(1, commands.Channel.OpenOk())) == say(1, commands.Channel.OpenOk())
+
+
+def test_closes_of_the_producer_and_of_ours_that_cross_are_both_answered() -> None:
+    wire = Wire(routed("a")).open()
+    wire.produce(RESERVED)
+    wire.producer()
+    assert wire.produce(say(1, CLOSE)) == b""
+    assert wire.producer() == say(1, CLOSE_OK)
+    assert wire.produce(say(1, CLOSE_OK)) == b""
+    wire.answer(say(1, CLOSE_OK))
+    assert wire.produce(say(1, commands.Channel.Open())) == say(1, commands.Channel.Open())
+
+
+def test_closes_of_the_broker_and_of_ours_that_cross_are_both_answered() -> None:
+    wire = Wire(routed("a")).open()
+    wire.produce(RESERVED)
+    wire.producer()
+    assert wire.answer(say(1, NOT_FOUND)) == b""
+    assert wire.upstream() == say(1, CLOSE_OK)
+    assert wire.answer(say(1, CLOSE_OK)) == b""
+    wire.produce(say(1, CLOSE_OK))
+    assert wire.produce(say(1, commands.Channel.Open())) == say(1, commands.Channel.Open())
+
+
+# -- queues -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_declare_without_answer_is_told_at_once() -> None:
+    wire = Wire(ears=Ears()).open()
+    wire.produce(say(1, commands.Queue.Declare(0, "q", nowait=True, exclusive=True)))
+    wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True, nowait=True)))
+    wire.produce(say(1, commands.Queue.Declare(0, "", nowait=True)))
+    assert wire.heard == [("declared", b"q", True)]
+
+
+def test_an_exclusive_queue_declared_without_answer_is_bound_all_the_same_before_anything_behind_it() -> None:
+    """Only its own connection can bind it, and only once it is there: we ask for the answer."""
+    wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
+    message = publish()
+    declare = commands.Queue.Declare(0, "q", exclusive=True, nowait=True, arguments={"x-expires": 5})
+    (asked,) = split(wire.produce(say(1, declare), message))
+    assert asked.arguments == {**dict(declare), "nowait": False}
+    assert wire.answer(say(1, commands.Queue.DeclareOk("q", 0, 0))) == b""
+    assert wire.heard == [("declared", b"q", True)]
+    assert [(one.channel, one.name) for one in split(wire.upstream())] == [(OWN, "Channel.Open")]
+    wire.answer(say(OWN, commands.Channel.OpenOk()))
+    assert names(wire.upstream()) == ["Queue.Bind"]
+    assert wire.answer(say(OWN, commands.Queue.BindOk())) == b""
+    assert wire.upstream() == with_tokens(message, "q")
+
+
+def test_a_refusal_of_such_a_declare_is_the_brokers_own() -> None:
+    wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
+    wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True, nowait=True)), publish())
+    locked = say(1, commands.Channel.Close(405, "RESOURCE_LOCKED", 50, 10))
+    assert wire.answer(locked) == locked
+    assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    assert wire.heard == []
+
+
+def test_a_delete_without_answer_is_told_at_once_and_names_the_queue_declared_last() -> None:
+    wire = Wire(ears=Ears()).open()
+    wire.produce(say(1, commands.Queue.Delete(0, "q", nowait=True)))
+    wire.produce(say(1, commands.Queue.Declare(0, "last")))
+    wire.answer(say(1, commands.Queue.DeclareOk("last", 0, 0)))
+    wire.produce(say(1, commands.Queue.Delete(0, "", nowait=True)))
+    assert wire.heard == [("deleted", b"q"), ("declared", b"last", False), ("deleted", b"last")]
+
+
+def test_delivery_tags_count_from_the_publish_behind_confirm_select() -> None:
+    wire = Wire(routed("a")).open()
+    wire.produce(publish(), publish())
+    wire.produce(say(1, commands.Confirm.Select()), publish())
+    assert wire.relay.unsettled == 1
+    wire.produce(say(1, commands.Confirm.Select()), publish())
+    assert wire.relay.unsettled == 2
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_producer_that_says_goodbye_gets_the_brokers_answer() -> None:
+    wire = Wire().open()
+    assert wire.produce(method(0, GOODBYE)) == method(0, GOODBYE)
+    assert wire.produce(publish(), HEARTBEAT, b"\xff" * 9) == b""
+    assert wire.answer(method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
+    assert wire.relay.phase is Phase.CLOSED
+
+
+def test_goodbye_waits_for_publishes_that_wait_for_their_destinations() -> None:
+    wire = Wire(chosen("new")).open()
+    message = publish("new")
+    assert wire.produce(message, method(0, GOODBYE), publish("new", channel=2)) == b""
+    assert wire.produce(publish(channel=3)) == b""
+    assert wire.relay.phase is Phase.OPEN
+    wire.state.exchanges[b"xo"].bound.add(("queue", b"new"))
+    wire.relay.resume(wire.request().channel)
+    assert wire.upstream() == with_tokens(message, "new") + method(0, GOODBYE)
+    assert wire.answer(method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
+
+
+def test_goodbye_waits_no_longer_than_the_channel_lives() -> None:
+    wire = Wire(chosen("new")).open()
+    wire.produce(publish("new"), method(0, GOODBYE))
+    assert wire.answer(say(1, NOT_FOUND)) == say(1, NOT_FOUND)
+    assert wire.upstream() == method(0, GOODBYE)
+
+
+def test_confirms_that_come_behind_goodbye_still_reach_the_producer() -> None:
+    wire = Wire(routed("a")).open(confirm=True)
+    wire.produce(publish(), publish(), method(0, GOODBYE))
+    assert wire.answer(say(1, commands.Basic.Ack(2, True))) == say(1, commands.Basic.Ack(2, True))
+    assert wire.counters.relays["/"].confirms_acked == 2
+
+
+def test_connection_methods_out_of_turn_are_left_for_the_broker_to_refuse() -> None:
+    opens = method(0, commands.Connection.Open("/"))
+    assert Wire().open().produce(opens) == opens
+
+
+# -- a broker that does not answer ------------------------------------------------------------------------------------
+
+
+def test_a_producer_is_read_no_further_while_the_broker_owes_it_too_many_answers() -> None:
+    wire = Wire(limits=Limits(owed=3)).open(1, 2)
+    wire.produce(say(1, commands.Queue.Declare(0, "a")), say(2, commands.Exchange.Declare(0, "b", "fanout")))
+    full = [wire.relay.producer_full]
+    wire.produce(say(1, commands.Queue.Bind(0, "a", "b", "k")))
+    full.append(wire.relay.producer_full)
+    wire.answer(say(1, commands.Queue.DeclareOk("a", 0, 0)))
+    full.append(wire.relay.producer_full)
+    assert full == [False, True, False]
+
+
+@pytest.mark.parametrize("closing", [404, 0])
+def test_a_channel_that_ends_is_owed_nothing(closing: int) -> None:
+    wire = Wire(limits=Limits(owed=2)).open(1, 2)
+    wire.produce(*[say(1, commands.Queue.Declare(0, "a", passive=True))] * 2)
+    assert wire.relay.producer_full
+    if closing:  # by the broker: the producer's close-ok must be read
+        wire.answer(say(1, commands.Channel.Close(closing, "", 50, 10)))
+    else:
+        wire.produce(say(1, commands.Channel.Close(200, "", 0, 0)))
+        wire.answer(say(1, CLOSE_OK))
+    assert not wire.relay.producer_full
+
+
+def test_declares_without_an_answer_are_answered_for_by_a_question_of_ours() -> None:
+    wire = Wire(limits=Limits(owed=600)).open()
+    asked = []
+    for number in range(600):
+        frames = split(wire.produce(say(1, commands.Queue.Declare(0, f"q{number}", nowait=True))))
+        asked += [one for one in frames if one.name == "Exchange.Declare"]
+    assert [one.arguments["passive"] for one in asked] == [True, True]
+    assert wire.relay.producer_full
+    assert wire.answer(say(1, commands.Exchange.DeclareOk())) == b""
+    assert not wire.relay.producer_full

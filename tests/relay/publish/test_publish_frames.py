@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+
+from proxy.amqp.tables import encode_table
+from proxy.relay.conversation import Limits
+from proxy.relay.tokens import NOWHERE
+from proxy.relay.vhost import Delivery, VhostState
+from proxy.routing.exchange import Exchange
+from proxy.values import Value
+from tests.client import content_header, frame, names, split
+from tests.relay.relaying import (
+    REPORT,
+    Wire,
+    ack,
+    address_of,
+    chosen,
+    closed,
+    owned,
+    publish,
+    routed,
+    say,
+    several,
+    state,
+    table,
+    table_of,
+    with_tokens,
+)
+from tests.routing.building import arguments, exchange, many, to_exchange, to_queue
+
+CLOSE = say(1, commands.Channel.Close(200, "closed by the proxy", 0, 0))
+
+
+def slow(message: bytes, wire: Wire) -> bytes:
+    """Send a publish frame by frame, so that the fast path sees none of it whole."""
+    return b"".join(wire.produce(one.raw[:9]) + wire.produce(one.raw[9:]) for one in split(message))
+
+
+def filtered(**limits: int) -> VhostState:
+    made = Exchange(b"xo", "x-open", arguments({name.replace("_", "-"): value for name, value in limits.items()}))
+    made.bind(to_queue("a"))
+    return state((made, owned(made)))
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body_size", [101, 100_000])
+def test_a_filter_closes_its_channel_and_what_was_published_before_is_sent(body_size: int) -> None:
+    wire = Wire(filtered(max_payload_size=100)).open(1, 2)
+    good, bad, beside = publish(), publish(body=bytes(body_size)), publish(channel=2)
+    left = wire.produce(good, bad, good, beside)
+    assert left == with_tokens(good, "a") + CLOSE + with_tokens(beside, "a")
+    assert closed(wire.producer()) == (1, 406, "PRECONDITION_FAILED - Max size payload hit.", (60, 40))
+    assert wire.produce(beside) == with_tokens(beside, "a")
+
+
+def test_a_silent_filter_leaves_without_a_token() -> None:
+    wire = Wire(filtered(**{"max_payload_size_silent": 3})).open()
+    message = publish()
+    assert wire.produce(message, message) == message * 2
+    assert wire.producer() == b""
+
+
+def test_a_refused_publish_is_no_publish_upstream() -> None:
+    """Not even its method frame: a close in the middle of a content would end the connection."""
+    wire = Wire(routed("a", carrier="carried")).open()
+    bad = publish(to="carried", headers=((b"CC", many("x.o.p.e.n.x.q.1")),))
+    assert slow(bad, wire) == CLOSE
+    assert closed(wire.producer())[:2] == (1, 403)
+
+
+RESERVED_KEY = "x.o.p.e.n.x.q.1"
+
+
+@pytest.mark.parametrize("pieces", [slow, lambda message, wire: wire.produce(message)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        publish(RESERVED_KEY, to="e"),
+        publish(RESERVED_KEY, to=""),
+        publish(to="e", headers=((b"CC", many(RESERVED_KEY)),)),
+        publish(to="e", headers=((b"a", Value("S", b"b")), (b"BCC", many("fine", RESERVED_KEY)))),
+        publish(to="", headers=((b"CC", many(RESERVED_KEY)),), body=b"x" * 100_000),
+    ],
+)
+def test_a_reserved_key_is_refused_on_an_exchange_that_nothing_evaluates(bad: bytes, pieces: object) -> None:
+    wire = Wire().open(1, 2)
+    good, beside = publish(to="e", headers=((b"CC", many("fine")),)), publish(to="e", channel=2)
+    assert wire.produce(good, good) == good * 2
+    assert pieces(bad, wire) == CLOSE  # type: ignore[operator]
+    assert closed(wire.producer())[:2] == (1, 403)
+    assert wire.produce(beside) == beside
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_reserved_key_among_known_publishes_ends_their_run_there(count: int) -> None:
+    wire = Wire().open()
+    good = publish(to="e", headers=((b"CC", many("fine")),))
+    bad = publish(to="e", headers=((b"CC", many(RESERVED_KEY)),))
+    assert wire.produce(good) == good
+    assert wire.produce(good * count, bad, good) == good * count + CLOSE
+    assert closed(wire.producer())[:2] == (1, 403)
+
+
+def test_the_reserved_prefix_elsewhere_in_a_passing_publish_is_content_like_any_other() -> None:
+    wire = Wire().open()
+    text = Value("S", RESERVED_KEY.encode())
+    message = publish(to="e", headers=((b"note", text), (b"CC", many("fine"))), body=RESERVED_KEY.encode())
+    assert wire.produce(message, message) == message * 2
+    assert slow(message, wire) == message
+    assert wire.producer() == b""
+
+
+# -- waiting for destinations -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pieces", [slow, lambda message, wire: wire.produce(message)])
+def test_a_publish_waits_until_its_destination_is_bound(pieces: object) -> None:
+    wire = Wire(chosen("new")).open()
+    message = publish("new", mandatory=True)
+    assert pieces(message, wire) == b""  # type: ignore[operator]
+    request = wire.request()
+    assert (request.channel.number, getattr(request, "destinations", ())) == (1, (("queue", b"new"),))
+    wire.state.exchanges[b"xo"].bound.add(("queue", b"new"))
+    wire.relay.resume(request.channel)
+    assert wire.upstream() == with_tokens(message, "new")
+
+
+def test_a_publish_that_waited_in_vain_leaves_without_that_destination() -> None:
+    wire = Wire(chosen("new")).open()
+    message = publish("new", mandatory=True)
+    wire.produce(message)
+    wire.relay.resume(wire.request().channel)
+    assert wire.upstream() == message
+
+
+def test_all_kinds_of_frames_wait_in_order_behind_it() -> None:
+    wire = Wire(chosen("new")).open()
+    message = publish("new", body=b"x" * 10)
+    behind = say(1, commands.Basic.Qos(0, 1, False)) + publish(to="amq.direct") + say(1, commands.Queue.Purge(0, "q"))
+    assert wire.produce(message[:-3]) + wire.produce(message[-3:], behind) == b""
+    wire.state.exchanges[b"xo"].bound.add(("queue", b"new"))
+    wire.relay.resume(wire.request().channel)
+    assert wire.upstream() == with_tokens(message, "new") + behind
+
+
+def test_what_is_held_is_counted_and_stops_the_reading() -> None:
+    wire = Wire(chosen("new"), limits=Limits(held_bytes=1000)).open()
+    message = publish("new", body=bytes(400))
+    full = []
+    for _ in range(3):
+        wire.produce(message)
+        full.append(wire.relay.producer_full)
+    assert full == [False, False, True]
+    for left in (2, 1, 0):
+        wire.relay.resume(wire.request().channel)
+        assert wire.upstream() == message
+        assert wire.relay._conversation.held_bytes == left * len(message)
+
+
+def test_held_publishes_go_with_their_channel() -> None:
+    wire = Wire(chosen("new")).open(1, 2)
+    wire.produce(publish("new"), publish("new", channel=2))
+    wire.relay.requests.clear()
+    not_found = commands.Channel.Close(404, "NOT_FOUND", 60, 40)
+    assert wire.answer(say(1, not_found)) == say(1, not_found)
+    assert wire.relay._conversation.held_bytes == len(publish("new"))
+    channel = wire.relay._conversation.channels[1]
+    wire.relay.resume(channel)
+    assert wire.upstream() == b""
+    assert wire.produce(say(1, commands.Channel.CloseOk())) == say(1, commands.Channel.CloseOk())
+
+
+def test_an_answer_for_a_channel_that_is_gone_does_not_move_the_next_one_of_its_number() -> None:
+    wire = Wire(chosen("new")).open()
+    wire.produce(publish("new"))
+    stale = wire.request().channel
+    wire.answer(say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 40)))
+    wire.produce(say(1, commands.Channel.CloseOk()))
+    wire.open(1)
+    wire.produce(publish("new"))
+    wire.relay.resume(stale)
+    assert wire.upstream() == b""
+    wire.relay.resume(wire.request().channel)
+    assert names(wire.upstream()) == ["Basic.Publish", "Header", "Body"]
+
+
+def test_a_fault_among_held_frames_ends_the_connection_when_they_go_on() -> None:
+    wire = Wire(chosen("new")).open()
+    message = publish("new")
+    assert wire.produce(message, frame(3, 1, b"body")) == b""
+    wire.relay.resume(wire.request().channel)
+    assert wire.upstream().startswith(message)
+    assert closed(wire.producer())[:2] == (0, 505)
+
+
+# -- several copies ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body_size", [0, 1, 300_000])
+def test_several_copies_repeat_the_whole_content(body_size: int) -> None:
+    wire = Wire(several("e", "f", queues=("a", "b"))).open()
+    message = publish("key", body=bytes(body_size), message_id=b"m")
+    sent = split(message)
+    assert b"".join(wire.produce(one.raw) for one in sent[:-1]) == b""
+    left = split(wire.produce(sent[-1].raw))
+    size = len(left) // 3
+    copies = [left[at : at + size] for at in range(0, len(left), size)]
+    assert [address_of(copy[0]) for copy in copies] == [("", "a"), ("e", "key"), ("f", "key")]
+    assert [b"".join(one.payload for one in copy[2:]) for copy in copies] == [bytes(body_size)] * 3
+    assert encode_table(((b"BCC", many("b")),)) in copies[0][1].payload
+    assert all(copy[1].payload.endswith(b"\x01m") for copy in copies)
+
+
+def test_a_body_too_large_to_repeat_is_refused_before_it_comes() -> None:
+    wire = Wire(several("e"), limits=Limits(replay_bytes=100_000)).open()
+    good, bad = publish(body=bytes(100_000)), publish(body=bytes(100_001))
+    assert names(wire.produce(good)).count("Basic.Publish") == 2
+    assert wire.produce(b"".join(one.raw for one in split(bad)[:2])) == CLOSE
+    assert closed(wire.producer())[:3] == (
+        1,
+        311,
+        "CONTENT_TOO_LARGE - body of 100001 bytes is to leave in several copies, at most 100000 can",
+    )
+
+
+def test_bodies_that_are_collected_are_bounded_over_all_channels() -> None:
+    wire = Wire(several("e"), limits=Limits(collected_bytes=400_000)).open(1, 2, 3)
+    for channel in (1, 2, 3):
+        wire.produce(*(one.raw for one in split(publish(body=bytes(150_000), channel=channel))[:-1]))
+    assert closed(wire.producer())[:2] == (3, 311)
+    assert names(wire.produce(split(publish(body=bytes(150_000)))[-1].raw)).count("Basic.Publish") == 2
+    assert wire.relay._conversation.collected_bytes == 150_000
+
+
+def test_a_publish_whose_channel_closes_before_it_is_whole_never_leaves() -> None:
+    wire = Wire(several("e")).open()
+    message = publish(body=bytes(200))
+    wire.produce(message[:-5])
+    wire.answer(say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 40)))
+    assert wire.produce(message[-5:], say(1, commands.Channel.CloseOk())) == say(1, commands.Channel.CloseOk())
+    assert wire.relay._conversation.collected_bytes == 0
+
+
+# -- destinations that are nowhere ------------------------------------------------------------------------------------
+
+
+def test_names_that_nobody_has_leave_where_nobody_is_instead_of_waking_the_alternate_exchange() -> None:
+    made = exchange(to_queue("unused", {"x-msg-destq-rk": ""}), alternate="ae")
+    of = state((made, owned(made, bound=())))
+    of.missing["queue", b"ghost"] = "404"
+    wire = Wire(of).open()
+    start, header, _ = split(wire.produce(publish("ghost", mandatory=True, headers=REPORT)))
+    assert address_of(start) == ("", NOWHERE.decode())
+    assert start.arguments["mandatory"]
+    assert [name for name, _ in table_of(header)] == [b"type", b"x-original-address"]
+
+
+def test_cc_is_moved_aside_on_the_way_to_nowhere() -> None:
+    wire = Wire(routed("a", delivery=Delivery.QUEUE)).open()
+    _, header, _ = split(wire.produce(publish(headers=((b"CC", many("other")), *table(type="none")))))
+    assert [name for name, _ in table_of(header)] == [b"type", b"x-original-cc", b"x-original-address"]
+
+
+# -- counting ---------------------------------------------------------------------------------------------------------
+
+
+def test_publishes_are_counted_alike_on_both_paths() -> None:
+    for way in (slow, lambda message, wire: wire.produce(message)):
+        made = exchange(to_queue("a"))
+        wire = Wire(state((made, owned(made)))).open(confirm=True)
+        for message in (publish(), publish(to="amq.direct"), publish(body=b"")):
+            way(message, wire)
+        assert wire.relay.unsettled == 3
+        assert wire.answer(ack(3, True)) == ack(3, True)
+        assert wire.relay.unsettled == 0
+        assert wire.counters.relays["/"].publishes_passed == 1
+        for _ in wire.counters.traffic.folding():
+            pass
+        assert sum(row[3] for row in wire.counters.traffic.publishes()) == 2
+
+
+def test_exchanges_that_are_chained_here_are_one_publish() -> None:
+    first = exchange(to_exchange("next"), to_queue("a"))
+    second = exchange(to_queue("b"), name="next")
+    own = owned(first, bound=[("queue", b"a"), ("queue", b"b")])
+    wire = Wire(state((first, own), (second, owned(second)))).open()
+    message = publish()
+    assert wire.produce(message) == with_tokens(message, "a", "b")
+
+
+def test_a_header_without_publish_is_an_unexpected_frame() -> None:
+    wire = Wire(routed("a")).open()
+    wire.produce(content_header(1, 4))
+    assert closed(wire.producer())[1] == 505

@@ -1,0 +1,527 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pamqp import commands
+
+from proxy.amqp.tables import encode_table
+from proxy.relay.publish import known_heads, publishing
+from proxy.relay.vhost import Delivery, VhostState
+from proxy.routing.decision import QueueNames
+from proxy.values import Table, Value
+from tests import client
+from tests.client import HEARTBEAT, content_header, frame, method, names, split
+from tests.relay.contents import properties, tables
+from tests.relay.relaying import (
+    REPORT,
+    TUNING,
+    Wire,
+    ack,
+    chosen,
+    closed,
+    owned,
+    publish,
+    routed,
+    say,
+    several,
+    state,
+    table,
+    with_tokens,
+)
+from tests.routing.building import exchange, many, to_queue
+
+OTHER = table(type="other")
+
+
+def opened(of: VhostState | None = None, *numbers: int) -> Wire:
+    return Wire(of).open(*numbers or (1,))
+
+
+def pieces(data: bytes, cuts: Iterable[int]) -> list[bytes]:
+    at = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
+    return [data[one:other] for one, other in pairwise(at)]
+
+
+def in_pieces(wire: Wire, data: bytes, cuts: Iterable[int]) -> bytes:
+    return b"".join(wire.produce(piece) for piece in pieces(data, cuts))
+
+
+def counts(wire: Wire) -> tuple[object, ...]:
+    """All that is counted of publishes."""
+    for _ in wire.counters.traffic.folding():
+        pass
+    relay = wire.counters.relays["/"]
+    return relay.publishes_passed, relay.bytes_passed, sorted(wire.counters.traffic.publishes())
+
+
+# -- what leaves ------------------------------------------------------------------------------------------------------
+
+
+def test_a_publish_to_another_exchange_leaves_byte_for_byte() -> None:
+    wire, message = opened(routed("a")), publish(to="amq.direct")
+    assert [wire.produce(message) for _ in range(3)] == [message] * 3
+
+
+def test_a_publish_to_ours_leaves_with_its_tokens() -> None:
+    wire, message = opened(routed("a", "b")), publish()
+    assert [wire.produce(message) for _ in range(3)] == [with_tokens(message, "a", "b")] * 3
+
+
+def test_many_publishes_in_one_read_are_one_after_another() -> None:
+    wire = opened(routed("a"))
+    passing, ours, nowhere = publish(to="amq.direct"), publish(), publish(headers=OTHER)
+    messages = [passing, ours, ours, nowhere, passing, passing, ours, nowhere] * 3
+    expected = [with_tokens(one, "a") if one is ours else one for one in messages]
+    assert wire.produce(*messages) == b"".join(expected)
+
+
+@pytest.mark.parametrize("body_size", [0, 1, 100, 131072 - 8, 131072 - 7, 200_000, 300_000])
+@pytest.mark.parametrize("to", ["xo", "amq.direct"])
+def test_bodies_of_any_size_follow_as_they_came(to: str, body_size: int) -> None:
+    wire, message = opened(routed("a")), publish(to=to, body=bytes(body_size))
+    expected = with_tokens(message, "a") if to == "xo" else message
+    assert wire.produce(message, message) == expected * 2
+
+
+def one_byte_frames(count: int, to: str = "xo") -> bytes:
+    start, header = split(publish(body=bytes(count), to=to))[:2]
+    return start.raw + header.raw + frame(3, 1, b"\0") * count
+
+
+@pytest.mark.parametrize("to", ["xo", "amq.direct"])
+def test_ten_thousand_body_frames_of_one_byte_follow_as_they_came(to: str) -> None:
+    wire, message = opened(routed("a")), one_byte_frames(10_000, to)
+    assert wire.produce(message, message) == (with_tokens(message, "a") if to == "xo" else message) * 2
+
+
+def test_empty_body_frames_follow_too() -> None:
+    wire = opened(routed("a"))
+    start, header = split(publish(body=b"ab"))[:2]
+    message = start.raw + header.raw + frame(3, 1, b"") + frame(3, 1, b"a") + frame(3, 1, b"") + frame(3, 1, b"b")
+    assert wire.produce(message, message) == with_tokens(message, "a") * 2
+
+
+@pytest.mark.parametrize("to", ["xo", "amq.direct", "nothing"])
+def test_a_publish_cut_at_any_byte_leaves_the_same(to: str) -> None:
+    message = publish(to=to, content_type=b"t")
+    expected = opened(routed("a")).produce(message, message)
+    for cut in range(1, len(message)):
+        wire = opened(routed("a"))
+        assert in_pieces(wire, message + message, (cut, len(message) + cut)) == expected, cut
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.lists(st.integers(0, 10_000), max_size=12))
+def test_any_publishes_in_any_pieces_leave_the_same(data: st.DataObject, cuts: list[int]) -> None:
+    messages = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        channel = data.draw(st.sampled_from([1, 2]))
+        to = data.draw(st.sampled_from([b"xo", b"amq.direct"]))
+        entries = data.draw(st.sampled_from([None, REPORT, OTHER]) | tables())
+        body = bytes(data.draw(st.sampled_from([0, 1, 50])))
+        messages.append(client.publish(channel, to, b"k", entries, body, data.draw(properties())))
+    stream = b"".join(messages)
+    whole, cut = opened(routed("a"), 1, 2), opened(routed("a"), 1, 2)
+    assert in_pieces(cut, stream, cuts) == whole.produce(stream)
+    assert counts(cut) == counts(whole)
+    assert cut.producer() == whole.producer()
+
+
+@given(st.lists(st.integers(0, 5000), max_size=30), st.permutations(range(3)))
+@example([], [0, 1, 2])
+def test_channels_interleave_between_the_frames_of_their_publishes(cuts: list[int], order: list[int]) -> None:
+    messages = [publish(channel=1), publish(channel=2, to="amq.direct", body=b"x" * 40), publish(channel=3, body=b"")]
+    frames = [[one.raw for one in split(message)] for message in messages] + [[HEARTBEAT]]
+    stream = b""
+    for row in range(3):
+        for index in [*order, 3]:
+            stream += b"".join(frames[index][row : row + 1])
+    wire = opened(routed("a"), 1, 2, 3)
+    left = split(in_pieces(wire, stream + stream, cuts))
+    for channel, message in enumerate(messages, 1):
+        mine = b"".join(one.raw for one in left if one.channel == channel)
+        assert mine == (message if channel == 2 else with_tokens(message, "a")) * 2
+    assert all(one.kind != 8 for one in left)
+
+
+# -- nothing waits longer than it must --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_a_publish_of_ours_does_not_make_another_channel_wait(stop: int) -> None:
+    """A method frame, perhaps its header too, and then a short frame of another channel and nothing more."""
+    wire = opened(routed("a"), 1, 2)
+    message = publish()
+    wire.produce(message)
+    start = b"".join(one.raw for one in split(message)[:stop])
+    qos = say(2, commands.Channel.CloseOk())
+    assert qos in wire.produce(start, qos)
+    assert wire.produce(*(one.raw for one in split(message)[stop:])) in with_tokens(message, "a")
+
+
+def test_a_body_in_several_frames_leaves_frame_by_frame() -> None:
+    wire = opened(routed("a"))
+    message = one_byte_frames(3)
+    frames = split(with_tokens(message, "a"))
+    wire.produce(message)
+    sent = split(message)
+    assert wire.produce(sent[0].raw, sent[1].raw, sent[2].raw) == b"".join(one.raw for one in frames[:3])
+    assert wire.produce(sent[3].raw) == frames[3].raw
+
+
+def test_a_large_body_streams() -> None:
+    wire = opened(routed("a"))
+    message = publish(body=bytes(1_000_000))
+    frames = split(with_tokens(message, "a"))
+    left = b""
+    for sent in split(message):
+        left += wire.produce(sent.raw)
+    assert left == b"".join(one.raw for one in frames)
+    assert wire.relay._publishing.buffered_bytes == 0
+
+
+def test_half_a_frame_stays_here() -> None:
+    wire = opened(routed("a"))
+    message = publish(to="amq.direct", body=b"x" * 50)
+    assert wire.produce(message[:-1]) == b"".join(one.raw for one in split(message)[:2])
+    assert wire.relay._publishing.buffered_bytes == 57
+    assert wire.produce(message[-1:]) == split(message)[2].raw
+
+
+# -- what changes on the way ------------------------------------------------------------------------------------------
+
+
+def test_rules_that_change_between_two_reads_count_from_the_next_publish() -> None:
+    wire = opened(routed("a"))
+    message = publish()
+    wire.produce(message)
+    wire.state.router.exchanges[b"xo"].bind(to_queue("b"))
+    wire.state.exchanges[b"xo"].bound.add(("queue", b"b"))
+    wire.state.changed()
+    assert wire.produce(message) == with_tokens(message, "a", "b")
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_rules_that_change_in_the_middle_of_a_publish_judge_it_once(stop: int) -> None:
+    """It is judged when its header is there, by the rules of then."""
+    message = publish(body=b"x" * 100_000)
+    sent = split(message)
+    wire = opened(routed("a"))
+    left = wire.produce(*(one.raw for one in sent[:stop]))
+    wire.state.remove_exchange(b"xo")
+    left += wire.produce(*(one.raw for one in sent[stop:]))
+    assert left == (message if stop == 1 else with_tokens(message, "a"))
+
+
+def test_an_exchange_that_comes_in_the_middle_of_a_publish_evaluates_it() -> None:
+    wire = opened()
+    message = publish(body=b"x" * 100_000)
+    sent = split(message)
+    left = wire.produce(sent[0].raw)
+    made = exchange(to_queue("a"))
+    wire.state.add_exchange(owned(made), made)
+    assert left + wire.produce(sent[1].raw, sent[2].raw) == with_tokens(message, "a")
+    assert wire.produce(message) == with_tokens(message, "a")
+
+
+def test_queue_names_that_change_are_seen_by_publishes_that_are_remembered() -> None:
+    made = exchange(to_queue("a", {"x-addqre-ontrue": "^jobs"}))
+    of = state((made, owned(made, bound=[("queue", b"a"), ("queue", b"jobs")])))
+    wire = opened(of)
+    message = publish()
+    assert wire.produce(message, message) == with_tokens(message, "a") * 2
+    of.queues = QueueNames((b"jobs",), 1)
+    of.changed()
+    assert wire.produce(message) == with_tokens(message, "a", "jobs")
+
+
+def test_a_channel_closed_in_the_middle_of_a_read_loses_what_comes_behind() -> None:
+    made = exchange(to_queue("a"))
+    of = state((made, owned(made)))
+    wire = opened(of, 1, 2)
+    good, bad = publish(), publish(headers=((b"CC", many("x.o.p.e.n.x.q.1")),))
+    wire.produce(good, publish(channel=2))
+    left = wire.produce(good, bad, good, good, publish(channel=2))
+    own = with_tokens(good, "a")
+    assert left.startswith(own)
+    assert names(left) == [*names(own), "Channel.Close", *names(own)]
+    assert {one.channel for one in split(left)[-3:]} == {2}
+    assert closed(wire.producer())[:2] == (1, 403)
+
+
+def test_a_channel_that_needs_the_ledger_has_it_from_then_on() -> None:
+    """Behind a publish in two copies, publishes that are remembered are counted on both sides."""
+    wire = Wire(several("ex")).open(confirm=True)
+    plain, double = publish(to="amq.direct"), publish()
+    wire.produce(plain, plain)
+    assert names(wire.produce(plain, double, plain)).count("Basic.Publish") == 4
+    assert [wire.answer(ack(tag)) for tag in (1, 2, 3)] == [ack(1), ack(2), ack(3)]
+    assert [wire.answer(ack(tag)) for tag in (4, 5, 6)] == [b"", ack(4), ack(5)]
+
+
+def test_a_channel_that_is_held_keeps_its_order_while_others_go_on() -> None:
+    wire = Wire(chosen("new", "old", bound=["old"])).open(1, 2)
+    old, new = publish("old"), publish("new")
+    other = publish("old", channel=2)
+    wire.produce(old, other)
+    left = wire.produce(old, new, old, other, new, other)
+    assert left == with_tokens(old, "old") + with_tokens(other, "old") * 2
+    wire.state.exchanges[b"xo"].bound.add(("queue", b"new"))
+    wire.relay.resume(wire.request().channel)
+    assert wire.upstream() == with_tokens(new, "new") + with_tokens(old, "old") + with_tokens(new, "new")
+
+
+def test_what_was_waited_for_in_vain_counts_as_missing_for_that_publish_only() -> None:
+    wire = Wire(chosen("a", "b", bound=["old"])).open()
+    one, two = publish("a"), publish("b")
+    assert wire.produce(one, two) == b""
+    wire.relay.resume(wire.request().channel)
+    assert wire.upstream() == one
+    request = wire.request()
+    assert getattr(request, "destinations", None) == (("queue", b"b"),)
+    wire.state.exchanges[b"xo"].bound.add(("queue", b"b"))
+    wire.relay.resume(request.channel)
+    assert wire.upstream() == with_tokens(two, "b")
+
+
+def test_what_was_waited_for_with_success_does_not_let_the_next_go_without() -> None:
+    wire = Wire(chosen("a", "b", bound=["old"])).open()
+    one, two = publish("a"), publish("b")
+    wire.produce(one, two)
+    request = wire.request()
+    wire.state.exchanges[b"xo"].bound.add(("queue", b"a"))
+    wire.relay.resume(request.channel)
+    assert wire.upstream() == with_tokens(one, "a")
+    assert getattr(wire.request(), "destinations", None) == (("queue", b"b"),)
+
+
+@pytest.mark.parametrize("cut", [0, 30, 60, 200])
+def test_a_publish_that_is_not_whole_when_its_channel_goes_on_is_brought_to_its_end(cut: int) -> None:
+    wire = Wire(chosen("a", "b", bound=["b"])).open()
+    first, second = publish("a", body=bytes(70_000)), publish("b", body=b"y" * 150)
+    whole = first + second
+    at = len(first) - 100 + cut
+    wire.produce(whole[:at])
+    request = wire.request()
+    wire.state.exchanges[b"xo"].bound.add(("queue", b"a"))
+    wire.relay.resume(request.channel)
+    left = wire.upstream() + wire.produce(whole[at:])
+    assert left == with_tokens(first, "a") + with_tokens(second, "b")
+
+
+# -- unmatched: pass --------------------------------------------------------------------------------------------------
+
+
+def test_unmatched_publishes_pass_untouched_and_are_counted_as_passed() -> None:
+    wire = opened(routed("a", carrier="carried", unmatched_pass=True))
+    message = publish(headers=((b"BCC", many("x")), *OTHER))
+    assert wire.produce(message, message, message) == message * 3
+    wire.counters.traffic.name([("/", b"xo")], (), ())
+    assert wire.produce(message) == message
+    counts(wire)
+    assert [row[2:4] for row in wire.counters.traffic.publishes() if row[1] == b"xo" and row[3]] == [("passed", 1)]
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def numbered(number: int, size: int = 0) -> bytes:
+    return publish(headers=(*REPORT, (b"n", Value("I", number)), (b"fill", Value("S", bytes(size)))))
+
+
+def test_heads_that_are_remembered_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_heads, "REMEMBERED", 8)
+    monkeypatch.setattr(known_heads, "UNASKED", 4)
+    wire = opened(routed("a"))
+    for number in range(100):
+        assert wire.produce(numbered(number)) == with_tokens(numbered(number), "a")
+        assert len(wire.relay._publishing._heads) <= 8
+
+
+def test_heads_that_are_remembered_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_heads, "REMEMBERED_BYTES", 20_000)
+    monkeypatch.setattr(known_heads, "UNASKED", 2)
+    wire = opened(routed("a"))
+    for number in range(60):
+        message = numbered(number, 3000)
+        assert wire.produce(message) == with_tokens(message, "a")
+        assert sum(map(len, wire.relay._publishing._heads)) <= 20_000
+
+
+def test_heads_that_never_repeat_are_not_asked_for_a_while_and_then_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_heads, "REMEMBERED", 4)
+    monkeypatch.setattr(known_heads, "UNASKED", 3)
+    wire = opened(routed("a"))
+    sizes = []
+    for number in range(12):
+        wire.produce(numbered(number))
+        sizes.append(len(wire.relay._publishing._heads))
+    assert sizes == [1, 2, 3, 4, 0, 0, 0, 0, 1, 2, 3, 4]
+
+
+def test_methods_and_shapes_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "REMEMBERED", 5)
+    wire = opened(routed("a"))
+    for number in range(40):
+        message = publish(str(number), body=bytes(number))
+        assert wire.produce(message, message) == with_tokens(message, "a") * 2
+        assert len(wire.relay._publishing._publishes) <= 5
+        assert len(wire.relay._publishing._shapes) <= 5
+
+
+# -- what follows what ------------------------------------------------------------------------------------------------
+
+TURNS = [
+    publish(key, channel=channel, headers=headers, body=body, to=exchange)
+    for channel, key, headers, body, exchange in (
+        (1, "a", REPORT, b"one", "xo"),
+        (1, "b", REPORT, b"two", "xo"),
+        (1, "a", OTHER, b"", "xo"),
+        (1, "a", REPORT, bytes(300), "xo"),
+        (2, "a", REPORT, b"one", "xo"),
+        (1, "a", REPORT, b"one", "plain"),
+        (1, "b", REPORT, b"two", "plain"),
+        (2, "b", REPORT, b"two", "plain"),
+    )
+]
+
+
+@given(st.lists(st.sampled_from(TURNS), max_size=30), st.lists(st.integers(0, 6000), max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_whatever_follows_what_each_publish_leaves_as_it_would_alone(turns: list[bytes], cuts: list[int]) -> None:
+    def by_channel(data: bytes) -> list[bytes]:
+        frames = split(data)
+        return [b"".join(one.raw for one in frames if one.channel == number) for number in (1, 2)]
+
+    alone = [by_channel(opened(routed("a"), 1, 2).produce(one)) for one in turns]
+    expected = [b"".join(one[number] for one in alone) for number in (0, 1)]
+    assert by_channel(in_pieces(opened(routed("a"), 1, 2), b"".join(turns), cuts)) == expected
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def fault(wire: Wire, *data: bytes) -> tuple[int, tuple[int, int]]:
+    """Send what ends the connection; give code and method of the close."""
+    wire.produce(*data)
+    channel, code, _, ids = closed(wire.producer())
+    assert channel == 0
+    return code, ids
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    ("name", "spoil", "expected"),
+    [
+        ("frame end of the method", lambda m, h, b: m[:-1] + b"\xcd" + h + b, (501, (0, 0))),
+        ("frame end of the header", lambda m, h, b: m + h[:-1] + b"\xcd" + b, (501, (0, 0))),
+        ("frame end of the body", lambda m, h, b: m + h + b[:-1] + b"\xcd", (501, (0, 0))),
+        ("no header", lambda m, h, b: m + b, (505, (60, 40))),
+        ("header twice", lambda m, h, b: m + h + h, (505, (60, 40))),
+        ("method twice", lambda m, h, b: m + m, (505, (60, 40))),
+        ("body of another class", lambda m, h, b: m + h[:8] + b"\x32" + h[9:] + b, (505, (60, 40))),
+        ("body longer than announced", lambda m, h, b: m + h + frame(3, 1, b"12345"), (501, (60, 40))),
+        ("short header", lambda m, h, b: m + frame(2, 1, b"\0\x3c\0\0"), (501, (60, 40))),
+        ("unknown frame type", lambda m, h, b: m + h + frame(4, 1, b"body"), (501, (0, 0))),
+        ("table behind the header", lambda m, h, b: m + h[:21] + b"\0\1\0\0" + h[25:] + b, (502, (60, 40))),
+        ("frame larger than agreed", lambda m, h, b: m + h + frame(3, 1, bytes(140_000)), (501, (0, 0))),
+    ],
+)
+def test_a_spoilt_publish_ends_the_connection_however_it_comes(
+    name: str, spoil: Callable[[bytes, bytes, bytes], bytes], expected: tuple[int, tuple[int, int]], known: bool
+) -> None:
+    message = publish()
+    start, header, body = (one.raw for one in split(message))
+    data = spoil(start, header, body)
+    each = range(len(data)) if len(data) < 500 else range(0, len(data), 5000)
+    for cuts in (range(0), each):
+        wire = opened(routed("a"))
+        if known:
+            wire.produce(message)
+        left = in_pieces(wire, message + data, cuts)
+        assert left.startswith(with_tokens(message, "a"))
+        assert names(left)[-1] == "Connection.Close"
+        _, code, _, ids = closed(wire.producer())
+        assert (code, ids) == expected
+
+
+def test_a_frame_that_is_too_large_is_refused_when_its_length_is_read() -> None:
+    for kind in (1, 2, 3, 8):
+        wire = opened(routed("a"))
+        head = bytes((kind,)) + (1).to_bytes(2, "big") + (131072 + 1).to_bytes(4, "big")
+        assert wire.produce(head[:6]) == b""
+        assert not wire.relay.fault
+        assert fault(wire, head[6:]) == (501, (0, 0))
+        assert wire.relay._publishing.buffered_bytes == 0
+
+
+def test_a_frame_max_that_the_producer_insists_on_is_kept() -> None:
+    wire = Wire(routed("a"), tuning=replace(TUNING, frame_max_producer=4096)).open()
+    for tolerated in (4096, 4097, 4104):
+        message = publish(body=bytes(10_000), frame_max=tolerated)
+        assert wire.produce(message) == with_tokens(message, "a")
+    assert fault(wire, publish(body=bytes(10_000), frame_max=4105)) == (501, (0, 0))
+
+
+def test_nothing_is_read_behind_a_fault() -> None:
+    wire = opened(routed("a"))
+    fault(wire, frame(9, 1, b""), publish())
+    assert wire.produce(publish(), content_header(1, 5), b"\xff" * 30) == b""
+    assert wire.producer() == b""
+
+
+def test_a_reserved_key_closes_its_channel_and_no_other() -> None:
+    wire = opened(routed("a"), 1, 2)
+    left = wire.produce(publish("x.o.p.e.n.x.q.0123456789abcdef"), publish(channel=2))
+    assert names(left) == ["Channel.Close", "Basic.Publish", "Header", "Body"]
+    assert closed(wire.producer()) == (
+        1,
+        403,
+        "ACCESS_REFUSED - routing keys that begin with 'x.o.p.e.n.x.' are reserved",
+        (60, 40),
+    )
+
+
+@pytest.mark.parametrize("header", [b"CC", b"BCC"])
+def test_a_carrier_itself_takes_no_token_of_a_producer_however_often_it_is_tried(header: bytes) -> None:
+    wire = opened(routed("a", carrier="carried"), 1, 2, 3, 4)
+    good = publish(to="carried", headers=((header, many("a")),))
+    assert wire.produce(good, good) == good * 2
+    for channel in (2, 3, 4):
+        bad = publish(to="carried", headers=((header, many("a", "x.o.p.e.n.x.q.1")),), channel=channel)
+        fine = publish(to="carried", channel=channel)
+        assert wire.produce(fine, fine, bad, fine) == fine * 2 + say(
+            channel, commands.Channel.Close(200, "closed by the proxy", 0, 0)
+        )
+        assert closed(wire.producer())[:2] == (channel, 403)
+
+
+def test_a_bcc_of_the_producer_does_not_route_on_ours() -> None:
+    wire = opened(routed("a"))
+    entries: Table = (*REPORT, (b"BCC", many("b", "x.o.p.e.n.x.q.1")), (b"BCC", many("c")))
+    cut = publish(headers=REPORT)
+    for _ in range(3):
+        assert wire.produce(publish(headers=entries)) == with_tokens(cut, "a")
+
+
+def test_queue_delivery_leaves_for_the_default_exchange() -> None:
+    wire = opened(routed("a", "b", delivery=Delivery.QUEUE))
+    message = publish("key", mandatory=True)
+    for _ in range(3):
+        start, header, body = split(wire.produce(message))
+        assert start.arguments == {**split(message)[0].arguments, "exchange": "", "routing_key": "a"}
+        assert encode_table(((b"BCC", many("b")),)) in header.payload
+        assert body.payload == b"body"
+
+
+def test_a_heartbeat_of_the_producer_ends_here() -> None:
+    wire = opened()
+    assert wire.produce(HEARTBEAT, HEARTBEAT[:3]) == b""
+    assert wire.produce(HEARTBEAT[3:], method(1, commands.Basic.Qos(0, 1, False)), HEARTBEAT) == say(
+        1, commands.Basic.Qos(0, 1, False)
+    )

@@ -1,0 +1,101 @@
+"""What a producer hears of publishes that go to other brokers, alone and beside its own one."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+
+from proxy.relay.remote.messages import Result
+from tests import client
+from tests.client import names, split
+from tests.relay.linked import Linked, to
+from tests.relay.relaying import ack, closed, publish, routed, say
+
+
+@pytest.mark.parametrize("result", [Result.NACKED, Result.LOST])
+def test_whatever_is_not_an_ack_is_a_nack(result: Result) -> None:
+    wire = Linked()
+    wire.produce(to("out/q"))
+    wire.ways.settle(result)
+    assert names(wire.producer()) == ["Basic.Nack"]
+
+
+@pytest.mark.parametrize("home_first", [True, False])
+def test_a_publish_of_several_copies_is_acked_when_all_are(home_first: bool) -> None:
+    wire = Linked(routed("q", "away"))
+    assert names(wire.produce(publish("k"))) == ["Basic.Publish", "Header", "Body"]
+    if home_first:
+        assert wire.answer(ack(1)) == b""
+        wire.ways.settle()
+        assert names(wire.producer()) == ["Basic.Ack"]
+    else:
+        wire.ways.settle()
+        assert wire.producer() == b""
+        assert names(wire.answer(ack(1))) == ["Basic.Ack"]
+
+
+def test_one_copy_that_is_lost_is_a_nack_of_all() -> None:
+    wire = Linked(routed("q", "away"))
+    wire.produce(publish("k"))
+    wire.ways.settle(Result.LOST)
+    assert names(wire.answer(ack(1))) == ["Basic.Nack"]
+
+
+@pytest.mark.parametrize("returned_at_home", [True, False])
+def test_of_several_copies_all_must_come_back(returned_at_home: bool) -> None:
+    wire = Linked(routed("q", "away"))
+    sent = split(wire.produce(publish("k", mandatory=True)))
+    content = sent[1].raw + sent[2].raw
+    wire.ways.settle(Result.RETURNED)
+    assert wire.producer() == b""
+    if returned_at_home:
+        told = wire.answer(say(1, commands.Basic.Return(312, "NO_ROUTE", "xo", "k")), content, ack(1))
+        assert names(told) == ["Basic.Return", "Header", "Body", "Basic.Ack"]
+    else:
+        assert names(wire.answer(ack(1))) == ["Basic.Ack"]
+
+
+def test_without_confirms_a_lost_message_is_only_counted_unless_it_is_mandatory() -> None:
+    wire = Linked(confirm=False)
+    wire.produce(to("out/q"), to("out/q", mandatory=True))
+    wire.ways.settle(Result.LOST)
+    assert wire.producer() == b""
+    wire.ways.settle(Result.LOST)
+    assert names(wire.producer()) == ["Basic.Return", "Header", "Body"]
+
+
+def test_a_transaction_can_not_span_brokers() -> None:
+    wire = Linked(confirm=False)
+    wire.produce(say(1, commands.Tx.Select()))
+    wire.answer(say(1, commands.Tx.SelectOk()))
+    assert names(wire.produce(to("here/q"))) == ["Basic.Publish", "Header", "Body"]
+    wire.produce(to("out/q"))
+    assert closed(wire.producer())[1] == 406
+    assert wire.ways == []
+
+
+def test_a_body_that_is_too_large_to_keep_is_refused() -> None:
+    wire = Linked()
+    size = wire.relay._conversation.limits.replay_bytes + 1
+    wire.produce(to("out/q", b"x" * size))
+    assert closed(wire.producer())[1] == 311
+
+
+@pytest.mark.parametrize("end", ["channel", "connection", "lost"])
+def test_what_comes_after_the_end_of_a_channel_is_told_to_nobody_and_its_ways_are_left(end: str) -> None:
+    wire = Linked()
+    wire.produce(to("out/q"), to("two"))
+    if end == "channel":
+        wire.produce(say(1, commands.Channel.Close(200, "", 0, 0)))
+        wire.answer(say(1, commands.Channel.CloseOk()))
+        wire.open(confirm=True)
+    elif end == "connection":
+        wire.produce(client.method(0, commands.Connection.Close(200, "", 0, 0)))
+        wire.answer(client.method(0, commands.Connection.CloseOk()))
+    else:
+        wire.relay.ended()
+    wire.producer()
+    wire.ways.settle()
+    wire.ways.settle()
+    assert wire.producer() == b""
+    assert wire.ways.left == 2

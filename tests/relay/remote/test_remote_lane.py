@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import commands
+
+from proxy.relay.remote.messages import Result
+from tests import client
+from tests.relay.far import Far, Told
+
+
+def test_what_comes_before_the_channel_is_ready_waits_and_leaves_in_order() -> None:
+    far = Far().open()
+    lane = far.lane()
+    lane.send(Told(b"1"))
+    assert far.link.attach(lane)
+    lane.send(Told(b"2"))
+    assert far.names() == ["Channel.Open", "Confirm.Select"]
+    far.say(commands.Channel.OpenOk(), commands.Confirm.SelectOk())
+    bodies = [frame.payload for frame in client.split(far.sent()) if frame.kind == 3]
+    assert bodies == [b"1", b"2"]
+
+
+def test_a_message_leaves_with_the_header_and_body_it_has() -> None:
+    far = Far().open()
+    far.ready(far.lane()).send(Told(b"x" * 200_000, b"key", mandatory=True))
+    method, header, *bodies = client.split(far.sent())
+    assert method.arguments["routing_key"] == "key"
+    assert method.arguments["mandatory"] is True
+    assert header.raw == client.content_header(1, 200_000)
+    assert b"".join(body.payload for body in bodies) == b"x" * 200_000
+    assert max(len(body.raw) for body in bodies) == 131072
+
+
+def test_headers_that_no_frame_of_that_broker_holds_are_refused_and_not_sent() -> None:
+    far = Far().open(frame_max=4096)
+    message = Told()
+    message.header += b"x" * 4096
+    far.ready(far.lane()).send(message)
+    assert (message.told, far.sent()) == ([Result.NACKED], b"")
+
+
+def test_a_returned_message_is_one_when_its_ack_comes() -> None:
+    far = Far().open()
+    lane = far.ready(far.lane())
+    arrived, back = Told(b"here", b"a", mandatory=True), Told(b"back", b"b", mandatory=True)
+    lane.send(arrived)
+    lane.send(back)
+    far.say(commands.Basic.Return(312, "NO_ROUTE", "e", "b"))
+    far.link.receive(client.content(1, None, b"back"))
+    assert back.told == []
+    far.ack(2, multiple=True)
+    assert (arrived.told, back.told) == ([Result.ACKED], [Result.RETURNED])
+
+
+def test_a_lost_link_loses_what_was_sent_and_keeps_what_waits() -> None:
+    far = Far().open()
+    lane = far.ready(far.lane())
+    sent, waiting = Told(), Told()
+    lane.send(sent)
+    far.link.choke(True)
+    lane.send(waiting)
+    far.link.lost("connection lost")
+    assert (sent.told, waiting.told) == ([Result.LOST], [])
+    again = Far().open()
+    again.ready(lane)
+    again.ack(1)
+    assert (sent.told, waiting.told) == ([Result.LOST], [Result.ACKED])
+
+
+def test_what_is_too_old_is_given_up_and_a_later_ack_changes_nothing() -> None:
+    far = Far().open()
+    lane = far.ready(far.lane())
+    old, young = Told(since=1.0), Told(since=5.0)
+    lane.send(old)
+    lane.send(young)
+    lane.expire(3.0, "late")
+    assert (old.told, young.told, lane.idle) == ([Result.LOST], [], False)
+    far.ack(2, multiple=True)
+    assert (old.told, young.told, lane.idle) == ([Result.LOST], [Result.ACKED], True)
+
+
+def test_what_never_got_a_link_is_given_up_at_its_time() -> None:
+    far = Far()
+    lane = far.lane()
+    message = Told(since=1.0)
+    lane.send(message)
+    lane.expire(2.0, "no link")
+    assert (message.told, far.reasons) == ([Result.LOST], ["no link"])
+
+
+class Course:
+    """A lane, link after link, and a broker that only acks what it was sent."""
+
+    def __init__(self) -> None:
+        self.far = Far().open()
+        self.lane = self.far.ready(self.far.lane())
+        self.messages: list[Told] = []
+        self.acked: set[int] = set()
+        self.there: list[int] = []
+
+    def look(self) -> None:
+        """Note what has come over the present channel, in the order of its delivery tags."""
+        self.there += [int(frame.payload) for frame in client.split(self.far.sent()) if frame.kind == 3]
+
+    def send(self, number: int) -> None:
+        message = Told(b"%d" % len(self.messages), since=float(len(self.messages)))
+        self.messages.append(message)
+        self.lane.send(message)
+        self.look()
+
+    def ack(self, number: int) -> None:
+        if 0 < number <= len(self.there):
+            self.acked.add(self.there[number - 1])
+            self.far.ack(number)
+
+    def ack_all(self, number: int) -> None:
+        self.acked.update(self.there)
+        if self.there:
+            self.far.ack(len(self.there), multiple=True)
+
+    def nack(self, number: int) -> None:
+        if number:
+            self.far.say(commands.Basic.Nack(number, False))
+
+    def close(self, number: int) -> None:
+        self.there.clear()
+        self.far.say(commands.Channel.Close(404, "NOT_FOUND", 60, 40))
+        self.far.say(commands.Channel.OpenOk(), commands.Confirm.SelectOk())
+        self.look()
+
+    def lose(self, number: int) -> None:
+        self.there.clear()
+        self.far.link.lost("gone")
+        self.far = Far().open()
+        assert self.far.link.attach(self.lane)
+        self.far.say(commands.Channel.OpenOk(), commands.Confirm.SelectOk())
+        self.look()
+
+    def expire(self, number: int) -> None:
+        self.lane.expire(float(number), "late")
+
+    def choke(self, number: int) -> None:
+        self.far.link.choke(number % 2 == 1)
+        self.look()
+
+
+STEPS = ("send", "ack", "ack_all", "nack", "close", "lose", "expire", "choke")
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 12)), max_size=40))
+def test_whatever_happens_each_message_is_settled_once_and_acked_only_by_the_broker(
+    steps: list[tuple[str, int]],
+) -> None:
+    course = Course()
+    for step, number in steps:
+        getattr(course, step)(number)
+    course.lane.expire(float("inf"), "over")
+    assert [len(message.told) for message in course.messages] == [1] * len(course.messages)
+    told = [index for index, message in enumerate(course.messages) if message.told == [Result.ACKED]]
+    assert set(told) <= course.acked

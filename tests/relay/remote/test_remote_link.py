@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+
+from proxy.relay.remote.link import RemoteLink
+from proxy.relay.remote.messages import Result
+from tests import client
+from tests.client import method
+from tests.relay.far import CREDENTIALS, Far, Told
+
+
+def test_a_link_is_open_when_its_login_is_done() -> None:
+    far = Far()
+    assert not far.link.open
+    assert far.open().link.open
+
+
+def test_frames_that_come_in_pieces_are_put_together() -> None:
+    far = Far().open()
+    lane = far.ready(far.lane())
+    messages = [Told(), Told()]
+    for message in messages:
+        lane.send(message)
+    data = method(1, commands.Basic.Ack(1, False)) + method(1, commands.Basic.Ack(2, False))
+    for byte in data:
+        far.link.receive(bytes((byte,)))
+    assert [message.told for message in messages] == [[Result.ACKED]] * 2
+
+
+def test_a_refused_login_is_the_end() -> None:
+    far = Far()
+    far.start()
+    far.say(commands.Connection.Close(403, "ACCESS_REFUSED - no", 0, 0), channel=0)
+    assert far.link.failure == "refused: 403 ACCESS_REFUSED - no"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"HTTP/1.1 400 Bad Request\r\n", client.frame(1, 0, b"\0\0"), client.frame(1, 0, b"")[:-1] + b"\0"],
+)
+def test_bytes_that_are_no_amqp_are_the_end(data: bytes) -> None:
+    link = RemoteLink(CREDENTIALS, "1.0")
+    link.receive(data)
+    assert link.failure is not None
+    assert link.failure.startswith("broke AMQP 0-9-1")
+
+
+def test_a_frame_larger_than_agreed_is_the_end_before_it_is_there() -> None:
+    far = Far().open()
+    far.link.receive(b"\x01\0\x01\x7f\xff\xff\xff")
+    assert far.link.failure is not None
+
+
+def test_a_connection_that_the_broker_closes_loses_what_was_under_way() -> None:
+    far = Far().open()
+    lane = far.ready(far.lane())
+    message = Told()
+    lane.send(message)
+    far.say(commands.Connection.Close(320, "CONNECTION_FORCED", 0, 0), channel=0)
+    assert message.told == [Result.LOST]
+    assert far.names()[-1] == "Connection.CloseOk"
+    assert far.link.failure == "closed: 320 CONNECTION_FORCED"
+
+
+def test_a_blocked_link_sends_nothing_until_it_is_unblocked() -> None:
+    far = Far().open()
+    lane = far.ready(far.lane())
+    far.say(commands.Connection.Blocked("low on memory"), channel=0)
+    lane.send(Told())
+    assert far.sent() == b""
+    far.say(commands.Connection.Unblocked(), channel=0)
+    assert far.names() == ["Basic.Publish", "Header", "Body"]
+
+
+def test_a_full_socket_keeps_messages_in_their_lanes() -> None:
+    far = Far().open()
+    lane = far.ready(far.lane())
+    far.link.choke(True)
+    lane.send(Told())
+    assert far.sent() == b""
+    far.link.choke(False)
+    assert far.names() == ["Basic.Publish", "Header", "Body"]
+
+
+def test_each_lane_has_a_channel_and_numbers_are_used_again_when_their_close_is_answered() -> None:
+    far = Far().open(channels=2)
+    one, two = far.ready(far.lane(), 1), far.ready(far.lane(), 2)
+    assert (one.number, two.number) == (1, 2)
+    assert not far.link.attach(far.lane())
+    one.close()
+    assert far.names() == ["Channel.Close"]
+    assert not far.link.attach(far.lane())
+    far.say(commands.Channel.CloseOk(), channel=1)
+    assert far.link.attach(far.lane())
+
+
+def test_a_channel_that_the_broker_closes_is_answered_and_opened_anew() -> None:
+    far = Far().open()
+    lane = far.ready(far.lane())
+    message, later = Told(), Told()
+    lane.send(message)
+    far.sent()
+    far.say(commands.Channel.Close(404, "NOT_FOUND - no exchange", 60, 40))
+    assert message.told == [Result.NACKED]
+    assert far.names() == ["Channel.CloseOk", "Channel.Open", "Confirm.Select"]
+    lane.send(later)
+    far.say(commands.Channel.OpenOk(), commands.Confirm.SelectOk())
+    assert far.names() == ["Basic.Publish", "Header", "Body"]
+    far.ack(1)
+    assert later.told == [Result.ACKED]
+
+
+def test_heartbeats_and_closed_lanes_are_of_no_account() -> None:
+    far = Far().open()
+    far.link.receive(client.frame(8, 0, b""))
+    far.ack(1, channel=7)
+    assert far.link.failure is None
+
+
+def test_a_goodbye_is_said_to_an_open_link_only() -> None:
+    far = Far().open()
+    far.link.close()
+    assert far.names() == ["Connection.Close"]
+    fresh = Far()
+    fresh.sent()
+    fresh.link.close()
+    assert fresh.sent() == b""

@@ -1,0 +1,8 @@
+from __future__ import annotations
+
+from tests.relay.far import Told
+
+
+def test_a_message_weighs_what_is_held_for_it() -> None:
+    message = Told(b"x" * 100)
+    assert message.weight == 100 + len(message.header)

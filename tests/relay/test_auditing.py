@@ -1,0 +1,192 @@
+"""What the audit log learns of a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pamqp import commands
+
+from proxy.values import Table, Value
+from tests import client
+from tests.client import split
+from tests.relay.relaying import REPORT, Wire, ack, nack, publish, returned, routed, say
+
+
+class Line:
+    def __init__(self, of: str, decide_us: float | None) -> None:
+        self._of = of
+        self.decide_us = decide_us
+
+    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str) -> str:
+        identity = "" if message_id is None else message_id.decode()
+        return f" {self._of} {routing_key.decode()} {identity} {size} {headers}"
+
+    def timed(self, ending: str) -> str:
+        self.decide_us = None
+        return f"{ending} timed"
+
+
+class Log:
+    """A journal that keeps lines as plain text."""
+
+    def __init__(self, names: Iterable[bytes] = (), *, ruled_only: bool = False) -> None:
+        self.names = frozenset(names)
+        self.ruled_only = ruled_only
+        self.lines: list[str] = []
+        self.settled: list[tuple[int, int, str]] = []
+        self.rules = ""
+
+    def opening(self) -> str:
+        return ""
+
+    def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
+        return f"{conn}/{ch} "
+
+    def template(
+        self, exchange: bytes, outcome: str, *more: object, decide_us: float | None = None, **others: object
+    ) -> Line:
+        return Line(f"{exchange.decode()} {outcome}" + ("/" + self.rules if self.rules else ""), decide_us)
+
+    def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
+        return ",".join(name.decode() for name, _ in entries)
+
+    def append(self, line: bytes) -> None:
+        self.lines.append(line.decode())
+
+    def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
+        self.settled.append((ch, seq, result))
+
+
+def audited(log: Log, *, confirm: bool = False) -> Wire:
+    wire = Wire(routed("a"))
+    wire.plans.journal = log
+    wire.relay.audited("c", "guest")
+    return wire.open(confirm=confirm)
+
+
+def test_each_publish_has_one_line_whatever_becomes_of_it() -> None:
+    log = Log()
+    wire = audited(log)
+    wire.produce(publish("k1"), publish("k2", headers=None), publish("k3", to="amq.direct"))
+    assert log.lines == [
+        "c/1 1 xo routed k1  4 {} timed",
+        "c/1 2 xo unrouted k2  4 {} timed",
+        "c/1 3 amq.direct passed k3  4 {}",
+    ]
+
+
+def test_a_decision_is_timed_in_the_line_of_the_publish_that_it_was_made_for() -> None:
+    log = Log()
+    wire = audited(log)
+    for _ in range(2):
+        wire.produce(publish("k1"), publish("k1"), publish("k1", body=b"another size"), publish("k1", headers=None))
+    assert [line.endswith(" timed") for line in log.lines] == [True, False, False, True] + [False] * 4
+
+
+def test_the_size_of_each_message_stands_in_its_line() -> None:
+    log = Log()
+    wire = audited(log)
+    for to in ("amq.direct", "xo"):
+        for size in (3, 3, 5, 3):
+            wire.produce(publish("k", to=to, body=bytes(size)))
+    assert [line.split()[5] for line in log.lines] == ["3", "3", "5", "3"] * 2
+
+
+def test_runs_of_publishes_are_numbered_through() -> None:
+    log = Log()
+    wire = audited(log)
+    for _ in range(2):
+        wire.produce(*[publish("k") for _ in range(5)], *[publish("k", to="amq.direct") for _ in range(5)])
+    assert [line.split()[1] for line in log.lines] == [str(number) for number in range(1, 21)]
+
+
+def test_publishes_that_no_rule_touches_are_left_out_where_only_ruled_ones_are_wanted() -> None:
+    log = Log(ruled_only=True)
+    audited(log).produce(publish("k1", to="amq.direct"), publish("k2"))
+    assert [line.split()[2] for line in log.lines] == ["xo"]
+
+
+def test_message_id_and_allowed_headers_are_read_past_every_other_property() -> None:
+    log = Log([b"type"])
+    table: Table = (*REPORT, (b"secret", Value("S", b"x")))
+    wire = audited(log)
+    properties: dict[str, bytes | int] = {
+        "content_type": b"t",
+        "content_encoding": b"e",
+        "delivery_mode": 2,
+        "priority": 1,
+        "correlation_id": b"c",
+        "reply_to": b"r",
+        "expiration": b"1000",
+        "message_id": b"the-id",
+        "timestamp": 5,
+    }
+    wire.produce(client.publish(1, b"xo", b"k", table, b"body", properties))
+    wire.produce(client.publish(1, b"amq.direct", b"k", table, b"body", properties))
+    assert log.lines == ["c/1 1 xo routed k the-id 4 type timed", "c/1 2 amq.direct passed k the-id 4 type"]
+
+
+def test_numbers_go_on_where_tags_begin_anew() -> None:
+    log = Log()
+    wire = audited(log)
+    wire.produce(publish("k1"))
+    wire.produce(say(1, commands.Confirm.Select()))
+    wire.produce(publish("k2"))
+    assert [line.split()[1] for line in log.lines] == ["1", "2"]
+
+
+def test_a_nack_and_a_return_name_the_publish_they_are_about() -> None:
+    log = Log()
+    wire = audited(log, confirm=True)
+    wire.produce(publish("k1", mandatory=True), publish("k2", mandatory=True), publish("k3", mandatory=True))
+    returned = say(1, commands.Basic.Return(312, "NO_ROUTE", "xo", "k2")) + client.content(1, None, b"body", {})
+    wire.answer(returned)
+    wire.answer(say(1, commands.Basic.Nack(3)))
+    assert (1, 2, "returned") in log.settled
+    assert (1, 3, "nacked") in log.settled
+
+
+def test_what_nobody_will_confirm_any_more_is_lost() -> None:
+    log = Log()
+    wire = audited(log, confirm=True)
+    wire.produce(publish("k1"), publish("k2"))
+    wire.answer(say(1, commands.Basic.Ack(1)))
+    wire.relay.ended()
+    assert (1, 2, "lost") in log.settled
+    assert (1, 1, "lost") not in log.settled
+
+
+def test_lines_of_what_passes_name_the_rules_in_force() -> None:
+    log = Log()
+    wire = audited(log)
+    wire.produce(publish("k", to="amq.direct"))
+    log.rules = "v2"
+    wire.produce(publish("k", to="amq.direct"))
+    wire.state.changed()
+    wire.produce(publish("k", to="amq.direct"))
+    assert [line.split()[3] for line in log.lines] == ["passed", "passed", "passed/v2"]
+
+
+def test_a_mandatory_publish_is_forgotten_once_it_is_confirmed() -> None:
+    wire = audited(log := Log(), confirm=True)
+    channel = wire.relay._conversation.channels[1]
+    wire.produce(*[publish("k", mandatory=True)] * 1000)
+    assert channel.mandatory is not None
+    assert len(channel.mandatory) == 1000
+    wire.answer(ack(500, multiple=True), nack(501))
+    assert len(channel.mandatory) == 499
+    back = returned("xo", "k", b"".join(frame.raw for frame in split(publish())[1:]))
+    wire.answer(back, *[ack(tag) for tag in range(502, 1001)])
+    assert (502, "returned") in [settled[1:] for settled in log.settled]
+    assert len(channel.mandatory) == 0
+
+
+def test_without_confirms_only_the_latest_mandatory_publishes_are_remembered() -> None:
+    wire = audited(log := Log())
+    channel = wire.relay._conversation.channels[1]
+    for _ in range(5):
+        wire.produce(*[publish("k", mandatory=True)] * 1000)
+    assert channel.mandatory is not None
+    assert len(channel.mandatory) == 4096
+    wire.answer(returned("xo", "k", b"".join(frame.raw for frame in split(publish())[1:])))
+    assert log.settled == [(1, 905, "returned")]

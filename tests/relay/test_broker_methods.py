@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+
+from proxy.relay.conversation import Phase
+from proxy.relay.tokens import token
+from tests.client import content, content_header, method, names, split
+from tests.relay.relaying import (
+    OWN,
+    Ears,
+    Wire,
+    ack,
+    chosen,
+    closed,
+    nack,
+    owned,
+    publish,
+    returned,
+    routed,
+    say,
+    state,
+    with_tokens,
+)
+from tests.routing.building import exchange, to_queue
+
+GOODBYE, GOODBYE_OK = commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk()
+FORCED = commands.Connection.Close(320, "CONNECTION_FORCED - broker forced connection closure", 0, 0)
+
+
+def declared(queue: str = "q") -> bytes:
+    return say(1, commands.Queue.DeclareOk(queue, 0, 0))
+
+
+# -- queues that get their tokens -------------------------------------------------------------------------------------
+
+
+def test_a_queue_that_rules_name_gets_its_tokens_before_the_declare_ok() -> None:
+    wire = Wire(routed("q"), ears=Ears([b"q"])).open()
+    wire.produce(say(1, commands.Queue.Declare(0, "q")))
+    assert wire.answer(declared()) == b""
+    assert wire.heard == [("declared", b"q", False)]
+    wire.relay.release(wire.request().channel)
+    assert wire.producer() == declared()
+
+
+def test_a_queue_that_no_rule_names_is_answered_at_once() -> None:
+    wire = Wire(routed("q"), ears=Ears([b"q"])).open()
+    wire.produce(say(1, commands.Queue.Declare(0, "other")))
+    assert wire.answer(declared("other")) == declared("other")
+    assert wire.heard == [("declared", b"other", False)]
+    assert wire.relay.requests == []
+
+
+def test_a_queue_that_the_broker_named_is_known_by_that_name() -> None:
+    wire = Wire(routed("amq.gen-1"), ears=Ears([b"amq.gen-1"])).open()
+    wire.produce(say(1, commands.Queue.Declare(0, "")))
+    wire.answer(declared("amq.gen-1"))
+    assert getattr(wire.request(), "queue", None) == b"amq.gen-1"
+
+
+def exclusive(wire: Wire, queue: str = "q") -> Wire:
+    """Declare an exclusive queue; its declare-ok is kept back, and our own channel is open."""
+    wire.open()
+    wire.produce(say(1, commands.Queue.Declare(0, queue, exclusive=True)))
+    assert wire.answer(declared(queue)) == b""
+    assert names(wire.upstream()) == ["Channel.Open"]
+    assert wire.answer(say(OWN, commands.Channel.OpenOk())) == b""
+    return wire
+
+
+def test_an_exclusive_queue_is_bound_on_a_channel_of_our_own_before_the_declare_ok() -> None:
+    wire = exclusive(Wire(routed("q", bound=()), ears=Ears([b"q"])))
+    (bind,) = split(wire.upstream())
+    assert (bind.channel, bind.arguments["queue"], bind.arguments["exchange"]) == (OWN, "q", "xo")
+    assert bind.arguments["routing_key"] == token("queue", b"q").decode()
+    assert wire.answer(say(OWN, commands.Queue.BindOk())) == declared()
+    message = publish()
+    assert wire.produce(message) == with_tokens(message, "q")
+
+
+def test_it_is_bound_to_every_carrier_that_names_it() -> None:
+    one, other = exchange(to_queue("q"), name="one"), exchange(to_queue("q"), name="other")
+    third = exchange(to_queue("else"), name="third")
+    of = state(*((made, owned(made, bound=())) for made in (one, other, third)))
+    wire = exclusive(Wire(of, ears=Ears([b"q"])))
+    assert split(wire.upstream())[0].arguments["exchange"] == "one"
+    assert wire.answer(say(OWN, commands.Queue.BindOk())) == b""
+    assert split(wire.upstream())[0].arguments["exchange"] == "other"
+    assert wire.answer(say(OWN, commands.Queue.BindOk())) == declared()
+
+
+def test_a_refused_bind_is_a_missing_destination_and_no_error_of_the_producer() -> None:
+    wire = exclusive(Wire(routed("q", bound=()), ears=Ears([b"q"])))
+    wire.upstream()
+    refusal = commands.Channel.Close(403, "ACCESS_REFUSED - no", 50, 20)
+    assert wire.answer(say(OWN, refusal)) == declared()
+    assert wire.state.missing == {("queue", b"q"): "403 ACCESS_REFUSED - no"}
+    assert names(wire.upstream()) == ["Channel.CloseOk"]
+    message = publish()
+    assert wire.produce(message) == message
+
+
+def test_a_passive_declare_of_a_queue_that_has_its_tokens_waits_for_nothing() -> None:
+    wire = Wire(routed("q"), ears=Ears([b"q"])).open()
+    wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True, exclusive=True)))
+    assert wire.answer(declared()) == declared()
+    assert (wire.relay.requests, wire.upstream()) == ([], b"")
+
+
+def test_a_passive_declare_finds_a_queue_that_has_none_yet() -> None:
+    wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
+    wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True)))
+    assert wire.answer(declared()) == b""
+    wire.relay.release(wire.request().channel)
+    assert wire.producer() == declared()
+
+
+def test_a_deleted_queue_is_told_by_its_name() -> None:
+    wire = Wire(ears=Ears()).open()
+    wire.produce(say(1, commands.Queue.Delete(0, "one")), say(1, commands.Queue.Declare(0, "two")))
+    wire.answer(say(1, commands.Queue.DeleteOk(0)), declared("two"))
+    wire.produce(say(1, commands.Queue.Delete(0, "")))
+    wire.answer(say(1, commands.Queue.DeleteOk(0)))
+    assert wire.heard == [("deleted", b"one"), ("declared", b"two", False), ("deleted", b"two")]
+
+
+def test_answers_belong_to_requests_in_order_whatever_stands_between() -> None:
+    wire = Wire(routed("q"), ears=Ears([b"q"])).open()
+    binds = say(1, commands.Queue.Bind(0, "x", "e", "k"), commands.Queue.Declare(0, "q"), commands.Queue.Delete(0, "x"))
+    wire.produce(binds)
+    assert wire.answer(say(1, commands.Queue.BindOk(), commands.Basic.QosOk())) != b""
+    assert wire.answer(declared(), say(1, commands.Queue.DeleteOk(0))) == b""
+    assert wire.heard == [("declared", b"q", False)]
+    wire.relay.release(wire.request().channel)
+    assert wire.producer() == declared() + say(1, commands.Queue.DeleteOk(0))
+    assert wire.heard[1:] == [("deleted", b"x")]
+
+
+def test_our_channel_is_not_the_producers_business() -> None:
+    wire = exclusive(Wire(routed("q", bound=()), ears=Ears([b"q"])))
+    wire.upstream()
+    said = wire.answer(content_header(OWN, 0), say(OWN, commands.Queue.BindOk()), content_header(OWN, 0))
+    assert said == declared()
+
+
+# -- confirms and returns ---------------------------------------------------------------------------------------------
+
+
+def test_a_nack_of_many_counts_each_once() -> None:
+    wire = Wire().open(confirm=True)
+    wire.produce(publish() * 5)
+    wire.answer(ack(2), nack(4, True), nack(4, True))
+    assert wire.counters.relays["/"].confirms_nacked == 3
+
+
+def test_a_return_is_counted_and_passed_on() -> None:
+    wire = Wire(routed("q")).open()
+    back = returned("xo", "key", content(1, (), b"body"))
+    assert wire.answer(back) == back
+    assert wire.counters.relays["/"].returns == 1
+
+
+def test_a_confirm_is_timed() -> None:
+    wire = Wire().open(confirm=True)
+    wire.now = 5.0
+    wire.produce(publish(), publish())
+    wire.now = 5.003
+    wire.answer(ack(2, True))
+    assert wire.counters.confirm_seconds.total_seconds == pytest.approx(0.003)
+
+
+def test_open_channels_are_counted() -> None:
+    wire = Wire().open(1, 2, 3)
+    counters = wire.counters.relays["/"]
+    assert counters.channels == 3
+    wire.produce(say(2, commands.Channel.Close(200, "bye", 0, 0)))
+    wire.answer(say(2, commands.Channel.CloseOk()))
+    assert counters.channels == 2
+    wire.answer(say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 70)))
+    wire.produce(say(1, commands.Channel.CloseOk()))
+    assert counters.channels == 1
+    wire.answer(method(0, FORCED))
+    assert counters.channels == 0
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_close_of_the_broker_reaches_the_producer_as_it_is_and_so_does_the_answer() -> None:
+    wire = Wire().open()
+    assert wire.answer(method(0, FORCED)) == method(0, FORCED)
+    assert wire.produce(publish(), method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
+    assert wire.relay.phase is Phase.CLOSED
+
+
+def test_closes_that_cross_are_both_answered_where_the_producers_comes_first() -> None:
+    wire = Wire().open()
+    assert wire.produce(method(0, GOODBYE)) == method(0, GOODBYE)
+    assert wire.answer(method(0, FORCED)) == method(0, GOODBYE_OK)
+    assert wire.upstream() == method(0, GOODBYE_OK)
+    assert wire.relay.phase is Phase.CLOSED
+    assert wire.relay.upstream_done
+
+
+def test_closes_that_cross_are_both_answered_where_the_brokers_comes_first() -> None:
+    wire = Wire().open()
+    wire.answer(method(0, FORCED))
+    assert wire.produce(method(0, GOODBYE)) == b""
+    assert wire.producer() == method(0, GOODBYE_OK)
+    assert wire.produce(method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
+
+
+def test_a_close_of_the_broker_while_goodbye_waits_ends_both() -> None:
+    wire = Wire(chosen("new")).open()
+    assert wire.produce(publish("new"), method(0, GOODBYE)) == b""
+    assert wire.answer(method(0, FORCED)) == method(0, GOODBYE_OK)
+    assert wire.upstream() == method(0, GOODBYE_OK)
+    assert wire.relay.phase is Phase.CLOSED
+
+
+def test_closes_of_ours_and_of_the_broker_that_cross_are_both_answered() -> None:
+    wire = Wire().open()
+    wire.relay.close(320, "the proxy is shutting down")
+    assert closed(wire.producer())[:2] == (0, 320)
+    assert closed(wire.upstream())[:2] == (0, 200)
+    assert wire.answer(method(0, FORCED)) == b""
+    assert wire.upstream() == method(0, GOODBYE_OK)
+    assert wire.answer(method(0, GOODBYE_OK)) == b""
+    assert wire.produce(method(0, GOODBYE_OK)) == b""
+    assert wire.relay.phase is Phase.CLOSED
+
+
+# -- blocked ----------------------------------------------------------------------------------------------------------
+
+
+def test_blocked_and_unblocked_reach_the_producer_and_the_gauge() -> None:
+    wire = Wire()
+    counters = wire.counters.relays["/"]
+    blocked, unblocked = (
+        method(0, commands.Connection.Blocked("low on memory")),
+        method(0, commands.Connection.Unblocked()),
+    )
+    gauge = []
+    for frame in (blocked, blocked, unblocked, unblocked, blocked):
+        assert wire.answer(frame) == frame
+        gauge.append(counters.upstream_blocked)
+    wire.relay.ended()
+    assert [*gauge, counters.upstream_blocked] == [1, 1, 0, 0, 1, 0]
+
+
+def test_update_secret_is_answered_by_the_broker() -> None:
+    wire = Wire()
+    ask, answer = method(0, commands.Connection.UpdateSecret("s", "r")), method(0, commands.Connection.UpdateSecretOk())
+    assert wire.produce(ask) == ask
+    assert wire.answer(answer) == answer
+
+
+def test_a_close_ok_that_nobody_asked_for_ends_nothing() -> None:
+    wire = Wire().open()
+    message = publish(to="other")
+    size = len(message) - len(b"body") - 8  # all but the body frame
+    begun = wire.produce(message[:size])
+    assert wire.answer(say(1, commands.Channel.CloseOk())) == b""
+    assert begun + wire.produce(message[size:]) == message

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.amqp.frames import HEARTBEAT_FRAME
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.channel import Channel, Collected, Life, Publish
+from proxy.relay.conversation import Asked, Conversation, Limits, Phase
+from proxy.routing.bindings.reach import Reach
+from proxy.routing.decision import QueueNames
+from tests.client import split
+from tests.relay.relaying import TUNING, Wire, closed, routed, state
+
+
+def conversation(limits: Limits | None = None) -> Conversation:
+    wire = Wire(routed("a"), limits=limits)
+    return Conversation(TUNING, wire.plans, wire.heard.inventory(), limits or Limits())
+
+
+def said(pieces: list[bytes]) -> bytes:
+    data = b"".join(pieces)
+    pieces.clear()
+    return data
+
+
+def test_a_number_has_one_record_until_its_channel_is_forgotten() -> None:
+    both = conversation()
+    channel = both.channel(3)
+    assert both.channel(3) is channel
+    both.forget(channel)
+    assert both.channel(3) is not channel
+
+
+@pytest.mark.parametrize("pending", ["discard_upstream", "closes", "owed_close_ok"])
+def test_the_next_channel_of_a_number_knows_what_the_broker_still_owes_the_last(pending: str) -> None:
+    both = conversation()
+    channel = both.channel(3)
+    setattr(channel, pending, True)
+    both.forget(channel)
+    following = both.channels[3]
+    assert following is not channel
+    assert following.discard_upstream == (pending == "discard_upstream")
+    assert following.owed_close_ok == (pending != "discard_upstream")
+    assert (following.held is not None) == (pending == "discard_upstream")
+
+
+def test_whatever_a_channel_kept_is_counted_off_when_it_ends() -> None:
+    both = conversation()
+    channel = both.channel(1)
+    channel.held, channel.held_bytes = [b"123"], 3
+    channel.held_back = [b"12345"]
+    publish = Publish(b"", None, b"", b"", channel, False)
+    plan = both.plans.get(b"xo")
+    assert plan is not None
+    channel.collected = Collected(publish, plan, b"", (), 7, bytearray())
+    both.held_bytes, both.held_back_bytes, both.collected_bytes = 3, 5, 7
+    both.forget(channel)
+    assert (both.held_bytes, both.held_back_bytes, both.collected_bytes) == (0, 0, 0)
+
+
+def test_a_method_of_ours_waits_for_the_end_of_a_content() -> None:
+    both = conversation()
+    channel = both.channel(1)
+    both.say(channel, b"first")
+    both.unfinished[1] = 10
+    both.say(channel, b"second")
+    assert said(both.to_producer) == b"first"
+    assert channel.deferred == [b"second"]
+    assert both.odd == {1}
+
+
+def test_odd_channels_are_noted() -> None:
+    both = conversation()
+    channel = both.channel(1)
+    channel.returned = b"frame"
+    both.mark(channel)
+    assert both.odd == {1}
+    channel.returned = None
+    both.mark(channel)
+    assert both.odd == set()
+
+
+def test_a_refused_channel_is_closed_on_both_sides_once() -> None:
+    both = conversation()
+    error = ProtocolError(406, "no" * 200, Scope.CHANNEL, 60, 40)
+    both.refuse(both.channel(5), error)
+    channel, code, text, ids = closed(said(both.to_producer))
+    assert (channel, code, len(text), ids) == (5, 406, 255, (60, 40))
+    assert closed(said(both.to_upstream))[:3] == (5, 200, "closed by the proxy")
+    assert both.channels[5].life is Life.CLOSED_HERE
+    assert both.counters.protocol_errors == {406: 1}
+    both.refuse(both.channels[5], error)
+    assert said(both.to_upstream) == b""
+
+
+def test_a_fault_closes_the_connection_on_both_sides_once() -> None:
+    both = conversation()
+    both.channel(1)
+    both.fail(ProtocolError(505, "what", Scope.CHANNEL, 60, 40))
+    both.fail(ProtocolError(501, "again"))
+    assert closed(said(both.to_producer)) == (0, 505, "UNEXPECTED_FRAME - what", (60, 40))
+    assert closed(said(both.to_upstream))[:2] == (0, 200)
+    assert (both.phase, both.channels, both.counters.protocol_errors) == (Phase.CLOSING, {}, {505: 1})
+    assert str(both.fault) == "505 what"
+
+
+@pytest.mark.parametrize("phase", [Phase.PRODUCER_CLOSES, Phase.CLOSING, Phase.CLOSED])
+def test_what_is_being_closed_is_not_closed_again(phase: Phase) -> None:
+    both = conversation()
+    both.phase = phase
+    both.close(320, b"again")
+    both.fail(ProtocolError(501, "again"))
+    assert (both.to_producer, both.to_upstream, both.fault) == ([], [], None)
+
+
+def test_places_in_the_order_of_declarations_never_repeat() -> None:
+    both = conversation()
+    sequences = [both.next_sequence() for _ in range(3)]
+    assert sequences == sorted(set(sequences))
+
+
+def test_what_exists_is_asked_about() -> None:
+    both = conversation()
+    both.state.queues = QueueNames((b"a",), 1)
+    own = both.state.exchanges[b"xo"]
+    reach = own.reach("client")
+    unknown = [(reach, ("queue", b"ghost")), (reach, ("queue", b"a")), (reach, ("exchange", b"e"))]
+    assert both.to_be_asked(unknown) == (Asked(own, reach, ("exchange", b"e")), Asked(own, reach, ("queue", b"a")))
+
+
+def test_a_reach_of_an_exchange_that_is_gone_is_not_asked_about() -> None:
+    both = conversation()
+    assert both.to_be_asked([(Reach("client"), ("exchange", b"e"))]) == ()
+
+
+def test_what_producers_make_us_ask_is_limited() -> None:
+    both = conversation(Limits(tokens=2))
+    reach = both.state.exchanges[b"xo"].reach("client")
+    reach.allowed |= {("queue", b"a"), ("queue", b"b")}
+    assert both.to_be_asked([(reach, ("exchange", b"e"))]) == ()
+
+
+def test_without_a_channel_to_spare_there_is_none_of_ours() -> None:
+    wire = Wire(state())
+    tuning = replace(TUNING, channel_max_upstream=TUNING.channel_max_producer)
+    assert Conversation(tuning, wire.plans, wire.heard.inventory(), Limits()).own.number is None
+    assert Conversation(TUNING, wire.plans, wire.heard.inventory(), Limits()).own.number == 2047
+
+
+def test_a_heartbeat_is_eight_bytes_on_channel_0() -> None:
+    (frame,) = split(HEARTBEAT_FRAME)
+    assert (frame.kind, frame.channel, frame.payload) == (8, 0, b"")
+
+
+def test_a_channel_that_ends_leaves_the_gauge_once() -> None:
+    both = conversation()
+    channel = Channel(1)
+    channel.opened = True
+    both.counters.channels = 1
+    both.count_closed(channel)
+    both.count_closed(channel)
+    assert both.counters.channels == 0

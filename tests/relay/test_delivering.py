@@ -1,0 +1,394 @@
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pamqp import base, commands
+
+from proxy.amqp.tables import encode_table
+from proxy.relay.conversation import Limits
+from proxy.relay.original_address import Address, entry
+from proxy.relay.vhost import Delivery
+from tests.client import HEARTBEAT, content, content_header, frame, method, names, split
+from tests.relay.relaying import (
+    OWN,
+    REPORT,
+    TUNING,
+    Ears,
+    Wire,
+    ack,
+    address_of,
+    chosen,
+    closed,
+    nack,
+    publish,
+    returned,
+    routed,
+    say,
+    several,
+)
+
+DELIVER = commands.Basic.Deliver("c", 1, False, "e", "k")
+GET_OK = commands.Basic.GetOk(1, False, "e", "k", 0)
+DECLARE, DECLARED = commands.Queue.Declare(0, "q"), commands.Queue.DeclareOk("q", 0, 0)
+QUEUE = routed("q", delivery=Delivery.QUEUE)
+
+
+def delivery(body: bytes = b"body", channel: int = 1, command: base.Frame = DELIVER) -> bytes:
+    return method(channel, command) + content(channel, REPORT, body)
+
+
+def moved(body: bytes = b"body", channel: int = 1, command: base.Frame | None = None) -> bytes:
+    """A message of queue delivery as the broker has it."""
+    start = method(channel, command or commands.Basic.Deliver("c", 1, False, "", "q"))
+    entries = encode_table(REPORT) + entry(Address(b"xo", b"key"), Address(b"", b"q"))
+    size = len(body)
+    parts = b"".join(frame(3, channel, body[at : at + 131064]) for at in range(0, size, 131064))
+    return start + content_header(channel, size, entries) + parts
+
+
+def original(body: bytes = b"body", channel: int = 1) -> bytes:
+    """The same as the consumer should have it."""
+    return method(channel, commands.Basic.Deliver("c", 1, False, "xo", "key")) + content(channel, REPORT, body)
+
+
+# -- copied through ---------------------------------------------------------------------------------------------------
+
+#: What a broker may say on a channel.
+ANSWERS: list[base.Frame] = [
+    commands.Channel.Flow(False),
+    commands.Channel.FlowOk(True),
+    commands.Exchange.DeclareOk(),
+    commands.Exchange.DeleteOk(),
+    commands.Exchange.BindOk(),
+    commands.Exchange.UnbindOk(),
+    commands.Queue.DeclareOk("q", 3, 1),
+    commands.Queue.BindOk(),
+    commands.Queue.UnbindOk(),
+    commands.Queue.PurgeOk(7),
+    commands.Queue.DeleteOk(7),
+    commands.Basic.QosOk(),
+    commands.Basic.ConsumeOk("c"),
+    commands.Basic.CancelOk("c"),
+    commands.Basic.Cancel("c", True),
+    commands.Basic.GetEmpty(),
+    commands.Basic.RecoverOk(),
+    commands.Basic.Ack(1, False),
+    commands.Basic.Nack(1, True, False),
+    commands.Confirm.SelectOk(),
+    commands.Tx.SelectOk(),
+    commands.Tx.CommitOk(),
+    commands.Tx.RollbackOk(),
+]
+
+
+@pytest.mark.parametrize("command", ANSWERS, ids=lambda one: one.name)
+@pytest.mark.parametrize("of", [routed("a"), QUEUE], ids=["carrier", "queue"])
+def test_what_the_broker_says_reaches_the_producer_as_it_is(of: object, command: base.Frame) -> None:
+    wire = Wire(of).open()  # type: ignore[arg-type]
+    assert wire.answer(method(1, command)) == method(1, command)
+    assert wire.upstream() == b""
+
+
+def test_methods_of_classes_that_nobody_knows_reach_the_producer_too() -> None:
+    answer = frame(1, 1, b"\0\x1e\0\x0b\0\1")
+    assert Wire(QUEUE).open().answer(answer) == answer
+
+
+@pytest.mark.parametrize("command", [DELIVER, GET_OK, commands.Basic.Return(312, "NO_ROUTE", "e", "k")])
+@pytest.mark.parametrize("body_size", [0, 1, 131064, 131065, 400_000])
+@pytest.mark.parametrize("of", [routed("a"), QUEUE], ids=["carrier", "queue"])
+def test_contents_reach_the_producer_as_they_are(of: object, body_size: int, command: base.Frame) -> None:
+    wire = Wire(of).open()  # type: ignore[arg-type]
+    whole = delivery(bytes(body_size), command=command)
+    assert wire.answer(whole, whole) == whole * 2
+    assert not wire.relay._conversation.unfinished
+
+
+def test_heartbeats_of_the_broker_end_here() -> None:
+    wire = Wire().open()
+    assert wire.answer(HEARTBEAT, HEARTBEAT[:4]) == b""
+    assert wire.answer(HEARTBEAT[4:], delivery(), HEARTBEAT) == delivery()
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_pieces_give_the_same(data: st.DataObject) -> None:
+    contents = [delivery(), delivery(b""), delivery(b"x" * 300, 2), moved(), moved(b"", 2), delivery(command=GET_OK)]
+    others = [HEARTBEAT, ack(1), ack(2, True), nack(3), method(2, commands.Basic.ConsumeOk("c"))]
+    parts = st.sampled_from([*contents, *others, returned("", "q", content(1, ()))])
+    stream = b"".join(data.draw(st.lists(parts, max_size=12)))
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
+    whole, cut = (Wire(QUEUE).open(1, 2, confirm=True) for _ in range(2))
+    at = [0, *sorted(cuts), len(stream)]
+    pieces = b"".join(cut.answer(stream[one:other]) for one, other in pairwise(at))
+    assert pieces == whole.answer(stream)
+    assert not cut.relay._conversation.unfinished
+    assert asdict(cut.counters.relays["/"]) == asdict(whole.counters.relays["/"])
+
+
+def test_a_stream_byte_by_byte_gives_the_same() -> None:
+    stream = delivery(b"x" * 40) + moved() + ack(1) + delivery(b"") + delivery(b"y", 2)
+    wire = Wire(QUEUE).open(1, 2, confirm=True)
+    assert b"".join(wire.answer(stream[at : at + 1]) for at in range(len(stream))) == (
+        delivery(b"x" * 40) + original() + ack(1) + delivery(b"") + delivery(b"y", 2)
+    )
+
+
+# -- confirms ---------------------------------------------------------------------------------------------------------
+
+
+def test_confirms_are_relayed_and_counted() -> None:
+    wire = Wire().open(confirm=True)
+    wire.produce(publish() * 6)
+    said = ack(1) + ack(3, True) + nack(5) + ack(4) + nack(0, True)
+    assert wire.answer(said) == said
+    counters = wire.counters.relays["/"]
+    assert (counters.confirms_acked, counters.confirms_nacked, wire.relay.unsettled) == (4, 2, 0)
+
+
+def test_acks_on_a_channel_without_confirms_are_the_consumers_business() -> None:
+    wire = Wire(routed("a"))
+    assert wire.answer(ack(1, channel=9)) == ack(1, channel=9)
+
+
+# -- originals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body_size", [0, 5, 300_000])
+def test_a_consumer_sees_where_a_message_was_published(body_size: int) -> None:
+    wire = Wire(QUEUE).open()
+    assert wire.answer(moved(bytes(body_size))) == original(bytes(body_size))
+    assert not wire.relay._conversation.odd
+
+
+def test_a_get_sees_it_too() -> None:
+    got = Wire(QUEUE).open().answer(moved(command=commands.Basic.GetOk(3, True, "", "q", 9)))
+    assert got == method(1, commands.Basic.GetOk(3, True, "xo", "key", 9)) + content(1, REPORT, b"body")
+
+
+def test_a_return_names_what_the_producer_wrote() -> None:
+    wire = Wire(QUEUE).open()
+    left = wire.answer(moved(command=commands.Basic.Return(312, "NO_ROUTE", "", "q")))
+    assert address_of(split(left)[0]) == ("xo", "key")
+    assert wire.counters.relays["/"].returns == 1
+
+
+def test_channels_interleave_while_originals_are_put_back() -> None:
+    wire = Wire(QUEUE).open(1, 2)
+    frames = [[one.raw for one in split(moved(b"x" * 9, channel))] for channel in (1, 2)]
+    left = wire.answer(*(one for pair in zip(*frames, strict=True) for one in pair))
+    for channel in (1, 2):
+        mine = b"".join(one.raw for one in split(left) if one.channel == channel)
+        assert mine == original(b"x" * 9, channel)
+
+
+# -- a content on its way is brought to its end -----------------------------------------------------------------------
+
+RESERVED = publish("x.o.p.e.n.x.q.1")
+
+
+@pytest.mark.parametrize("sent", [1, 2, 3])
+def test_a_close_of_ours_waits_for_the_end_of_a_content_on_its_channel(sent: int) -> None:
+    wire = Wire(routed("a")).open()
+    frames = [one.raw for one in split(delivery(bytes(300_000)))]
+    assert wire.answer(*frames[:sent]) == b"".join(frames[:sent])
+    assert names(wire.produce(RESERVED)) == ["Channel.Close"]
+    assert wire.producer() == b""
+    rest = wire.answer(*frames[sent:], delivery(), method(1, commands.Basic.QosOk()))
+    assert rest.startswith(b"".join(frames[sent:]))
+    assert closed(rest[len(b"".join(frames[sent:])) :])[:2] == (1, 403)
+    assert wire.answer(delivery()) == b""
+
+
+def test_both_answers_of_closes_that_cross_wait_for_it() -> None:
+    wire = Wire(routed("a")).open()
+    frames = [one.raw for one in split(delivery(bytes(300_000)))]
+    wire.answer(*frames[:2])
+    wire.produce(RESERVED, say(1, commands.Channel.Close(200, "bye", 0, 0)))
+    left = wire.answer(*frames[2:])
+    assert names(left)[-2:] == ["Channel.Close", "Channel.CloseOk"]
+
+
+def test_a_close_of_ours_on_another_channel_waits_for_nothing() -> None:
+    wire = Wire(routed("a")).open(1, 2)
+    wire.answer(*(one.raw for one in split(delivery(bytes(300_000), 2))[:2]))
+    wire.produce(RESERVED)
+    assert closed(wire.producer())[:2] == (1, 403)
+
+
+def test_a_content_that_is_held_back_does_not_count_as_begun() -> None:
+    wire = Wire(QUEUE).open()
+    assert wire.answer(split(moved())[0].raw) == b""
+    wire.produce(RESERVED)
+    assert closed(wire.producer())[:2] == (1, 403)
+    assert wire.answer(*(one.raw for one in split(moved())[1:])) == b""
+
+
+# -- answers that wait ------------------------------------------------------------------------------------------------
+
+
+def held(of: object = None) -> Wire:
+    """A declare-ok is being kept back on channel 1."""
+    wire = Wire(of, ears=Ears(None), limits=Limits(held_bytes=2000)).open(1, 2)  # type: ignore[arg-type]
+    wire.produce(say(1, DECLARE))
+    assert wire.answer(say(1, DECLARED)) == b""
+    return wire
+
+
+def test_a_declare_ok_waits_and_all_behind_it_on_its_channel() -> None:
+    wire = held()
+    behind = delivery() + say(1, commands.Basic.ConsumeOk("c"))
+    assert wire.answer(behind, delivery(channel=2)) == delivery(channel=2)
+    request = wire.request()
+    assert (request.channel.number, getattr(request, "queue", None)) == (1, b"q")
+    wire.relay.release(request.channel)
+    assert wire.producer() == say(1, DECLARED) + behind
+    assert wire.answer(delivery()) == delivery()
+
+
+def test_what_is_kept_back_is_looked_at_when_it_leaves() -> None:
+    wire = held(QUEUE)
+    assert wire.answer(moved(), moved()) == b""
+    wire.relay.release(wire.request().channel)
+    assert wire.producer() == say(1, DECLARED) + original() * 2
+
+
+def test_a_second_declare_ok_among_it_waits_for_its_own_queue() -> None:
+    wire = held()
+    wire.produce(say(1, DECLARE))
+    wire.answer(say(1, DECLARED), delivery())
+    wire.relay.release(wire.request().channel)
+    assert wire.producer() == say(1, DECLARED)
+    wire.relay.release(wire.request().channel)
+    assert wire.producer() == say(1, DECLARED) + delivery()
+
+
+def test_a_close_of_the_broker_brings_what_was_kept_back() -> None:
+    wire = held(QUEUE)
+    close = say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 70))
+    assert wire.answer(moved(), close) == say(1, DECLARED) + original() + close
+    channel = wire.request().channel
+    wire.relay.release(channel)
+    assert wire.producer() == b""
+
+
+def test_a_close_ok_of_the_broker_brings_it_too() -> None:
+    wire = held()
+    wire.produce(say(1, commands.Channel.Close(200, "bye", 0, 0)))
+    assert wire.answer(say(1, commands.Channel.CloseOk())) == say(1, DECLARED) + say(1, commands.Channel.CloseOk())
+
+
+def test_a_publish_that_goes_on_does_not_lose_what_is_kept_back() -> None:
+    wire = held(chosen("new"))
+    wire.relay.requests.clear()
+    wire.produce(publish("new"))
+    wire.relay.resume(wire.request().channel)
+    assert names(wire.upstream()) == ["Basic.Publish", "Header", "Body"]
+    wire.relay.release(wire.relay._conversation.channels[1])
+    assert wire.producer() == say(1, DECLARED)
+
+
+def test_what_is_kept_back_is_counted_and_stops_the_reading() -> None:
+    wire = held()
+    full = []
+    for _ in range(2):
+        wire.answer(delivery(bytes(1000)))
+        full.append(wire.relay.upstream_full)
+    wire.relay.release(wire.request().channel)
+    assert [*full, wire.relay.upstream_full] == [False, True, False]
+    assert wire.relay._conversation.held_back_bytes == 0
+
+
+def test_an_answer_that_waits_for_our_own_channel_leaves_early_rather_than_never() -> None:
+    """The bind-ok comes behind what is kept back: if that stops the reading, it never comes."""
+    of = routed("q", bound=())
+    wire = Wire(of, ears=Ears([b"q"]), limits=Limits(held_bytes=2000)).open()
+    wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True)))
+    assert wire.answer(say(1, DECLARED)) == b""
+    assert [(one.channel, one.name) for one in split(wire.upstream())] == [(OWN, "Channel.Open")]
+    assert wire.answer(delivery(bytes(1000))) == b""
+    assert wire.answer(delivery(bytes(1000))) == say(1, DECLARED) + delivery(bytes(1000)) * 2
+    assert not wire.relay.upstream_full
+
+
+# -- a producer that takes smaller frames -----------------------------------------------------------------------------
+
+SMALL = replace(TUNING, frame_max_producer=4096)
+
+
+@pytest.mark.parametrize("body_size", [0, 4088, 4089, 8176, 8177, 100_000])
+def test_bodies_are_cut_to_what_the_producer_takes(body_size: int) -> None:
+    wire = Wire(tuning=SMALL).open()
+    body = bytes(range(256)) * (body_size // 256 + 1)
+    left = wire.answer(delivery(body[:body_size]))
+    assert left == method(1, DELIVER) + content(1, REPORT, body[:body_size], frame_max=4096)
+    assert not wire.relay._conversation.unfinished
+
+
+def test_a_header_that_it_does_not_take_ends_the_connection_with_the_reason() -> None:
+    wire = Wire(tuning=SMALL).open()
+    large = method(1, DELIVER) + content_header(1, 4, bytes(5000))
+    left = wire.answer(large)
+    assert left.startswith(method(1, DELIVER))
+    assert closed(left[len(method(1, DELIVER)) :])[:3] == (
+        0,
+        501,
+        f"FRAME_ERROR - the broker's frame of {len(content_header(1, 4, bytes(5000)))} bytes exceeds frame_max 4096",
+    )
+
+
+def test_a_header_that_fits_once_it_is_restored_is_fine() -> None:
+    wire = Wire(QUEUE, tuning=SMALL).open()
+    fill = encode_table(((b"x", REPORT[0][1]._replace(value=bytes(3980))),))
+    entries = fill + entry(Address(b"xo", b"key"), Address(b"", b"q"))
+    start = method(1, commands.Basic.Deliver("c", 1, False, "", "q"))
+    assert len(content_header(1, 0, entries)) > 4096
+    left = split(wire.answer(start, content_header(1, 0, entries)))
+    assert left[1].raw == content_header(1, 0, fill)
+
+
+# -- several copies ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body_size", [0, 10, 200_000])
+def test_a_return_that_stays_here_goes_with_its_whole_content(body_size: int) -> None:
+    wire = Wire(several("e")).open()
+    sent = split(wire.produce(publish("key", mandatory=True, body=bytes(body_size))))
+    header = sent[1].raw
+    back = returned("", "q", header + b"".join(one.raw for one in sent[2 : len(sent) // 2]))
+    assert wire.answer(back, delivery()) == delivery()
+    assert not wire.relay._conversation.odd
+
+
+# -- what no broker says ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(1, 1, b"\0\x3c\0\x50" + bytes(9))[:-1] + b"\xcd",
+        frame(4, 1, b""),
+        frame(3, 0, b"body"),
+        b"\x03\0\1\xff\xff\xff\xff",
+        frame(9, 7, b"x"),
+    ],
+)
+def test_a_broker_that_breaks_its_frames_is_gone_and_the_producer_reads_why(data: bytes) -> None:
+    wire = Wire(QUEUE).open()
+    channel, code, text, _ = closed(wire.answer(data + bytes(8)))
+    assert (channel, code) == (0, 320)
+    assert "the broker sent malformed frames" in text
+
+
+def test_behind_the_end_of_the_connection_nothing_is_relayed() -> None:
+    wire = Wire(routed("a")).open(1, 2, confirm=True)
+    wire.produce(publish(), frame(9, 1, b""))
+    assert closed(wire.producer())[:2] == (0, 501)
+    assert wire.answer(delivery(), ack(1), moved(), HEARTBEAT, method(2, commands.Basic.QosOk())) == b""
+    assert wire.answer(delivery()[:9], delivery()[9:]) == b""
+    assert wire.answer(method(0, commands.Connection.CloseOk())) == b""
+    assert wire.relay.upstream_done

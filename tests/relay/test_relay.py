@@ -1,0 +1,417 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pamqp import commands
+
+from proxy.relay.conversation import BindDestinations, LookUpExchange, Phase
+from proxy.relay.vhost import Delivery, VhostState
+from proxy.values import Value
+from tests.client import HEARTBEAT, content, frame, method, names, split
+from tests.relay.relaying import (
+    REPORT,
+    TUNING,
+    Ears,
+    Wire,
+    ack,
+    chosen,
+    closed,
+    nack,
+    publish,
+    routed,
+    say,
+    several,
+    with_tokens,
+)
+
+GOODBYE, GOODBYE_OK = commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk()
+
+
+# -- the end of a link ------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_upstream_is_told_with_320_at_once() -> None:
+    wire = Wire(routed("a")).open(confirm=True)
+    wire.produce(publish())
+    wire.relay.upstream_lost("upstream connection lost")
+    assert closed(wire.producer()) == (0, 320, "CONNECTION_FORCED - upstream connection lost", (0, 0))
+    assert wire.upstream() == b""
+    assert wire.produce(publish(), method(0, GOODBYE_OK)) == b""
+    assert (wire.relay.phase, wire.relay.fault) == (Phase.CLOSED, None)
+
+
+def test_a_lost_upstream_is_told_once() -> None:
+    wire = Wire().open()
+    for _ in range(2):
+        wire.relay.upstream_lost("gone")
+    assert closed(wire.producer())[:2] == (0, 320)
+
+
+def test_an_upstream_that_is_lost_during_goodbye_is_no_reason_to_let_the_producer_wait() -> None:
+    wire = Wire().open()
+    wire.produce(method(0, GOODBYE))
+    wire.relay.upstream_lost("gone")
+    assert wire.producer() == method(0, GOODBYE_OK)
+    assert wire.relay.phase is Phase.CLOSED
+
+
+def test_an_upstream_that_is_lost_while_goodbye_waits_is_none_either() -> None:
+    wire = Wire(chosen("new")).open()
+    wire.produce(publish("new"), method(0, GOODBYE))
+    wire.relay.upstream_lost("gone")
+    assert wire.producer() == method(0, GOODBYE_OK)
+    wire.relay.resume(wire.request().channel)
+    assert wire.upstream() == b""
+
+
+def test_a_close_of_ours_goes_to_both_sides_behind_what_was_published() -> None:
+    wire = Wire(routed("a")).open()
+    message = publish()
+    wire.relay.receive_from_producer(message, 0.0)
+    wire.relay.close(320, "the proxy is shutting down")
+    left = wire.upstream()
+    assert left.startswith(with_tokens(message, "a"))
+    assert closed(left[len(with_tokens(message, "a")) :])[:2] == (0, 200)
+    assert closed(wire.producer()) == (0, 320, "CONNECTION_FORCED - the proxy is shutting down", (0, 0))
+    assert wire.produce(method(0, GOODBYE_OK)) == b""
+    assert wire.relay.phase is Phase.CLOSED
+
+
+def test_a_producer_that_says_goodbye_is_not_closed_on_top_of_it() -> None:
+    wire = Wire().open()
+    wire.produce(method(0, GOODBYE))
+    wire.relay.close(320, "the proxy is shutting down")
+    assert wire.producer() == b""
+    assert wire.answer(method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
+
+
+def test_gauges_are_back_at_zero_when_it_has_ended() -> None:
+    wire = Wire(routed("a")).open(1, 2)
+    wire.answer(method(0, commands.Connection.Blocked("memory")))
+    wire.relay.ended()
+    wire.relay.ended()
+    counters = wire.counters.relays["/"]
+    assert (counters.channels, counters.upstream_blocked) == (0, 0)
+
+
+def test_unsettled_are_publishes_without_a_confirm() -> None:
+    wire = Wire(several("e")).open(1, 2).open(3, confirm=True)
+    wire.produce(publish(channel=1), publish(channel=3), publish(channel=3), publish(channel=3, to="other"))
+    assert wire.relay.unsettled == 3
+    wire.answer(ack(2, True, channel=3), nack(5, channel=3))
+    assert wire.relay.unsettled == 1
+
+
+def test_outstanding_is_how_far_the_channel_confirmed_last_is_ahead() -> None:
+    wire = Wire().open(1, 2, confirm=True)
+    wire.produce(*(publish(to="other") for _ in range(5)), publish(channel=2, to="other"))
+    assert wire.relay.outstanding == 0
+    wire.answer(ack(1) + ack(3, multiple=True))
+    assert wire.relay.outstanding == 2
+    wire.answer(ack(1, channel=2))
+    assert wire.relay.outstanding == 0
+
+
+def test_a_channel_that_ends_is_not_ahead_any_more() -> None:
+    wire = Wire().open(1, 2, confirm=True)
+    wire.produce(*(publish(to="other") for _ in range(5)))
+    wire.answer(ack(1))
+    assert wire.relay.outstanding == 4
+    wire.produce(method(1, commands.Channel.Close(200, "", 0, 0)))
+    wire.answer(method(1, commands.Channel.CloseOk()))
+    assert wire.relay.outstanding == 0
+
+
+def test_how_far_a_channel_is_ahead_is_known_when_its_confirms_are_joined() -> None:
+    wire = Wire(several("e")).open(1, confirm=True)
+    wire.produce(*(publish(to="other") for _ in range(5)))
+    wire.answer(ack(1))
+    copies = names(wire.produce(publish())).count("Basic.Publish")
+    assert (copies > 1, wire.relay.outstanding) == (True, 5)
+    wire.answer(ack(4, multiple=True))
+    assert wire.relay.outstanding == 2
+    wire.answer(nack(5) + ack(5 + copies, multiple=True))
+    assert wire.relay.outstanding == 0
+
+
+# -- large frames ------------------------------------------------------------------------------------------------------
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
+
+
+@pytest.mark.parametrize("side", ["producer", "broker"])
+def test_a_large_frame_that_comes_in_many_reads_is_joined_once(side: str) -> None:
+    size = 32 << 20
+    wire = Wire(tuning=replace(TUNING, frame_max_producer=size + 8, frame_max_upstream=size + 8)).open()
+    data = publish(to="other", body=bytes(size), frame_max=size + 8)
+    if side == "broker":
+        data = method(1, commands.Basic.Deliver("me", 1, False, "", "k")) + content(
+            1, None, bytes(size), frame_max=size + 8
+        )
+    pieces = [data[at : at + (64 << 10)] for at in range(0, len(data), 64 << 10)]
+    receive = wire.relay.receive_from_producer if side == "producer" else wire.relay.receive_from_upstream
+    out = wire.relay.to_upstream if side == "producer" else wire.relay.to_producer
+
+    def take() -> None:
+        for piece in pieces:
+            receive(piece, 0.0)
+
+    once = min(cpu_seconds(lambda: b"".join(pieces)) for _ in range(3))
+    assert cpu_seconds(take) < 40 * once  # joined at each read: more than 200
+    assert b"".join(out) == data
+
+
+# -- several goodbyes --------------------------------------------------------------------------------------------------
+
+
+def test_further_goodbyes_are_answered_when_the_broker_has_answered_the_first() -> None:
+    wire = Wire().open(1, confirm=True)
+    goodbye, ok = method(0, GOODBYE), method(0, GOODBYE_OK)
+    assert wire.produce(goodbye, goodbye, goodbye) == goodbye
+    assert wire.producer() == b""
+    delivery = method(1, commands.Basic.Deliver("me", 1, False, "", "k")) + content(1, None, b"body")
+    assert wire.answer(delivery + ok) == delivery + ok * 3
+    assert wire.produce(goodbye[:9]) + wire.produce(goodbye[9:]) == b""
+    assert wire.producer() == ok
+    assert wire.relay.producer_ends
+    wire.produce(ok)
+    assert not wire.relay.producer_ends
+
+
+def test_further_goodbyes_are_answered_when_the_upstream_is_lost() -> None:
+    wire = Wire().open(1)
+    goodbye, ok = method(0, GOODBYE), method(0, GOODBYE_OK)
+    wire.produce(goodbye, goodbye)
+    wire.relay.upstream_lost("lost")
+    assert wire.producer() == ok * 2
+
+
+def test_a_further_goodbye_is_counted_while_the_first_waits_for_a_publish() -> None:
+    wire = Wire(routed("a", bound=())).open()
+    goodbye, ok = method(0, GOODBYE), method(0, GOODBYE_OK)
+    assert wire.produce(publish(), goodbye, goodbye) == b""
+    request = wire.request()
+    assert isinstance(request, BindDestinations)
+    wire.relay.resume(request.channel)
+    assert wire.upstream().endswith(goodbye)
+    assert wire.answer(ok) == ok * 2
+
+
+# -- any bytes, any frames --------------------------------------------------------------------------------------------
+
+STATES = [
+    lambda: routed("a", "b"),
+    lambda: routed("a", delivery=Delivery.QUEUE),
+    lambda: routed("a", carrier="carried", unmatched_pass=True),
+    lambda: chosen("new", "old", bound=["old"]),
+    lambda: several("e"),
+]
+
+
+def check_contents(data: bytes, unfinished: dict[int, int]) -> None:
+    """No frame stands between those of a content on its channel; ``unfinished`` goes on with the next bytes.
+
+    A channel in it waits for its header (-1) or for that many bytes of body.
+    """
+    carrying = {"Basic.Publish", "Basic.Deliver", "Basic.GetOk", "Basic.Return"}
+    for one in split(data):
+        left = unfinished.get(one.channel)
+        if one.kind == 1:
+            assert left is None, f"{one.name} in the middle of a content"
+            if one.name in carrying:
+                unfinished[one.channel] = -1
+        elif one.kind == 2:
+            assert left == -1, "a content header out of place"
+            unfinished[one.channel] = int.from_bytes(one.payload[4:12], "big")
+        elif one.kind == 3:
+            assert left is not None
+            assert 0 <= len(one.payload) <= left, "a body out of place"
+            unfinished[one.channel] = left - len(one.payload)
+        if unfinished.get(one.channel) == 0:
+            del unfinished[one.channel]
+
+
+def drive(wire: Wire, steps: list[tuple[str, bytes]]) -> tuple[bytes, bytes]:
+    """Let both sides speak, and the control plane answer; give what left upstream and to the producer."""
+    upstream = producer = b""
+    for side, data in steps:
+        if side == "producer":
+            wire.relay.receive_from_producer(data, 0.0)
+        elif side == "broker":
+            wire.relay.receive_from_upstream(data, 0.0)
+        else:
+            requests = list(wire.relay.requests)
+            wire.relay.requests.clear()
+            for request in requests:
+                if isinstance(request, LookUpExchange):
+                    wire.relay.answer(request, None)
+                elif isinstance(request, BindDestinations):
+                    wire.relay.resume(request.channel)
+                else:
+                    wire.relay.release(request.channel)
+        upstream += wire.upstream()
+        producer += wire.producer()
+    wire.relay.ended()
+    return upstream, producer
+
+
+SIDES = st.sampled_from(["producer", "broker", "control"])
+
+
+@given(st.lists(st.tuples(SIDES, st.binary(max_size=60)), max_size=12), st.sampled_from(STATES))
+@settings(max_examples=150, deadline=None)
+def test_random_bytes_are_answered_never_raised(steps: list[tuple[str, bytes]], of: Callable[[], VhostState]) -> None:
+    wire = Wire(of(), ears=Ears(None)).open()
+    upstream, _ = drive(wire, steps)
+    split(upstream)
+
+
+#: Frames of a producer that are right, and some that are not.
+PRODUCER: list[bytes] = [
+    publish("old"), publish("new"), publish(channel=2), publish(to="amq.direct", body=b"x" * 50), publish(body=b""),
+    publish("old", mandatory=True, channel=2), publish("x.o.p.e.n.x.q.1"), publish(headers=None, channel=2),
+    publish(to="carried", headers=((b"CC", Value("A", (Value("S", b"x.o.p.e.n.x.q.1"),))),)),
+    say(1, commands.Channel.Open()), say(2, commands.Channel.Open()), say(1, commands.Channel.CloseOk()),
+    say(1, commands.Channel.Close(200, "bye", 0, 0)), say(2, commands.Channel.CloseOk()),
+    say(1, commands.Confirm.Select()), say(2, commands.Confirm.Select()), say(1, commands.Tx.Select()),
+    say(1, commands.Queue.Declare(0, "a")), say(2, commands.Queue.Declare(0, "a", exclusive=True)),
+    say(1, commands.Queue.Declare(0, "a", nowait=True)), say(1, commands.Queue.Delete(0, "a")),
+    say(1, commands.Queue.Bind(0, "a", "amq.topic", "k")), say(1, commands.Queue.Bind(0, "a", "xo", "")),
+    say(1, commands.Exchange.Declare(0, "x2", "x-open")), say(1, commands.Exchange.Delete(0, "x2")),
+    say(1, commands.Basic.Ack(1)), say(2, commands.Basic.Nack(0, True)), HEARTBEAT,
+    method(0, GOODBYE), method(0, GOODBYE_OK),
+]  # fmt: skip
+BROKER: list[bytes] = [
+    say(1, commands.Channel.OpenOk()), say(2, commands.Channel.OpenOk()), say(1, commands.Channel.CloseOk()),
+    say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 40)), say(2, commands.Channel.CloseOk()),
+    say(2047, commands.Channel.OpenOk()), say(2047, commands.Queue.BindOk()),
+    say(2047, commands.Channel.Close(403, "ACCESS_REFUSED", 50, 20)),
+    say(1, commands.Queue.DeclareOk("a", 0, 0)), say(2, commands.Queue.DeclareOk("a", 0, 0)),
+    say(1, commands.Queue.BindOk()), say(1, commands.Exchange.DeclareOk()), say(1, commands.Queue.DeleteOk(0)),
+    say(1, commands.Confirm.SelectOk()), ack(1), ack(2), ack(3, True), nack(1), ack(4, True, channel=2), nack(0, True),
+    method(0, commands.Connection.Blocked("x")), method(0, commands.Connection.Unblocked()), HEARTBEAT,
+    method(0, GOODBYE), method(0, GOODBYE_OK),
+]  # fmt: skip
+CONTENTS: list[list[bytes]] = [
+    [one.raw for one in split(whole)]
+    for channel in (1, 2)
+    for whole in (
+        say(channel, commands.Basic.Deliver("c", 1, False, "xo", "k")) + content(channel, REPORT, b"x" * 30),
+        say(channel, commands.Basic.GetOk(1, False, "", "a", 0)) + content(channel, None, b""),
+        say(channel, commands.Basic.Return(312, "NO_ROUTE", "xo", "old"))
+        + b"".join(frame(one.kind, channel, one.payload) for one in split(publish("old"))[1:]),
+    )
+]
+
+
+@st.composite
+def frame_by_frame(draw: st.DrawFn) -> list[tuple[str, bytes]]:
+    """Frames of both sides in any order; a producer's publish may come in pieces or be cut off."""
+    steps: list[tuple[str, bytes]] = []
+    begun: list[Iterator[bytes]] = []
+    for _ in range(draw(st.integers(0, 25))):
+        what = draw(st.integers(0, 9))
+        if what == 0:
+            steps.append(("control", b""))
+        elif what <= 4:
+            steps.append(("broker", draw(st.sampled_from(BROKER))))
+        elif what == 5 and begun:
+            steps += [("producer", one) for one in [next(draw(st.sampled_from(begun)), b"")]]
+        elif what == 6:
+            begun.append(iter([one.raw for one in split(draw(st.sampled_from(PRODUCER[:8])))]))
+        else:
+            steps.append(("producer", draw(st.sampled_from(PRODUCER))))
+    return steps
+
+
+@given(frame_by_frame(), st.sampled_from(STATES))
+@settings(max_examples=400, deadline=None)
+def test_whatever_frames_come_the_broker_gets_whole_contents_and_no_exception_is_raised(
+    steps: list[tuple[str, bytes]], of: Callable[[], VhostState]
+) -> None:
+    wire = Wire(of(), ears=Ears(None)).open(1, 2)
+    upstream, _ = drive(wire, steps)
+    unfinished: dict[int, int] = {}
+    check_contents(upstream, unfinished)
+    assert all(one.channel <= 2047 for one in split(upstream))
+    names = [one.name for one in split(upstream) if one.channel == 0]
+    assert names.count("Connection.Close") <= 1
+    if "Connection.Close" in names:
+        behind = split(upstream)[[one.name for one in split(upstream)].index("Connection.Close") + 1 :]
+        assert {one.name for one in behind} <= {"Connection.CloseOk"}
+
+
+@st.composite
+def legal_broker(draw: st.DrawFn) -> list[tuple[str, bytes]]:
+    """A broker whose contents are whole but interleave over channels, and a producer that says anything."""
+    steps: list[tuple[str, bytes]] = []
+    said: bytes
+    under_way: dict[int, list[bytes]] = {}
+    for _ in range(draw(st.integers(0, 30))):
+        what = draw(st.integers(0, 5))
+        if what == 0:
+            steps.append(("control", b""))
+        elif what <= 2:
+            steps.append(("producer", draw(st.sampled_from(PRODUCER[:-2]))))
+        elif what == 3:
+            frames: list[bytes] = draw(st.sampled_from(CONTENTS))
+            under_way.setdefault(split(frames[0])[0].channel, list(frames))
+        elif what == 4:
+            said = draw(st.sampled_from(BROKER))
+            if split(said)[0].channel not in under_way:
+                steps.append(("broker", said))
+        for channel in list(under_way):
+            if draw(st.booleans()) and under_way[channel]:
+                steps.append(("broker", under_way[channel].pop(0)))
+            if not under_way[channel]:
+                del under_way[channel]
+    return steps + [("broker", one) for rest in under_way.values() for one in rest]
+
+
+@given(legal_broker(), st.sampled_from(STATES))
+@settings(max_examples=400, deadline=None)
+def test_whatever_happens_the_producer_gets_whole_contents(
+    steps: list[tuple[str, bytes]], of: Callable[[], VhostState]
+) -> None:
+    """No method of ours stands in the middle of a delivery, a get or a return."""
+    wire = Wire(of(), ears=Ears(None)).open(1, 2)
+    _, producer = drive(wire, steps)
+    check_contents(producer, {})
+
+
+@given(frame_by_frame(), st.sampled_from(STATES), st.lists(st.integers(0, 400), max_size=20))
+@settings(max_examples=150, deadline=None)
+def test_the_same_frames_in_other_pieces_give_the_same(
+    steps: list[tuple[str, bytes]], of: Callable[[], VhostState], cuts: list[int]
+) -> None:
+    whole = drive(Wire(of(), ears=Ears(None)).open(1, 2), steps)
+    cut = list(_cut(steps, sorted(cuts)))
+    assert _order(drive(Wire(of(), ears=Ears(None)).open(1, 2), cut)) == _order(whole)
+
+
+def _cut(steps: list[tuple[str, bytes]], cuts: list[int]) -> Iterator[tuple[str, bytes]]:
+    for side, data in steps:
+        inside = sorted({0, *(cut % (len(data) + 1) for cut in cuts), len(data)})
+        if side == "control":
+            yield side, data
+        for one, other in pairwise(inside):
+            yield side, data[one:other]
+
+
+def _order(both: tuple[bytes, bytes]) -> tuple[list[bytes], list[bytes]]:
+    return [one.raw for one in split(both[0])], [one.raw for one in split(both[1])]
+
+
+def test_a_method_in_a_content_would_be_found() -> None:
+    with pytest.raises(AssertionError, match="in the middle"):
+        check_contents(split(publish())[0].raw + ack(1), {})

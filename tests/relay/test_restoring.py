@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from pamqp import base, commands
+
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import AddressBook
+from proxy.amqp.tables import MAX_NESTING, encode_table
+from proxy.relay.original_address import CC_ASIDE, Address, entry
+from proxy.relay.restoring import can_produce, restored_content
+from proxy.relay.tokens import NOWHERE
+from proxy.relay.vhost import Delivery, VhostState
+from proxy.routing.bindings.binding import Binding
+from proxy.values import Value
+from tests.client import content_header, method, split
+from tests.relay.relaying import address_of, chosen, owned, routed, several, state, table, table_of
+from tests.routing.building import exchange, many
+
+QUEUE = routed("q", delivery=Delivery.QUEUE)
+CARRIER = routed("q")
+ELSEWHERE = routed("q", carrier="carrier.xo")
+FROM, TO = Address(b"xo", b"key"), Address(b"", b"q")
+
+
+def alternated(delivery: Delivery) -> VhostState:
+    made = exchange(alternate="ae")
+    return state((made, owned(made, delivery)))
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "first", "new"),
+    [
+        ("queue", QUEUE, FROM, TO),
+        ("queue to nowhere", QUEUE, FROM, Address(b"", NOWHERE)),
+        ("queue that a message names", chosen("q", delivery=Delivery.QUEUE), FROM, Address(b"", b"anything")),
+        ("queue to an exchange", several("other"), FROM, Address(b"other", b"key")),
+        ("queue to the alternate", alternated(Delivery.QUEUE), FROM, Address(b"ae", b"key")),
+        ("carrier of another name", ELSEWHERE, FROM, Address(b"carrier.xo", b"key")),
+        ("nobody, with an alternate", alternated(Delivery.CARRIER), FROM, Address(b"", NOWHERE)),
+    ],
+)
+def test_what_a_delivery_writes_can_be_restored(name: str, of: VhostState, first: Address, new: Address) -> None:
+    assert can_produce(of, first, new)
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "first", "new"),
+    [
+        ("exchange that is not ours", QUEUE, Address(b"other", b"key"), TO),
+        ("carrier does not move", CARRIER, FROM, TO),
+        ("carrier does not rename", CARRIER, FROM, Address(b"carrier.xo", b"key")),
+        ("carrier keeps the key", ELSEWHERE, FROM, Address(b"carrier.xo", b"other")),
+        ("another carrier", ELSEWHERE, FROM, Address(b"carrier.other", b"key")),
+        ("exchanges get the key", several("other"), FROM, Address(b"other", b"changed")),
+        ("a queue that no rule names", QUEUE, FROM, Address(b"", b"anything")),
+        ("an exchange that no rule names", QUEUE, FROM, Address(b"other", b"key")),
+        ("a queue where only nobody is reached by name", alternated(Delivery.CARRIER), FROM, TO),
+    ],
+)
+def test_what_no_delivery_writes_can_not(name: str, of: VhostState, first: Address, new: Address) -> None:
+    assert not can_produce(of, first, new)
+
+
+def translating(queues: int, exchanges: int = 0) -> VhostState:
+    """One exchange with so many destinations; the table sends queues and exchanges on to others."""
+    made = exchange()
+    for number in range(queues):
+        made.bind(Binding(b"xo", "queue", b"q.%d" % number, b"", ()))
+    for number in range(exchanges):
+        made.bind(Binding(b"xo", "exchange", b"e.%d" % number, b"", ()))
+    found = state((made, owned(made)))
+    rules = [AddressRule(b"q.*", b"/exchange/of.$1/key"), AddressRule(b"/exchange/e.7/*", b"/exchange/seven/$1")]
+    found.set_addresses(AddressBook(AddressTable(rules)))
+    return found
+
+
+def test_a_destination_that_the_table_sends_on_is_known_by_where_it_came() -> None:
+    of = translating(3, exchanges=9)
+    assert can_produce(of, FROM, Address(b"of.2", b"key"))
+    assert can_produce(of, FROM, Address(b"seven", b"key"))
+    assert not can_produce(of, FROM, Address(b"of.3", b"key"))
+    assert not can_produce(of, FROM, Address(b"of.2", b"other"))
+    assert not can_produce(of, FROM, Address(b"seven", b"other"))
+
+
+def test_where_destinations_are_sent_on_follows_their_bindings() -> None:
+    of = translating(3)
+    assert not can_produce(of, FROM, Address(b"of.5", b"key"))
+    fifth = Binding(b"xo", "queue", b"q.5", b"", ())
+    of.router.exchanges[b"xo"].bind(fifth)
+    assert can_produce(of, FROM, Address(b"of.5", b"key"))
+    assert can_produce(of, FROM, Address(b"of.2", b"key"))
+    of.router.exchanges[b"xo"].unbind(fifth)
+    assert not can_produce(of, FROM, Address(b"of.5", b"key"))
+
+
+def cpu_seconds(of: VhostState) -> float:
+    """For deliveries whose header names an address that none has: each key is another one."""
+    frames = [
+        (
+            split(method(1, commands.Basic.Deliver("me", 1, False, "of.none", "key")))[0].raw,
+            content_header(1, 4, entry(Address(b"xo", b"key.%d" % number), Address(b"of.none", b"key"))),
+        )
+        for number in range(100)
+    ]
+    restored_content(of, *frames[0])
+    begun = time.process_time()
+    for pair in frames:
+        assert restored_content(of, *pair) == pair
+    return time.process_time() - begun
+
+
+def test_what_a_delivery_costs_does_not_depend_on_the_number_of_destinations() -> None:
+    few, many_destinations = translating(4, exchanges=8), translating(2000, exchanges=2000)
+    assert cpu_seconds(many_destinations) < 10 * min(cpu_seconds(few) for _ in range(3))  # going through them all: 200
+
+
+METHODS = [
+    commands.Basic.Deliver("consumer", 7, True, "", "q"),
+    commands.Basic.GetOk(7, True, "", "q", 3),
+    commands.Basic.Return(312, "NO_ROUTE", "", "q"),
+]
+
+
+@pytest.mark.parametrize("command", METHODS, ids=lambda one: one.name)
+def test_the_address_comes_back_and_all_else_stays(command: base.Frame) -> None:
+    own = encode_table(table(type="report"))
+    frames = (method(9, command), content_header(9, 4, own + entry(FROM, TO), {"message_id": b"m1", "priority": 2}))
+    before, after = (split(b"".join(pair))[0] for pair in (frames, restored_content(QUEUE, *frames)))
+    assert address_of(after) == ("xo", "key")
+    assert {**before.arguments, "exchange": "xo", "routing_key": "key"} == after.arguments
+    assert restored_content(QUEUE, *frames)[1] == content_header(9, 4, own, {"message_id": b"m1", "priority": 2})
+    assert after.channel == 9
+
+
+def test_a_cc_that_was_moved_aside_is_cc_again() -> None:
+    entries = encode_table(((CC_ASIDE, many("one", "two")),)) + entry(FROM, TO)
+    _, header = restored_content(QUEUE, method(1, METHODS[0]), content_header(1, 0, entries))
+    assert table_of(split(header)[0]) == ((b"CC", many("one", "two")),)
+
+
+MARKED = content_header(1, 4, entry(FROM, TO))
+
+
+def nested(depth: int) -> bytes:
+    """Our header, with a table as deep as this in place of the key."""
+    value = Value("F", ())
+    for _ in range(depth):
+        value = Value("F", ((b"in", value),))
+    return encode_table(((b"x-original-address", value),))
+
+
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [
+        ("no table", content_header(1, 4)),
+        ("no header of ours", content_header(1, 4, encode_table(table(type="report")))),
+        ("dead-lettered since", content_header(1, 4, entry(FROM, Address(b"", b"another")))),
+        ("not of this configuration", content_header(1, 4, entry(Address(b"other", b"key"), TO))),
+        ("table behind the frame", MARKED[:21] + b"\0\0\x7f\0" + MARKED[25:]),
+        ("malformed inside", content_header(1, 4, entry(FROM, TO)[:-1])),
+        ("deeper than we read", content_header(1, 4, nested(MAX_NESTING + 5))),
+    ],
+)
+def test_any_other_content_stays_as_it_came(name: str, header: bytes) -> None:
+    deliver = method(1, METHODS[0])
+    assert restored_content(QUEUE, deliver, header) == (deliver, header)
+
+
+def test_a_rule_that_is_gone_restores_nothing() -> None:
+    deliver, header = method(1, METHODS[0]), content_header(1, 4, entry(FROM, TO))
+    assert restored_content(replace(QUEUE, exchanges={}), deliver, header) == (deliver, header)

@@ -1,0 +1,197 @@
+"""Confirms wait for the audit lines of their publishes; nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp import commands
+
+from proxy.relay.conversation import Limits, Phase
+from tests import client
+from tests.client import split
+from tests.relay.relaying import Wire, ack, nack, publish, returned, routed, say, several
+from tests.relay.test_auditing import Log
+
+
+class Disk(Log):
+    """A log whose lines are on disk when the test says so."""
+
+    def __init__(self, *, ruled_only: bool = False) -> None:
+        super().__init__(ruled_only=ruled_only)
+        self.durable = 0
+        self.failure: str | None = None
+        self.asked = 0
+
+    @property
+    def appended(self) -> int:
+        return len(self.lines)
+
+    def commit_point(self) -> int:
+        self.asked += 1
+        return self.appended
+
+
+def strict(disk: Disk, *channels: int, wire: Wire | None = None, confirm: bool = True) -> Wire:
+    wire = wire or Wire(routed("a"), limits=Limits(held_bytes=1000))
+    wire.plans.journal = disk
+    wire.relay.audited("c", "guest", disk)
+    return wire.open(*channels, confirm=confirm)
+
+
+def written(wire: Wire, disk: Disk, line: int | None = None) -> bytes:
+    """Lines get to the disk, all of them or up to one; what leaves to the producer then."""
+    disk.durable = disk.appended if line is None else line
+    wire.relay.lines_durable(disk.durable)
+    return wire.producer()
+
+
+def test_a_confirm_waits_for_the_last_line_of_its_channel_and_has_it_written() -> None:
+    wire = strict(disk := Disk())
+    wire.produce(publish(), publish())
+    assert (wire.answer(ack(1)), disk.asked) == (b"", 1)
+    assert written(wire, disk, 1) == b""
+    assert written(wire, disk) == ack(1)
+    assert wire.answer(ack(2)) == ack(2)
+    assert not wire.relay.waits_for_lines
+
+
+def test_channels_do_not_wait_for_each_other() -> None:
+    wire = strict(disk := Disk(), 1, 2)
+    wire.produce(publish(), publish(channel=2))
+    assert wire.answer(ack(1), ack(1, channel=2)) == b""
+    wire.produce(publish())
+    assert written(wire, disk, 2) == ack(1) + ack(1, channel=2)
+
+
+def test_a_publish_without_a_line_is_confirmed_at_once() -> None:
+    wire = strict(disk := Disk(ruled_only=True), 1, 2)
+    wire.produce(publish(), publish(channel=2, to="amq.direct"))
+    assert wire.answer(ack(1), ack(1, channel=2)) == ack(1, channel=2)
+    assert written(wire, disk) == ack(1)
+
+
+def test_everything_else_passes_in_its_order() -> None:
+    wire = strict(disk := Disk(), 1, 2)
+    wire.produce(publish(mandatory=True), publish())
+    back = returned("xo", "", b"".join(frame.raw for frame in split(publish())[1:]))
+    delivery = say(2, commands.Basic.Deliver("c", 1, False, "", "q")) + client.content(2, None, b"body")
+    reply = say(2, commands.Channel.OpenOk())
+    found = wire.answer(back, ack(1), delivery, ack(2), say(3, commands.Channel.OpenOk()), reply)
+    assert found == back + delivery + say(3, commands.Channel.OpenOk()) + reply
+    assert written(wire, disk) == ack(1) + ack(2)
+
+
+def test_a_nack_stays_behind_an_ack_that_it_would_take_back() -> None:
+    wire = strict(disk := Disk())
+    wire.produce(publish(), publish())
+    assert wire.answer(ack(1), nack(2, multiple=True)) == b""
+    assert written(wire, disk) == ack(1) + nack(2, multiple=True)
+
+
+def test_a_commit_waits() -> None:
+    wire = strict(disk := Disk(), confirm=False)
+    wire.answer(say(1, commands.Tx.SelectOk()))
+    assert wire.answer(say(1, commands.Tx.CommitOk())) == say(1, commands.Tx.CommitOk())
+    wire.produce(publish())
+    assert wire.answer(say(1, commands.Tx.CommitOk())) == b""
+    assert written(wire, disk) == say(1, commands.Tx.CommitOk())
+
+
+def test_a_joined_confirm_waits() -> None:
+    wire = strict(disk := Disk(), wire=Wire(several("other", queues=("a", "b"))))
+    wire.produce(publish())
+    assert wire.answer(ack(2, multiple=True)) == b""
+    assert written(wire, disk) == ack(1)
+
+
+def test_no_confirm_stands_between_the_frames_of_a_content() -> None:
+    wire = strict(disk := Disk())
+    wire.produce(publish())
+    wire.answer(ack(1))
+    method = say(1, commands.Basic.Deliver("c", 1, False, "", "q"))
+    frames = [frame.raw for frame in split(client.content(1, None, b"body"))]
+    assert wire.answer(method, frames[0]) == method + frames[0]
+    assert written(wire, disk) == b""
+    assert wire.answer(frames[1]) == frames[1] + ack(1)
+
+
+def test_what_waits_counts_against_the_limit_that_stops_the_reading_of_the_broker() -> None:
+    wire = strict(disk := Disk())
+    for tag in range(1, 11):
+        wire.produce(publish())
+        wire.answer(ack(tag))
+        assert wire.relay.upstream_full is (tag > 6)
+    assert written(wire, disk) == b"".join(map(ack, range(1, 11)))
+    assert not wire.relay.upstream_full
+
+
+CLOSES = {
+    "the producer closes its channel": (
+        say(1, commands.Channel.Close(200, "", 0, 0)),
+        say(1, commands.Channel.CloseOk()),
+    ),
+    "the broker closes the channel": (b"", say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 40))),
+    "the producer closes its connection": (
+        say(0, commands.Connection.Close(200, "", 0, 0)),
+        say(0, commands.Connection.CloseOk()),
+    ),
+    "the broker closes the connection": (b"", say(0, commands.Connection.Close(320, "CONNECTION_FORCED", 0, 0))),
+}
+
+
+@pytest.mark.parametrize("case", CLOSES)
+def test_the_end_waits_for_confirms_that_are_being_written(case: str) -> None:
+    asked, close = CLOSES[case]
+    wire = strict(disk := Disk(), 1, 2)
+    wire.produce(publish())
+    wire.answer(ack(1))
+    wire.produce(asked)
+    assert wire.answer(say(2, commands.Channel.Flow(True)), close) == say(2, commands.Channel.Flow(True))
+    assert wire.relay.ends_later
+    assert wire.relay.upstream_full
+    assert written(wire, disk) == ack(1) + close
+    assert not wire.relay.ends_later
+
+
+@pytest.mark.parametrize("case", CLOSES)
+@pytest.mark.parametrize("late", [False, True])
+def test_the_end_does_not_wait_for_a_disk_that_refuses_lines(case: str, late: bool) -> None:
+    asked, close = CLOSES[case]
+    wire = strict(disk := Disk(), 1, 2)
+    wire.produce(publish())
+    wire.answer(ack(1))
+    disk.failure = None if late else "full"
+    wire.produce(asked)
+    found = wire.answer(close)
+    if late:
+        assert found == b""
+        wire.relay.lines_failing()
+        found = wire.producer()
+    assert found == close
+    assert not wire.relay.ends_later
+    assert written(wire, disk) == b""
+
+
+def test_a_second_end_waits_too_and_nothing_overtakes() -> None:
+    wire = strict(disk := Disk(), 1, 2, 3)
+    wire.produce(publish())
+    wire.answer(ack(1))
+    close = say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
+    assert wire.answer(close) == b""
+    wire.produce(publish(channel=2))
+    close_2 = say(2, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
+    reply = say(3, commands.Channel.Flow(True))
+    assert wire.answer(ack(1, channel=2), reply, close_2) == b""
+    assert written(wire, disk, 1) == b""
+    assert written(wire, disk) == ack(1) + close + reply + ack(1, channel=2) + close_2
+
+
+def test_what_we_close_waits_for_its_confirms() -> None:
+    wire = strict(disk := Disk())
+    wire.produce(publish())
+    wire.answer(ack(1))
+    wire.relay.close(320, "the proxy is shutting down")
+    assert wire.producer() == b""
+    found = split(written(wire, disk))
+    assert [frame.name for frame in found] == ["Basic.Ack", "Connection.Close"]
+    wire.produce(say(0, commands.Connection.CloseOk()))
+    assert wire.relay.phase is Phase.CLOSED
