@@ -101,7 +101,7 @@ class ConfigErrors(ProxyError):  # noqa: N818 -- a plural of ConfigError
         return "\n".join(map(str, self.errors))
 
 
-class Failure(Enum):
+class UpstreamFailure(Enum):
     """Why RabbitMQ could not be used."""
 
     UNAVAILABLE = "unavailable"
@@ -113,7 +113,7 @@ class Failure(Enum):
 class UpstreamError(ProxyError):
     """RabbitMQ could not be reached, refused us, or did not answer in time."""
 
-    def __init__(self, failure: Failure, message: str) -> None:
+    def __init__(self, failure: UpstreamFailure, message: str) -> None:
         super().__init__(failure, message)
         self.failure = failure
         self.message = message

@@ -16,7 +16,7 @@ from ipaddress import ip_address
 
 from proxy.addressing.address import Address, InvalidAddress, parse_address
 from proxy.addressing.patterns import MOST_VARIABLES
-from proxy.addressing.table import AddressRule, AddressTable, Template
+from proxy.addressing.table import AddressRule, AddressTable, TranslationTemplate
 
 #: What stands for a variable when the literal rest of a translation is parsed.
 _PLACEHOLDER = b"v"
@@ -32,7 +32,7 @@ class Severity(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AddressFinding:
     """One thing to say about one rule.
 
     Args:
@@ -50,7 +50,7 @@ class Finding:
     other: int | None = None
 
 
-def check(table: AddressTable, brokers: Collection[bytes] = ()) -> list[Finding]:
+def check(table: AddressTable, brokers: Collection[bytes] = ()) -> list[AddressFinding]:
     """Everything to say about a table, in the order of its rules.
 
     Args:
@@ -58,25 +58,27 @@ def check(table: AddressTable, brokers: Collection[bytes] = ()) -> list[Finding]
         brokers: names of the configured brokers.
     """
     shadowed = dict(table.shadowed())
-    found: list[Finding] = []
+    found: list[AddressFinding] = []
     for index, rule in enumerate(table.rules):
         wildcards = len(table.patterns[index].wildcards)
         if wildcards > MOST_VARIABLES:
             message = f"{wildcards} wildcards; what those from the 65th on take can't be used"
-            found.append(Finding(index, Severity.WARNING, "pattern", message))
+            found.append(AddressFinding(index, Severity.WARNING, "pattern", message))
         if index in shadowed:
             message = f"never used: rule {shadowed[index]} before it fits every address that this one fits"
-            found.append(Finding(index, Severity.WARNING, "pattern", message, shadowed[index]))
-        found += [Finding(index, severity, key, message) for severity, key, message in _check(rule, wildcards, brokers)]
+            found.append(AddressFinding(index, Severity.WARNING, "pattern", message, shadowed[index]))
+        found += [
+            AddressFinding(index, severity, key, message) for severity, key, message in _check(rule, wildcards, brokers)
+        ]
     return found
 
 
 def fixed_domain(rule: AddressRule) -> Address | None:
     """The domain that a rule always leads to; None where a variable takes part in it, or it can't be parsed."""
-    if rule.translation is None or _has_variable_domain(Template(rule.translation)):
+    if rule.translation is None or _has_variable_domain(TranslationTemplate(rule.translation)):
         return None
     try:
-        return parse_address(_with_placeholders(Template(rule.translation)))
+        return parse_address(_with_placeholders(TranslationTemplate(rule.translation)))
     except InvalidAddress:
         return None
 
@@ -85,7 +87,7 @@ def _check(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> Ite
     if rule.translation is None:
         yield Severity.ERROR, "translation", "missing; expected an address"
         return
-    template = Template(rule.translation)
+    template = TranslationTemplate(rule.translation)
     highest = max((part for part in template.parts if isinstance(part, int)), default=0)
     if highest > wildcards:
         message = f"a variable above the {wildcards} wildcards of the pattern gives nothing"
@@ -133,7 +135,7 @@ def _check_domain(
             yield Severity.WARNING, "translation", "sends a password in plain text; write amqps://"
 
 
-def _has_variable_domain(template: Template) -> bool:
+def _has_variable_domain(template: TranslationTemplate) -> bool:
     """Whether a variable can take part in scheme, credentials, host or port."""
     literal = b""
     for part in template.parts:
@@ -152,7 +154,7 @@ def _behind_scheme(text: bytes) -> bytes:
     return text[slash + 2 :] if slash > 0 and text[slash - 1 : slash + 2] == b"://" else text
 
 
-def _with_placeholders(template: Template) -> bytes:
+def _with_placeholders(template: TranslationTemplate) -> bytes:
     return b"".join(_PLACEHOLDER if isinstance(part, int) else part for part in template.parts)
 
 

@@ -64,7 +64,7 @@ class Translation(NamedTuple):
         return f"Translation(rule={self.rule}, address={self.shown!r})"
 
 
-class Template:
+class TranslationTemplate:
     """A translation, cut at its variables.
 
     Attributes:
@@ -109,7 +109,9 @@ class AddressTable:
         """Compile the rules."""
         self.rules = tuple(rules)
         self.patterns = tuple(AddressPattern(rule.pattern) for rule in rules)
-        self._templates = tuple(Template(rule.translation) if rule.translation is not None else None for rule in rules)
+        self._templates = tuple(
+            TranslationTemplate(rule.translation) if rule.translation is not None else None for rule in rules
+        )
         self._index = AddressIndex(self.patterns)
 
     def __bool__(self) -> bool:

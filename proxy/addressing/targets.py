@@ -15,7 +15,7 @@ from typing import NamedTuple
 from proxy.addressing.address import Address, InvalidAddress, parse_address, without_password
 from proxy.addressing.lint import fixed_domain
 from proxy.addressing.patterns import AddressPattern
-from proxy.addressing.table import AddressTable, Template
+from proxy.addressing.table import AddressTable, TranslationTemplate
 from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Destination
 
 _LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
@@ -283,7 +283,7 @@ class AddressBook:
         found = self.table.rules[rule]
         if found.translation is None or fixed_domain(found) is None:
             return ""
-        template = Template(found.translation)
+        template = TranslationTemplate(found.translation)
         reasons = []
         for value in _POSSIBLE:
             text = b"".join(value if isinstance(part, int) else part for part in template.parts)

@@ -74,7 +74,7 @@ class Page(Protocol):
         """Write it in the format that is asked for; give it and its content type."""
 
 
-class Admin:
+class AdminServer:
     """The HTTP server of the admin address.
 
     Args:

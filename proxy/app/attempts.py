@@ -74,7 +74,7 @@ class Answer:
         }
 
 
-class Verdict(NamedTuple):
+class ReloadResult(NamedTuple):
     """Whether good rules hold: see `Answer`."""
 
     errors: Sequence[str] = ()
@@ -82,7 +82,7 @@ class Verdict(NamedTuple):
     missing: Sequence[str] = ()
 
 
-class Attempts(ABC):
+class ReloadLoop(ABC):
     """Attempts to replace the rules in force.
 
     Args:
@@ -125,7 +125,7 @@ class Attempts(ABC):
         """
 
     @abstractmethod
-    async def _hold(self, loaded: LoadedRules, use: Use) -> Verdict:
+    async def _hold(self, loaded: LoadedRules, use: Use) -> ReloadResult:
         """Make good rules hold."""
 
     def request(self) -> None:
@@ -176,16 +176,16 @@ class Attempts(ABC):
         verdict = await self._judged()
         return Answer(self._version, tuple(verdict.errors), time.time(), reason, verdict.faulty, tuple(verdict.missing))
 
-    async def _judged(self) -> Verdict:
+    async def _judged(self) -> ReloadResult:
         try:
             loaded, failures, use = await asyncio.to_thread(self._load)
         except ConfigErrors as error:
-            return Verdict([str(each) for each in error.errors], faulty=True)
+            return ReloadResult([str(each) for each in error.errors], faulty=True)
         except Exception as error:  # noqa: BLE001 -- whatever a file makes us do wrong must not end the sidecar
             _log.exception("reload went wrong")
-            return Verdict([f"{type(error).__name__} while loading: {error}"], faulty=True)
+            return ReloadResult([f"{type(error).__name__} while loading: {error}"], faulty=True)
         if failures:
-            return Verdict(failures, faulty=True)
+            return ReloadResult(failures, faulty=True)
         verdict = await self._hold(loaded, use)
         if not verdict.errors:
             self._version = loaded.rules.version

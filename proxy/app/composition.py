@@ -15,7 +15,7 @@ from proxy.errors import ConfigError
 from proxy.net.context import SessionLimits
 from proxy.net.listener import ListenerLimits
 from proxy.relay.allowance import Rates
-from proxy.relay.conversation import Limits as RelayLimits
+from proxy.relay.conversation import RelayLimits as RelayLimits
 from proxy.relay.declare.signing import Secrets
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.vhost import Delivery

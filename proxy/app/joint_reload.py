@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Sequence
 
-from proxy.app.attempts import Attempts, Files, Use, Verdict
+from proxy.app.attempts import Files, ReloadLoop, ReloadResult, Use
 from proxy.config.settings import Changed
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import RulesCounters
@@ -19,7 +19,7 @@ from proxy.rules.loader import LoadedRules
 _OK, _UNUSABLE = 200, 422
 
 
-class JointReload(Attempts):
+class JointReload(ReloadLoop):
     """Replaces the rules of all workers, one attempt at a time.
 
     Args:
@@ -54,14 +54,14 @@ class JointReload(Attempts):
     def _prepare(self, loaded: LoadedRules) -> Use:
         return self._check(loaded)
 
-    async def _hold(self, loaded: LoadedRules, use: Use) -> Verdict:
+    async def _hold(self, loaded: LoadedRules, use: Use) -> ReloadResult:
         told = await self._tell()
         wrong = [_wrong(number, status, text, loaded.rules.version) for number, status, text in told]
         errors = [error for error in wrong if error]
         if not errors:
             use()
             self._counters.version = loaded.rules.version
-        return Verdict(errors, faulty=_UNUSABLE in {status for _, status, _ in told})
+        return ReloadResult(errors, faulty=_UNUSABLE in {status for _, status, _ in told})
 
 
 def _wrong(number: int, status: int, text: bytes, version: str) -> str:

@@ -19,11 +19,11 @@ from typing import TypeVar
 
 import structlog
 
-from proxy.app.attempts import Answer, Attempts, Files, Use, Verdict
+from proxy.app.attempts import Answer, Files, ReloadLoop, ReloadResult, Use
 from proxy.broker.changeover import Retirement
 from proxy.broker.topology import Topology
 from proxy.config.settings import Changed
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
@@ -58,7 +58,7 @@ class _Candidate:
 _Compiled = TypeVar("_Compiled")
 
 
-class Reload(Attempts):
+class Reload(ReloadLoop):
     """Replaces the rules of a running sidecar, one attempt at a time.
 
     Args:
@@ -108,7 +108,7 @@ class Reload(Attempts):
     def _prepare(self, loaded: LoadedRules) -> Use:
         return _nothing if self._brokers_of is None else self._brokers_of(loaded)
 
-    async def _hold(self, loaded: LoadedRules, use: Use) -> Verdict:
+    async def _hold(self, loaded: LoadedRules, use: Use) -> ReloadResult:
         for warning in loaded.warnings:
             _log.warning("configuration", text=str(warning))
         before = self.loaded
@@ -118,9 +118,9 @@ class Reload(Attempts):
             try:
                 await self._change_over(before, loaded, use)
             except UpstreamError as error:
-                return Verdict([str(error)], faulty=error.failure is Failure.REFUSED)
+                return ReloadResult([str(error)], faulty=error.failure is UpstreamFailure.REFUSED)
         missing = [each for name in loaded.rules.vhosts for each in _unreached(self._state_of(name))]
-        return Verdict(missing=missing[:_SHOWN])
+        return ReloadResult(missing=missing[:_SHOWN])
 
     async def _change_over(self, before: LoadedRules, loaded: LoadedRules, use: Use) -> None:
         candidates = [

@@ -21,16 +21,16 @@ import structlog
 from proxy.admin.pages import Answering, json_route
 from proxy.admin.server import GuardedRoute
 from proxy.app.reload import Reload, owned_exchanges
-from proxy.audit.record import Privacy, Records, text
+from proxy.audit.record import LineRenderer, Privacy, text
 from proxy.broker.declared.inheritance import inheriting
 from proxy.errors import ConfigErrors, ProtocolError
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
-from proxy.relay.publish.tap import Sight
+from proxy.relay.publish.tap import ObservedDecision
 from proxy.relay.vhost import OwnedExchange
-from proxy.rules.differences import Differences, Seen, Side
+from proxy.rules.differences import ComparedSide, Differences, ObservedPublish
 from proxy.rules.loader import LoadedRules, compile_rules
-from proxy.rules.message import Message
+from proxy.rules.message import DescribedMessage
 
 _log = structlog.get_logger(__name__)
 
@@ -65,13 +65,13 @@ class _Run:
         asked: when its report was last asked for, in seconds of the timer.
     """
 
-    candidate: Side
+    candidate: ComparedSide
     found: Differences
     owned: dict[str, dict[bytes, OwnedExchange]]
     began: float
     asked: float
     epochs: dict[str, int] = field(default_factory=dict)
-    waiting: deque[tuple[Sight, LoadedRules]] = field(default_factory=deque)
+    waiting: deque[tuple[ObservedDecision, LoadedRules]] = field(default_factory=deque)
     waiting_bytes: int = 0
     skipped: int = 0
 
@@ -100,7 +100,7 @@ class Shadow:
         """Start without a candidate."""
         self._reload = reload
         self._vhosts = vhosts
-        self._records = Records("", privacy)
+        self._records = LineRenderer("", privacy)
         self._tasks = tasks
         self._wall = wall
         self._timer = timer
@@ -128,9 +128,9 @@ class Shadow:
             return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
         if failures:
             return _UNUSABLE, {"errors": failures}
-        candidate = Side(loaded)
+        candidate = ComparedSide(loaded)
         owned = {name: owned_exchanges(vhost) for name, vhost in loaded.rules.vhosts.items()}
-        found = Differences(Side(self._reload.loaded), candidate)
+        found = Differences(ComparedSide(self._reload.loaded), candidate)
         run = _Run(candidate, found, owned, self._wall(), self._timer())
         await self._inherit(run)
         self._run = run
@@ -171,7 +171,7 @@ class Shadow:
             return False
         return owned is not None or run.candidate.touches(vhost, exchange) or vhost in self._reload.loaded.books
 
-    def saw(self, sight: Sight) -> None:
+    def saw(self, sight: ObservedDecision) -> None:
         """Note a publish, if there is room: see `Watcher`."""
         run = self._run
         if run is None:
@@ -211,12 +211,12 @@ class Shadow:
             if self._timer() > deadline:
                 return
 
-    def _judge(self, run: _Run, sight: Sight, live: LoadedRules) -> None:
+    def _judge(self, run: _Run, sight: ObservedDecision, live: LoadedRules) -> None:
         if live is not self._reload.loaded:
             run.skipped += 1  # noted before a reload
             return
         if run.found.live.loaded is not live:
-            run.found = Differences(Side(live), run.candidate)
+            run.found = Differences(ComparedSide(live), run.candidate)
             run.skipped = 0
             run.began = self._wall()
         try:
@@ -225,7 +225,7 @@ class Shadow:
             run.skipped += 1
             return
         queues = self._vhosts.plans(sight.vhost).state.queues
-        seen = Seen(sight.vhost, Message(sight.exchange, facts), sight.at, queues, sight.decision)
+        seen = ObservedPublish(sight.vhost, DescribedMessage(sight.exchange, facts), sight.at, queues, sight.decision)
         run.found.compare(seen, lambda: self._example(sight))
 
     async def _inherit(self, run: _Run) -> None:
@@ -239,7 +239,7 @@ class Shadow:
                 if not number % _STEP:
                     await asyncio.sleep(0)
 
-    def _example(self, sight: Sight) -> dict[str, object]:
+    def _example(self, sight: ObservedDecision) -> dict[str, object]:
         """Give what may be shown of a message: what an audit line would say of it."""
         privacy = self._records.privacy
         key = text(sight.routing_key)

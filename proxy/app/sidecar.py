@@ -24,7 +24,7 @@ import structlog
 
 from proxy.addressing.targets import Remote
 from proxy.admin.pages import json_route
-from proxy.admin.server import Admin
+from proxy.admin.server import AdminServer
 from proxy.app.composition import (
     audit_privacy,
     audit_request,
@@ -38,7 +38,7 @@ from proxy.app.composition import (
 from proxy.app.questions import Questions
 from proxy.app.reload import Reload, name_traffic, owned_exchanges
 from proxy.app.shadow import Shadow
-from proxy.app.worker import Place
+from proxy.app.worker import WorkerSlot
 from proxy.app.workers import Workers
 from proxy.audit.opening import open_audit
 from proxy.audit.writer import AuditWriter
@@ -46,8 +46,8 @@ from proxy.broker.remote_survey import RemoteSurvey
 from proxy.broker.settings import ControlSettings, DeclaredSettings, TlsSettings
 from proxy.broker.topology import Topology
 from proxy.config.settings import Changed, Settings, changed_since, load_settings, rules_files
-from proxy.errors import ConfigError, ConfigErrors, Failure, UpstreamError
-from proxy.net.context import Surroundings
+from proxy.errors import ConfigError, ConfigErrors, UpstreamError, UpstreamFailure
+from proxy.net.context import SessionContext
 from proxy.net.descriptors import admitted
 from proxy.net.listener import Listener, ListenError
 from proxy.net.remote_endpoints import Endpoint, endpoint
@@ -121,7 +121,7 @@ def _run(config: Path, environ: Mapping[str, str], worker: str | None) -> int:
         _log.warning("configuration", text=str(warning))
     if worker is None and settings.workers > 1:
         return _run_workers(config, settings, loaded, environ)
-    place = None if worker is None else Place.read(worker)
+    place = None if worker is None else WorkerSlot.read(worker)
     if place is not None:
         settings = place.settings(settings)
         structlog.contextvars.bind_contextvars(worker=place.number)
@@ -150,7 +150,7 @@ class Sidecar:
     """
 
     def __init__(
-        self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], place: Place | None = None
+        self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], place: WorkerSlot | None = None
     ) -> None:
         """Build what needs no event loop; nothing is opened yet."""
         self._place = place
@@ -175,7 +175,7 @@ class Sidecar:
         self._audit: AuditWriter | None = None
         self._reload: Reload | None = None
         self._shadow: Shadow | None = None
-        self._admin: Admin | None = None
+        self._admin: AdminServer | None = None
         self._stopping = asyncio.Event()
         self._signals = 0
         self._listening = False
@@ -266,7 +266,7 @@ class Sidecar:
             try:
                 await self._topology.start()
             except UpstreamError as error:
-                if error.failure is Failure.REFUSED:
+                if error.failure is UpstreamFailure.REFUSED:
                     self._refused = error
                     self._stopping.set()
                     return
@@ -406,7 +406,7 @@ class Sidecar:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload
 
-    def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow) -> Admin:
+    def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow) -> AdminServer:
         questions = Questions(reload, lambda: vhosts.states)
         routes = [
             json_route("POST", "/-/reload", questions.reload),
@@ -417,11 +417,13 @@ class Sidecar:
         if self._place is not None:
             routes.append(json_route("GET", "/-/portion", exposition.answer_portion))
         hosts = self._settings.admin.hosts
-        return Admin(exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded, hosts)
+        return AdminServer(
+            exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded, hosts
+        )
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings, upstream = self._settings, self._settings.upstream
-        surroundings = Surroundings(
+        surroundings = SessionContext(
             Upstream(
                 tuple((one.host, one.port) for one in upstream.addresses),
                 upstream.connect_timeout_seconds,

@@ -21,14 +21,14 @@ from typing import NamedTuple, Self
 
 from proxy.app.inquiry import ANSWER_SECONDS, JSON, ask
 from proxy.config.settings import Settings
-from proxy.observe.merging import Portion
-from proxy.yamlfile.kinds import Address
+from proxy.observe.merging import WorkerMetrics
+from proxy.yamlfile.kinds import HostPort
 
 #: Connections that wait for a worker's admin pages: questions of one process.
 _BACKLOG = 16
 
 
-class Place(NamedTuple):
+class WorkerSlot(NamedTuple):
     """What a worker is told of its place.
 
     Args:
@@ -54,7 +54,7 @@ class Place(NamedTuple):
     def settings(self, settings: Settings) -> Settings:
         """Give the configuration as it is for this worker: its ports, and names of its own where files have them."""
         listen = tuple(
-            replace(one, address=Address(one.address.host, port))
+            replace(one, address=HostPort(one.address.host, port))
             for one, port in zip(settings.listen, self.ports, strict=True)
         )
         instance = f"{settings.audit.instance or socket.gethostname()}-{self.number}"
@@ -79,7 +79,7 @@ class Worker:
         #: how often it was started again
         self.restarts = 0
         #: what it was last known to have counted
-        self.shown: Portion | None = None
+        self.shown: WorkerMetrics | None = None
         self._config = config
         self._ports = tuple(ports)
         self._path = f"\0oxproxy-{os.getpid()}-{secrets.token_hex(8)}-{number}"
@@ -105,7 +105,7 @@ class Worker:
             OSError: the system does not let us.
         """
         descriptor = self._socket.fileno()
-        place = Place(self.number, self._ports, descriptor)
+        place = WorkerSlot(self.number, self._ports, descriptor)
         command = ["-P", "-m", "proxy.cli.main", "serve", "--config", str(self._config), "--worker", place.write()]
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, *command, stdin=asyncio.subprocess.PIPE, pass_fds=(descriptor,)

@@ -21,7 +21,7 @@ from pathlib import Path
 import structlog
 
 from proxy.admin.pages import json_route
-from proxy.admin.server import Admin
+from proxy.admin.server import AdminServer
 from proxy.app.attempts import Use
 from proxy.app.composition import cannot_listen
 from proxy.app.inquiry import JSON, TEXT
@@ -34,10 +34,10 @@ from proxy.net.remote_rules import remote_brokers
 from proxy.net.tasks import Tasks
 from proxy.net.tls_config import WantedTls
 from proxy.observe.exposition import PROCESS, Exposition
-from proxy.observe.merging import JointPage, Portion, read_portion
+from proxy.observe.merging import JointPage, WorkerMetrics, read_portion
 from proxy.relay.counters import Counters
 from proxy.rules.loader import LoadedRules
-from proxy.yamlfile.kinds import Address
+from proxy.yamlfile.kinds import HostPort
 
 _log = structlog.get_logger(__name__)
 
@@ -59,7 +59,7 @@ _FOUND, _UNAVAILABLE, _UNUSABLE = 200, 503, 422
 _NOT_OURS = "oxproxy_workers"
 
 
-def _reserve(address: Address) -> socket.socket:
+def _reserve(address: HostPort) -> socket.socket:
     """Bind an address that workers will listen on, so that its port is known and nobody else takes it.
 
     Raises:
@@ -125,7 +125,7 @@ class Workers:
         self._own = Exposition(self._counters, version)
         self._workers: list[Worker] = []
         #: what workers had counted that have ended
-        self._gone = Portion()
+        self._gone = WorkerMetrics()
         self._tasks = Tasks()
         self._supervisor = Supervisor()
         self._counters.control_failures = self._supervisor.failures
@@ -195,7 +195,7 @@ class Workers:
         routes += JointShadow(self._tell_shadow).routes
         page = JointPage(self._portions)
         settings = self._settings.admin
-        admin = Admin(page, self._not_ready, self._show, settings.allow, routes, self._degraded, settings.hosts)
+        admin = AdminServer(page, self._not_ready, self._show, settings.allow, routes, self._degraded, settings.hosts)
         stack.push_async_callback(admin.stop)
         try:
             bound = await admin.start(address.host, address.port)
@@ -316,7 +316,7 @@ class Workers:
             "workers": workers,
         }
 
-    async def _portions(self) -> list[Portion]:
+    async def _portions(self) -> list[WorkerMetrics]:
         """Give everybody's numbers; of a worker that does not answer, those that never go down, as last shown."""
         own = read_portion(await self._own.portion())
         own.series.pop(_NOT_OURS)

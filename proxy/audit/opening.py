@@ -9,7 +9,7 @@ from pathlib import Path
 
 from proxy.audit.policy import AuditPolicy, Mode
 from proxy.audit.publishes import PublishJournal
-from proxy.audit.record import Privacy, Records
+from proxy.audit.record import LineRenderer, Privacy
 from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditWriter
 from proxy.relay.counters import AuditCounters
@@ -81,5 +81,5 @@ def open_audit(
     )
     privacy = Privacy(frozenset(name.encode() for name in request.headers), frozenset(request.hashed), request.key)
     writer = AuditWriter(policy, counters, wall)
-    journal = PublishJournal(Records(instance, privacy), writer, rules, wall, ruled_only=request.ruled_only)
+    journal = PublishJournal(LineRenderer(instance, privacy), writer, rules, wall, ruled_only=request.ruled_only)
     return writer, journal

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from proxy.audit.record import Records, TimestampText, opening
+from proxy.audit.record import LineRenderer, TimestampText, opening
 from proxy.audit.writer import AuditWriter
-from proxy.relay.auditing import Template
+from proxy.relay.auditing import LineTemplate
 
 
 class PublishJournal:
@@ -25,7 +25,7 @@ class PublishJournal:
 
     def __init__(
         self,
-        records: Records,
+        records: LineRenderer,
         writer: AuditWriter,
         rules: Callable[[], str],
         wall: Callable[[], float],
@@ -58,7 +58,7 @@ class PublishJournal:
         remotes: Iterable[str] = (),
         rule: int | None = None,
         decide_us: float | None = None,
-    ) -> Template:
+    ) -> LineTemplate:
         """What a decision fixes in its lines, the version of the rules included."""
         return self._records.template(
             exchange,

@@ -169,7 +169,7 @@ def opening(ts: str) -> str:
     return f'{{"ts":"{ts}'
 
 
-class Records:
+class LineRenderer:
     """Renders the records of one sidecar.
 
     Args:

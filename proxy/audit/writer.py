@@ -20,7 +20,7 @@ import structlog
 from proxy.audit.closing import Closer
 from proxy.audit.journal import MAX_SEGMENT_BYTES, Journal, Layout
 from proxy.audit.policy import AuditPolicy, Mode
-from proxy.audit.record import Records, TimestampText
+from proxy.audit.record import LineRenderer, TimestampText
 from proxy.audit.scribe import RETRY_SECONDS, Batch, Report, Scribe
 from proxy.audit.segments import DIRECTORY_MODE, Claim, open_segments, safe_instance
 from proxy.errors import ConfigError
@@ -85,7 +85,7 @@ class AuditWriter:
         self._policy = policy
         self._counters = counters
         self._wall = wall
-        self._records = Records(policy.instance)
+        self._records = LineRenderer(policy.instance)
         self._timestamp = TimestampText()
         self._instance = instance = safe_instance(policy.instance)
         self._closer = Closer(policy.directory, instance, policy.retention, wall)

@@ -13,7 +13,7 @@ from proxy.broker.connection import ControlConnection
 from proxy.broker.declarations import bind_token, reason
 from proxy.broker.declared.binding_listings import why_unsigned
 from proxy.broker.declared.restoring import binding_of
-from proxy.broker.inventory import Inventory
+from proxy.broker.inventory import ManagementApi
 from proxy.broker.listed import BindingInfo
 from proxy.broker.settings import ControlSettings
 from proxy.broker.transition import lacking_tokens, retire_tokens
@@ -69,7 +69,7 @@ class Adoption:
         inventory: the management API.
     """
 
-    def __init__(self, settings: ControlSettings, inventory: Inventory) -> None:
+    def __init__(self, settings: ControlSettings, inventory: ManagementApi) -> None:
         """Connect to nothing yet."""
         self._settings = settings
         self._secrets: Secrets = settings.declared.secrets

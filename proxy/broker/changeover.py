@@ -46,7 +46,7 @@ class Retirement:
         for exchange, destination in self.tokens:
             now = current.get(exchange.carrier)
             if now is not None and destination not in needs.of(now):
-                now.doubt(destination)
+                now.mark_unconfirmed(destination)
                 leaving.add((exchange.carrier, destination))
         return leaving
 

@@ -26,7 +26,7 @@ from aiormq.exceptions import (
 from proxy.broker.declarations import Method
 from proxy.broker.login import LoggedIn, cause_of, log_in
 from proxy.broker.settings import ControlSettings
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 
 #: Channels for single methods, so that a client's declare never waits behind thousands of bulk bindings.
 _SINGLES = 8
@@ -87,13 +87,13 @@ class ControlConnection:
             try:
                 self._connection = await log_in(self._settings, self._vhost, host, port)
             except UpstreamError as error:
-                if error.failure is Failure.REFUSED:
+                if error.failure is UpstreamFailure.REFUSED:
                     raise
                 failures.append(error.message)
             else:
                 self._make_room(self._connection.connection_tune.channel_max or _NO_LIMIT)
                 return
-        raise UpstreamError(Failure.UNAVAILABLE, "; ".join(failures))
+        raise UpstreamError(UpstreamFailure.UNAVAILABLE, "; ".join(failures))
 
     async def wait_lost(self, timeout_seconds: float, wake: asyncio.Event | None = None) -> bool:
         """Wait until the connection is lost, at most so long, or until woken; say whether it is lost."""
@@ -259,10 +259,12 @@ class ControlConnection:
     def _late(self, error: TimeoutError) -> NoReturn:
         self._silent.set()
         seconds = self._settings.deadline_seconds
-        raise UpstreamError(Failure.TIMEOUT, f"vhost {self._vhost!r}: no answer within {seconds:g} s") from error
+        raise UpstreamError(
+            UpstreamFailure.TIMEOUT, f"vhost {self._vhost!r}: no answer within {seconds:g} s"
+        ) from error
 
     def _unavailable(self, cause: str, error: BaseException | None = None) -> NoReturn:
-        raise UpstreamError(Failure.UNAVAILABLE, f"vhost {self._vhost!r}: {cause}") from error
+        raise UpstreamError(UpstreamFailure.UNAVAILABLE, f"vhost {self._vhost!r}: {cause}") from error
 
     async def _trim(self) -> None:
         extra, self._idle[:] = self._idle[_KEPT_IDLE:], self._idle[:_KEPT_IDLE]

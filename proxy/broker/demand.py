@@ -14,7 +14,7 @@ from functools import partial
 
 from proxy.broker.declarations import ABSENT, EXCLUSIVE, INTERNAL, unnameable
 from proxy.broker.declarer import Declarer, Token
-from proxy.broker.inventory import Inventory
+from proxy.broker.inventory import ManagementApi
 from proxy.broker.listed import ExchangeInfo, QueueInfo
 from proxy.broker.presence import Presence
 from proxy.broker.settings import ControlSettings
@@ -44,7 +44,7 @@ class Demand:
         settings: ControlSettings,
         state: VhostState,
         presence: Presence,
-        inventory: Inventory | None,
+        inventory: ManagementApi | None,
         declarer: Declarer,
         connected: asyncio.Event,
         supervisor: Supervisor | None = None,

@@ -10,9 +10,9 @@ import asyncio
 
 import structlog
 
-from proxy.broker.inventory import Inventory, Undecodable
+from proxy.broker.inventory import ManagementApi, Undecodable
 from proxy.broker.settings import ControlSettings
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ class Discovery:
         inventory: the management API, None where there is none.
     """
 
-    def __init__(self, settings: ControlSettings, inventory: Inventory | None) -> None:
+    def __init__(self, settings: ControlSettings, inventory: ManagementApi | None) -> None:
         """Have asked nobody."""
         self._settings = settings
         self._inventory = inventory
@@ -47,7 +47,7 @@ class Discovery:
             try:
                 return await self._ask(self._inventory)
             except UpstreamError as error:
-                if error.failure is Failure.REFUSED or loop.time() >= until:
+                if error.failure is UpstreamFailure.REFUSED or loop.time() >= until:
                     log.error("what clients declared can't be read back", error=self.fault)
                     return set()
             await asyncio.sleep(self._settings.retry_seconds)
@@ -69,7 +69,7 @@ class Discovery:
             log.info("what clients declared can be read back again")
             return found
 
-    async def _ask(self, inventory: Inventory) -> set[str]:
+    async def _ask(self, inventory: ManagementApi) -> set[str]:
         faults: list[str] = []
         try:
             try:
@@ -83,7 +83,7 @@ class Discovery:
         return found
 
     @staticmethod
-    async def _ask_singly(inventory: Inventory, faults: list[str]) -> set[str]:
+    async def _ask_singly(inventory: ManagementApi, faults: list[str]) -> set[str]:
         """Ask for every virtual host by itself: one exchange that can't be decoded hides those of its own only."""
         found: set[str] = set()
         for vhost in sorted(await inventory.vhosts()):

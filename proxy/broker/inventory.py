@@ -29,7 +29,7 @@ from proxy.broker.listed import (
     queue_info,
 )
 from proxy.broker.settings import ControlSettings
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import UNKEYED, Tokens
 
 #: Requests at a time: the management API shares the broker's cores with its queues.
@@ -46,7 +46,7 @@ _NESTED = "the answer is nested too deep to be decoded: look for a queue, exchan
 T = TypeVar("T")
 
 
-class Inventory:
+class ManagementApi:
     """The management API of one broker.
 
     Every method raises ``UpstreamError`` with what was asked and what was answered, never with credentials.
@@ -161,9 +161,9 @@ class Inventory:
                 bindings += _read(binding_info, step, path)
                 await asyncio.sleep(0)
         except ValueError as error:
-            raise self._error(Failure.REFUSED, path, "the answer is not a list in JSON") from error
+            raise self._error(UpstreamFailure.REFUSED, path, "the answer is not a list in JSON") from error
         except RecursionError as error:
-            raise Undecodable(Failure.REFUSED, self._text(path, _NESTED)) from error
+            raise Undecodable(UpstreamFailure.REFUSED, self._text(path, _NESTED)) from error
         return now, bindings
 
     async def remove_binding(self, vhost: str, exchange: bytes, binding: BindingInfo) -> None:
@@ -185,9 +185,9 @@ class Inventory:
         try:
             return json.loads(body)
         except ValueError as error:
-            raise self._error(Failure.REFUSED, path, "the answer is not JSON") from error
+            raise self._error(UpstreamFailure.REFUSED, path, "the answer is not JSON") from error
         except RecursionError as error:
-            raise Undecodable(Failure.REFUSED, self._text(path, _NESTED)) from error
+            raise Undecodable(UpstreamFailure.REFUSED, self._text(path, _NESTED)) from error
 
     async def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> bytes:
         if self._session is None:
@@ -197,9 +197,9 @@ class Inventory:
                 content = await self._body(answer, path)
         except TimeoutError as error:
             seconds = self._settings.deadline_seconds
-            raise self._error(Failure.TIMEOUT, path, f"no answer within {seconds:g} s") from error
+            raise self._error(UpstreamFailure.TIMEOUT, path, f"no answer within {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._error(Failure.UNAVAILABLE, path, self._cause(error)) from error
+            raise self._error(UpstreamFailure.UNAVAILABLE, path, self._cause(error)) from error
         if answer.status >= 300:
             raise self._answered(answer.status, path, content)
         return content
@@ -234,7 +234,7 @@ class Inventory:
         async for part in answer.content.iter_any():
             size_bytes += len(part)
             if size_bytes > limit:
-                raise self._error(Failure.REFUSED, path, f"the answer is longer than {limit} bytes")
+                raise self._error(UpstreamFailure.REFUSED, path, f"the answer is longer than {limit} bytes")
             parts.append(part)
         return b"".join(parts)
 
@@ -245,14 +245,14 @@ class Inventory:
                 f"answered {status}: user {user!r} needs the right password, a tag (monitoring or management), "
                 "and permissions in the virtual host"
             )
-            return self._error(Failure.REFUSED, path, says)
+            return self._error(UpstreamFailure.REFUSED, path, says)
         if status == 404:
-            return NotListed(Failure.REFUSED, self._text(path, "answered 404: no such virtual host or object"))
+            return NotListed(UpstreamFailure.REFUSED, self._text(path, "answered 404: no such virtual host or object"))
         cause = body[:200].decode(errors="replace")
-        failure = Failure.UNAVAILABLE if status >= 500 else Failure.REFUSED
+        failure = UpstreamFailure.UNAVAILABLE if status >= 500 else UpstreamFailure.REFUSED
         return self._error(failure, path, f"answered {status}: {cause}")
 
-    def _error(self, failure: Failure, path: str, says: str) -> UpstreamError:
+    def _error(self, failure: UpstreamFailure, path: str, says: str) -> UpstreamError:
         return UpstreamError(failure, self._text(path, says))
 
     def _text(self, path: str, says: str) -> str:
@@ -275,11 +275,11 @@ def _read(reader: Callable[[Mapping[str, Any]], T], listing: Iterable[Any], path
     try:
         return [reader(item) for item in listing]
     except (KeyError, TypeError, AttributeError, ValueError) as error:  # ValueError: a name that UTF-8 can't encode
-        raise UpstreamError(Failure.REFUSED, f"management API {path}: unknown shape of answer") from error
+        raise UpstreamError(UpstreamFailure.REFUSED, f"management API {path}: unknown shape of answer") from error
 
 
 async def listings(
-    inventory: Inventory, vhost: str
+    inventory: ManagementApi, vhost: str
 ) -> tuple[dict[bytes, QueueInfo] | UpstreamError, dict[bytes, ExchangeInfo] | UpstreamError]:
     """List queues and exchanges at the same time; what failed comes back as its error."""
     queues, exchanges = await asyncio.gather(_attempt(inventory.queues, vhost), _attempt(inventory.exchanges, vhost))

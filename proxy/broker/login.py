@@ -16,7 +16,7 @@ import aiormq
 from aiormq.exceptions import AMQPError, ConnectionClosed, InvalidFrameError, ProbableAuthenticationError
 
 from proxy.broker.settings import ControlSettings
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 
 # Whatever it warns of reaches us as an exception as well, and is logged with its virtual host by whoever handles it.
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)
@@ -50,18 +50,20 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
             await connection.connect()
     except TimeoutError as error:
         text = f"{place} did not answer within {settings.deadline_seconds:g} s"
-        raise UpstreamError(Failure.TIMEOUT, text) from error
+        raise UpstreamError(UpstreamFailure.TIMEOUT, text) from error
     except (ProbableAuthenticationError, ConnectionClosed) as error:
         text = f"{place} refused user {settings.username!r} in vhost {vhost!r}: {error.args[-1]}"
-        raise UpstreamError(Failure.REFUSED, text) from error
+        raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except InvalidFrameError as error:
         # aiormq does not show the Connection.Close that answers Connection.Open, only that it was one.
         text = f"{place} refused vhost {vhost!r}: it does not exist, or user {settings.username!r} may not use it"
-        raise UpstreamError(Failure.REFUSED, text) from error
+        raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except (AMQPError, OSError) as error:
         if settings.tls is not None and isinstance(error.__cause__, ssl.SSLError):
-            raise UpstreamError(Failure.UNAVAILABLE, f"{place}: {settings.tls.words(error.__cause__)}") from error
-        raise UpstreamError(Failure.UNAVAILABLE, f"{place}: {cause_of(error)}") from error
+            raise UpstreamError(
+                UpstreamFailure.UNAVAILABLE, f"{place}: {settings.tls.words(error.__cause__)}"
+            ) from error
+        raise UpstreamError(UpstreamFailure.UNAVAILABLE, f"{place}: {cause_of(error)}") from error
     return connection
 
 

@@ -72,7 +72,7 @@ class Notices:
         state, destination = self._state, ("queue", queue)
         self._presence.learn(queue, exclusive)
         self._demand.forget(destination)
-        state.forgive(destination=destination)
+        state.clear_refusals(destination=destination)
         names = with_name(state.queues, queue)
         changed = names is not state.queues and self._see_queues()
         state.queues = names

@@ -17,7 +17,7 @@ _PAUSE_SECONDS = 0.05
 _SHARE = 9
 
 
-class Pace:
+class RefreshSchedule:
     """The rhythm of looks.
 
     Args:
@@ -35,7 +35,7 @@ class Pace:
         self._regular_at = 0.0
         self._hurried_at = 0.0
 
-    def hurry(self, names: set[bytes] | None = None) -> None:
+    def request_refresh(self, names: set[bytes] | None = None) -> None:
         """Ask for a look soon, at some exchanges or (None) at everything."""
         if names is None:
             self._everything = True

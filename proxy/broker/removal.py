@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from proxy.broker.inventory import Inventory, NotListed
+from proxy.broker.inventory import ManagementApi, NotListed
 from proxy.broker.listed import BindingInfo, exchange_info
 from proxy.values import RESERVED
 
@@ -41,7 +41,7 @@ class Leftover:
         return f"vhost {self.vhost}: exchange {name}: {counts}{others}"
 
 
-class Removal(Inventory):
+class Removal(ManagementApi):
     """Finds and removes, through the management API."""
 
     async def leftovers(self, vhosts: Iterable[str] = ()) -> list[Leftover]:

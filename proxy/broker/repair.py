@@ -16,7 +16,7 @@ from proxy.broker.declarer import Declarer, Token
 from proxy.broker.needs import Needs, WantedQueue
 from proxy.broker.presence import Presence
 from proxy.broker.survey import Survey
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Destination, OwnedExchange, StoredBinding
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class Repair:
 
     def _refuse(self, conflicts: Collection[str]) -> None:
         if conflicts:
-            raise UpstreamError(Failure.REFUSED, f"vhost {self._vhost!r}: " + "; ".join(conflicts))
+            raise UpstreamError(UpstreamFailure.REFUSED, f"vhost {self._vhost!r}: " + "; ".join(conflicts))
 
     def _stands(self, exchange: OwnedExchange) -> bool:
         return self._presence.exchanges_complete and exchange.carrier in self._presence.exchanges

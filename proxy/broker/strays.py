@@ -12,7 +12,7 @@ from proxy.broker.needs import Naming, Needs
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 
 
-class Strays:
+class OrphanTokens:
     """The tokens of one virtual host that nothing needs any more.
 
     Args:
@@ -51,7 +51,7 @@ class Strays:
         if not due:
             return False
         for exchange, destination in due:
-            exchange.doubt(destination)
+            exchange.mark_unconfirmed(destination)
         self._state.changed()
         await self._declarer.unbind(due, self._needed)
         # Whoever bound meanwhile was answered before our unbind or behind it: nobody knows.

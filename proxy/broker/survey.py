@@ -25,7 +25,7 @@ from proxy.broker.checks import (
     topic_warnings,
 )
 from proxy.broker.declared.store import Store
-from proxy.broker.inventory import Inventory, listings
+from proxy.broker.inventory import ManagementApi, listings
 from proxy.broker.listed import BindingInfo
 from proxy.broker.needs import Needs
 from proxy.broker.presence import Presence
@@ -73,7 +73,7 @@ class Survey:
     def __init__(
         self,
         vhost: str,
-        inventory: Inventory | None,
+        inventory: ManagementApi | None,
         presence: Presence,
         remove_foreign: bool = False,
         store: Store | None = None,
@@ -125,7 +125,7 @@ class Survey:
             await self._list(self._inventory)
         await self.looked()
 
-    async def _list(self, inventory: Inventory) -> None:
+    async def _list(self, inventory: ManagementApi) -> None:
         before = dict(self._presence.queues)
         declared = self.store.exchanges_before() if self.store is not None else None
         queues, exchanges = await listings(inventory, self._vhost)
@@ -162,7 +162,7 @@ class Survey:
         read: set[bytes] = set()
         work = iter(carriers)
 
-        async def reader(inventory: Inventory) -> None:
+        async def reader(inventory: ManagementApi) -> None:
             for exchange in work:
                 try:
                     await self._read(inventory, exchange)
@@ -174,7 +174,7 @@ class Survey:
         await asyncio.gather(*(reader(self._inventory) for _ in range(min(_READERS, len(carriers)))))
         return read
 
-    async def _read(self, inventory: Inventory, exchange: OwnedExchange) -> None:
+    async def _read(self, inventory: ManagementApi, exchange: OwnedExchange) -> None:
         store = self.store
         last = self._readings.get(exchange.carrier)
         tokens = self._tokens
@@ -219,7 +219,7 @@ class Survey:
                 log.warning("rules meet an obstacle on the broker", vhost=self._vhost, what=text)
         self._warned = set(warnings)
 
-    async def _upstream(self, inventory: Inventory, carriers: Iterable[bytes]) -> set[bytes]:
+    async def _upstream(self, inventory: ManagementApi, carriers: Iterable[bytes]) -> set[bytes]:
         """Follow exchange-to-exchange bindings to the exchanges that lead to carriers."""
         ahead = list(carriers)
         seen: set[bytes] = set(ahead)
@@ -251,7 +251,7 @@ class Survey:
                 ways=fresh[:_SHOWN],
             )
 
-    async def _downstream(self, inventory: Inventory, starts: set[bytes]) -> list[str]:
+    async def _downstream(self, inventory: ManagementApi, starts: set[bytes]) -> list[str]:
         """Follow exchange-to-exchange bindings in search of topic patterns that match tokens."""
         warnings: list[str] = []
         seen: set[bytes] = set()
@@ -272,7 +272,7 @@ class Survey:
             ahead += [item.destination for item in bindings if item.destination_type == "exchange"]
         return warnings
 
-    async def _note_foreign(self, inventory: Inventory, carrier: bytes, foreign: list[BindingInfo]) -> None:
+    async def _note_foreign(self, inventory: ManagementApi, carrier: bytes, foreign: list[BindingInfo]) -> None:
         last = self.foreign.pop(carrier, [])
         if not foreign:
             return
@@ -289,7 +289,7 @@ class Survey:
         if self._remove_foreign:
             await self._remove(inventory, carrier, foreign)
 
-    async def _remove(self, inventory: Inventory, carrier: bytes, foreign: Iterable[BindingInfo]) -> None:
+    async def _remove(self, inventory: ManagementApi, carrier: bytes, foreign: Iterable[BindingInfo]) -> None:
         for binding in foreign:
             try:
                 await inventory.remove_binding(self._vhost, carrier, binding)

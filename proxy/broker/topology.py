@@ -15,16 +15,16 @@ import structlog
 
 from proxy.broker.changeover import Retirement
 from proxy.broker.declared.recorder import Recorder
-from proxy.broker.declared.snapshot import Records, Snapshot
+from proxy.broker.declared.snapshot import Snapshot, SnapshotRecords
 from proxy.broker.discovery import Discovery
-from proxy.broker.inventory import Inventory
+from proxy.broker.inventory import ManagementApi
 from proxy.broker.needs import WantedQueue
 from proxy.broker.remote_survey import RemoteSurvey
 from proxy.broker.settings import ControlSettings
 from proxy.broker.status import VhostStatus, status_of
 from proxy.broker.supervision import Supervisor
 from proxy.broker.vhost_topology import VhostTopology
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 
@@ -53,7 +53,7 @@ class Topology:
         self._settings = settings
         #: Runs the tasks of the control plane.
         self.supervisor = Supervisor(settings.retry_seconds, settings.retry_limit_seconds)
-        self._inventory = Inventory(settings, settings.management) if settings.management else None
+        self._inventory = ManagementApi(settings, settings.management) if settings.management else None
         snapshot = settings.declared.snapshot
         self._recorder = None
         if snapshot is not None:
@@ -83,7 +83,7 @@ class Topology:
             UpstreamError: the first failure. REFUSED is the operator's to solve (credentials, permissions, an
                 exchange in the way); after UNAVAILABLE or TIMEOUT `run` may be started as it is and goes on trying.
         """
-        records = await self._recorder.load() if self._recorder is not None else Records()
+        records = await self._recorder.load() if self._recorder is not None else SnapshotRecords()
         found = await self._discovery.find()
         remembered = {one.vhost for one in records.exchanges} | {one.vhost for one in records.bindings}
         for name in sorted((found | remembered) - self._vhosts.keys()):
@@ -180,7 +180,11 @@ class Topology:
 
     def _is_bearable(self, name: str, outcome: BaseException) -> bool:
         """Say whether a failure leaves the others alone: a virtual host of no rules that we may not open."""
-        if name in self._ruled or not isinstance(outcome, UpstreamError) or outcome.failure is not Failure.REFUSED:
+        if (
+            name in self._ruled
+            or not isinstance(outcome, UpstreamError)
+            or outcome.failure is not UpstreamFailure.REFUSED
+        ):
             return False
         log.error("what clients declared is not followed", vhost=name, error=str(outcome))
         return True

@@ -16,7 +16,7 @@ import structlog
 
 from proxy.broker.checks import standing
 from proxy.broker.declarer import Declarer
-from proxy.broker.inventory import Inventory
+from proxy.broker.inventory import ManagementApi
 from proxy.broker.listed import BindingInfo
 from proxy.broker.presence import Presence
 from proxy.errors import UpstreamError
@@ -37,7 +37,9 @@ class Transition:
         inventory: the management API, None where there is none.
     """
 
-    def __init__(self, state: VhostState, presence: Presence, declarer: Declarer, inventory: Inventory | None) -> None:
+    def __init__(
+        self, state: VhostState, presence: Presence, declarer: Declarer, inventory: ManagementApi | None
+    ) -> None:
         """Have looked at nothing yet."""
         self._state = state
         self._presence = presence
@@ -145,7 +147,7 @@ class Transition:
         return not any(await self._declarer.bind_rows(exchange.carrier, rows))
 
 
-async def lacking_tokens(inventory: Inventory, tokens: Tokens) -> list[tuple[bytes, Destination]]:
+async def lacking_tokens(inventory: ManagementApi, tokens: Tokens) -> list[tuple[bytes, Destination]]:
     """Find carriers and destinations that old tokens alone lead to: if these were retired, messages would be lost.
 
     Args:
@@ -167,7 +169,7 @@ async def lacking_tokens(inventory: Inventory, tokens: Tokens) -> list[tuple[byt
     return lacking
 
 
-async def retire_tokens(inventory: Inventory, tokens: Tokens) -> int:
+async def retire_tokens(inventory: ManagementApi, tokens: Tokens) -> int:
     """Say on the broker that of the tokens of a virtual host the current ones alone are bound from now on.
 
     Sidecars see it at their next look, publish under the current tokens alone and take the others away. Before, all
@@ -189,6 +191,6 @@ async def retire_tokens(inventory: Inventory, tokens: Tokens) -> int:
     return sum(each.unkeyed + each.previous for each in counted)
 
 
-async def _carriers(inventory: Inventory, vhost: str) -> dict[bytes, list[BindingInfo]]:
+async def _carriers(inventory: ManagementApi, vhost: str) -> dict[bytes, list[BindingInfo]]:
     exchanges = await inventory.exchanges(vhost)
     return {name: await inventory.bindings(vhost, name) for name, info in sorted(exchanges.items()) if info.marked}

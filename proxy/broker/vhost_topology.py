@@ -21,19 +21,19 @@ from proxy.broker.declared.announcements import Announcements
 from proxy.broker.declared.store import Store
 from proxy.broker.declarer import Declarer
 from proxy.broker.demand import Demand
-from proxy.broker.inventory import Inventory
+from proxy.broker.inventory import ManagementApi
 from proxy.broker.listed import ExchangeInfo
 from proxy.broker.needs import Naming, Needs, WantedQueue, needs_of
 from proxy.broker.notices import Notices
-from proxy.broker.pace import Pace
+from proxy.broker.pace import RefreshSchedule
 from proxy.broker.presence import Presence
 from proxy.broker.repair import Repair
 from proxy.broker.settings import ControlSettings
-from proxy.broker.strays import Strays
+from proxy.broker.strays import OrphanTokens
 from proxy.broker.supervision import Supervisor
 from proxy.broker.survey import Survey, log_missing
 from proxy.broker.transition import Transition
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
@@ -65,7 +65,7 @@ class VhostTopology:
         settings: ControlSettings,
         state: VhostState,
         queues: Sequence[WantedQueue],
-        inventory: Inventory | None,
+        inventory: ManagementApi | None,
         record: Callable[[], None] = lambda: None,
         supervisor: Supervisor | None = None,
     ) -> None:
@@ -96,14 +96,14 @@ class VhostTopology:
         self._transition = Transition(state, presence, self._declarer, inventory)
         self.survey.looked = self._transition.look
         self._repair = Repair(state.name, self.survey, presence, self._declarer, store, settings.retries_per_look)
-        self._strays = Strays(state, self._declarer, self._naming)
+        self._strays = OrphanTokens(state, self._declarer, self._naming)
         self._connected = asyncio.Event()
         self._demand = Demand(settings, state, presence, inventory, self._declarer, self._connected, supervisor)
         self.notices = Notices(state, store, presence, self._demand, self._naming, self._declarer, self._deserted)
         self._demand.needed = self.notices.named
         self._changeover = Changeover(state, self.survey, self._repair, self._declarer, self._naming)
-        self._pace = Pace(settings.refresh_seconds)
-        self._announcements = Announcements(self.connection, state.name, self._pace.hurry, supervisor)
+        self._pace = RefreshSchedule(settings.refresh_seconds)
+        self._announcements = Announcements(self.connection, state.name, self._pace.request_refresh, supervisor)
         self._needs: Needs | None = None
         self._look = asyncio.Lock()
         self._missing: dict[Destination, str] = {}
@@ -144,7 +144,7 @@ class VhostTopology:
                 await self._announcements.subscribe()
             await self._refresh(thorough=True)
         except UpstreamError as error:
-            self.fault, self.refused = str(error), error.failure is Failure.REFUSED
+            self.fault, self.refused = str(error), error.failure is UpstreamFailure.REFUSED
             await self.disconnect()
             raise
         except Exception as error:
@@ -193,7 +193,7 @@ class VhostTopology:
                 await (self._turn() if self.connected else self.connect())
             except UpstreamError as error:
                 await self.disconnect()
-                refusals = refusals + 1 if error.failure is Failure.REFUSED else 0
+                refusals = refusals + 1 if error.failure is UpstreamFailure.REFUSED else 0
                 if refusals >= _SURE_REFUSALS and await is_gone():
                     return
                 if str(error) != said:
@@ -243,7 +243,7 @@ class VhostTopology:
             self.refreshed_at = time.time()
         self._pace.looked(began_at, everything=True)
         if unbound:
-            self._pace.hurry()
+            self._pace.request_refresh()
         self._noticed(changes)
 
     async def _retire(self, needs: Needs) -> None:
@@ -270,7 +270,7 @@ class VhostTopology:
                     log.warning("announced change not seen yet", vhost=self.state.name, error=str(error))
         self._noticed(changes)
 
-    async def _find(self, inventory: Inventory, name: bytes) -> ExchangeInfo | None:
+    async def _find(self, inventory: ManagementApi, name: bytes) -> ExchangeInfo | None:
         """Look at one exchange and its bindings, and take them in where a client declared it or bound to it."""
         before = self.store.exchanges_before()
         known = self.state.exchanges.get(name)
@@ -292,7 +292,7 @@ class VhostTopology:
             self._needs = None
             self._record()
         if self.store.unsettled and not self.survey.failures:
-            self._pace.hurry()
+            self._pace.request_refresh()
 
     def _wanted(self) -> Needs:
         self._needs = None
@@ -312,7 +312,7 @@ class VhostTopology:
             or any(item.bound != before.get(name) for name, item in state.exchanges.items())
         )
         self._missing = missing
-        state.forgive()
+        state.clear_refusals()
         state.queues = names
         state.missing = everything
         if changed:
@@ -332,7 +332,7 @@ class VhostTopology:
             self.notices.exchange_deleted(exchange)
         self._record()
         if self._transition.unkept:
-            self._pace.hurry()
+            self._pace.request_refresh()
         if self._settings.declared.announce:
             self._announcements.announce(exchange)
 
@@ -377,7 +377,7 @@ class VhostTopology:
     def _deserted(self, exchange: OwnedExchange) -> None:
         """An exchange has lost its last binding by something's end: its tokens count as use until they go."""
         self._strays.note(exchange)
-        self._pace.hurry()
+        self._pace.request_refresh()
 
     # -- new rules ---------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from proxy.app.composition import secrets_of
 from proxy.broker.adoption import Adoption, Unadopted
-from proxy.broker.inventory import Inventory
+from proxy.broker.inventory import ManagementApi
 from proxy.cli.cleanup import control_of
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
@@ -51,7 +51,7 @@ def adopt(settings: Settings, wanted: Wanted, say: Callable[[str], None]) -> boo
     control, management = control_of(settings)
     control = replace(control, declared=replace(control.declared, secrets=secrets_of(settings)))
     try:
-        return asyncio.run(_adopt(Adoption(control, Inventory(control, management)), wanted, say))
+        return asyncio.run(_adopt(Adoption(control, ManagementApi(control, management)), wanted, say))
     except UpstreamError as error:
         raise ConfigErrors([ConfigError("oxproxy adopt", 0, "", str(error))]) from error
 

@@ -15,14 +15,14 @@ from urllib.parse import unquote, urlsplit
 from proxy.broker.checks import carrier_conflict, carrier_difference, internal_conflicts
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarer import Declarer
-from proxy.broker.inventory import Inventory
+from proxy.broker.inventory import ManagementApi
 from proxy.broker.presence import Presence
 from proxy.broker.settings import ControlSettings
-from proxy.config.settings import Settings, Upstream
+from proxy.config.settings import Settings, UpstreamSection
 from proxy.config.tls import UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import WantedTls
-from proxy.rules.lint.examination import Evaluated, Named
+from proxy.rules.lint.examination import Evaluated, NamedDestination
 from proxy.rules.wire import owned_exchange
 from proxy.yamlfile.faults import ConfigWarning
 
@@ -42,7 +42,7 @@ class Verdict:
     missing: list[ConfigWarning] = field(default_factory=list)
     conflicts: list[ConfigError] = field(default_factory=list)
 
-    def lacks(self, named: Iterable[Named]) -> None:
+    def lacks(self, named: Iterable[NamedDestination]) -> None:
         """Add destinations that are not there."""
         for each in named:
             text = f"the broker has no such {each.kind}"
@@ -59,7 +59,7 @@ class Verdict:
 
 def ask_broker(
     address: str,
-    named: Sequence[Named],
+    named: Sequence[NamedDestination],
     exchanges: Sequence[Evaluated] = (),
     configured: Iterable[Settings] = (),
 ) -> Verdict:
@@ -102,7 +102,7 @@ def ask_broker(
 def _tls(address: str, configured: Iterable[Settings]) -> WantedTls:
     """Say how TLS is spoken: as if the configuration named this broker."""
     secured = (one for one in configured if one.upstream.tls is not None)
-    settings = next(secured, Settings(upstream=Upstream(tls=UpstreamTls())))
+    settings = next(secured, Settings(upstream=UpstreamSection(tls=UpstreamTls())))
     wanted = WantedTls(replace(settings, upstream=replace(settings.upstream, management=address)))
     try:
         if wanted.upstream is not None:
@@ -117,7 +117,11 @@ def _wrong(message: str) -> ConfigErrors:
 
 
 async def _ask(
-    settings: ControlSettings, named: Sequence[Named], exchanges: Sequence[Evaluated], passively: bool, default: str
+    settings: ControlSettings,
+    named: Sequence[NamedDestination],
+    exchanges: Sequence[Evaluated],
+    passively: bool,
+    default: str,
 ) -> Verdict:
     verdict = Verdict()
     vhosts = sorted({each.vhost for each in named} | {each.vhost for each in exchanges})
@@ -132,7 +136,7 @@ async def _ask(
 
 
 async def _reach(settings: ControlSettings) -> None:
-    inventory = Inventory(settings, settings.management or "")
+    inventory = ManagementApi(settings, settings.management or "")
     try:
         await inventory.vhosts()
     finally:
@@ -140,9 +144,13 @@ async def _reach(settings: ControlSettings) -> None:
 
 
 async def _listed(
-    settings: ControlSettings, vhost: str, named: Iterable[Named], exchanges: Iterable[Evaluated], verdict: Verdict
+    settings: ControlSettings,
+    vhost: str,
+    named: Iterable[NamedDestination],
+    exchanges: Iterable[Evaluated],
+    verdict: Verdict,
 ) -> None:
-    inventory = Inventory(settings, settings.management or "")
+    inventory = ManagementApi(settings, settings.management or "")
     try:
         queues, there = await inventory.queues(vhost), await inventory.exchanges(vhost)
     finally:
@@ -161,7 +169,11 @@ async def _listed(
 
 
 async def _passively(
-    settings: ControlSettings, vhost: str, named: Iterable[Named], exchanges: Iterable[Evaluated], verdict: Verdict
+    settings: ControlSettings,
+    vhost: str,
+    named: Iterable[NamedDestination],
+    exchanges: Iterable[Evaluated],
+    verdict: Verdict,
 ) -> None:
     connection = ControlConnection(settings, vhost)
     await connection.connect()

@@ -14,8 +14,8 @@ from pathlib import Path
 from proxy.config.declaration import members
 from proxy.config.settings import Settings, parse_settings, rules_files
 from proxy.errors import ConfigError, ConfigErrors
-from proxy.rules.expectations import Failure
-from proxy.rules.lint.examination import Evaluated, Named, destinations, evaluated, examine, untouched
+from proxy.rules.expectations import TestFailure
+from proxy.rules.lint.examination import Evaluated, NamedDestination, destinations, evaluated, examine, untouched
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.remotes import password_of
@@ -45,11 +45,11 @@ class Findings:
 
     errors: list[ConfigError] = field(default_factory=list)
     warnings: list[ConfigWarning] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[TestFailure] = field(default_factory=list)
     files: set[Path] = field(default_factory=set)
     sets: list[LoadedRules] = field(default_factory=list)
     uncovered: list[ConfigWarning] = field(default_factory=list)
-    destinations: list[Named] = field(default_factory=list)
+    destinations: list[NamedDestination] = field(default_factory=list)
     exchanges: list[Evaluated] = field(default_factory=list)
     settings: list[Settings] = field(default_factory=list)
 

@@ -265,9 +265,9 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _shadow(options: argparse.Namespace) -> int:
-    from proxy.cli.shadow import Admin, run, show
+    from proxy.cli.shadow import AdminClient, run, show
 
-    found = run(options.rules, Admin(options.admin), options.seconds)
+    found = run(options.rules, AdminClient(options.admin), options.seconds)
     if options.json:
         _say(json.dumps(found, indent=2, ensure_ascii=False))
     else:

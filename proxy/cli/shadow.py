@@ -37,7 +37,7 @@ _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Admin:
+class AdminClient:
     """The admin port of a sidecar.
 
     Args:
@@ -86,7 +86,7 @@ def _failed(text: str) -> ConfigErrors:
     return ConfigErrors([ConfigError("oxproxy shadow", 0, "", text)])
 
 
-def run(files: Sequence[Path], admin: Admin, seconds: float | None) -> Report:
+def run(files: Sequence[Path], admin: AdminClient, seconds: float | None) -> Report:
     """Let a running sidecar compare rules files with its own for some time.
 
     Args:
@@ -112,7 +112,7 @@ def run(files: Sequence[Path], admin: Admin, seconds: float | None) -> Report:
     return admin.ask("DELETE")
 
 
-def _wait(admin: Admin, seconds: float | None) -> None:
+def _wait(admin: AdminClient, seconds: float | None) -> None:
     end = None if seconds is None else time.monotonic() + seconds
     while end is None or time.monotonic() < end:
         time.sleep(LOOK_SECONDS if end is None else max(0.0, min(LOOK_SECONDS, end - time.monotonic())))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 
 from proxy.yamlfile.faults import Faults, Place
 from proxy.yamlfile.fields import Fields, warn_of_variables
-from proxy.yamlfile.kinds import Kind, UnexpectedError, unfold
+from proxy.yamlfile.kinds import UnexpectedError, ValueKind, unfold
 from proxy.yamlfile.nodes import Node, Scalar, Sequence, join, shown
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Key:
         name: the key in the file, where it differs from the attribute.
     """
 
-    kind: Kind[Any]  # of whatever type the attribute has
+    kind: ValueKind[Any]  # of whatever type the attribute has
     doc: str
     name: str = ""
 
@@ -54,7 +54,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyEntry:
     """One key as the documentation lists it: ``limits.frame_max`` or ``listen[].address``."""
 
     path: str
@@ -79,13 +79,13 @@ def _member(name: str, hint: object) -> Member | None:
     return None
 
 
-def entries(section: DataclassInstance, path: str = "") -> Iterator[Entry]:
+def entries(section: DataclassInstance, path: str = "") -> Iterator[KeyEntry]:
     """List every key under a section that holds the defaults."""
     for member in members(type(section)):
         value = getattr(section, member.attribute)
         here = join(path, member.name)
         if member.key is not None:
-            yield Entry(here, member.key.kind.write(value), member.key.doc)
+            yield KeyEntry(here, member.key.kind.write(value), member.key.doc)
         elif member.several and member.section is not None:
             yield from entries(value[0] if value else member.section(), here + "[]")
         elif value is None and member.section is not None:

@@ -27,7 +27,7 @@ HASH_KEY_BYTES = (16, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlSection:
     """The user that declares carriers and reads the inventory; `password` holds the one to use."""
 
     username: Annotated[str, Key(TEXT, "name of the control user")] = "guest"
@@ -89,7 +89,7 @@ class Passwords:
     faults: Faults
     required: bool
 
-    def control(self, control: Control, loopback: bool) -> Control:
+    def control(self, control: ControlSection, loopback: bool) -> ControlSection:
         """Give the control user with the password to use.
 
         Args:
@@ -156,7 +156,7 @@ class Passwords:
             self.faults.error(place, key, f"seen a key of {len(found)} bytes, expected {least} to {most}")
         return found
 
-    def _password(self, control: Control, loopback: bool) -> Secret:
+    def _password(self, control: ControlSection, loopback: bool) -> Secret:
         path = "upstream.control."
         ways = {"password_env": control.password_env, "password_file": control.password_file}
         given = [key for key in ("password", *ways) if path + key in self.places]
@@ -181,12 +181,12 @@ class Passwords:
             self.faults.warn(place, key, message)
         return control.password
 
-    def _default(self, control: Control, loopback: bool) -> None:
+    def _default(self, control: ControlSection, loopback: bool) -> None:
         """Say so where nothing was written and the default password would be sent."""
         section, key = "upstream.control", "upstream.control.password"
         place = self.places.get(f"{section}.username") or self.places.get(section) or self.places.get("upstream")
         place = place or Place("configuration", 0)
-        if control.username != Control().username:
+        if control.username != ControlSection().username:
             expected = "expected password_env, password_file or password"
             self._missing(place, key, f'seen nothing for the user "{control.username}", {expected}')
         elif not loopback:

@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 from proxy.config.declaration import Key, differences, read_section
 from proxy.config.environment import override
-from proxy.config.passwords import Control, Passwords, SecretSource
+from proxy.config.passwords import ControlSection, Passwords, SecretSource
 from proxy.config.tls import ListenTls, TlsChecks, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
@@ -29,7 +29,7 @@ from proxy.yamlfile.kinds import (
     NETWORKS,
     TEXT,
     TEXTS,
-    Address,
+    HostPort,
     collide,
     duration,
     leads_back,
@@ -41,9 +41,9 @@ from proxy.yamlfile.kinds import (
 from proxy.yamlfile.nodes import Mapping
 
 Places: TypeAlias = Environment[str, Place]
-_HERE = Address("127.0.0.1", 5673)
-_BROKER = Address("127.0.0.1", 5672)
-_ADMIN = Address("127.0.0.1", 15693)
+_HERE = HostPort("127.0.0.1", 5673)
+_BROKER = HostPort("127.0.0.1", 5672)
+_ADMIN = HostPort("127.0.0.1", 15693)
 _WAIT = duration(0.01, 3600)
 _NO_SECRETS = (
     "seen nothing, expected a secret of its own for a broker elsewhere: without one the key that signs clients' "
@@ -52,19 +52,19 @@ _NO_SECRETS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ListenSection:
     """One address where producers connect."""
 
-    address: Annotated[Address, Key(LISTEN_ADDRESS, "`host:port` where producers connect")] = _HERE
+    address: Annotated[HostPort, Key(LISTEN_ADDRESS, "`host:port` where producers connect")] = _HERE
     tls: ListenTls | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Upstream:
+class UpstreamSection:
     """The broker."""
 
     addresses: Annotated[
-        tuple[Address, ...],
+        tuple[HostPort, ...],
         Key(ADDRESSES, "`host:port` of the broker, or a list, tried in turn at each connect", "address"),
     ] = (_BROKER,)
     connect_timeout_seconds: Annotated[
@@ -79,7 +79,7 @@ class Upstream:
         ),
     ] = None
     tls: UpstreamTls | None = None
-    control: Control = field(default_factory=Control)
+    control: ControlSection = field(default_factory=ControlSection)
     management: Annotated[
         str | None,
         Key(optional(HTTP_URL), "address of the management API, which lists queues and exchanges"),
@@ -87,7 +87,7 @@ class Upstream:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class InventorySection:
     """What exists on the broker."""
 
     refresh_seconds: Annotated[float, Key(duration(0.1, 3600), "how often the management API is read", "refresh")] = 5.0
@@ -98,7 +98,7 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredSection:
     """What clients declare over AMQP."""
 
     delivery: Annotated[
@@ -136,11 +136,11 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True)
-class Admin:
+class AdminSection:
     """The port for operators."""
 
     address: Annotated[
-        Address | None,
+        HostPort | None,
         Key(optional(LISTEN_ADDRESS), "where `/metrics`, `/livez`, `/readyz` are served; `null`: not"),
     ] = _ADMIN
     allow: Annotated[
@@ -154,7 +154,7 @@ class Admin:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class AuditSection:
     """The audit log; see docs/audit.md for what each mode promises. `hash_key` holds the key of the hashes."""
 
     directory: Annotated[
@@ -197,7 +197,7 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class MetricsSection:
     """What is counted."""
 
     bindings: Annotated[
@@ -206,7 +206,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LimitsSection:
     """What producers may ask for."""
 
     connections: Annotated[int, Key(whole(1, 1_000_000), "producer connections at one time")] = 10_000
@@ -269,7 +269,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogSection:
     """What is logged and how."""
 
     level: Annotated[
@@ -280,7 +280,7 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Shutdown:
+class ShutdownSection:
     """How the sidecar ends."""
 
     deadline_seconds: Annotated[
@@ -296,22 +296,22 @@ class Settings:
     are relative to it. `places` has the dotted path of each key that was written.
     """
 
-    listen: tuple[Listener, ...] = field(default_factory=lambda: (Listener(),))
-    upstream: Upstream = field(default_factory=Upstream)
+    listen: tuple[ListenSection, ...] = field(default_factory=lambda: (ListenSection(),))
+    upstream: UpstreamSection = field(default_factory=UpstreamSection)
     rules: Annotated[
         tuple[str, ...], Key(TEXTS, "rules files: a name or pattern such as `rules/*.yaml`, or a list of them")
     ] = ()
     workers: Annotated[
         int, Key(whole(1, 64), "processes that share the addresses of `listen`; more than one needs Linux")
     ] = 1
-    inventory: Inventory = field(default_factory=Inventory)
-    declared: Declared = field(default_factory=Declared)
-    audit: Audit = field(default_factory=Audit)
-    admin: Admin = field(default_factory=Admin)
-    metrics: Metrics = field(default_factory=Metrics)
-    limits: Limits = field(default_factory=Limits)
-    log: Log = field(default_factory=Log)
-    shutdown: Shutdown = field(default_factory=Shutdown)
+    inventory: InventorySection = field(default_factory=InventorySection)
+    declared: DeclaredSection = field(default_factory=DeclaredSection)
+    audit: AuditSection = field(default_factory=AuditSection)
+    admin: AdminSection = field(default_factory=AdminSection)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
+    limits: LimitsSection = field(default_factory=LimitsSection)
+    log: LogSection = field(default_factory=LogSection)
+    shutdown: ShutdownSection = field(default_factory=ShutdownSection)
     folder: Path = field(default=Path())
     file: Path = field(default=Path())
     places: Places = field(default_factory=dict, repr=False, compare=False)

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from proxy.config.declaration import Key
 from proxy.yamlfile.faults import Faults, Place
-from proxy.yamlfile.kinds import FLAG, TEXT, Address, optional, word
+from proxy.yamlfile.kinds import FLAG, TEXT, HostPort, optional, word
 from proxy.yamlfile.nodes import join
 
 
@@ -84,7 +84,7 @@ class TlsChecks:
             self._error(join(path, "client_verify"), path, "without client_ca no certificate is asked for")
         self._files(path, certificate=tls.certificate, key=tls.key, client_ca=tls.client_ca)
 
-    def upstream(self, tls: UpstreamTls | None, path: str, addresses: Iterable[Address]) -> None:
+    def upstream(self, tls: UpstreamTls | None, path: str, addresses: Iterable[HostPort]) -> None:
         """Check the broker's, and say where passwords would cross a network in plain text."""
         if tls is None:
             far = [str(address) for address in addresses if not address.loopback]

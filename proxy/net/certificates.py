@@ -38,22 +38,22 @@ def certificate_end(pem: bytes) -> float:
 
 
 def _end(der: bytes) -> float:
-    at, _ = _content(der, 0)  # Certificate
-    at, _ = _content(der, at)  # tbsCertificate
+    at, _ = _der_content(der, 0)  # Certificate
+    at, _ = _der_content(der, at)  # tbsCertificate
     if der[at] == _VERSION:
-        _, at = _content(der, at)
+        _, at = _der_content(der, at)
     for _ in ("serialNumber", "signature", "issuer"):
-        _, at = _content(der, at)
-    at, _ = _content(der, at)  # validity
-    _, at = _content(der, at)  # notBefore
-    begin, end = _content(der, at)
+        _, at = _der_content(der, at)
+    at, _ = _der_content(der, at)  # validity
+    _, at = _der_content(der, at)  # notBefore
+    begin, end = _der_content(der, at)
     text = der[begin:end].decode("ascii")
     if der[at] == _UTC_TIME:
         text = ("20" if text < "50" else "19") + text  # RFC 5280, 4.1.2.5.1
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
 
 
-def _content(der: bytes, at: int) -> tuple[int, int]:
+def _der_content(der: bytes, at: int) -> tuple[int, int]:
     """Return where the content of the element at a place begins and ends."""
     begin, length = at + 2, der[at + 1]
     if length & 0x80:  # so many bytes hold the length

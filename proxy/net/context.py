@@ -11,7 +11,7 @@ from proxy.net.throttle import Pacing
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Vhosts
 from proxy.relay.allowance import Allowances, Rates
-from proxy.relay.conversation import Limits
+from proxy.relay.conversation import RelayLimits
 from proxy.relay.counters import Counters
 from proxy.relay.withheld import Lines
 
@@ -36,10 +36,10 @@ class SessionLimits:
     frame_max: int = 131072
     channels: int = 65535
     idle_seconds: float = 0.0
-    relay: Limits = field(default_factory=Limits)
+    relay: RelayLimits = field(default_factory=RelayLimits)
 
 
-class Gate(Lines, Protocol):
+class AuditGate(Lines, Protocol):
     """The audit log as sessions see it: what has to wait for it."""
 
     @property
@@ -51,7 +51,7 @@ class Gate(Lines, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SessionContext:
     """What all sessions share.
 
     Args:
@@ -72,7 +72,7 @@ class Surroundings:
     counters: Counters
     limits: SessionLimits
     version: str
-    audit: Gate | None = None
+    audit: AuditGate | None = None
     remotes: RemotePool | None = None
     allowances: Allowances = field(default_factory=lambda: Allowances(Rates()))
     reuse: Reuse | None = None

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from proxy.net.context import Surroundings
+from proxy.net.context import SessionContext
 from proxy.net.link import peer_address
 from proxy.net.session import Session
 from proxy.net.tasks import Tasks
 from proxy.net.tls import Provider
-from proxy.net.tls_listener import SecureDoor
+from proxy.net.tls_listener import TlsListener
 
 _log = structlog.get_logger(__name__)
 #: How often a drain looks whether everything is settled.
@@ -85,7 +85,7 @@ class Listener:
     def __init__(
         self,
         addresses: Sequence[tuple[str, int]],
-        surroundings: Surroundings,
+        surroundings: SessionContext,
         limits: ListenerLimits,
         tls: Mapping[tuple[str, int], Provider] | None = None,
     ) -> None:
@@ -127,7 +127,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         surroundings, context = self._surroundings, self._tls.get((host, port))
         seconds = (surroundings.limits.handshake_seconds, surroundings.limits.close_seconds)
-        door = None if context is None else SecureDoor(context, surroundings.counters.downstream, *seconds)
+        door = None if context is None else TlsListener(context, surroundings.counters.downstream, *seconds)
         infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         bound: list[tuple[str, int]] = []
         absent: OSError | None = None
@@ -168,7 +168,7 @@ class Listener:
         for session in self._sessions:
             session.audit_full(full)
 
-    def _accept(self, listening: socket.socket, door: SecureDoor | None) -> None:
+    def _accept(self, listening: socket.socket, door: TlsListener | None) -> None:
         """Accept what has come; the rest comes in the next turn of the event loop."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
@@ -184,11 +184,11 @@ class Listener:
             connection.setblocking(False)
             self._receive(connection, *peer_address(address), door)
 
-    def _accept_again(self, listening: socket.socket, door: SecureDoor | None) -> None:
+    def _accept_again(self, listening: socket.socket, door: TlsListener | None) -> None:
         if not self.draining:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening, door)
 
-    def _receive(self, connection: socket.socket, host: str, name: str, door: SecureDoor | None) -> None:
+    def _receive(self, connection: socket.socket, host: str, name: str, door: TlsListener | None) -> None:
         """Give a connection its session, or close it."""
         refusal = self._refusal(host, name)
         if refusal == "":
@@ -202,7 +202,7 @@ class Listener:
             self._hosts[host] += 1
         self._tasks.start(self._join(connection, session, name, door), "accept")
 
-    async def _join(self, connection: socket.socket, session: Session, name: str, door: SecureDoor | None) -> None:
+    async def _join(self, connection: socket.socket, session: Session, name: str, door: TlsListener | None) -> None:
         """Join a connection to its session, after the TLS handshake where there is one."""
         protocol = session.producer
         try:

@@ -15,13 +15,13 @@ from time import monotonic
 
 import structlog
 
-from proxy.errors import Failure, UpstreamError
-from proxy.net.context import Surroundings
+from proxy.errors import UpstreamError, UpstreamFailure
+from proxy.net.context import SessionContext
 from proxy.net.link import Link
 from proxy.net.tasks import Tasks
 from proxy.net.tls import words
-from proxy.net.vhosts import Control
-from proxy.relay.handshake.lease import Lease, StandIn
+from proxy.net.vhosts import ControlPlane
+from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeState, Side
 
 #: Reply codes from here on name faults of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
@@ -43,7 +43,7 @@ class Opening:
 
     def __init__(
         self,
-        surroundings: Surroundings,
+        surroundings: SessionContext,
         producer: Link,
         upstream: Link,
         tasks: Tasks,
@@ -102,7 +102,7 @@ class Opening:
         """The broker's socket is gone; TLS 1.3 refuses a certificate so, behind the handshake."""
         failure = None
         if isinstance(error, ssl.SSLError) and self._handshake.ending is None:
-            failure = UpstreamError(Failure.TLS, words(error))
+            failure = UpstreamError(UpstreamFailure.TLS, words(error))
             self._failure = failure.failure.value
             self._shared.counters.upstream.attempt(self._failure)
             self._log.warning("upstream not reachable", error=str(failure))
@@ -146,7 +146,7 @@ class Opening:
             self._abort()
             return
         text = f"no {handshake.state.value} within {limits.handshake_seconds:g} s"
-        handshake.upstream_lost(UpstreamError(Failure.TIMEOUT, text))
+        handshake.upstream_lost(UpstreamError(UpstreamFailure.TIMEOUT, text))
         self._go_on()
         self._deadline = self._loop.call_later(limits.close_seconds, self._abort)
 
@@ -164,7 +164,7 @@ class Opening:
             self._handshake.upstream_lost(error)
             self._go_on()
 
-    async def _adopt(self, control: Control) -> None:
+    async def _adopt(self, control: ControlPlane) -> None:
         """Learn what clients declared in a virtual host before its first producer goes on."""
         vhost = self._handshake.vhost
         self._pause_both(True)
@@ -181,7 +181,7 @@ class Opening:
         for link in (self._producer, self._upstream):
             link.pause("adopting", paused)
 
-    def _consult(self, stand_in: StandIn) -> None:
+    def _consult(self, stand_in: LeaseNegotiation) -> None:
         """Let the stand-in answer what it can in the broker's place."""
         handshake, reuse = self._handshake, self._shared.reuse
         while handshake.to_upstream:
@@ -194,7 +194,7 @@ class Opening:
     def _send(self) -> bool:
         """Send what the handshake has for either side; say whether it needs the broker."""
         handshake, stand_in = self._handshake, self._stand_in
-        source: Handshake | StandIn = handshake
+        source: Handshake | LeaseNegotiation = handshake
         if stand_in is not None:
             self._consult(stand_in)
             source = stand_in

@@ -15,25 +15,25 @@ from typing import Protocol
 from proxy.relay.conversation import Asked
 
 
-class Speaker(Protocol):
+class ClientConnection(Protocol):
     """A connection of a client."""
 
     def ask(self, asked: Asked, done: Callable[[], None]) -> None:
         """Ask the broker whether the client may bind a destination; `done` is called when it is known."""
 
 
-class Speakers:
+class ClientConnections:
     """The connections that are open, by virtual host and user."""
 
     def __init__(self) -> None:
         """Know none."""
-        self._open: dict[tuple[str, str], list[Speaker]] = {}
+        self._open: dict[tuple[str, str], list[ClientConnection]] = {}
 
-    def enter(self, vhost: str, user: str, speaker: Speaker) -> None:
+    def enter(self, vhost: str, user: str, speaker: ClientConnection) -> None:
         """A connection is open."""
         self._open.setdefault((vhost, user), []).append(speaker)
 
-    def leave(self, vhost: str, user: str, speaker: Speaker) -> None:
+    def leave(self, vhost: str, user: str, speaker: ClientConnection) -> None:
         """A connection is open no more."""
         speakers = self._open.get((vhost, user), [])
         if speaker in speakers:

@@ -23,7 +23,7 @@ from proxy.net.tls import Contexts, words
 from proxy.relay.counters import RemoteCounters
 from proxy.relay.remote.lane import Lane
 from proxy.relay.remote.link import RemoteLink
-from proxy.relay.remote.messages import RemoteMessage, Result
+from proxy.relay.remote.messages import RemoteMessage, RemoteResult
 
 _log = structlog.get_logger(__name__)
 #: Seconds until a broker is connected and has opened the connection.
@@ -122,7 +122,7 @@ class RemoteDriver:
                 self.unused_since = monotonic()
             self.flush_soon()
 
-    def _settled(self, message: RemoteMessage, result: Result, reason: str) -> None:
+    def _settled(self, message: RemoteMessage, result: RemoteResult, reason: str) -> None:
         self._messages -= 1
         self._bytes -= message.weight
         self._counters.results[result.value] += 1

@@ -18,7 +18,7 @@ from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.method_frames import connection_close, connection_close_ok
 from proxy.net.link import Link
 from proxy.relay.counters import Counters
-from proxy.relay.handshake.lease import Lease, StandIn
+from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 
 #: Connections kept at a time; the one that waits longest makes room. Each is a socket here, some 100 kB at the broker.
 MOST_KEPT = 256
@@ -46,9 +46,9 @@ class Reuse:
         self._gone = asyncio.Event()
         self._stopped = False
 
-    def stand_in(self) -> StandIn:
+    def stand_in(self) -> LeaseNegotiation:
         """Give what speaks for the broker in one handshake."""
-        return StandIn(self._leases, self._key)
+        return LeaseNegotiation(self._leases, self._key)
 
     def _leases(self) -> Iterator[Lease]:
         """Those that can be had, the youngest first: it will live longest."""

@@ -17,14 +17,14 @@ from time import monotonic
 import structlog
 
 from proxy.errors import UpstreamError
-from proxy.net.context import Surroundings
+from proxy.net.context import SessionContext
 from proxy.net.heartbeats import Heartbeats
 from proxy.net.link import AHEAD_MESSAGES, Link
 from proxy.net.opening import Opening
 from proxy.net.remote_pool import Port
 from proxy.net.tasks import Tasks
 from proxy.net.throttle import Throttle
-from proxy.net.vhosts import Control
+from proxy.net.vhosts import ControlPlane
 from proxy.relay.conversation import Asked, BindDestinations, EnsureQueue, Phase, Request
 from proxy.relay.handshake.machine import Handshake
 from proxy.relay.relay import Relay
@@ -43,7 +43,7 @@ class Session:
 
     def __init__(
         self,
-        surroundings: Surroundings,
+        surroundings: SessionContext,
         ended: Callable[[Session], None],
         refusal: str | None = None,
     ) -> None:
@@ -103,7 +103,7 @@ class Session:
             relay.linked(self._remotes, self._wake)
         self._user = handshake.user
         vhosts.speakers.enter(handshake.vhost, handshake.user, self)
-        plans.state.forgive(client=handshake.user)
+        plans.state.clear_refusals(client=handshake.user)
         counters = self._shared.counters
         for side in (counters.downstream, counters.upstream):
             side.attempt("ok")
@@ -290,7 +290,7 @@ class Session:
                     relay.answer(request, found)
                 self._flush(relay, monotonic())
 
-    async def _bind(self, control: Control, vhost: str, request: BindDestinations) -> None:
+    async def _bind(self, control: ControlPlane, vhost: str, request: BindDestinations) -> None:
         await self._shared.vhosts.speakers.ask(vhost, request.asked)
         reached = [one for one in request.asked if one.destination in one.reach.allowed]
         for name in {one.owned.name for one in reached}:

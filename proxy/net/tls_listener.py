@@ -21,7 +21,7 @@ from proxy.relay.counters import ConnectionCounters
 _log = structlog.get_logger(__name__)
 
 
-class SecureDoor:
+class TlsListener:
     """TLS of one address where producers connect.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.errors import ConfigError, Failure, UpstreamError
+from proxy.errors import ConfigError, UpstreamError, UpstreamFailure
 from proxy.net.tls import ClientTls, Contexts
 
 #: A close over TLS waits so long for what is still to be sent and for the peer's answer; sessions end it sooner.
@@ -49,11 +49,11 @@ class Upstream:
                     await loop.create_connection(protocol, host, port, **self._tls(host))
                 return
             except TimeoutError:
-                causes.append((Failure.TIMEOUT, f"{host}:{port}: no answer within {each:g} s"))
+                causes.append((UpstreamFailure.TIMEOUT, f"{host}:{port}: no answer within {each:g} s"))
             except (ssl.SSLError, ConfigError) as error:
-                causes.append((Failure.TLS, f"{host}:{port}: {self.tls.words(error) if self.tls else error}"))
+                causes.append((UpstreamFailure.TLS, f"{host}:{port}: {self.tls.words(error) if self.tls else error}"))
             except OSError as error:
-                causes.append((Failure.UNAVAILABLE, f"{host}:{port}: {error.strerror or error}"))
+                causes.append((UpstreamFailure.UNAVAILABLE, f"{host}:{port}: {error.strerror or error}"))
         raise UpstreamError(causes[-1][0], "; ".join(text for _, text in causes))
 
     def _tls(self, host: str) -> dict[str, Any]:  # Any: arguments of several types

@@ -9,12 +9,12 @@ from typing import Protocol
 
 import structlog
 
-from proxy.net.permission_questions import Speakers
-from proxy.relay.auditing import Journal
-from proxy.relay.conversation import NO_INVENTORY, Inventory
+from proxy.net.permission_questions import ClientConnections
+from proxy.relay.auditing import AuditSink
+from proxy.relay.conversation import NO_INVENTORY, QueueInventory
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
-from proxy.relay.publish.tap import Watcher
+from proxy.relay.publish.tap import Tap
 from proxy.relay.vhost import Destination, VhostState
 from proxy.routing.router import Router
 
@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 _WARN_SECONDS = 1.0
 
 
-class Control(Protocol):
+class ControlPlane(Protocol):
     """What sessions ask of the control plane."""
 
     def interested(self, vhost: str, queue: bytes) -> bool:
@@ -74,11 +74,11 @@ class Vhosts:
     def __init__(
         self,
         states: Iterable[VhostState],
-        control: Control | None,
+        control: ControlPlane | None,
         counters: Counters,
         sources: Sources,
         rules: ClientRules | None = None,
-        journal: Journal | None = None,
+        journal: AuditSink | None = None,
     ) -> None:
         """Make the plans of the named virtual hosts."""
         self._rules = rules
@@ -86,10 +86,10 @@ class Vhosts:
         self._control = control
         self._counters = counters
         self._sources = sources
-        self._watcher: Watcher | None = None
+        self._watcher: Tap | None = None
         self._plans = {state.name: self._make(state) for state in states}
         #: connections on which clients can be asked what they may bind
-        self.speakers = Speakers()
+        self.speakers = ClientConnections()
 
     def plans(self, vhost: str) -> Plans:
         """Give the plans of a virtual host that a producer has logged in to (so their number is the broker's)."""
@@ -123,7 +123,7 @@ class Vhosts:
                     _log.warning("producers' addresses have passwords that receivers see", vhost=state.name, rule=rule)
             await asyncio.sleep(_WARN_SECONDS)
 
-    def watch(self, watcher: Watcher | None) -> None:
+    def watch(self, watcher: Tap | None) -> None:
         """Let somebody watch the publishes of all virtual hosts from now on, or nobody."""
         self._watcher = watcher
         for plans in self._plans.values():
@@ -134,12 +134,12 @@ class Vhosts:
         plans.watcher = self._watcher
         return plans
 
-    def inventory(self, vhost: str) -> Inventory:
+    def inventory(self, vhost: str) -> QueueInventory:
         """Give what a relay of the virtual host tells and asks the control plane without waiting."""
         control = self._control
         if control is None:
             return NO_INVENTORY
-        return Inventory(
+        return QueueInventory(
             partial(control.interested, vhost),
             partial(control.queue_declared, vhost),
             partial(control.queue_deleted, vhost),
@@ -147,6 +147,6 @@ class Vhosts:
         )
 
     @property
-    def control(self) -> Control | None:
+    def control(self) -> ControlPlane | None:
         """The control plane."""
         return self._control

@@ -27,7 +27,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from proxy.observe.metrics import METRICS, Kind, MetricSpec
+from proxy.observe.metrics import METRICS, MetricKind, MetricSpec
 from proxy.observe.readings import MetricsSource, Reading, Row, Rows
 from proxy.relay.counters import Counters, Histogram
 
@@ -233,13 +233,13 @@ def _parts(spec: MetricSpec, numbers: Numbers, openmetrics: bool) -> Iterator[Me
 
 def _family(spec: MetricSpec, openmetrics: bool, rows: Iterable[Row] = ()) -> Metric:
     labels = spec.labels
-    if spec.kind is Kind.INFO:
+    if spec.kind is MetricKind.INFO:
         info = InfoMetricFamily(spec.name.removesuffix("_info"), spec.help, labels=())
         for values, _ in rows:
             info.add_metric((), dict(zip(labels, map(_printable, values), strict=True)))
         return info
     family: CounterMetricFamily | GaugeMetricFamily | UnknownMetricFamily
-    if spec.kind is Kind.GAUGE:
+    if spec.kind is MetricKind.GAUGE:
         family = GaugeMetricFamily(spec.name, spec.help, labels=labels)
     elif openmetrics and spec.name == _CLASHING:
         family = UnknownMetricFamily(spec.name, spec.help, labels=labels)

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from prometheus_client import Metric
 
 from proxy.observe.exposition import PROCESS, write_page
-from proxy.observe.metrics import METRICS, Kind, Merge, MetricSpec
+from proxy.observe.metrics import METRICS, Merge, MetricKind, MetricSpec
 from proxy.observe.readings import MERGE_STEP, Reading, Rows
 from proxy.relay.counters import Counters, Histogram
 
@@ -24,7 +24,7 @@ from proxy.relay.counters import Counters, Histogram
 _Series: TypeAlias = dict[tuple[str, ...], float]
 #: Of the process's own numbers, the one that is not a sum: the first to start has started them.
 _STARTED = "process_start_time_seconds"
-_GROWING = frozenset(spec.name for spec in METRICS if spec.kind in (Kind.COUNTER, Kind.HISTOGRAM))
+_GROWING = frozenset(spec.name for spec in METRICS if spec.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM))
 _FOLDS: dict[Merge, Callable[[float, float], float]] = {
     Merge.SUM: lambda one, other: one + other,
     Merge.MAX: max,
@@ -33,7 +33,7 @@ _FOLDS: dict[Merge, Callable[[float, float], float]] = {
 
 
 @dataclass(slots=True)
-class Portion:
+class WorkerMetrics:
     """The numbers of one process, or of several: by metric, by label values.
 
     Args:
@@ -43,14 +43,14 @@ class Portion:
 
     series: dict[str, _Series] = field(default_factory=dict)
 
-    def growing(self) -> Portion:
+    def growing(self) -> WorkerMetrics:
         """Give the numbers that never go down: what stays of a process that has ended."""
         kept = {name: dict(rows) for name, rows in self.series.items() if name in _GROWING}
         process = self.series.get(PROCESS, {})
         kept[PROCESS] = {labels: value for labels, value in process.items() if labels[1] == "counter"}
-        return Portion(kept)
+        return WorkerMetrics(kept)
 
-    def add(self, other: Portion) -> None:
+    def add(self, other: WorkerMetrics) -> None:
         """Take another portion into this one."""
         for name, rows in other.series.items():
             mine = self.series.setdefault(name, {})
@@ -58,9 +58,9 @@ class Portion:
                 mine[labels] = _fold(name, labels)(mine[labels], value) if labels in mine else value
 
 
-def read_portion(text: bytes) -> Portion:
+def read_portion(text: bytes) -> WorkerMetrics:
     """Read what `exposition.write_portion` has written."""
-    found = Portion()
+    found = WorkerMetrics()
     for line in filter(None, text.splitlines()):
         name, rows = json.loads(line)
         series = found.series.setdefault(name, {})
@@ -85,9 +85,9 @@ class MergedNumbers:
         portions: of all processes.
     """
 
-    def __init__(self, portions: Iterable[Portion]) -> None:
+    def __init__(self, portions: Iterable[WorkerMetrics]) -> None:
         """Add them up."""
-        self._sum = Portion()
+        self._sum = WorkerMetrics()
         for portion in portions:
             self._sum.add(portion)
         self._empty = Reading(Counters(), (), "")
@@ -129,7 +129,7 @@ class JointPage:
         gather: asks all of them for their portions.
     """
 
-    def __init__(self, gather: Callable[[], Awaitable[Iterable[Portion]]]) -> None:
+    def __init__(self, gather: Callable[[], Awaitable[Iterable[WorkerMetrics]]]) -> None:
         """Ask nobody before a scrape."""
         self._gather = gather
         self._one_at_a_time = asyncio.Lock()

@@ -18,7 +18,7 @@ from proxy.relay.counters import Counters, Histogram
 PREFIX = "oxproxy_"
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     """Type of a metric, as Prometheus names it."""
 
     COUNTER = "counter"
@@ -52,7 +52,7 @@ class MetricSpec:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     labels: tuple[str, ...]
     help: str
     rows: Callable[[Reading], Rows]
@@ -61,14 +61,14 @@ class MetricSpec:
 
 
 def _metric(
-    name: str, kind: Kind, labels: str, rows: Callable[[Reading], Rows], about: str, merge: Merge = Merge.SUM
+    name: str, kind: MetricKind, labels: str, rows: Callable[[Reading], Rows], about: str, merge: Merge = Merge.SUM
 ) -> MetricSpec:
     return MetricSpec(PREFIX + name, kind, tuple(labels.split()), about, rows, merge=merge)
 
 
 def _histogram(name: str, read: Callable[[Counters], Histogram], about: str) -> MetricSpec:
     return MetricSpec(
-        PREFIX + name, Kind.HISTOGRAM, (), about, readings.nothing, lambda reading: read(reading.counters)
+        PREFIX + name, MetricKind.HISTOGRAM, (), about, readings.nothing, lambda reading: read(reading.counters)
     )
 
 
@@ -76,7 +76,7 @@ def _histogram(name: str, read: Callable[[Counters], Histogram], about: str) -> 
 METRICS: tuple[MetricSpec, ...] = (
     _metric(
         "build_info",
-        Kind.INFO,
+        MetricKind.INFO,
         "version",
         lambda reading: [((reading.version,), 1)],
         "Version of this sidecar; always 1.",
@@ -84,7 +84,7 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "rules_info",
-        Kind.INFO,
+        MetricKind.INFO,
         "version",
         lambda reading: [((reading.counters.rules.version,), 1)],
         "Version (short hash) of the rules that decide now; always 1.",
@@ -92,7 +92,7 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "rules_reload_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "result",
         readings.reloads,
         "Loads of the rules files: ok or error.",
@@ -100,7 +100,7 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "rules_last_reload_success_timestamp_seconds",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "",
         readings.one(lambda counters: counters.rules.last_success_seconds),
         "When the rules that decide now were loaded.",
@@ -108,87 +108,87 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "workers",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "",
         readings.one(lambda counters: 1),
         "Processes that serve producers: as many as `workers` says, or one is missing.",
     ),
     _metric(
         "worker_restarts_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "",
         readings.one(lambda counters: counters.worker_restarts),
         "Workers that ended by themselves and were started again.",
     ),
     _metric(
         "connections",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "side",
         readings.connections,
         "Open connections: downstream (producers) and upstream (links to RabbitMQ).",
     ),
     _metric(
         "connections_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "side result",
         readings.connections_total,
         "Attempts to open a connection: ok, refused, unavailable, timeout, protocol_error or tls_error.",
     ),
     _metric(
         "connections_kept",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "",
         readings.one(lambda counters: counters.kept_connections),
         "Upstream connections that wait for another producer (upstream.reuse); not among oxproxy_connections.",
     ),
     _metric(
         "connections_reused_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "",
         readings.one(lambda counters: counters.reused_connections),
         "Producers that got an upstream connection which another one had left.",
     ),
     _metric(
         "certificate_expiry_timestamp_seconds",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "side file",
         readings.certificates,
         "When a certificate of the sidecar ends: one for producers (downstream) or for brokers (upstream).",
         # the one that ends first: a worker may not have read the new file yet
         Merge.MIN,
     ),
-    _metric("channels", Kind.GAUGE, "", readings.relays("channels"), "Open channels of producers."),
+    _metric("channels", MetricKind.GAUGE, "", readings.relays("channels"), "Open channels of producers."),
     _metric(
         "publishes_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "vhost exchange outcome",
         readings.publishes,
         "Publishes by what became of them; exchanges that no rule names count as other.",
     ),
     _metric(
         "publish_bytes_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "vhost exchange",
         readings.publish_bytes,
         "Bytes of message bodies published; exchanges that no rule names count as other.",
     ),
     _metric(
         "binding_matches_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "exchange binding",
         readings.binding_matches,
         "Publishes for which a binding was true; bindings beyond metrics.bindings count as other.",
     ),
     _metric(
         "destination_publishes_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "destination",
         readings.destination_publishes,
         "Publishes routed to a destination that the rules files name.",
     ),
     _metric(
         "decision_cache_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "result",
         readings.relays_by(("cache_hits", "hit"), ("cache_misses", "miss"), ("cache_bypassed", "bypassed")),
         "Publishes to exchanges evaluated here: hit, miss, or bypassed where a decision may not be kept.",
@@ -205,22 +205,22 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "confirms_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "result",
         readings.relays_by(("confirms_acked", "acked"), ("confirms_nacked", "nacked")),
         "Publishes settled to producers with an ack or a nack.",
     ),
-    _metric("returns_total", Kind.COUNTER, "", readings.relays("returns"), "Messages returned to producers."),
+    _metric("returns_total", MetricKind.COUNTER, "", readings.relays("returns"), "Messages returned to producers."),
     _metric(
         "regex_limit_hits_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "",
         readings.relays("regex_limit_hits"),
         "Regular expressions that ran into the match limit and so did not match.",
     ),
     _metric(
         "regex_budget_spent_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "owner",
         readings.regex_owners,
         "Decisions in which the regular expressions of an owner cost more than limits.regex_budget, so that bindings "
@@ -228,28 +228,28 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "failed_translations_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "",
         readings.relays("failed_translations"),
         "Destinations that the address table sent nowhere: each is a nack.",
     ),
     _metric(
         "upstream_blocked",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "",
         readings.relays("upstream_blocked"),
         "Links that RabbitMQ has blocked (memory or disk alarm).",
     ),
     _metric(
         "paused_producers",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "",
         readings.relays("paused_producers"),
         "Producers whose socket is not being read, because something behind it is slow.",
     ),
     _metric(
         "throttled_producers",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "",
         readings.one(lambda counters: counters.limits.throttled),
         "Producers that wait since their user publishes more than limits.publish_rate or limits.publish_bytes, or "
@@ -257,14 +257,14 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "connections_turned_away_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "reason",
         readings.turned_away,
         "Producers that a limit kept out: connections or connections_per_peer.",
     ),
     _metric(
         "limit_hits_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "limit",
         readings.limit_hits,
         "Limits that open connections ran into: publish_rate, publish_bytes, patience, message_size, idle or "
@@ -272,7 +272,7 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "topology_missing_destinations",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "",
         readings.one(lambda counters: counters.missing_destinations),
         "Destinations that the rules name and that RabbitMQ does not have or we can't reach.",
@@ -280,7 +280,7 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "topology_foreign_bindings",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "",
         readings.one(lambda counters: counters.foreign_bindings),
         "Bindings that others made on carriers: they route past the rules.",
@@ -288,7 +288,7 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "topology_unkeyed_tokens",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "",
         readings.one(lambda counters: counters.unkeyed_tokens),
         "Bindings on carriers under tokens of version 0.1, which anybody can compute, until `oxproxy adopt --finish`.",
@@ -296,7 +296,7 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "topology_carrier_bypasses",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "",
         readings.one(lambda counters: counters.carrier_bypasses),
         "Alternate and dead-letter exchanges on RabbitMQ that lead to a carrier without its rules.",
@@ -304,7 +304,7 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "topology_unsigned_bindings",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "",
         readings.one(lambda counters: counters.unsigned_bindings),
         "Bindings stored as a client's that no secret of ours signed: they reach their own destination alone.",
@@ -312,35 +312,35 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "control_loop_failures_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "task",
         readings.control_failures,
         "Unexpected exceptions in tasks of the control plane; each is logged with its traceback and tried again.",
     ),
     _metric(
         "audit_lines_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "",
         readings.one(lambda counters: counters.audit.lines),
         "Audit lines written to disk.",
     ),
     _metric(
         "audit_dropped_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "",
         readings.one(lambda counters: counters.audit.dropped),
         "Audit lines given up because disk or writer could not keep up.",
     ),
     _metric(
         "audit_bytes_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "",
         readings.one(lambda counters: counters.audit.text_bytes),
         "Bytes of audit text written to disk, before compression.",
     ),
     _metric(
         "audit_failing",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "",
         readings.one(lambda counters: counters.audit.failing),
         "1 while the disk refuses audit lines or does not answer.",
@@ -348,7 +348,7 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "remote_up",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "broker",
         readings.remote_up,
         "Whether the link to another broker stands.",
@@ -356,14 +356,14 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "remote_publishes_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "broker result",
         readings.remote_publishes,
         "Publishes to another broker: acked, nacked, returned or lost.",
     ),
     _metric(
         "protocol_errors_total",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "reply_code",
         readings.protocol_errors,
         "Channels and connections that the sidecar closed, by AMQP reply code.",

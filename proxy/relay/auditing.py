@@ -17,7 +17,7 @@ from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from proxy.relay.channel import Channel, Publish
+    from proxy.relay.channel import Channel, PendingPublish
     from proxy.relay.withheld import Withheld
 
 #: Mandatory publishes of a channel that a return may still name; beyond that the oldest are forgotten. With confirms
@@ -30,7 +30,7 @@ _BEFORE_MESSAGE_ID = ((0x1000, 1), (0x0800, 1), (0x0400, 0), (0x0200, 0), (0x010
 _MESSAGE_ID = 0x0080
 
 
-class Template(Protocol):
+class LineTemplate(Protocol):
     """The constant part of the lines of one decision."""
 
     #: microseconds of the decision, until a line has told them
@@ -43,7 +43,7 @@ class Template(Protocol):
         """The same with `decide_us`, which is told once."""
 
 
-class Journal(Protocol):
+class AuditSink(Protocol):
     """The audit log as the wire sees it."""
 
     #: whether publishes that no rule touches are left out
@@ -68,7 +68,7 @@ class Journal(Protocol):
         remotes: Iterable[str] = (),
         rule: int | None = None,
         decide_us: float | None = None,
-    ) -> Template:
+    ) -> LineTemplate:
         """What a decision fixes."""
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
@@ -105,14 +105,14 @@ class ConnectionAudit:
         "ruled_only",
     )
 
-    def __init__(self, journal: Journal, conn: str, user: str, vhost: str, withheld: Withheld | None = None) -> None:
+    def __init__(self, journal: AuditSink, conn: str, user: str, vhost: str, withheld: Withheld | None = None) -> None:
         """Start with no publish."""
         self._withheld = withheld
         self._journal = journal
         self._conn = conn
         self._user = user
         self._vhost = vhost
-        self._passed: dict[bytes, Template] = {}
+        self._passed: dict[bytes, LineTemplate] = {}
         self.append = journal.append
         self.ruled_only = journal.ruled_only
         self._opening = ""
@@ -131,7 +131,7 @@ class ConnectionAudit:
         """What a channel fixes in its lines."""
         return self._journal.origin(self._conn, self._user, self._vhost, channel)
 
-    def passing(self, publish: Publish, data: bytes, start: int, stop: int, size: int) -> str:
+    def passing(self, publish: PendingPublish, data: bytes, start: int, stop: int, size: int) -> str:
         """Give the `ending` for a publish to an exchange that is not evaluated here."""
         if self._journal.names or data[start + 20] & _MESSAGE_ID:
             return self.ending(self._passed_to(publish.exchange), publish, data, start, stop, size)
@@ -141,7 +141,7 @@ class ConnectionAudit:
             known = publish.ending = (size, ending)
         return known[1]
 
-    def _passed_to(self, exchange: bytes) -> Template:
+    def _passed_to(self, exchange: bytes) -> LineTemplate:
         found = self._passed.get(exchange)
         if found is None:
             if len(self._passed) >= _TEMPLATES:
@@ -179,7 +179,9 @@ class ConnectionAudit:
         behind = at + 1 + data[at]
         return (data[at + 1 : behind] if behind < stop else None), headers
 
-    def ending(self, template: Template, publish: Publish, data: bytes, start: int, stop: int, size: int) -> str:
+    def ending(
+        self, template: LineTemplate, publish: PendingPublish, data: bytes, start: int, stop: int, size: int
+    ) -> str:
         """Render what the lines of publishes with one method frame, header frame and body size end with.
 
         Where their decision has just been made and measured, the next line says how long it took.
@@ -198,7 +200,7 @@ class ConnectionAudit:
             self._once = template.timed(ending)
         return ending
 
-    def publish(self, publish: Publish, ending: str, seq: int) -> None:
+    def publish(self, publish: PendingPublish, ending: str, seq: int) -> None:
         """Write the line of one publish.
 
         Args:

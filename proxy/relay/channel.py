@@ -43,7 +43,7 @@ class Content(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Publish:
+class PendingPublish:
     """A Basic.Publish method as it came.
 
     Args:
@@ -62,7 +62,7 @@ class Publish:
     channel: Channel
     mandatory: bool
     #: what followed last time, most likely to follow again: a producer sends the same few in turn
-    successor: Publish | None = None
+    successor: PendingPublish | None = None
     #: body size and ending of its last audit line, where nothing else differs
     ending: tuple[int, str] | None = None
 
@@ -80,7 +80,7 @@ class Collected(NamedTuple):
         elsewhere: what goes to other brokers, or nowhere.
     """
 
-    publish: Publish
+    publish: PendingPublish
     plan: ExchangePlan
     header: bytes
     copies: Sequence[Copy]
@@ -217,7 +217,7 @@ class Channel:
         #: the broker has yet to answer a close of the producer for the channel that had the number before
         self.owed_close_ok = False
         self.content = Content.METHOD
-        self.publish: Publish | None = None
+        self.publish: PendingPublish | None = None
         self.collected: Collected | None = None
         #: body bytes still to come
         self.remaining = 0

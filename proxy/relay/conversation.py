@@ -82,7 +82,7 @@ class LookUpExchange(NamedTuple):
 Request: TypeAlias = EnsureQueue | BindDestinations | LookUpExchange
 
 
-class Limits(NamedTuple):
+class RelayLimits(NamedTuple):
     """Limits of one connection.
 
     Args:
@@ -104,7 +104,7 @@ class Limits(NamedTuple):
     owed: int = 4096
 
 
-class Inventory(NamedTuple):
+class QueueInventory(NamedTuple):
     """What the relay tells and asks the control plane without waiting.
 
     Args:
@@ -121,7 +121,9 @@ class Inventory(NamedTuple):
 
 
 #: where no rule needs to know
-NO_INVENTORY = Inventory(lambda queue: False, lambda queue, exclusive: None, lambda queue: None, lambda exchange: None)
+NO_INVENTORY = QueueInventory(
+    lambda queue: False, lambda queue, exclusive: None, lambda queue: None, lambda exchange: None
+)
 
 
 def _nobody() -> None:
@@ -139,7 +141,9 @@ class Conversation:
         user: the name that the producer logged in with.
     """
 
-    def __init__(self, tuning: Tuning, plans: Plans, inventory: Inventory, limits: Limits, user: str = "") -> None:
+    def __init__(
+        self, tuning: Tuning, plans: Plans, inventory: QueueInventory, limits: RelayLimits, user: str = ""
+    ) -> None:
         """Start open, with no channel."""
         self.user = user
         self.tuning = tuning

@@ -14,15 +14,15 @@ from typing import NamedTuple
 from proxy.amqp.frames import U32, shortstr
 from proxy.amqp.tables import decode_value, pick, without
 
-HEADER = b"x-original-address"
+ADDRESS_HEADER = b"x-original-address"
 CC_ASIDE = b"x-original-cc"
 #: headers that only we may set; cut from every publish that we change
-OURS = frozenset((HEADER, CC_ASIDE))
+OURS = frozenset((ADDRESS_HEADER, CC_ASIDE))
 _WANTED = OURS
 _NAMES = (b"exchange", b"routing-key", b"new-exchange", b"new-routing-key")
 
 
-class Address(NamedTuple):
+class OriginalAddress(NamedTuple):
     """An exchange and a routing key."""
 
     exchange: bytes
@@ -34,25 +34,25 @@ def longstr_entry(name: bytes, text: bytes) -> bytes:
     return shortstr(name) + b"S" + U32.pack(len(text)) + text
 
 
-def entry(original: Address, new: Address) -> bytes:
+def entry(original: OriginalAddress, new: OriginalAddress) -> bytes:
     """Encode the header entry for a publish that leaves as `new`."""
     table = b"".join(map(longstr_entry, _NAMES, (*original, *new)))
-    return shortstr(HEADER) + b"F" + U32.pack(len(table)) + table
+    return shortstr(ADDRESS_HEADER) + b"F" + U32.pack(len(table)) + table
 
 
-def read(entries: bytes) -> tuple[Address, Address] | None:
+def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:
     """Find (original, new) in the entries of a header table; None where there is no such header or it is not ours."""
-    if HEADER not in entries:
+    if ADDRESS_HEADER not in entries:
         return None
-    for name, raw in pick(entries, 0, len(entries), frozenset((HEADER,))):
+    for name, raw in pick(entries, 0, len(entries), frozenset((ADDRESS_HEADER,))):
         value = decode_value(raw)
-        if name != HEADER or not isinstance(value.value, tuple) or value.letter != "F":
+        if name != ADDRESS_HEADER or not isinstance(value.value, tuple) or value.letter != "F":
             return None
         found = {key: field.value for key, field in value.value if field.letter == "S"}
         parts = [found.get(key) for key in _NAMES]
         if len(value.value) == len(_NAMES) and all(isinstance(part, bytes) for part in parts):
             texts = [part for part in parts if isinstance(part, bytes)]
-            return Address(texts[0], texts[1]), Address(texts[2], texts[3])
+            return OriginalAddress(texts[0], texts[1]), OriginalAddress(texts[2], texts[3])
         return None
     return None
 

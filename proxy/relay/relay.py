@@ -15,7 +15,7 @@ from proxy.amqp.method_frames import connection_close_ok
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.auditing import ConnectionAudit
 from proxy.relay.channel import Channel
-from proxy.relay.conversation import Asked, Conversation, Inventory, Limits, LookUpExchange, Phase, Request
+from proxy.relay.conversation import Asked, Conversation, LookUpExchange, Phase, QueueInventory, RelayLimits, Request
 from proxy.relay.counters import RelayCounters
 from proxy.relay.declare.own_bindings import ask_reach
 from proxy.relay.delivering import Delivering
@@ -39,7 +39,9 @@ class Relay:
 
     __slots__ = ("_conversation", "_delivering", "_publishing")
 
-    def __init__(self, tuning: Tuning, plans: Plans, inventory: Inventory, limits: Limits, user: str = "") -> None:
+    def __init__(
+        self, tuning: Tuning, plans: Plans, inventory: QueueInventory, limits: RelayLimits, user: str = ""
+    ) -> None:
         """Start open, with no channel."""
         self._conversation = Conversation(tuning, plans, inventory, limits, user)
         self._publishing = Publishing(self._conversation)

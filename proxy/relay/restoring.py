@@ -13,13 +13,13 @@ from proxy.amqp.methods import method_frame
 from proxy.amqp.properties import table_span
 from proxy.errors import ProtocolError, Scope
 from proxy.relay import original_address as original
-from proxy.relay.original_address import Address
+from proxy.relay.original_address import OriginalAddress
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.bindings.binding import EXCHANGE, QUEUE
 
 
-def can_produce(state: VhostState, first: Address, new: Address) -> bool:
+def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress) -> bool:
     """Say whether this configuration sends a publish to `first` under the address `new`."""
     owned = state.exchanges.get(first.exchange)
     if owned is None:
@@ -55,11 +55,11 @@ def refuse_forged(state: VhostState, entries: bytes) -> None:
     except ProtocolError:  # nobody restores what can't be read
         return
     if found is not None and can_produce(state, *found):
-        text = f"header '{original.HEADER.decode()}' names an address that only the proxy may give"
+        text = f"header '{original.ADDRESS_HEADER.decode()}' names an address that only the proxy may give"
         raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.BASIC_PUBLISH, 1 << 16))
 
 
-def _translated(state: VhostState, book: AddressBook, first: Address, new: Address) -> bool:
+def _translated(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
     """Whether the address table sends a publish to `first` to `new`, perhaps by way of an exchange of the rules."""
     target = book.look_up(*first)
     if not isinstance(target, Target) or target.remote is not None:
@@ -69,10 +69,10 @@ def _translated(state: VhostState, book: AddressBook, first: Address, new: Addre
         return tuple(new) == tuple(target.publication)
     if owned.delivery is Delivery.CARRIER and new == (owned.carrier, target.publication.routing_key):
         return True
-    return can_produce(state, Address(*target.publication), new)
+    return can_produce(state, OriginalAddress(*target.publication), new)
 
 
-def _destination(state: VhostState, book: AddressBook, first: Address, new: Address) -> bool:
+def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
     """Whether a queue that `first` may choose becomes an exchange and key of its own."""
     rewrites = book.rewrites(first.exchange, state.router.destinations(first.exchange))
     return rewrites.leads_to(first.routing_key, Publication(*new))

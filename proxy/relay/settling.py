@@ -13,7 +13,7 @@ from proxy.amqp import methods
 from proxy.amqp.frames import FRAME_END, METHOD, body_frames
 from proxy.amqp.method_frames import basic_return
 from proxy.amqp.methods import method_frame
-from proxy.relay.channel import Channel, Publish
+from proxy.relay.channel import Channel, PendingPublish
 from proxy.relay.conversation import Conversation
 
 _NO_ROUTE = 312
@@ -52,7 +52,7 @@ def confirm(conversation: Conversation, channel: Channel, producer_tag: int, ack
         conversation.say(channel, frame)
 
 
-def give_back(conversation: Conversation, publish: Publish, header: bytes, body: bytes) -> None:
+def give_back(conversation: Conversation, publish: PendingPublish, header: bytes, body: bytes) -> None:
     """Return a mandatory publish that no broker had a queue for.
 
     Args:

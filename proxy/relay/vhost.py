@@ -198,7 +198,7 @@ class OwnedExchange:
         """Whether who bound it need not bind a destination's token once more."""
         return self.sure.get(destination) is binder and destination in self.bound
 
-    def doubt(self, destination: Destination) -> None:
+    def mark_unconfirmed(self, destination: Destination) -> None:
         """A token is to go: nobody relies on it any more."""
         self.bound.discard(destination)
         self.sure.pop(destination, None)
@@ -206,7 +206,7 @@ class OwnedExchange:
     def taken(self, destination: Destination) -> None:
         """A token has gone, perhaps one that was bound meanwhile; a client's binding stands apart from it."""
         if destination not in self.marked:
-            self.doubt(destination)
+            self.mark_unconfirmed(destination)
 
     def keep(self, stored: StoredBinding) -> None:
         """Note a client's binding, in place of the one of its identity."""
@@ -402,7 +402,7 @@ class VhostState:
                 return owned
         return None
 
-    def forgive(self, client: str | None = None, destination: Destination | None = None) -> None:
+    def clear_refusals(self, client: str | None = None, destination: Destination | None = None) -> None:
         """Let refusals be asked about once more: those of a client, those of a destination, or all."""
         found = False
         for owned in self.exchanges.values():

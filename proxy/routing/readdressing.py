@@ -19,7 +19,7 @@ from proxy.routing.router import Router
 EVALUATED_HERE = "an exchange that is evaluated here, behind one that was"
 
 
-class Departure(NamedTuple):
+class Readdressing(NamedTuple):
     """What the destinations of a decision have become.
 
     Args:
@@ -45,7 +45,7 @@ def departure(
     exchanges: Iterable[bytes],
     routing_key: bytes,
     evaluated: Container[bytes],
-) -> Departure:
+) -> Readdressing:
     """Ask the table about every destination.
 
     Args:
@@ -80,7 +80,7 @@ def departure(
             found[EXCHANGE, target.publication.exchange] = None
         else:
             publications[target.publication] = None
-    return Departure(
+    return Readdressing(
         tuple(name for kind, name in found if kind == QUEUE),
         tuple(name for kind, name in found if kind == EXCHANGE),
         tuple(publications),

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from proxy.addressing.targets import AddressBook
 from proxy.routing.decision import Decision, QueueNames
-from proxy.rules.expectations import PASSED, Result, result_of, shown, translated
+from proxy.rules.expectations import PASSED, RoutingResult, result_of, shown, translated
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import Message
+from proxy.rules.message import DescribedMessage
 
 #: Exchanges with counts of their own, and kinds of difference with an example; the rest is counted together.
 EXCHANGES, KINDS = 500, 20
@@ -24,7 +24,7 @@ OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedPublish:
     """One publish that both sides are asked about.
 
     Args:
@@ -36,13 +36,13 @@ class Seen:
     """
 
     vhost: str
-    message: Message
+    message: DescribedMessage
     at: float
     queues: QueueNames
     decision: Decision
 
 
-class Side:
+class ComparedSide:
     """One of the two sets of rules.
 
     Args:
@@ -59,7 +59,7 @@ class Side:
         """Whether publishes to an exchange can be anything to these rules."""
         return vhost in self._books or exchange in self._named.get(vhost, ())
 
-    def judge(self, seen: Seen, decision: Decision | None = None) -> tuple[Result, Decision | None]:
+    def judge(self, seen: ObservedPublish, decision: Decision | None = None) -> tuple[RoutingResult, Decision | None]:
         """Say where a message goes.
 
         Args:
@@ -71,13 +71,13 @@ class Side:
         """
         message, name = seen.message, seen.vhost
         rules = self.loaded.rules.vhosts.get(name)
-        untouched = Result((), (shown(message.exchange),), (), PASSED, None)
+        untouched = RoutingResult((), (shown(message.exchange),), (), PASSED, None)
         if rules is None:
             return untouched, None
         book: AddressBook | None = self._books.get(name)
         if message.exchange not in self._named[name]:
             found = None if book is None else translated(message, rules, book)
-            if not isinstance(found, Message):
+            if not isinstance(found, DescribedMessage):
                 return found or untouched, None
             message, book = found, None
         if decision is None:
@@ -90,8 +90,8 @@ class Side:
 class _Kind:
     """Publishes that go from one place to another."""
 
-    live: Result
-    candidate: Result
+    live: RoutingResult
+    candidate: RoutingResult
     example: dict[str, object]
     count: int = 0
 
@@ -104,7 +104,7 @@ class _Counts:
     equal: int = 0
     random: int = 0
     further: int = 0
-    kinds: dict[tuple[Result, Result], _Kind] = field(default_factory=dict)
+    kinds: dict[tuple[RoutingResult, RoutingResult], _Kind] = field(default_factory=dict)
 
 
 class Differences:
@@ -115,14 +115,14 @@ class Differences:
         candidate: the other rules.
     """
 
-    def __init__(self, live: Side, candidate: Side) -> None:
+    def __init__(self, live: ComparedSide, candidate: ComparedSide) -> None:
         """Start with nothing compared."""
         self.live = live
         self.candidate = candidate
         self._exchanges: dict[tuple[str, str], _Counts] = {}
         self._matches: Counter[tuple[bytes, str]] = Counter()
 
-    def compare(self, seen: Seen, example: Callable[[], dict[str, object]]) -> None:
+    def compare(self, seen: ObservedPublish, example: Callable[[], dict[str, object]]) -> None:
         """Ask both sides about one publish.
 
         Args:
@@ -150,7 +150,7 @@ class Differences:
         else:
             counts.further += 1
 
-    def _counts(self, seen: Seen) -> _Counts:
+    def _counts(self, seen: ObservedPublish) -> _Counts:
         key = (seen.vhost, shown(seen.message.exchange))
         if key not in self._exchanges and len(self._exchanges) >= EXCHANGES:
             key = (seen.vhost, OTHER)
@@ -191,9 +191,9 @@ def _first(_: int) -> int:
     return 0
 
 
-def _comparable(result: Result) -> Result:
+def _comparable(result: RoutingResult) -> RoutingResult:
     """Leave out what is no part of where a message goes: which rule of a table said so."""
-    return Result(
+    return RoutingResult(
         tuple(sorted(result.queues)),
         tuple(sorted(result.exchanges)),
         tuple(sorted(result.remotes)),
@@ -225,7 +225,7 @@ def _exchange_json(vhost: str, exchange: str, counts: _Counts) -> dict[str, obje
     }
 
 
-def _result_json(result: Result) -> dict[str, object]:
+def _result_json(result: RoutingResult) -> dict[str, object]:
     return {
         "outcome": result.outcome,
         "queues": list(result.queues),

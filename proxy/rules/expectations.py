@@ -14,11 +14,11 @@ from proxy.errors import located
 from proxy.routing.bindings.binding import QUEUE
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Outcome, QueueNames
-from proxy.routing.readdressing import Departure, departure
+from proxy.routing.readdressing import Readdressing, departure
 from proxy.routing.router import Router
 from proxy.routing.trace import Trace
 from proxy.rules.clock import instant
-from proxy.rules.message import Message, read_message
+from proxy.rules.message import DescribedMessage, read_message
 from proxy.rules.model import Rules, VhostRules
 from proxy.yamlfile.faults import Place
 from proxy.yamlfile.fields import Fields
@@ -58,14 +58,14 @@ class RulesTest:
     place: Place
     path: str
     vhost: str
-    message: Message
+    message: DescribedMessage
     at: float | None
     queues: frozenset[bytes]
     expected: Expectation
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class TestFailure:
     """One test that does not hold, with every difference."""
 
     test: RulesTest
@@ -77,7 +77,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RoutingResult:
     """Where a message goes, in the words of a test.
 
     `exchanges` includes the alternate exchange where it applies. `failed` says why translations lead nowhere; `rule` is
@@ -135,7 +135,7 @@ def _expected_names(fields: Fields, key: str) -> frozenset[str]:
 
 def check_tests(
     tests: Iterable[RulesTest], rules: Rules, routers: Mapping[str, Router], books: Mapping[str, AddressBook]
-) -> list[Failure]:
+) -> list[TestFailure]:
     """Run tests against the rules.
 
     Args:
@@ -152,7 +152,7 @@ def check_tests(
     for test in tests:
         differences = _differences(test, rules, routers, books.get(test.vhost), known)
         if differences:
-            failures.append(Failure(test, differences))
+            failures.append(TestFailure(test, differences))
     return failures
 
 
@@ -166,7 +166,7 @@ def mentioned_queues(vhost: VhostRules, router: Router) -> frozenset[bytes]:
 
 def decide(
     router: Router,
-    message: Message,
+    message: DescribedMessage,
     at: float,
     queues: Iterable[bytes],
     trace: Trace | None = None,
@@ -179,11 +179,11 @@ def decide(
 
 def result_of(
     decision: Decision, vhost: VhostRules, book: AddressBook | None = None, routing_key: bytes = b""
-) -> Result:
+) -> RoutingResult:
     """Say where a message goes, with the address table, the alternate exchange and ``unmatched: pass`` in it."""
     rule = next(each for each in vhost.exchanges if each.name == decision.exchange)
     outcome = decision.outcome.value
-    leaves = Departure(decision.queues, decision.exchanges)
+    leaves = Readdressing(decision.queues, decision.exchanges)
     if book is not None:
         evaluated = {each.name for each in vhost.exchanges}
         leaves = departure(book, decision.queues, decision.exchanges, routing_key, evaluated)
@@ -192,7 +192,7 @@ def result_of(
         outcome = PASSED
     elif decision.alternate and rule.alternate is not None:
         exchanges.add(rule.alternate)
-    return Result(
+    return RoutingResult(
         tuple(shown(name) for name in leaves.queues),
         tuple(shown(name) for name in sorted(exchanges)),
         tuple(dict.fromkeys(target.remote.label for target in leaves.remotes if target.remote)),
@@ -203,7 +203,9 @@ def result_of(
     )
 
 
-def translated(message: Message, vhost: VhostRules, book: AddressBook) -> Message | Result | None:
+def translated(
+    message: DescribedMessage, vhost: VhostRules, book: AddressBook
+) -> DescribedMessage | RoutingResult | None:
     """Ask the address table about a publish to an exchange that is not evaluated here.
 
     Returns:
@@ -213,16 +215,16 @@ def translated(message: Message, vhost: VhostRules, book: AddressBook) -> Messag
     if target is None:
         return None
     if isinstance(target, FailedTranslation):
-        return Result((), (), (), Outcome.UNROUTED.value, None, (target.reason,), target.rule)
+        return RoutingResult((), (), (), Outcome.UNROUTED.value, None, (target.reason,), target.rule)
     exchange, key = target.publication
     if target.remote is not None:
-        return Result((), (), (target.remote.label,), TRANSLATED, None, (), target.rule)
+        return RoutingResult((), (), (target.remote.label,), TRANSLATED, None, (), target.rule)
     if any(each.name == exchange for each in vhost.exchanges):
         return replace(message, exchange=exchange, facts=replace(message.facts, routing_key=key))
     if target.publication == Publication(message.exchange, message.facts.routing_key):
         return None
     queues, exchanges = ((), (shown(exchange),)) if exchange else ((shown(key),), ())
-    return Result(queues, exchanges, (), TRANSLATED, None, (), target.rule)
+    return RoutingResult(queues, exchanges, (), TRANSLATED, None, (), target.rule)
 
 
 def shown(name: bytes) -> str:
@@ -241,7 +243,7 @@ def _differences(
     message = test.message
     if all(each.name != message.exchange for each in vhost.exchanges):
         found = None if book is None else translated(message, vhost, book)
-        if isinstance(found, Result):
+        if isinstance(found, RoutingResult):
             return compare(found, test.expected)
         if found is None:
             return (f"publishes to {shown(message.exchange)}, which no rules file names",)
@@ -254,7 +256,7 @@ def _differences(
     return compare(result_of(decision, vhost, book, message.facts.routing_key), test.expected)
 
 
-def compare(result: Result, expected: Expectation) -> tuple[str, ...]:
+def compare(result: RoutingResult, expected: Expectation) -> tuple[str, ...]:
     """List what is other than expected, one text a difference."""
     differences = []
     for what in ("queues", "exchanges", "remotes"):

@@ -19,9 +19,9 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.rules import wire
-from proxy.rules.expectations import PASSED, Result, decide, mentioned_queues, result_of, translated
+from proxy.rules.expectations import PASSED, RoutingResult, decide, mentioned_queues, result_of, translated
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import Message, read_message
+from proxy.rules.message import DescribedMessage, read_message
 from proxy.rules.model import VhostRules
 from proxy.rules.tracing import Lookup, as_data, as_lines, look_up, look_ups
 from proxy.rules.wording import named, plain, quoted, text
@@ -46,7 +46,7 @@ class Question:
         source: where it was read from.
     """
 
-    message: Message
+    message: DescribedMessage
     vhost: str | None = None
     queues: frozenset[bytes] = frozenset()
     source: str = "message"
@@ -71,8 +71,8 @@ class Explanation:
     vhost: str
     version: str
     at: float
-    message: Message
-    result: Result
+    message: DescribedMessage
+    result: RoutingResult
     matched: tuple[tuple[bytes, str], ...]
     walk: tuple[ExchangeStep, ...]
     lookups: tuple[Lookup, ...] = ()
@@ -145,18 +145,18 @@ def _outside(loaded: LoadedRules, question: Question, at: float, live: Mapping[s
     if book is not None and vhost is not None:
         found = translated(message, vhost, book)
         lookups = tuple(look_ups(book, [Publication(message.exchange, message.facts.routing_key)]))
-        if isinstance(found, Result):
+        if isinstance(found, RoutingResult):
             return Explanation(name, version, at, message, found, (), (), lookups, wire.translated(message, book))
         if found is not None:
             return _evaluated(loaded, vhost, found, question, at, lookups, live)
-    nowhere = Result((), (text(message.exchange),), (), PASSED, None)
+    nowhere = RoutingResult((), (text(message.exchange),), (), PASSED, None)
     return Explanation(name, version, at, message, nowhere, (), (), (), wire.translated(message))
 
 
 def _evaluated(
     loaded: LoadedRules,
     vhost: VhostRules,
-    message: Message,
+    message: DescribedMessage,
     question: Question,
     at: float,
     lookups: tuple[Lookup, ...],
@@ -170,7 +170,7 @@ def _evaluated(
     # What was looked up before is not looked up again.
     book = None if lookups else _book(loaded, vhost.vhost)
     key = message.facts.routing_key
-    ground = wire.Ground(vhost, router, _book(loaded, vhost.vhost), state)
+    ground = wire.WireContext(vhost, router, _book(loaded, vhost.vhost), state)
     leaves = wire.evaluated(ground, message, decision, question.message if lookups else None)
     result = result_of(decision, vhost, book, key)
     if book is not None:
@@ -273,7 +273,7 @@ def as_text(explanation: Explanation) -> str:
     return "\n".join([*lines, "", *_result_lines(explanation.result), *wire.as_lines(explanation.wire)])
 
 
-def _result_lines(result: Result) -> Iterator[str]:
+def _result_lines(result: RoutingResult) -> Iterator[str]:
     yield f"outcome   {result.outcome}" + (f': the channel is closed with 406 "{result.error}"' if result.error else "")
     if result.outcome == PASSED and result.exchanges:
         yield f"          no rules file names {result.exchanges[0]}: the broker gets the message as it came"

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from proxy.addressing.targets import AddressBook
 from proxy.routing.router import Router
 from proxy.rules.compiler import compile_exchange
-from proxy.rules.expectations import Failure, RulesTest, check_tests
+from proxy.rules.expectations import RulesTest, TestFailure, check_tests
 from proxy.rules.lint.files import check_vhost
 from proxy.rules.model import ExchangeRule, QueueRule, Rules, VhostRules
 from proxy.rules.remotes import address_book, check_brokers
@@ -44,7 +44,7 @@ class LoadedRules:
     warnings: tuple[ConfigWarning, ...] = ()
     books: Mapping[str, AddressBook] = field(default_factory=dict)
 
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[TestFailure]:
         """Run the tests that the files carry; give those that do not hold."""
         return check_tests(self.tests, self.rules, self.routers, self.books)
 

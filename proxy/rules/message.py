@@ -30,14 +30,14 @@ _MAX_BODY_BYTES = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class DescribedMessage:
     """One publish as described."""
 
     exchange: bytes
     facts: Facts
 
 
-def read_message(fields: Fields) -> Message:
+def read_message(fields: Fields) -> DescribedMessage:
     """Read a message: exchange, routing_key, headers, properties, body_size; the caller calls ``finish``."""
     node = fields.take("exchange")
     is_default = node is not None and text_of(node) == ""
@@ -53,7 +53,7 @@ def read_message(fields: Fields) -> Message:
     section = fields.section("properties")
     properties = _properties(section) if section else {}
     size = fields.integer("body_size", 0, 0, _MAX_BODY_BYTES)
-    return Message(exchange, Facts(key, headers, properties, size))
+    return DescribedMessage(exchange, Facts(key, headers, properties, size))
 
 
 def _properties(fields: Fields) -> dict[str, bytes | int]:

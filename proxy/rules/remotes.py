@@ -20,7 +20,7 @@ from proxy.errors import located
 from proxy.rules.model import AddressPlaces, BrokerRule, TlsRule
 from proxy.yamlfile.faults import Faults, Place
 from proxy.yamlfile.fields import Fields, warn_of_variables
-from proxy.yamlfile.kinds import ADDRESS, SECRET, Address, Kind, Secret, T, UnexpectedError, duration, whole
+from proxy.yamlfile.kinds import ADDRESS, SECRET, HostPort, Secret, T, UnexpectedError, ValueKind, duration, whole
 from proxy.yamlfile.nodes import Mapping, Node, join
 
 _DEADLINE = duration(0.1, 3600)
@@ -137,7 +137,7 @@ def _broker(name: str, place: Place, fields: Fields, source: str) -> BrokerRule 
     )
 
 
-def _read(fields: Fields, key: str, kind: Kind[T]) -> T | None:
+def _read(fields: Fields, key: str, kind: ValueKind[T]) -> T | None:
     node = fields.take(key)
     if node is not None:
         warn_of_variables(node, fields.at(key), fields.faults)
@@ -166,7 +166,7 @@ def _tls(fields: Fields, folder: Path, places: dict[str, Place]) -> TlsRule | No
     return TlsRule(ca, server_name, certificate, key)
 
 
-def _credentials(fields: Fields, address: Address, tls: bool) -> None:
+def _credentials(fields: Fields, address: HostPort, tls: bool) -> None:
     ways = [key for key in ("password", "password_env", "password_file") if key in fields]
     if len(ways) > 1:
         fields.error(ways[1], f"seen {' and '.join(ways)}, expected one of them")

@@ -15,16 +15,16 @@ from typing import TypeAlias
 
 from proxy.addressing.targets import AddressBook, FailedTranslation, Target
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.original_address import Address
+from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.address_plan import led_on
-from proxy.relay.publish.outgoing import Copy, Outgoing, Source, outgoing, table_entries
+from proxy.relay.publish.outgoing import Copy, Outgoing, PublishSource, outgoing, table_entries
 from proxy.relay.tokens import token
 from proxy.relay.traffic import Traffic
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision
 from proxy.routing.readdressing import departure
 from proxy.routing.router import Router
-from proxy.rules.message import Message
+from proxy.rules.message import DescribedMessage
 from proxy.rules.model import ExchangeRule, VhostRules
 from proxy.rules.wording import named, plain, quoted, text
 from proxy.values import Table
@@ -79,7 +79,7 @@ class _Everything(set[Destination]):
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class WireContext:
     """What stands between the rules and the broker.
 
     Args:
@@ -121,7 +121,9 @@ def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
     )
 
 
-def evaluated(ground: Ground, message: Message, decision: Decision, source: Message | None = None) -> Wire:
+def evaluated(
+    ground: WireContext, message: DescribedMessage, decision: Decision, source: DescribedMessage | None = None
+) -> Wire:
     """Say what leaves of a message to an exchange that is evaluated here.
 
     Args:
@@ -135,7 +137,7 @@ def evaluated(ground: Ground, message: Message, decision: Decision, source: Mess
     if owned is None:  # gone in this moment
         return Wire()
     first = source or message
-    came = None if source is None else Source(_address(source), 0)
+    came = None if source is None else PublishSource(_address(source), 0)
     out = outgoing(decision, owned, state, Traffic(), routing_key=message.facts.routing_key, source=came)
     if source is not None:
         out = led_on(out, _address(message))
@@ -165,7 +167,7 @@ def _missing_elsewhere(state: VhostState, target: Target) -> list[tuple[Destinat
     return [] if why is None else [((kind, name + b" at broker " + label.encode()), why)]
 
 
-def translated(message: Message, book: AddressBook | None = None) -> Wire:
+def translated(message: DescribedMessage, book: AddressBook | None = None) -> Wire:
     """Say what leaves of a message to an exchange that is not evaluated here."""
     target = None if book is None else book.look_up(*_address(message))
     if target is None:
@@ -178,11 +180,11 @@ def translated(message: Message, book: AddressBook | None = None) -> Wire:
     return Wire((_leaving(message, copy, {}),))
 
 
-def _address(message: Message) -> Address:
-    return Address(message.exchange, message.facts.routing_key)
+def _address(message: DescribedMessage) -> OriginalAddress:
+    return OriginalAddress(message.exchange, message.facts.routing_key)
 
 
-def _publishes(message: Message, out: Outgoing) -> Iterator[Leaving]:
+def _publishes(message: DescribedMessage, out: Outgoing) -> Iterator[Leaving]:
     if out.untouched:
         yield Leaving(UPSTREAM, *_address(message), untouched=True)
     # Unkeyed: which keys destinations have on the broker nobody is to know.
@@ -193,21 +195,21 @@ def _publishes(message: Message, out: Outgoing) -> Iterator[Leaving]:
         yield _elsewhere(message, target)
 
 
-def _leaving(message: Message, copy: Copy, names: _Names) -> Leaving:
+def _leaving(message: DescribedMessage, copy: Copy, names: _Names) -> Leaving:
     original = _address(message)
     key = original.routing_key if copy.routing_key is None else copy.routing_key
     reaches = tuple(names[each] for each in copy.bcc if each in names)
     return Leaving(UPSTREAM, copy.exchange, key, copy.bcc, reaches, _ours(message, copy))
 
 
-def _elsewhere(message: Message, target: Target) -> Leaving:
+def _elsewhere(message: DescribedMessage, target: Target) -> Leaving:
     label = "" if target.remote is None else target.remote.label
     copy = Copy(*target.publication, (), moved=True, plain=True)
     headers = () if tuple(target.publication) == tuple(_address(message)) else _ours(message, copy)
     return Leaving(label, *target.publication, headers=headers)
 
 
-def _ours(message: Message, copy: Copy) -> Table:
+def _ours(message: DescribedMessage, copy: Copy) -> Table:
     """The headers that we add, but for BCC."""
     entries = encode_table(message.facts.headers)
     left = table_entries(entries, copy, _address(message))

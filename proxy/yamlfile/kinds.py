@@ -40,7 +40,7 @@ class UnexpectedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class HostPort:
     """Host and port of one end of a TCP connection."""
 
     host: str
@@ -90,7 +90,7 @@ def _is_any(host: str) -> bool:
         return False
 
 
-def collide(one: Address, other: Address) -> bool:
+def collide(one: HostPort, other: HostPort) -> bool:
     """Whether only one of two addresses can be listened on, as far as their text tells; port 0 is any free one."""
     if one.port != other.port or not one.port:
         return False
@@ -153,7 +153,7 @@ def unfold(node: Node, faults: Faults) -> Node | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class ValueKind(Generic[T]):
     """One way to write a value.
 
     Args:
@@ -184,7 +184,7 @@ def _secret(node: Node) -> Secret:
         raise UnexpectedError(f"seen something else than a text, {expected}") from None
 
 
-def _address(node: Node, least: int = 1) -> Address:
+def _address(node: Node, least: int = 1) -> HostPort:
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})", _text(node))
     if not found or int(found[3]) > _MOST_PORT:
         raise UnexpectedError(f"seen {shown(node)}, expected host:port such as 127.0.0.1:5672 or [::1]:5672")
@@ -196,7 +196,7 @@ def _address(node: Node, least: int = 1) -> Address:
     except UnicodeError:
         expected = "expected host:port with a name whose parts between dots have 1 to 63 characters"
         raise UnexpectedError(f"seen {shown(node)}, {expected}") from None
-    return Address(host, port)
+    return HostPort(host, port)
 
 
 def _several(node: Node) -> list[Node]:
@@ -210,7 +210,7 @@ def _several(node: Node) -> list[Node]:
     return node.items if isinstance(node, Sequence) else [node]
 
 
-def _addresses(node: Node) -> tuple[Address, ...]:
+def _addresses(node: Node) -> tuple[HostPort, ...]:
     found = _each(node, _address)
     if not found:
         raise UnexpectedError("seen an empty list, expected at least one address")
@@ -269,21 +269,21 @@ def _one_or_list() -> dict[str, object]:
     return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 
 
-TEXT = Kind(_text)
+TEXT = ValueKind(_text)
 #: A password; no fault shows it.
-SECRET = Kind(_secret, Secret.reveal)
+SECRET = ValueKind(_secret, Secret.reveal)
 #: ``host:port``, an IPv6 host in brackets.
-ADDRESS = Kind(_address)
+ADDRESS = ValueKind(_address)
 #: The same where we listen: port 0 is any free one.
-LISTEN_ADDRESS = Kind(lambda node: _address(node, least=0))
+LISTEN_ADDRESS = ValueKind(lambda node: _address(node, least=0))
 #: One address or a list of them.
-ADDRESSES = Kind(_addresses, _list_written, _one_or_list())
+ADDRESSES = ValueKind(_addresses, _list_written, _one_or_list())
 #: One text or a list of them.
-TEXTS = Kind(lambda node: _each(node, _text), _list_written, _one_or_list())
+TEXTS = ValueKind(lambda node: _each(node, _text), _list_written, _one_or_list())
 #: One address or network (CIDR), or a list of them.
-NETWORKS = Kind(lambda node: _each(node, _network), _list_written, _one_or_list())
+NETWORKS = ValueKind(lambda node: _each(node, _network), _list_written, _one_or_list())
 #: The address of an HTTP API, without credentials in it.
-HTTP_URL = Kind(_http_url, schema={"type": "string", "pattern": "^https?://"})
+HTTP_URL = ValueKind(_http_url, schema={"type": "string", "pattern": "^https?://"})
 
 
 def _flag(node: Node) -> bool:
@@ -294,10 +294,10 @@ def _flag(node: Node) -> bool:
 
 
 #: True or false.
-FLAG = Kind(_flag, lambda value: "true" if value else "false", {"type": "boolean"})
+FLAG = ValueKind(_flag, lambda value: "true" if value else "false", {"type": "boolean"})
 
 
-def optional(kind: Kind[T]) -> Kind[T | None]:
+def optional(kind: ValueKind[T]) -> ValueKind[T | None]:
     """Allow null beside what another kind reads."""
 
     def read(node: Node) -> T | None:
@@ -306,10 +306,10 @@ def optional(kind: Kind[T]) -> Kind[T | None]:
         return kind.read(node)
 
     schema: dict[str, object] = {"anyOf": [kind.schema, {"type": "null"}]}
-    return Kind(read, lambda value: "null" if value is None else kind.write(value), schema)
+    return ValueKind(read, lambda value: "null" if value is None else kind.write(value), schema)
 
 
-def whole(low: int, high: int) -> Kind[int]:
+def whole(low: int, high: int) -> ValueKind[int]:
     """Give the kind of whole numbers within bounds."""
 
     def read(node: Node) -> int:
@@ -318,10 +318,10 @@ def whole(low: int, high: int) -> Kind[int]:
             raise UnexpectedError(f"seen {shown(node)}, expected a whole number from {low} to {high}")
         return value
 
-    return Kind(read, schema={"type": "integer", "minimum": low, "maximum": high})
+    return ValueKind(read, schema={"type": "integer", "minimum": low, "maximum": high})
 
 
-def duration(low: float, high: float) -> Kind[float]:
+def duration(low: float, high: float) -> ValueKind[float]:
     """Give the kind of durations within bounds, in seconds; written as ``500ms``, ``5s``, ``2m``, ``1h``."""
     expected = f"a duration with its unit such as 500ms, 5s, 2m or 1h, from {low:g}s to {high:g}s"
 
@@ -334,10 +334,10 @@ def duration(low: float, high: float) -> Kind[float]:
         return seconds
 
     schema: dict[str, object] = {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h)$"}
-    return Kind(read, lambda seconds: f"{seconds:g}s", schema)
+    return ValueKind(read, lambda seconds: f"{seconds:g}s", schema)
 
 
-def word(*allowed: str) -> Kind[str]:
+def word(*allowed: str) -> ValueKind[str]:
     """Give the kind of one word of a few."""
 
     def read(node: Node) -> str:
@@ -346,11 +346,11 @@ def word(*allowed: str) -> Kind[str]:
             raise UnexpectedError(f"seen {shown(node)}, expected one of {', '.join(allowed)}")
         return found
 
-    return Kind(read, schema={"enum": list(allowed)})
+    return ValueKind(read, schema={"enum": list(allowed)})
 
 
-def words(*allowed: str) -> Kind[tuple[str, ...]]:
+def words(*allowed: str) -> ValueKind[tuple[str, ...]]:
     """Give the kind of one or several words of a few."""
     single = word(*allowed)
     schema: dict[str, object] = {"anyOf": [single.schema, {"type": "array", "items": single.schema}]}
-    return Kind(lambda node: _each(node, single.read), _list_written, schema)
+    return ValueKind(lambda node: _each(node, single.read), _list_written, schema)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app.attempts import Attempts, Use, Verdict
+from proxy.app.attempts import ReloadLoop, ReloadResult, Use
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import RulesCounters
@@ -18,7 +18,7 @@ BEFORE = "exchanges: [{name: letters, bindings: [{queue: a}]}]\n"
 AFTER = "exchanges: [{name: letters, bindings: [{queue: b}]}]\n"
 
 
-class Asked(Attempts):
+class Asked(ReloadLoop):
     """Attempts that come to what a test says."""
 
     def __init__(self, folder: Path) -> None:
@@ -27,7 +27,7 @@ class Asked(Attempts):
         self.certificate.write_text("first")
         version = load_rules([self.file]).rules.version
         self.counters = RulesCounters(version=version)
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[ReloadResult] = []
         self.held: list[str] = []
         self.fault: Exception | None = None
         self.at_work = 0
@@ -38,12 +38,12 @@ class Asked(Attempts):
             raise self.fault
         return lambda: self.held.append(loaded.rules.version)
 
-    async def _hold(self, loaded: LoadedRules, use: Use) -> Verdict:
+    async def _hold(self, loaded: LoadedRules, use: Use) -> ReloadResult:
         assert not self.at_work
         self.at_work += 1
         await asyncio.sleep(0)
         self.at_work -= 1
-        verdict = self.verdicts.pop(0) if self.verdicts else Verdict()
+        verdict = self.verdicts.pop(0) if self.verdicts else ReloadResult()
         if not verdict.errors:
             use()
         return verdict
@@ -57,7 +57,7 @@ def asked(tmp_path: Path) -> Asked:
 async def test_an_attempt_that_holds_is_counted_and_is_the_version_from_then_on(asked: Asked) -> None:
     before = (await asked.reload("request")).version
     asked.file.write_text(AFTER)
-    asked.verdicts = [Verdict(missing=["queue b"])]
+    asked.verdicts = [ReloadResult(missing=["queue b"])]
     answer = await asked.reload("request")
     assert (answer.errors, answer.missing, asked.last) == ((), ("queue b",), answer)
     assert asked.held == [before, answer.version]
@@ -112,6 +112,6 @@ async def test_files_that_change_are_taken(asked: Asked, which: str) -> None:
 
 async def test_good_rules_that_could_not_hold_are_tried_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.app.attempts.AGAIN_SECONDS", 0.01)
-    asked.verdicts = [Verdict(["the broker is away"])]
+    asked.verdicts = [ReloadResult(["the broker is away"])]
     await followed(asked, lambda: asked.file.write_text(AFTER), 2)
     assert asked.counters.reloads == {"ok": 1, "error": 1}

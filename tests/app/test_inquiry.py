@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.admin.pages import json_route
-from proxy.admin.server import Admin
+from proxy.admin.server import AdminServer
 from proxy.app.inquiry import ask
 from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters
@@ -24,7 +24,7 @@ async def path() -> AsyncIterator[str]:
     async def soon() -> list[str]:
         return ["not yet"]
 
-    admin = Admin(Exposition(Counters(), "1"), soon, lambda: {"a": 1}, (), [json_route("POST", "/echo", echo)])
+    admin = AdminServer(Exposition(Counters(), "1"), soon, lambda: {"a": 1}, (), [json_route("POST", "/echo", echo)])
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(name)
         listening.listen()

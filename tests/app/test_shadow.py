@@ -25,7 +25,7 @@ from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
-from proxy.relay.publish.tap import Sight
+from proxy.relay.publish.tap import ObservedDecision
 from proxy.relay.vhost import Declared, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
 from proxy.routing.exchange import Exchange
@@ -94,7 +94,7 @@ class Stage:
         header = split(publish(key, REPORT))[1].raw
         decided = Decision(exchange, Outcome.ROUTED, (b"q",))
         for _ in range(count):
-            self.shadow.saw(Sight("/", exchange, key.encode(), header, decided, NOW))
+            self.shadow.saw(ObservedDecision("/", exchange, key.encode(), header, decided, NOW))
 
     async def begin(self, text: str = OTHER) -> Json:
         status, found = await self.shadow.begin(text.encode())

@@ -3,22 +3,22 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from proxy.app.worker import Place, Worker
-from proxy.config.settings import Audit, Declared, Listener, Settings
-from proxy.yamlfile.kinds import Address
+from proxy.app.worker import Worker, WorkerSlot
+from proxy.config.settings import AuditSection, DeclaredSection, ListenSection, Settings
+from proxy.yamlfile.kinds import HostPort
 
-PLACE = Place(2, (5673, 5674), 7)
+PLACE = WorkerSlot(2, (5673, 5674), 7)
 
 
 def test_a_place_is_read_as_it_was_written() -> None:
-    assert Place.read(PLACE.write()) == PLACE
+    assert WorkerSlot.read(PLACE.write()) == PLACE
 
 
 def test_a_worker_has_the_shared_ports_and_names_of_its_own() -> None:
     settings = Settings(
-        listen=(Listener(Address("127.0.0.1", 0)), Listener(Address("::1", 0))),
-        audit=Audit(instance="here"),
-        declared=Declared(snapshot="state.json"),
+        listen=(ListenSection(HostPort("127.0.0.1", 0)), ListenSection(HostPort("::1", 0))),
+        audit=AuditSection(instance="here"),
+        declared=DeclaredSection(snapshot="state.json"),
     )
     own = PLACE.settings(settings)
     assert [(one.address.host, one.address.port) for one in own.listen] == [("127.0.0.1", 5673), ("::1", 5674)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from proxy.audit.policy import AuditPolicy
 from proxy.audit.publishes import PublishJournal
-from proxy.audit.record import Privacy, Records
+from proxy.audit.record import LineRenderer, Privacy
 from proxy.audit.writer import AuditWriter
 from proxy.relay.counters import AuditCounters
 
@@ -15,7 +15,7 @@ from proxy.relay.counters import AuditCounters
 def journal(folder: Path, lines: list[bytes], *, ruled_only: bool = False) -> PublishJournal:
     writer = AuditWriter(AuditPolicy(folder, "one"), AuditCounters())
     made = PublishJournal(
-        Records("one", Privacy(frozenset((b"to",)))), writer, lambda: "v2", lambda: 0.25, ruled_only=ruled_only
+        LineRenderer("one", Privacy(frozenset((b"to",)))), writer, lambda: "v2", lambda: 0.25, ruled_only=ruled_only
     )
     made.append = lines.append  # type: ignore[assignment]  # another sink
     return made

@@ -15,8 +15,8 @@ from proxy.audit.record import (
     HASHABLE,
     HEADER_CHARACTERS,
     HOUR,
+    LineRenderer,
     Privacy,
-    Records,
     TimestampText,
     header_value,
     opening,
@@ -28,7 +28,7 @@ from tests.audit.lines import line
 
 TS = "2026-11-21T07:59:59.000001Z"
 KEY = b"0123456789abcdef"
-RECORDS = Records("main-1")
+RECORDS = LineRenderer("main-1")
 ORIGIN = RECORDS.origin("c7", "guest", "/", 3)
 TEMPLATE = RECORDS.template(
     b"documents",
@@ -143,7 +143,7 @@ def test_any_bytes_make_one_line_of_json(routing_key: bytes, message_id: bytes |
 
 @given(st.text(), st.binary(), st.text(), st.binary(), st.text())
 def test_any_names_make_one_line_of_json(conn: str, user: bytes, vhost: str, name: bytes, binding: str) -> None:
-    records = Records(vhost)
+    records = LineRenderer(vhost)
     template = records.template(name, "routed", [name], [name], [name], [binding], None, conn, binding)
     found = parsed(line(template, TS, records.origin(conn, user, vhost, 1), 1, b"", None, 0))
     shown = name.decode(errors="backslashreplace")
@@ -166,7 +166,7 @@ def test_timestamps_are_rfc_3339_in_utc(second: int, micros: int) -> None:
 
 
 def test_chosen_fields_are_hashed_and_equal_values_stay_equal() -> None:
-    records = Records("m", Privacy(hashed=HASHABLE, key=KEY))
+    records = LineRenderer("m", Privacy(hashed=HASHABLE, key=KEY))
     origin = records.origin("c", "same", "/", 1)
     template = records.template(b"x", "routed")
     first = parsed(line(template, TS, origin, 1, b"same", b"same", 0))
@@ -183,7 +183,7 @@ def test_another_key_gives_other_hashes() -> None:
 
 
 def test_only_chosen_fields_are_hashed() -> None:
-    records = Records("m", Privacy(hashed=frozenset(["message_id"]), key=KEY))
+    records = LineRenderer("m", Privacy(hashed=frozenset(["message_id"]), key=KEY))
     found = parsed(line(records.template(b"x", "routed"), TS, records.origin("c", "u", "/", 1), 1, b"k", b"i", 0))
     assert (found["rk"], found["user"]) == ("k", "u")
     assert found["message_id"] != "i"
@@ -210,7 +210,7 @@ def header(name: bytes, letter: str, value: object) -> tuple[bytes, bytes]:
 
 
 def test_headers_are_written_from_the_list_alone() -> None:
-    records = Records("m", Privacy(headers=frozenset([b"kind", b"n"])))
+    records = LineRenderer("m", Privacy(headers=frozenset([b"kind", b"n"])))
     entries = [
         header(b"secret", "S", b"hunter2"),
         header(b"kind", "S", b"a\xff"),
@@ -218,11 +218,11 @@ def test_headers_are_written_from_the_list_alone() -> None:
         header(b"n", "I", 5),
     ]
     assert json.loads(records.headers(entries)) == {"kind": "a\\xff", "n": 5}
-    assert Records("m").headers(entries) == "{}"
+    assert LineRenderer("m").headers(entries) == "{}"
 
 
 def test_a_header_that_is_malformed_or_long_stays_one_short_text() -> None:
-    records = Records("m", Privacy(headers=frozenset([b"bad", b"long"])))
+    records = LineRenderer("m", Privacy(headers=frozenset([b"bad", b"long"])))
     entries = [(b"bad", b"I\x00"), header(b"long", "S", b"x" * 10_000)]
     shown = json.loads(records.headers(entries))
     assert shown["bad"] == "I\x00"
@@ -255,7 +255,7 @@ SECRETS = ("hunter2", b"hunter2")
 
 
 def test_secrets_in_any_hashable_field_or_unlisted_header_do_not_reach_a_line() -> None:
-    records = Records("m", Privacy(frozenset([b"allowed"]), HASHABLE, KEY))
+    records = LineRenderer("m", Privacy(frozenset([b"allowed"]), HASHABLE, KEY))
     origin = records.origin("c1", "hunter2", "/", 1)
     written = line(
         records.template(b"x", "routed", rules="r"),

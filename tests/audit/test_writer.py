@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from proxy.audit import scribe, writer
 from proxy.audit.journal import Journal
 from proxy.audit.policy import AuditPolicy, Mode
-from proxy.audit.record import Records
+from proxy.audit.record import LineRenderer
 from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditWriter
 from proxy.errors import ConfigError
@@ -502,7 +502,7 @@ async def test_after_kill_9_every_line_told_to_be_on_disk_is_there_once(tmp_path
 
 
 async def test_lines_of_the_record_renderer_are_taken_as_they_are(tmp_path: Path) -> None:
-    rendered = Records("m")
+    rendered = LineRenderer("m")
     template = rendered.template(b"x", "routed", [b"q"])
     async with writing(policy(tmp_path)) as (audit, _):
         audit.append(lines.line(template, TS, rendered.origin("c", "u", "/", 1), 1, b"\xff", None, 3))

@@ -14,7 +14,7 @@ from time import thread_time
 
 import uvloop
 
-from proxy.admin.server import Admin
+from proxy.admin.server import AdminServer
 from proxy.app.reload import name_traffic
 from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters
@@ -31,7 +31,7 @@ HELD_ROWS = (HELD,)
 
 async def longest_turn_seconds(counters: Counters) -> tuple[float, int]:
     """Have the page read once: the longest turn meanwhile, and how many series of bindings were on it."""
-    admin = Admin(Exposition(counters, "bench"), list, dict)
+    admin = AdminServer(Exposition(counters, "bench"), list, dict)
     try:
         _, port = await admin.start("127.0.0.1", 0)
         code = (sys.executable, "-c", SCRAPE_CODE, str(port))

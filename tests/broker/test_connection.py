@@ -8,7 +8,7 @@ import pytest
 
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarations import bind_token, declare_carrier, declare_queue, find
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import Outside, answering, owned, settings
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
@@ -84,7 +84,7 @@ async def test_nobody_there_is_unavailable() -> None:
     opened = ControlConnection(settings(Broker("127.0.0.1", port, "http://127.0.0.1", password="hush")), "/")
     with pytest.raises(UpstreamError) as caught:
         await opened.connect()
-    assert caught.value.failure is Failure.UNAVAILABLE
+    assert caught.value.failure is UpstreamFailure.UNAVAILABLE
     assert str(port) in caught.value.message
     assert "hush" not in str(caught.value)
 
@@ -96,7 +96,7 @@ async def test_a_lost_connection_is_noticed_and_can_be_made_again(
     assert await connection.wait_lost(30)
     with pytest.raises(UpstreamError) as caught:
         await connection.call(declare_queue(b"q"))
-    assert caught.value.failure is Failure.UNAVAILABLE
+    assert caught.value.failure is UpstreamFailure.UNAVAILABLE
     broker.create_vhost(vhost)
     await connection.connect()
     assert await connection.call(declare_queue(b"q")) is None
@@ -114,7 +114,7 @@ async def test_methods_under_way_end_with_the_connection(
     await connection.close()
     with pytest.raises(UpstreamError) as caught:
         await many
-    assert caught.value.failure is Failure.UNAVAILABLE
+    assert caught.value.failure is UpstreamFailure.UNAVAILABLE
 
 
 async def test_a_cancelled_caller_is_cancelled(connection: ControlConnection) -> None:
@@ -148,7 +148,7 @@ async def test_a_broker_that_goes_silent_counts_as_lost(broker: Broker, vhost: s
         talking.clear()
         with pytest.raises(UpstreamError) as caught:
             await connection.call(declare_queue(b"q"))
-        assert caught.value.failure is Failure.TIMEOUT
+        assert caught.value.failure is UpstreamFailure.TIMEOUT
         assert await connection.wait_lost(30)
         talking.set()
         await connection.close()

@@ -8,7 +8,7 @@ import pytest
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarer import Declarer, Token
 from proxy.broker.demand import Demand
-from proxy.broker.inventory import Inventory
+from proxy.broker.inventory import ManagementApi
 from proxy.broker.presence import Presence
 from proxy.relay.vhost import OwnedExchange
 from tests.broker.world import Outside, State, exchanges, owned, queues, router, settings
@@ -38,13 +38,13 @@ class Bench:
         self.exchange: OwnedExchange = owned("c")
         self.state = State(vhost, router({"c": ()}), {b"c": self.exchange})
         self.presence = Presence()
-        self.inventory = Inventory(self.settings, broker.management)
+        self.inventory = ManagementApi(self.settings, broker.management)
         self.connection = ControlConnection(self.settings, vhost)
         self.declarer = Counting(self.connection, self.presence, broker.username)
         self.connected = asyncio.Event()
         self.demand = self.new(self.inventory)
 
-    def new(self, inventory: Inventory | None) -> Demand:
+    def new(self, inventory: ManagementApi | None) -> Demand:
         return Demand(self.settings, self.state, self.presence, inventory, self.declarer, self.connected)
 
     async def open(self) -> None:

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from proxy.broker.discovery import Discovery
 from proxy.broker.settings import ControlSettings
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import has
 
 SETTINGS = ControlSettings((), "guest", "guest", refresh_seconds=0.001, retry_seconds=0.001, patience_seconds=0.05)
@@ -16,7 +16,7 @@ SETTINGS = ControlSettings((), "guest", "guest", refresh_seconds=0.001, retry_se
 class Api:
     """A management API that fails until it is told not to."""
 
-    def __init__(self, failure: Failure | None) -> None:
+    def __init__(self, failure: UpstreamFailure | None) -> None:
         self.failure = failure
         self.asked = 0
 
@@ -43,8 +43,8 @@ async def test_without_a_management_api_that_is_said() -> None:
     assert await discovery.find_later() == set()
 
 
-@pytest.mark.parametrize("failure", [Failure.UNAVAILABLE, Failure.TIMEOUT])
-async def test_one_that_does_not_answer_is_waited_for(failure: Failure) -> None:
+@pytest.mark.parametrize("failure", [UpstreamFailure.UNAVAILABLE, UpstreamFailure.TIMEOUT])
+async def test_one_that_does_not_answer_is_waited_for(failure: UpstreamFailure) -> None:
     api = Api(failure)
     discovery = Discovery(SETTINGS, api)  # type: ignore[arg-type]
     with capture_logs() as events:
@@ -58,7 +58,7 @@ async def test_one_that_does_not_answer_is_waited_for(failure: Failure) -> None:
 
 
 async def test_one_that_refuses_is_not_waited_for() -> None:
-    api = Api(Failure.REFUSED)
+    api = Api(UpstreamFailure.REFUSED)
     discovery = Discovery(SETTINGS, api)  # type: ignore[arg-type]
     assert await discovery.find() == set()
     assert api.asked == 1

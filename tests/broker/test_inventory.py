@@ -7,21 +7,21 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from proxy.broker.inventory import Inventory, listings
+from proxy.broker.inventory import ManagementApi, listings
 from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
 from proxy.broker.settings import ControlSettings
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import Outside, answering, settings
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Served = Callable[[Handler], Awaitable[Inventory]]
+Served = Callable[[Handler], Awaitable[ManagementApi]]
 
 
 @pytest.fixture
-async def inventory(broker: Broker) -> AsyncIterator[Inventory]:
-    asked = Inventory(settings(broker), broker.management)
+async def inventory(broker: Broker) -> AsyncIterator[ManagementApi]:
+    asked = ManagementApi(settings(broker), broker.management)
     yield asked
     await asked.close()
 
@@ -31,13 +31,13 @@ async def served() -> AsyncIterator[Served]:
     """An inventory whose management API is a handler of the test."""
     closing: list[Callable[[], Awaitable[None]]] = []
 
-    async def serve(handler: Handler) -> Inventory:
+    async def serve(handler: Handler) -> ManagementApi:
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", handler)
         server = TestServer(application)
         await server.start_server()
         limits = ControlSettings(hosts=(), username="control", password="hush", deadline_seconds=5, listing_bytes=1000)
-        asked = Inventory(limits, f"http://somebody:secret@127.0.0.1:{server.port}/")
+        asked = ManagementApi(limits, f"http://somebody:secret@127.0.0.1:{server.port}/")
         closing[:] = [asked.close, server.close]
         return asked
 
@@ -58,7 +58,7 @@ async def failure(asked: Awaitable[object]) -> UpstreamError:
 CLASSIC: dict[str, object] = {"x-queue-type": "classic"}
 
 
-async def test_queues_are_listed_with_what_matters_here(inventory: Inventory, broker: Broker, vhost: str) -> None:
+async def test_queues_are_listed_with_what_matters_here(inventory: ManagementApi, broker: Broker, vhost: str) -> None:
     outside = Outside(broker, vhost)
     outside.make_queue("Käse ~(1)", x_max_length=1, x_queue_type="classic")
     with outside.channel() as channel:
@@ -70,14 +70,16 @@ async def test_queues_are_listed_with_what_matters_here(inventory: Inventory, br
     }
 
 
-async def test_exchanges_are_listed_with_what_matters_here(inventory: Inventory, broker: Broker, vhost: str) -> None:
+async def test_exchanges_are_listed_with_what_matters_here(
+    inventory: ManagementApi, broker: Broker, vhost: str
+) -> None:
     Outside(broker, vhost).make_exchange("inner", "fanout", internal=True, x_open_exchange=True)
     listed = await inventory.exchanges(vhost)
     assert listed[b"inner"] == ExchangeInfo(b"inner", "fanout", True, {"x-open-exchange": True})
     assert listed[b"amq.topic"] == ExchangeInfo(b"amq.topic", "topic")
 
 
-async def test_one_queue_or_exchange_is_found_by_name(inventory: Inventory, broker: Broker, vhost: str) -> None:
+async def test_one_queue_or_exchange_is_found_by_name(inventory: ManagementApi, broker: Broker, vhost: str) -> None:
     outside = Outside(broker, vhost)
     for name in ("a/b", "%2F", "Käse ~(1)?#&=+", "a%252Fb"):
         outside.make_queue(name, x_queue_type="classic")
@@ -88,7 +90,7 @@ async def test_one_queue_or_exchange_is_found_by_name(inventory: Inventory, brok
 
 
 async def test_bindings_of_one_exchange_are_listed_where_listing_all_would_fail(
-    inventory: Inventory, broker: Broker, vhost: str
+    inventory: ManagementApi, broker: Broker, vhost: str
 ) -> None:
     # On 3.10.8 a key with ~ together with arguments breaks every listing that it is in.
     outside = Outside(broker, vhost)
@@ -100,11 +102,13 @@ async def test_bindings_of_one_exchange_are_listed_where_listing_all_would_fail(
     assert (found.destination_type, found.destination, found.routing_key) == ("queue", b"q", b"key")
 
 
-async def test_an_exchange_that_is_not_there_has_no_bindings(inventory: Inventory, vhost: str) -> None:
+async def test_an_exchange_that_is_not_there_has_no_bindings(inventory: ManagementApi, vhost: str) -> None:
     assert await inventory.bindings(vhost, b"nowhere") == []
 
 
-async def test_a_binding_is_removed_whatever_its_arguments(inventory: Inventory, broker: Broker, vhost: str) -> None:
+async def test_a_binding_is_removed_whatever_its_arguments(
+    inventory: ManagementApi, broker: Broker, vhost: str
+) -> None:
     outside = Outside(broker, vhost)
     outside.make_queue("q")
     outside.bind("amq.direct", "q", "key", argument=1)
@@ -124,25 +128,25 @@ async def test_ten_thousand_queues_are_one_answer(served: Served) -> None:
 
 
 async def test_a_wrong_password_is_refused_with_what_it_takes(broker: Broker, vhost: str) -> None:
-    asked = Inventory(settings(broker, password="hush"), broker.management)
+    asked = ManagementApi(settings(broker, password="hush"), broker.management)
     error = await failure(asked.queues(vhost))
     await asked.close()
-    assert error.failure is Failure.REFUSED
+    assert error.failure is UpstreamFailure.REFUSED
     assert "401" in error.message
     assert "monitoring" in error.message
 
 
-async def test_a_virtual_host_that_is_not_there_is_refused(inventory: Inventory) -> None:
+async def test_a_virtual_host_that_is_not_there_is_refused(inventory: ManagementApi) -> None:
     error = await failure(inventory.queues("nowhere"))
-    assert error.failure is Failure.REFUSED
+    assert error.failure is UpstreamFailure.REFUSED
     assert "404" in error.message
 
 
 async def test_nobody_there_is_unavailable(broker: Broker) -> None:
-    asked = Inventory(settings(broker), f"http://127.0.0.1:{free_port()}")
+    asked = ManagementApi(settings(broker), f"http://127.0.0.1:{free_port()}")
     error = await failure(asked.queues("/"))
     await asked.close()
-    assert error.failure is Failure.UNAVAILABLE
+    assert error.failure is UpstreamFailure.UNAVAILABLE
 
 
 async def test_silence_ends_at_the_deadline(broker: Broker) -> None:
@@ -153,26 +157,28 @@ async def test_silence_ends_at_the_deadline(broker: Broker) -> None:
         await done.wait()
 
     async with answering(silent) as port:
-        asked = Inventory(settings(broker, deadline_seconds=0.05), f"http://127.0.0.1:{port}")
+        asked = ManagementApi(settings(broker, deadline_seconds=0.05), f"http://127.0.0.1:{port}")
         error = await failure(asked.queues("/"))
         await asked.close()
         await came.wait()
         done.set()
-    assert error.failure is Failure.TIMEOUT
+    assert error.failure is UpstreamFailure.TIMEOUT
 
 
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
-        (500, "internal", Failure.UNAVAILABLE),
-        (200, "<html>", Failure.REFUSED),
-        (200, '[{"durable": true}]', Failure.REFUSED),
-        (200, '{"items": []}', Failure.REFUSED),
-        (200, "[" + "1," * 1000 + "1]", Failure.REFUSED),
-        (302, "", Failure.REFUSED),
+        (500, "internal", UpstreamFailure.UNAVAILABLE),
+        (200, "<html>", UpstreamFailure.REFUSED),
+        (200, '[{"durable": true}]', UpstreamFailure.REFUSED),
+        (200, '{"items": []}', UpstreamFailure.REFUSED),
+        (200, "[" + "1," * 1000 + "1]", UpstreamFailure.REFUSED),
+        (302, "", UpstreamFailure.REFUSED),
     ],
 )
-async def test_an_answer_that_is_none_is_an_error(served: Served, status: int, body: str, expected: Failure) -> None:
+async def test_an_answer_that_is_none_is_an_error(
+    served: Served, status: int, body: str, expected: UpstreamFailure
+) -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(status=status, text=body, headers={"Location": "/elsewhere"})
 

@@ -9,7 +9,7 @@ from proxy.broker.connection import ControlConnection
 from proxy.broker.declarations import declare_queue
 from proxy.broker.login import log_in
 from proxy.broker.settings import TlsSettings
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import Outside, answering, settings
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
@@ -30,7 +30,7 @@ async def test_the_heartbeat_is_the_one_asked_for(broker: Broker, vhost: str) ->
 
 async def test_nobody_there_is_unavailable() -> None:
     error = await failure(Broker("127.0.0.1", free_port(), "", password="hush"), "/")
-    assert error.failure is Failure.UNAVAILABLE
+    assert error.failure is UpstreamFailure.UNAVAILABLE
 
 
 async def test_silence_ends_at_the_deadline() -> None:
@@ -44,7 +44,7 @@ async def test_silence_ends_at_the_deadline() -> None:
         error = await failure(Broker("127.0.0.1", port, ""), "/", deadline_seconds=0.05)
         await came.wait()
         done.set()
-    assert error.failure is Failure.TIMEOUT
+    assert error.failure is UpstreamFailure.TIMEOUT
     assert "0.05 s" in error.message
 
 
@@ -54,24 +54,24 @@ async def test_somebody_who_speaks_otherwise_is_unavailable() -> None:
 
     async with answering(odd) as port:
         error = await failure(Broker("127.0.0.1", port, ""), "/")
-    assert error.failure is Failure.UNAVAILABLE
+    assert error.failure is UpstreamFailure.UNAVAILABLE
 
 
 async def test_a_listener_without_tls_is_unavailable_over_tls(broker: Broker) -> None:
     context = ssl.create_default_context()
     error = await failure(broker, "/", tls=TlsSettings(lambda: context, "broker.example"))
-    assert error.failure is Failure.UNAVAILABLE
+    assert error.failure is UpstreamFailure.UNAVAILABLE
 
 
 async def test_a_wrong_password_is_refused(broker: Broker, vhost: str) -> None:
     error = await failure(broker, vhost, password="hush")
-    assert error.failure is Failure.REFUSED
+    assert error.failure is UpstreamFailure.REFUSED
     assert "ACCESS_REFUSED" in error.message
 
 
 async def test_a_virtual_host_that_is_not_there_is_refused(broker: Broker) -> None:
     error = await failure(broker, "nowhere")
-    assert error.failure is Failure.REFUSED
+    assert error.failure is UpstreamFailure.REFUSED
     assert "nowhere" in error.message
 
 

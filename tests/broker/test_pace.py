@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxy.broker.pace import Pace
+from proxy.broker.pace import RefreshSchedule
 
 
 class Line:
@@ -32,8 +32,8 @@ class Clock:
         return 1000.0
 
 
-def paced(refresh_seconds: float) -> Pace:
-    return Pace(refresh_seconds, Clock())
+def paced(refresh_seconds: float) -> RefreshSchedule:
+    return RefreshSchedule(refresh_seconds, Clock())
 
 
 def now() -> float:
@@ -62,28 +62,28 @@ async def test_looks_that_take_long_leave_a_pause(line: Line) -> None:
 async def test_exchanges_that_changed_are_looked_at_alone_and_once(line: Line) -> None:
     pace = paced(5)
     pace.looked(now(), everything=True)
-    pace.hurry({b"a"})
-    pace.hurry({b"b"})
+    pace.request_refresh({b"a"})
+    pace.request_refresh({b"b"})
     assert pace.take() == {b"a", b"b"}
     pace.looked(now(), everything=False)
-    pace.hurry({b"c"})
+    pace.request_refresh({b"c"})
     assert pace.take() == {b"c"}
 
 
 async def test_everything_is_more_than_some(line: Line) -> None:
     pace = paced(5)
     pace.looked(now(), everything=True)
-    pace.hurry({b"a"})
-    pace.hurry()
+    pace.request_refresh({b"a"})
+    pace.request_refresh()
     assert pace.take() is None
-    pace.hurry({b"b"})
+    pace.request_refresh({b"b"})
     assert pace.take() == {b"b"}
 
 
 async def test_the_regular_look_comes_also_where_somebody_always_hurries() -> None:
     pace = paced(0)
     pace.looked(now(), everything=True)
-    pace.hurry({b"a"})
+    pace.request_refresh({b"a"})
     assert pace.take() is None
 
 
@@ -91,7 +91,7 @@ async def test_hurried_looks_take_a_share_of_the_time(line: Line) -> None:
     pace = paced(3600)
     pace.looked(now(), everything=True)
     pace.looked(now() - 2, everything=False)
-    pace.hurry({b"a"})
+    pace.request_refresh({b"a"})
     assert not await pace.wait(line)  # type: ignore[arg-type]
     assert line.waits == [(3600, True), (18, False)]
 

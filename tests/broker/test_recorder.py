@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.broker.declared.recorder import Recorder, records_of
-from proxy.broker.declared.snapshot import Records, Snapshot
+from proxy.broker.declared.snapshot import Snapshot, SnapshotRecords
 from proxy.relay.vhost import Delivery
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored
@@ -53,10 +53,10 @@ async def test_what_was_declared_until_the_end_is_written(recorder: Recorder, kn
 
 
 async def test_many_changes_are_few_writes(recorder: Recorder, known: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    writes: list[Records] = []
+    writes: list[SnapshotRecords] = []
     go_on = threading.Event()
 
-    def save(records: Records) -> None:
+    def save(records: SnapshotRecords) -> None:
         writes.append(records)
         assert go_on.wait(30)
 
@@ -81,7 +81,7 @@ async def test_a_write_that_fails_is_said_once_and_tried_again(
     monkeypatch.setattr("proxy.broker.declared.recorder._RETRY_SECONDS", 0.001)
     save, failures = recorder.snapshot.save, 3
 
-    def failing(records: Records) -> None:
+    def failing(records: SnapshotRecords) -> None:
         nonlocal failures
         failures -= 1
         if failures >= 0:
@@ -103,7 +103,7 @@ async def test_a_write_that_fails_is_said_once_and_tried_again(
 async def test_a_disk_that_stays_full_does_not_hold_the_end(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(records: Records) -> None:
+    def full(records: SnapshotRecords) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(recorder.snapshot, "save", full)
@@ -115,12 +115,12 @@ async def test_a_disk_that_stays_full_does_not_hold_the_end(
 async def test_a_snapshot_that_can_not_be_read_is_not_overwritten(
     recorder: Recorder, known: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def denied() -> Records:
+    def denied() -> SnapshotRecords:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(recorder.snapshot, "load", denied)
     with capture_logs() as events:
-        assert await recorder.load() == Records()
+        assert await recorder.load() == SnapshotRecords()
     assert len(has(events, "snapshot not used: what clients declared may be lost")) == 1
     assert "Permission denied" in recorder.fault
     declare_here(known, "ox")

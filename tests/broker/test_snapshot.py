@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Records, Snapshot, decode, encode
+from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Snapshot, SnapshotRecords, decode, encode
 from proxy.relay.vhost import Declared, Delivery
 
 NAMES = st.binary(max_size=20)
@@ -35,18 +35,18 @@ BINDINGS = st.builds(
     st.lists(st.binary(max_size=64), max_size=3).map(tuple),
     st.lists(st.binary(max_size=255), max_size=3).map(tuple),
 )
-RECORDS = st.builds(Records, st.lists(EXCHANGES).map(tuple), st.lists(BINDINGS).map(tuple))
-ONE = Records((ExchangeRecord("/", b"ox", Delivery.QUEUE, Declared(True, False, False, b"\xff", 1)),))
+RECORDS = st.builds(SnapshotRecords, st.lists(EXCHANGES).map(tuple), st.lists(BINDINGS).map(tuple))
+ONE = SnapshotRecords((ExchangeRecord("/", b"ox", Delivery.QUEUE, Declared(True, False, False, b"\xff", 1)),))
 
 
 @given(RECORDS)
-def test_what_is_written_is_read_back(records: Records) -> None:
+def test_what_is_written_is_read_back(records: SnapshotRecords) -> None:
     assert decode(encode(records)) == records
 
 
 def test_a_file_from_before_there_were_marks_is_read() -> None:
     one = BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), ("guest",))
-    line = encode(Records((), (one,))).partition(b"\n")[2].replace(b",[],[],[]]", b"]")
+    line = encode(SnapshotRecords((), (one,))).partition(b"\n")[2].replace(b",[],[],[]]", b"]")
     assert line.count(b"[") == 3
     checksum = blake2b(line, digest_size=16).hexdigest().encode()
     assert decode(b"oxproxy-snapshot 1 " + checksum + b"\n" + line).bindings == (one,)
@@ -55,14 +55,14 @@ def test_a_file_from_before_there_were_marks_is_read() -> None:
 def test_version_0_1_reads_the_file() -> None:
     """It takes every list after the clients for one of sequences."""
     one = BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), ("me", "you"), (4,), (b"00ab", b""), (b"k", b"l"))
-    _, *values = json.loads(encode(Records((), (one,))).partition(b"\n")[2])
+    _, *values = json.loads(encode(SnapshotRecords((), (one,))).partition(b"\n")[2])
     *_, sequences, clients, marks, signatures, keys = values
     assert (sequences, clients, marks) == ([4, 6], ["me", "you"], [4])
     assert not {int(number) for more in (signatures, keys) for number in more} & set(sequences)
 
 
 @given(RECORDS, st.data())
-def test_a_changed_byte_is_noticed(records: Records, data: st.DataObject) -> None:
+def test_a_changed_byte_is_noticed(records: SnapshotRecords, data: st.DataObject) -> None:
     whole = encode(records)
     at = data.draw(st.integers(0, len(whole) - 1))
     changed = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
@@ -82,12 +82,12 @@ def test_a_later_version_is_refused_by_its_number() -> None:
 
 
 def test_no_file_is_an_empty_snapshot(tmp_path: Path) -> None:
-    assert Snapshot(tmp_path / "kept").load() == Records()
+    assert Snapshot(tmp_path / "kept").load() == SnapshotRecords()
 
 
 def test_a_snapshot_replaces_the_one_before_whole(tmp_path: Path) -> None:
     snapshot = Snapshot(tmp_path / "kept")
-    snapshot.save(Records())
+    snapshot.save(SnapshotRecords())
     snapshot.save(ONE)
     assert snapshot.load() == ONE
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
@@ -103,7 +103,7 @@ def test_a_write_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        snapshot.save(Records())
+        snapshot.save(SnapshotRecords())
     assert snapshot.load() == ONE
 
 
@@ -117,4 +117,4 @@ def test_a_damaged_one_is_kept_aside(tmp_path: Path) -> None:
     assert aside.name.startswith("kept.damaged-")
     assert aside.read_bytes() == damaged
     assert str(aside) in str(caught.value)
-    assert snapshot.load() == Records()
+    assert snapshot.load() == SnapshotRecords()

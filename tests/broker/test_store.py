@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.amqp.tables import encode_table
-from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Records
+from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
 from proxy.broker.declared.store import Store
 from proxy.broker.listed import ExchangeInfo
 from proxy.relay.declare.stored import pack
@@ -188,9 +188,9 @@ def test_faults_without_end_are_not_written_without_end(store: Store) -> None:
     assert len(events) == 1000
 
 
-def records(delivery: Delivery, *more: BindingRecord) -> Records:
+def records(delivery: Delivery, *more: BindingRecord) -> SnapshotRecords:
     exchange = ExchangeRecord("/", b"ox", delivery, Declared(True, False, False, b"", 3))
-    return Records((exchange,), (BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), (), (4,)), *more))
+    return SnapshotRecords((exchange,), (BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), (), (4,)), *more))
 
 
 @pytest.mark.parametrize("carriers", [True, False])

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.broker.declarer import Token
 from proxy.broker.needs import Naming, needs_of
-from proxy.broker.strays import Strays
+from proxy.broker.strays import OrphanTokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored, text
@@ -38,7 +38,7 @@ class Scene:
         self.hand = Hand()
         self.naming = Naming(own_routes=True)
         self.naming.learn(known.exchanges, known.router)
-        self.strays = Strays(known, self.hand, self.naming)  # type: ignore[arg-type]
+        self.strays = OrphanTokens(known, self.hand, self.naming)  # type: ignore[arg-type]
 
     async def look(self) -> list[bytes]:
         """Look once: what is unbound?"""

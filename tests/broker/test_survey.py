@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker.inventory import Inventory
+from proxy.broker.inventory import ManagementApi
 from proxy.broker.needs import needs_of
 from proxy.broker.presence import Presence
 from proxy.broker.survey import Survey, log_missing
@@ -21,14 +21,14 @@ def outside(broker: Broker, vhost: str) -> Outside:
 
 
 @pytest.fixture
-async def inventory(broker: Broker) -> AsyncIterator[Inventory]:
-    asked = Inventory(settings(broker), broker.management)
+async def inventory(broker: Broker) -> AsyncIterator[ManagementApi]:
+    asked = ManagementApi(settings(broker), broker.management)
     yield asked
     await asked.close()
 
 
 @pytest.fixture
-def survey(inventory: Inventory, vhost: str) -> Survey:
+def survey(inventory: ManagementApi, vhost: str) -> Survey:
     return Survey(vhost, inventory, Presence())
 
 
@@ -69,7 +69,7 @@ async def test_behind_a_look_no_connection_is_sure_of_a_token_that_it_has_bound(
 
 
 async def test_what_relays_do_while_the_listing_is_made_counts_more(
-    inventory: Inventory, survey: Survey, outside: Outside, monkeypatch: pytest.MonkeyPatch
+    inventory: ManagementApi, survey: Survey, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside.make_queues("listed", "dropped")
     [carrier] = marked(outside, "c")
@@ -118,7 +118,7 @@ async def test_a_foreign_binding_that_is_gone_is_forgotten(survey: Survey, outsi
 
 
 async def test_strictly_a_foreign_binding_is_removed_and_ours_stay(
-    inventory: Inventory, outside: Outside, vhost: str
+    inventory: ManagementApi, outside: Outside, vhost: str
 ) -> None:
     outside.make_queue("a")
     [carrier] = marked(outside, "c")
@@ -178,7 +178,7 @@ async def test_dead_lettering_without_a_key_is_warned_of_under_queue_delivery_on
 
 
 async def test_failures_are_logged_once_and_so_is_their_end(
-    survey: Survey, inventory: Inventory, broker: Broker
+    survey: Survey, inventory: ManagementApi, broker: Broker
 ) -> None:
     base, inventory._base = inventory._base, "http://127.0.0.1:1"
     with capture_logs() as events:

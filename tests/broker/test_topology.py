@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from proxy.broker.topology import Topology
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import Outside, Queue, owned, queues, router, settings, state
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
@@ -59,7 +59,7 @@ async def test_a_conflict_in_one_virtual_host_is_raised(closing: Keep, broker: B
     topology = closing(Topology(settings(broker), states, {}))
     with pytest.raises(UpstreamError) as caught:
         await topology.start()
-    assert caught.value.failure is Failure.REFUSED
+    assert caught.value.failure is UpstreamFailure.REFUSED
     assert second in caught.value.message
     assert not topology.ready
 
@@ -69,7 +69,7 @@ async def test_a_broker_that_is_not_there_is_unavailable(closing: Keep) -> None:
     topology = closing(Topology(settings(nobody, patience_seconds=0), {"/": state("/", {})}, {}))
     with pytest.raises(UpstreamError) as caught:
         await topology.start()
-    assert caught.value.failure is Failure.UNAVAILABLE
+    assert caught.value.failure is UpstreamFailure.UNAVAILABLE
 
 
 async def test_running_goes_on_where_starting_failed(closing: Keep, broker: Broker, vhost: str) -> None:

@@ -9,9 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.broker.declarations import declare_carrier
-from proxy.broker.inventory import Inventory
+from proxy.broker.inventory import ManagementApi
 from proxy.broker.vhost_topology import VhostTopology
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Delivery
 from tests.broker.world import (
     Outside,
@@ -45,7 +45,7 @@ async def make(broker: Broker) -> AsyncIterator[Make]:
         known: State, *asked: Queue, connect: bool = True, inventory: bool = True, **more: Any
     ) -> VhostTopology:
         limits = settings(broker, **more)
-        listing = Inventory(limits, broker.management) if inventory else None
+        listing = ManagementApi(limits, broker.management) if inventory else None
         topology = VhostTopology(limits, known, asked, listing)
         ending.append(topology.close)
         if listing is not None:
@@ -278,7 +278,7 @@ async def test_an_exchange_in_the_way_stops_the_load_and_names_both_ways_out(
     topology = await make(state(vhost, {"documents": set(), "others": set()}), Queue(b"a"), connect=False)
     with pytest.raises(UpstreamError) as caught:
         await topology.connect()
-    assert caught.value.failure is Failure.REFUSED
+    assert caught.value.failure is UpstreamFailure.REFUSED
     assert "exchange documents exists" in caught.value.message
     assert "carrier: NAME" in caught.value.message
     assert "delivery: queue" in caught.value.message
@@ -293,7 +293,7 @@ async def test_without_the_management_api_the_broker_says_that_an_exchange_is_in
     topology = await make(state(vhost, {"documents": set()}), connect=False, inventory=False)
     with pytest.raises(UpstreamError) as caught:
         await topology.connect()
-    assert caught.value.failure is Failure.REFUSED
+    assert caught.value.failure is UpstreamFailure.REFUSED
     assert "inequivalent arg 'type'" in caught.value.message
     assert "delivery: queue" in caught.value.message
 
@@ -343,7 +343,7 @@ async def test_a_carrier_that_may_not_be_declared_names_the_permission(
     topology = await make(known, connect=False, inventory=inventory, username=vhost, password="hush")
     with pytest.raises(UpstreamError) as caught:
         await topology.connect()
-    assert caught.value.failure is Failure.REFUSED
+    assert caught.value.failure is UpstreamFailure.REFUSED
     assert "configure permission" in caught.value.message
     assert "hush" not in caught.value.message
 
@@ -383,7 +383,7 @@ async def test_a_management_api_that_is_down_does_not_stop_readiness(make: Make,
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a", "b")})
     topology = await make(known, connect=False, inventory=False)
-    topology.survey._inventory = Inventory(settings(outside.broker), "http://127.0.0.1:1")
+    topology.survey._inventory = ManagementApi(settings(outside.broker), "http://127.0.0.1:1")
     await topology.connect()
     await topology.survey._inventory.close()
     assert topology.ready

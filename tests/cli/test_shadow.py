@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from proxy.cli.shadow import Admin, Report, run, show, words
+from proxy.cli.shadow import AdminClient, Report, run, show, words
 from proxy.errors import ConfigErrors
 from tests.private_broker import free_port
 
@@ -92,11 +92,11 @@ def test_where_a_message_goes_is_said_in_words() -> None:
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "127.0.0.1:15693", "http://127.0.0.1:{port}"])
 def test_a_sidecar_that_cannot_be_asked_is_said(url: str) -> None:
-    admin = Admin(url.format(port=free_port()))
+    admin = AdminClient(url.format(port=free_port()))
     with pytest.raises(ConfigErrors, match="oxproxy shadow: "):
         admin.ask("GET")
 
 
 def test_files_that_cannot_be_read_are_said_before_anybody_is_asked(tmp_path: Path) -> None:
     with pytest.raises(ConfigErrors, match="can't be read"):
-        run([tmp_path / "none.yaml"], Admin("nowhere"), 1)
+        run([tmp_path / "none.yaml"], AdminClient("nowhere"), 1)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import pytest
 
-from proxy.config.declaration import Entry, Key, entries, read_section
+from proxy.config.declaration import Key, KeyEntry, entries, read_section
 from proxy.yamlfile.document import read_document
 from proxy.yamlfile.faults import Faults, Place
 from proxy.yamlfile.fields import Fields
@@ -71,8 +71,8 @@ def test_all_faults_are_found_at_once() -> None:
 
 def test_the_documentation_lists_every_key_with_its_default() -> None:
     assert list(entries(House())) == [
-        Entry("floors", "2", "how high it is"),
-        Entry("wait", "1s", "how long to wait"),
-        Entry("front.colour", "red", "what it looks like"),
-        Entry("doors[].colour", "red", "what it looks like"),
+        KeyEntry("floors", "2", "how high it is"),
+        KeyEntry("wait", "1s", "how long to wait"),
+        KeyEntry("front.colour", "red", "what it looks like"),
+        KeyEntry("doors[].colour", "red", "what it looks like"),
     ]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from proxy.audit.record import HASHABLE, KEY_BYTES
 from proxy.config.declaration import entries
 from proxy.config.passwords import HASH_KEY_BYTES
-from proxy.config.settings import Changed, Listener, Settings, changed_since, load_settings, parse_settings
+from proxy.config.settings import Changed, ListenSection, Settings, changed_since, load_settings, parse_settings
 from proxy.errors import ConfigErrors
 from proxy.yamlfile.faults import Faults
-from proxy.yamlfile.kinds import Address
+from proxy.yamlfile.kinds import HostPort
 
 KEYS = st.sampled_from([part for entry in entries(Settings()) for part in entry.path.replace("[]", "").split(".")])
 SCALARS = st.sampled_from(["a:1", "5s", "", 5, -1, 1.5, True, None, "json", "http://a", "password_env"])
@@ -50,8 +50,8 @@ def warnings(folder: Path, text: str, **environ: str) -> list[str]:
 
 def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     settings = load(tmp_path, "# nothing\n")
-    assert settings.listen == (Listener(Address("127.0.0.1", 5673)),)
-    assert settings.upstream.addresses == (Address("127.0.0.1", 5672),)
+    assert settings.listen == (ListenSection(HostPort("127.0.0.1", 5673)),)
+    assert settings.upstream.addresses == (HostPort("127.0.0.1", 5672),)
     assert settings.upstream.control.password.reveal() == "guest"
     assert settings.folder == tmp_path
 
@@ -67,11 +67,11 @@ rules: [rules/*.yaml]
 admin: {address: 127.0.0.1:1}
 """
     settings = load(tmp_path, text)
-    assert settings.listen[0].address == Address("0.0.0.0", 5673)
-    assert settings.upstream.addresses == (Address("a", 1), Address("b", 2))
+    assert settings.listen[0].address == HostPort("0.0.0.0", 5673)
+    assert settings.upstream.addresses == (HostPort("a", 1), HostPort("b", 2))
     assert (settings.upstream.control.username, settings.upstream.control.password.reveal()) == ("me", "secret")
     assert settings.upstream.management == "http://127.0.0.1:15672"
-    assert (settings.rules, settings.admin.address) == (("rules/*.yaml",), Address("127.0.0.1", 1))
+    assert (settings.rules, settings.admin.address) == (("rules/*.yaml",), HostPort("127.0.0.1", 1))
 
 
 def test_all_faults_are_reported_at_once_with_file_and_line(tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
         OXPROXY_INVENTORY__REFRESH="1m",
         OXPROXY_ADMIN__ADDRESS="null",
     )
-    assert settings.upstream.addresses == (Address("b", 2), Address("c", 3))
+    assert settings.upstream.addresses == (HostPort("b", 2), HostPort("c", 3))
     assert (settings.limits.connections, settings.inventory.refresh_seconds) == (7, 60.0)
-    assert (settings.listen[0].address, settings.admin.address) == (Address("d", 4), None)
+    assert (settings.listen[0].address, settings.admin.address) == (HostPort("d", 4), None)
     assert settings.rules == ("one.yaml", "two.yaml")
 
 

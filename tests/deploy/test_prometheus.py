@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.observe.metrics import METRICS, Kind
+from proxy.observe.metrics import METRICS, MetricKind
 from tests.deploy.prometheus import FOLDER, ROOT, program, rule_files, rules
 
 SERIES = Path(__file__).with_name("series")
@@ -37,7 +37,7 @@ def metric_names(expression: str) -> set[str]:
 
 def exposed_names() -> set[str]:
     names = {metric.name for metric in METRICS}
-    histograms = {metric.name for metric in METRICS if metric.kind is Kind.HISTOGRAM}
+    histograms = {metric.name for metric in METRICS if metric.kind is MetricKind.HISTOGRAM}
     return names | {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
 
 

@@ -16,12 +16,12 @@ from typing import Any
 from pamqp import commands
 from pamqp.base import Frame as Method
 
-from proxy.net.context import SessionLimits, Surroundings
+from proxy.net.context import SessionContext, SessionLimits
 from proxy.net.listener import Listener, ListenerLimits
 from proxy.net.upstream import Upstream
-from proxy.net.vhosts import Control, Vhosts
+from proxy.net.vhosts import ControlPlane, Vhosts
 from proxy.relay.allowance import Allowances
-from proxy.relay.conversation import Limits
+from proxy.relay.conversation import RelayLimits
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
@@ -245,12 +245,12 @@ def open_exchange(name: bytes, *queues: bytes, bound: bool = True) -> VhostState
 
 
 def surroundings(
-    upstream: Upstream, limits: SessionLimits, state: VhostState | None = None, control: Control | None = None
-) -> Surroundings:
+    upstream: Upstream, limits: SessionLimits, state: VhostState | None = None, control: ControlPlane | None = None
+) -> SessionContext:
     counters = Counters()
     sources = Sources(time.time, time.perf_counter, lambda below: 0)
     states = [] if state is None else [state]
-    return Surroundings(upstream, Vhosts(states, control, counters, sources), counters, limits, "1.2.3")
+    return SessionContext(upstream, Vhosts(states, control, counters, sources), counters, limits, "1.2.3")
 
 
 @dataclass
@@ -259,7 +259,7 @@ class Stage:
 
     broker: FakeBroker
     listener: Listener
-    shared: Surroundings
+    shared: SessionContext
     port: int
     peers: list[Peer] = field(default_factory=list)
 
@@ -319,14 +319,14 @@ async def staged(
     broker: FakeBroker | None = None,
     upstream: Upstream | None = None,
     state: VhostState | None = None,
-    control: Control | None = None,
+    control: ControlPlane | None = None,
     allowances: Allowances | None = None,
 ) -> AsyncIterator[Stage]:
     broker = broker or FakeBroker()
     if not broker.port:
         await broker.start()
     shared = surroundings(
-        upstream or Upstream([("127.0.0.1", broker.port)]), limits or SessionLimits(relay=Limits()), state, control
+        upstream or Upstream([("127.0.0.1", broker.port)]), limits or SessionLimits(relay=RelayLimits()), state, control
     )
     if allowances is not None:
         shared = replace(shared, allowances=allowances)

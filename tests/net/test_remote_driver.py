@@ -5,7 +5,7 @@ from proxy.net.remote_endpoints import Endpoint, RemoteLimits
 from proxy.net.tls import Contexts
 from proxy.relay.counters import RemoteCounters
 from proxy.relay.remote.login import Credentials
-from proxy.relay.remote.messages import Result
+from proxy.relay.remote.messages import RemoteResult
 from tests.relay.far import Told
 
 
@@ -28,7 +28,7 @@ async def test_a_link_counts_what_is_not_settled() -> None:
     made.send(lane, told)
     assert made.under_way == 1
     lane.expire(float("inf"), "late")
-    assert (made.under_way, told.told) == (0, [Result.LOST])
+    assert (made.under_way, told.told) == (0, [RemoteResult.LOST])
 
 
 async def test_a_link_is_unused_without_a_lane() -> None:

@@ -15,7 +15,7 @@ from proxy.net.remote_endpoints import RemoteBroker, RemoteLimits
 from proxy.net.remote_pool import Port, RemotePool
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters
-from proxy.relay.remote.messages import Result, Way
+from proxy.relay.remote.messages import RemoteResult, Way
 from tests.client import Frame
 from tests.net.stage import Gone, Peer
 from tests.relay.far import Told
@@ -133,7 +133,7 @@ async def test_a_message_goes_over_a_link_that_is_made_for_it_and_is_acked() -> 
         assert [frame.name for frame in await published(peer)] == ["Basic.Publish", "Header", "Body"]
         assert made.counters.remotes["far"].up
         peer.call(commands.Basic.Ack(1, False))
-        await until(lambda: told.told == [Result.ACKED])
+        await until(lambda: told.told == [RemoteResult.ACKED])
         assert made.counters.remotes["far"].results["acked"] == 1
 
 
@@ -156,14 +156,14 @@ async def test_what_was_sent_over_a_lost_link_is_lost_and_what_waits_goes_over_t
         await ready(peer)
         await published(peer)
         peer.writer.transport.abort()
-        await until(lambda: sent.told == [Result.LOST])
+        await until(lambda: sent.told == [RemoteResult.LOST])
         way.send(waiting)
         again = await made.broker.link()
         await ready(again)
         assert (await published(again))[2].payload == b"waiting"
         again.call(commands.Basic.Ack(1, False))
-        await until(lambda: waiting.told == [Result.ACKED])
-        assert sent.told == [Result.LOST]
+        await until(lambda: waiting.told == [RemoteResult.ACKED])
+        assert sent.told == [RemoteResult.LOST]
 
 
 async def test_producers_of_a_full_link_wait_until_half_of_it_is_settled() -> None:
@@ -212,7 +212,7 @@ async def test_a_message_is_given_up_at_its_deadline() -> None:
         made.broker.refuse = True
         told = message()
         made.way().send(told)
-        await until(lambda: told.told == [Result.LOST])
+        await until(lambda: told.told == [RemoteResult.LOST])
         assert made.pool.under_way == 0
 
 
@@ -227,7 +227,7 @@ async def test_a_lane_that_is_left_closes_when_everything_is_settled() -> None:
         await published(peer)
         peer.call(commands.Basic.Ack(1, False))
         assert (await peer.frame()).name == "Channel.Close"
-        assert told.told == [Result.ACKED]
+        assert told.told == [RemoteResult.ACKED]
 
 
 async def test_a_link_that_reaches_ourselves_is_none() -> None:
@@ -246,7 +246,7 @@ async def test_a_name_that_leads_to_ourselves_is_found_when_the_socket_stands() 
         driver = made.pool.driver(FAR, "/")
         assert not isinstance(driver, str)
         await until(lambda: driver.failure == "leads back to this proxy")
-        assert told.told == [Result.LOST]
+        assert told.told == [RemoteResult.LOST]
 
 
 async def test_a_way_to_an_unknown_broker_is_none() -> None:
@@ -265,7 +265,7 @@ async def test_a_drain_waits_for_what_is_under_way_and_no_longer_than_told(settl
         if settled:
             peer.call(commands.Basic.Ack(1, False))
         await made.pool.drain(20.0 if settled else 0.05)
-        assert (told.told == [Result.ACKED]) is settled
+        assert (told.told == [RemoteResult.ACKED]) is settled
 
 
 async def test_what_is_given_up_is_lost_and_a_later_ack_changes_nothing() -> None:
@@ -279,4 +279,4 @@ async def test_what_is_given_up_is_lost_and_a_later_ack_changes_nothing() -> Non
         made.pool.give_up()
         peer.call(commands.Basic.Ack(1, False))
         await made.pool.drain(20.0)
-        assert (told.told, waiting.told) == ([Result.LOST], [Result.LOST])
+        assert (told.told, waiting.told) == ([RemoteResult.LOST], [RemoteResult.LOST])

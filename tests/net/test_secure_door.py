@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from proxy.net.tls import ServerTls
-from proxy.net.tls_listener import SecureDoor
+from proxy.net.tls_listener import TlsListener
 from proxy.relay.counters import ConnectionCounters
 from tests.certificates import Authority
 from tests.net.stage import eventually
@@ -43,7 +43,7 @@ class Opened:
         self.guests: list[Guest] = []
         self.counters = ConnectionCounters()
         self.context = tls.context()
-        self.door = SecureDoor(lambda: self.context, self.counters, 0.3, 1.0)
+        self.door = TlsListener(lambda: self.context, self.counters, 0.3, 1.0)
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.listening.setblocking(False)
         self.port: int = self.listening.getsockname()[1]

@@ -8,7 +8,7 @@ from pamqp import commands
 from structlog.testing import capture_logs
 
 from proxy.net.context import SessionLimits
-from proxy.relay.conversation import Limits
+from proxy.relay.conversation import RelayLimits
 from tests import client
 from tests.net.stage import (
     ANSWER_SECONDS,
@@ -396,7 +396,7 @@ async def test_more_than_may_be_held_stops_the_reading_until_it_has_left() -> No
     control = NoControl()
     control.answering.clear()
     control.state = state = open_exchange(b"x", b"q", bound=False)
-    limits = SessionLimits(relay=Limits(held_bytes=1 << 16))
+    limits = SessionLimits(relay=RelayLimits(held_bytes=1 << 16))
     data = client.publish(1, b"x", b"k", (), bytes(16 << 20))
     async with staged(limits, state=state, control=control) as stage:
         producer, link = await opened(stage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.net.permission_questions import Speakers
+from proxy.net.permission_questions import ClientConnections
 from proxy.relay.conversation import Asked
 from proxy.relay.vhost import Delivery, OwnedExchange
 
@@ -30,7 +30,7 @@ def question(client: str = "client") -> Asked:
 
 
 async def test_a_connection_of_the_client_is_asked() -> None:
-    speakers, first, second = Speakers(), Client(), Client()
+    speakers, first, second = ClientConnections(), Client(), Client()
     speakers.enter("/", "client", first)
     speakers.enter("/", "client", second)
     asked = question()
@@ -40,7 +40,7 @@ async def test_a_connection_of_the_client_is_asked() -> None:
 
 
 async def test_a_client_that_is_not_there_reaches_nothing_new() -> None:
-    speakers = Speakers()
+    speakers = ClientConnections()
     speakers.enter("/other", "client", Client())
     speakers.enter("/", "somebody else", Client())
     asked = question()
@@ -49,7 +49,7 @@ async def test_a_client_that_is_not_there_reaches_nothing_new() -> None:
 
 
 async def test_a_connection_that_ended_is_not_asked() -> None:
-    speakers, first, second = Speakers(), Client(), Client()
+    speakers, first, second = ClientConnections(), Client(), Client()
     speakers.enter("/", "client", first)
     speakers.enter("/", "client", second)
     speakers.leave("/", "client", second)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.net.upstream import Upstream
 from tests.private_broker import free_port
 
@@ -67,7 +67,7 @@ async def test_where_none_answers_each_is_named_with_its_cause(deaf: tuple[str, 
     refused = closed()
     with pytest.raises(UpstreamError) as caught:
         await connect(Upstream([refused, deaf], connect_seconds=0.05))
-    assert caught.value.failure is Failure.TIMEOUT
+    assert caught.value.failure is UpstreamFailure.TIMEOUT
     assert f"127.0.0.1:{refused[1]}: " in caught.value.message
     assert f"127.0.0.1:{deaf[1]}: no answer within 0.05 s" in caught.value.message
 
@@ -75,14 +75,14 @@ async def test_where_none_answers_each_is_named_with_its_cause(deaf: tuple[str, 
 async def test_a_refused_connection_is_unavailable() -> None:
     with pytest.raises(UpstreamError) as caught:
         await connect(Upstream([closed()]))
-    assert caught.value.failure is Failure.UNAVAILABLE
+    assert caught.value.failure is UpstreamFailure.UNAVAILABLE
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # a resolver that is slow would keep uvloop from ending
 async def test_a_name_that_nobody_knows_is_unavailable() -> None:
     with pytest.raises(UpstreamError) as caught:
         await connect(Upstream([("no-such-host.invalid", 5672)]))
-    assert caught.value.failure is Failure.UNAVAILABLE
+    assert caught.value.failure is UpstreamFailure.UNAVAILABLE
     assert "no-such-host.invalid:5672: " in caught.value.message
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from proxy.net.vhosts import Control, Vhosts
+from proxy.net.vhosts import ControlPlane, Vhosts
 from proxy.relay.conversation import NO_INVENTORY
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
@@ -10,7 +10,7 @@ from tests.net.stage import VHOST, NoControl, open_exchange
 SOURCES = Sources(lambda: 0.0, lambda: 0.0, lambda below: 0)
 
 
-def vhosts(*states: VhostState, control: Control | None = None) -> Vhosts:
+def vhosts(*states: VhostState, control: ControlPlane | None = None) -> Vhosts:
     return Vhosts(states, control, Counters(), SOURCES)
 
 

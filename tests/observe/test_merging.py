@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from proxy.observe.exposition import Exposition
-from proxy.observe.merging import JointPage, Portion, read_portion
+from proxy.observe.merging import JointPage, WorkerMetrics, read_portion
 from proxy.observe.metrics import METRICS
 from proxy.relay.counters import Counters, RemoteCounters
 
@@ -29,14 +29,14 @@ def worked(times: int = 1) -> Counters:
     return counters
 
 
-async def portion(counters: Counters) -> Portion:
+async def portion(counters: Counters) -> WorkerMetrics:
     return read_portion(await Exposition(counters, "1").portion())
 
 
-async def page(*portions: Portion) -> dict[tuple[str, str], float]:
+async def page(*portions: WorkerMetrics) -> dict[tuple[str, str], float]:
     """All series of a page."""
 
-    async def gather() -> Sequence[Portion]:
+    async def gather() -> Sequence[WorkerMetrics]:
         return portions
 
     text, _ = await JointPage(gather).render()
@@ -101,7 +101,7 @@ async def test_a_link_that_is_down_for_one_is_down() -> None:
 
 
 async def test_without_anybody_every_family_is_there_all_the_same() -> None:
-    async def gather() -> Sequence[Portion]:
+    async def gather() -> Sequence[WorkerMetrics]:
         return []
 
     text, _ = await JointPage(gather).render("application/openmetrics-text; version=1.0.0")

@@ -8,7 +8,7 @@ from pamqp.common import FieldTable
 from proxy.relay.remote.lane import Lane
 from proxy.relay.remote.link import RemoteLink
 from proxy.relay.remote.login import Credentials
-from proxy.relay.remote.messages import RemoteMessage, Result
+from proxy.relay.remote.messages import RemoteMessage, RemoteResult
 from tests import client
 from tests.client import method
 
@@ -25,9 +25,9 @@ class Told(RemoteMessage):
     def __init__(self, body: bytes = b"body", key: bytes = b"k", mandatory: bool = False, since: float = 0.0) -> None:
         header = client.content_header(0, len(body))[7:-1]
         super().__init__(b"e", key, mandatory, header, body, since)
-        self.told: list[Result] = []
+        self.told: list[RemoteResult] = []
 
-    def settled(self, result: Result, reason: str) -> None:
+    def settled(self, result: RemoteResult, reason: str) -> None:
         self.told.append(result)
 
 

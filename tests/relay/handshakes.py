@@ -7,14 +7,14 @@ import struct
 from pamqp import commands
 
 from proxy.amqp.tables import encode_table
-from proxy.errors import Failure, UpstreamError
+from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeState
 from proxy.values import Table, Value
 from tests.client import PROTOCOL_HEADER, frame, method
 
 PEER = "192.0.2.7:51000"
 VERSION = "1.2.3"
-UNREACHABLE = UpstreamError(Failure.UNAVAILABLE, "connection refused")
+UNREACHABLE = UpstreamError(UpstreamFailure.UNAVAILABLE, "connection refused")
 
 #: Entries that pamqp would not write back as they are: an octet 7 for true, a short integer, a duplicate.
 SERVER_PROPERTIES = (

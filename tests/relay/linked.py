@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, Remote
-from proxy.relay.remote.messages import RemoteMessage, Result, Way
+from proxy.relay.remote.messages import RemoteMessage, RemoteResult, Way
 from proxy.relay.vhost import VhostState
 from tests.relay.relaying import REPORT, Wire, publish
 
@@ -41,7 +41,7 @@ class Ways(list[RemoteMessage]):
     def wake(self) -> None:
         self.woken += 1
 
-    def settle(self, result: Result = Result.ACKED) -> None:
+    def settle(self, result: RemoteResult = RemoteResult.ACKED) -> None:
         self.pop(0).settled(result, "")
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pamqp import base, commands
 
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.conversation import BindDestinations, EnsureQueue, Inventory, Limits
+from proxy.relay.conversation import BindDestinations, EnsureQueue, QueueInventory, RelayLimits
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.tuning import Tuning
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
@@ -52,8 +52,8 @@ class Ears(list[tuple[object, ...]]):
         super().__init__()
         self._queues = None if queues is None else frozenset(queues)
 
-    def inventory(self) -> Inventory:
-        return Inventory(
+    def inventory(self) -> QueueInventory:
+        return QueueInventory(
             lambda queue: self._queues is None or queue in self._queues,
             lambda queue, exclusive: self.append(("declared", queue, exclusive)),
             lambda queue: self.append(("deleted", queue)),
@@ -127,7 +127,7 @@ class Wire:
         *,
         ears: Ears | None = None,
         tuning: Tuning = TUNING,
-        limits: Limits | None = None,
+        limits: RelayLimits | None = None,
         rules: ClientRules | None = None,
     ) -> None:
         self.state = of or VhostState("/", Router(()))
@@ -137,7 +137,7 @@ class Wire:
         sources = Sources(lambda: self.wall, lambda: 0.0, no_draw)
         self.plans = Plans(self.state, self.counters, sources, rules)
         self.tuning = tuning
-        self.relay = Relay(tuning, self.plans, self.heard.inventory(), limits or Limits())
+        self.relay = Relay(tuning, self.plans, self.heard.inventory(), limits or RelayLimits())
         self.now = 0.0
 
     # -- bytes ---------------------------------------------------------------------------------------------------

@@ -6,17 +6,17 @@ import pytest
 
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, Collected, Life, Publish
-from proxy.relay.conversation import Asked, Conversation, Limits, Phase
+from proxy.relay.channel import Channel, Collected, Life, PendingPublish
+from proxy.relay.conversation import Asked, Conversation, Phase, RelayLimits
 from proxy.routing.bindings.reach import Reach
 from proxy.routing.decision import QueueNames
 from tests.client import split
 from tests.relay.relaying import TUNING, Wire, closed, routed, state
 
 
-def conversation(limits: Limits | None = None) -> Conversation:
+def conversation(limits: RelayLimits | None = None) -> Conversation:
     wire = Wire(routed("a"), limits=limits)
-    return Conversation(TUNING, wire.plans, wire.heard.inventory(), limits or Limits())
+    return Conversation(TUNING, wire.plans, wire.heard.inventory(), limits or RelayLimits())
 
 
 def said(pieces: list[bytes]) -> bytes:
@@ -51,7 +51,7 @@ def test_whatever_a_channel_kept_is_counted_off_when_it_ends() -> None:
     channel = both.channel(1)
     channel.held, channel.held_bytes = [b"123"], 3
     channel.held_back = [b"12345"]
-    publish = Publish(b"", None, b"", b"", channel, False)
+    publish = PendingPublish(b"", None, b"", b"", channel, False)
     plan = both.plans.get(b"xo")
     assert plan is not None
     channel.collected = Collected(publish, plan, b"", (), 7, bytearray())
@@ -136,7 +136,7 @@ def test_a_reach_of_an_exchange_that_is_gone_is_not_asked_about() -> None:
 
 
 def test_what_producers_make_us_ask_is_limited() -> None:
-    both = conversation(Limits(tokens=2))
+    both = conversation(RelayLimits(tokens=2))
     reach = both.state.exchanges[b"xo"].reach("client")
     reach.allowed |= {("queue", b"a"), ("queue", b"b")}
     assert both.to_be_asked([(reach, ("exchange", b"e"))]) == ()
@@ -145,8 +145,8 @@ def test_what_producers_make_us_ask_is_limited() -> None:
 def test_without_a_channel_to_spare_there_is_none_of_ours() -> None:
     wire = Wire(state())
     tuning = replace(TUNING, channel_max_upstream=TUNING.channel_max_producer)
-    assert Conversation(tuning, wire.plans, wire.heard.inventory(), Limits()).own.number is None
-    assert Conversation(TUNING, wire.plans, wire.heard.inventory(), Limits()).own.number == 2047
+    assert Conversation(tuning, wire.plans, wire.heard.inventory(), RelayLimits()).own.number is None
+    assert Conversation(TUNING, wire.plans, wire.heard.inventory(), RelayLimits()).own.number == 2047
 
 
 def test_a_heartbeat_is_eight_bytes_on_channel_0() -> None:

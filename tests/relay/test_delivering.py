@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pamqp import base, commands
 
 from proxy.amqp.tables import encode_table
-from proxy.relay.conversation import Limits
-from proxy.relay.original_address import Address, entry
+from proxy.relay.conversation import RelayLimits
+from proxy.relay.original_address import OriginalAddress, entry
 from proxy.relay.vhost import Delivery
 from tests.client import HEARTBEAT, content, content_header, frame, method, names, split
 from tests.relay.relaying import (
@@ -44,7 +44,7 @@ def delivery(body: bytes = b"body", channel: int = 1, command: base.Frame = DELI
 def moved(body: bytes = b"body", channel: int = 1, command: base.Frame | None = None) -> bytes:
     """A message of queue delivery as the broker has it."""
     start = method(channel, command or commands.Basic.Deliver("c", 1, False, "", "q"))
-    entries = encode_table(REPORT) + entry(Address(b"xo", b"key"), Address(b"", b"q"))
+    entries = encode_table(REPORT) + entry(OriginalAddress(b"xo", b"key"), OriginalAddress(b"", b"q"))
     size = len(body)
     parts = b"".join(frame(3, channel, body[at : at + 131064]) for at in range(0, size, 131064))
     return start + content_header(channel, size, entries) + parts
@@ -233,7 +233,7 @@ def test_a_content_that_is_held_back_does_not_count_as_begun() -> None:
 
 def held(of: object = None) -> Wire:
     """A declare-ok is being kept back on channel 1."""
-    wire = Wire(of, ears=Ears(None), limits=Limits(held_bytes=2000)).open(1, 2)  # type: ignore[arg-type]
+    wire = Wire(of, ears=Ears(None), limits=RelayLimits(held_bytes=2000)).open(1, 2)  # type: ignore[arg-type]
     wire.produce(say(1, DECLARE))
     assert wire.answer(say(1, DECLARED)) == b""
     return wire
@@ -306,7 +306,7 @@ def test_what_is_kept_back_is_counted_and_stops_the_reading() -> None:
 def test_an_answer_that_waits_for_our_own_channel_leaves_early_rather_than_never() -> None:
     """The bind-ok comes behind what is kept back: if that stops the reading, it never comes."""
     of = routed("q", bound=())
-    wire = Wire(of, ears=Ears([b"q"]), limits=Limits(held_bytes=2000)).open()
+    wire = Wire(of, ears=Ears([b"q"]), limits=RelayLimits(held_bytes=2000)).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True)))
     assert wire.answer(say(1, DECLARED)) == b""
     assert [(one.channel, one.name) for one in split(wire.upstream())] == [(OWN, "Channel.Open")]
@@ -344,7 +344,7 @@ def test_a_header_that_it_does_not_take_ends_the_connection_with_the_reason() ->
 def test_a_header_that_fits_once_it_is_restored_is_fine() -> None:
     wire = Wire(QUEUE, tuning=SMALL).open()
     fill = encode_table(((b"x", REPORT[0][1]._replace(value=bytes(3980))),))
-    entries = fill + entry(Address(b"xo", b"key"), Address(b"", b"q"))
+    entries = fill + entry(OriginalAddress(b"xo", b"key"), OriginalAddress(b"", b"q"))
     start = method(1, commands.Basic.Deliver("c", 1, False, "", "q"))
     assert len(content_header(1, 0, entries)) > 4096
     left = split(wire.answer(start, content_header(1, 0, entries)))

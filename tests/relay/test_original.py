@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.original_address import CC_ASIDE, HEADER, Address, entry, longstr_entry, read, restored
+from proxy.relay.original_address import ADDRESS_HEADER, CC_ASIDE, OriginalAddress, entry, longstr_entry, read, restored
 from proxy.values import Table, Value
 
-FROM, TO = Address(b"documents", b"report"), Address(b"", b"printer")
+FROM, TO = OriginalAddress(b"documents", b"report"), OriginalAddress(b"", b"printer")
 NAMES = st.binary(max_size=255)
 
 
@@ -17,7 +17,7 @@ def text(value: bytes) -> Value:
 
 
 def address(*fields: tuple[bytes, Value]) -> bytes:
-    return encode_table(((HEADER, Value("F", fields)),))
+    return encode_table(((ADDRESS_HEADER, Value("F", fields)),))
 
 
 PAIR = (
@@ -39,7 +39,7 @@ def test_the_header_holds_the_original_pair_and_the_new_one() -> None:
 
 @given(NAMES, NAMES, NAMES, NAMES)
 def test_what_is_written_is_read_back(exchange: bytes, key: bytes, new_exchange: bytes, new_key: bytes) -> None:
-    one, other = Address(exchange, key), Address(new_exchange, new_key)
+    one, other = OriginalAddress(exchange, key), OriginalAddress(new_exchange, new_key)
     around = longstr_entry(b"a", b"b")
     assert read(around + entry(one, other) + around) == (one, other)
 
@@ -49,9 +49,9 @@ def test_what_is_written_is_read_back(exchange: bytes, key: bytes, new_exchange:
     [
         b"",
         longstr_entry(b"x-original-addres", b"x-original-address"),
-        longstr_entry(HEADER, b"documents"),
-        encode_table(((HEADER, Value("A", (text(b"documents"),))),)),
-        encode_table(((HEADER, Value("V", None)),)),
+        longstr_entry(ADDRESS_HEADER, b"documents"),
+        encode_table(((ADDRESS_HEADER, Value("A", (text(b"documents"),))),)),
+        encode_table(((ADDRESS_HEADER, Value("V", None)),)),
         address(),
         address(*PAIR[:3]),
         address(*PAIR, (b"host", text(b"elsewhere"))),
@@ -65,7 +65,7 @@ def test_a_header_that_we_would_not_write_is_none(entries: bytes) -> None:
 
 
 def test_of_two_headers_the_first_counts() -> None:
-    assert read(longstr_entry(HEADER, b"forged") + entry(FROM, TO)) is None
+    assert read(longstr_entry(ADDRESS_HEADER, b"forged") + entry(FROM, TO)) is None
     assert read(entry(FROM, TO) + entry(TO, FROM)) == (FROM, TO)
 
 

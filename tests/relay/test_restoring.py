@@ -9,7 +9,7 @@ from pamqp import base, commands
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook
 from proxy.amqp.tables import MAX_NESTING, encode_table
-from proxy.relay.original_address import CC_ASIDE, Address, entry
+from proxy.relay.original_address import CC_ASIDE, OriginalAddress, entry
 from proxy.relay.restoring import can_produce, restored_content
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
@@ -22,7 +22,7 @@ from tests.routing.building import exchange, many
 QUEUE = routed("q", delivery=Delivery.QUEUE)
 CARRIER = routed("q")
 ELSEWHERE = routed("q", carrier="carrier.xo")
-FROM, TO = Address(b"xo", b"key"), Address(b"", b"q")
+FROM, TO = OriginalAddress(b"xo", b"key"), OriginalAddress(b"", b"q")
 
 
 def alternated(delivery: Delivery) -> VhostState:
@@ -34,33 +34,37 @@ def alternated(delivery: Delivery) -> VhostState:
     ("name", "of", "first", "new"),
     [
         ("queue", QUEUE, FROM, TO),
-        ("queue to nowhere", QUEUE, FROM, Address(b"", NOWHERE)),
-        ("queue that a message names", chosen("q", delivery=Delivery.QUEUE), FROM, Address(b"", b"anything")),
-        ("queue to an exchange", several("other"), FROM, Address(b"other", b"key")),
-        ("queue to the alternate", alternated(Delivery.QUEUE), FROM, Address(b"ae", b"key")),
-        ("carrier of another name", ELSEWHERE, FROM, Address(b"carrier.xo", b"key")),
-        ("nobody, with an alternate", alternated(Delivery.CARRIER), FROM, Address(b"", NOWHERE)),
+        ("queue to nowhere", QUEUE, FROM, OriginalAddress(b"", NOWHERE)),
+        ("queue that a message names", chosen("q", delivery=Delivery.QUEUE), FROM, OriginalAddress(b"", b"anything")),
+        ("queue to an exchange", several("other"), FROM, OriginalAddress(b"other", b"key")),
+        ("queue to the alternate", alternated(Delivery.QUEUE), FROM, OriginalAddress(b"ae", b"key")),
+        ("carrier of another name", ELSEWHERE, FROM, OriginalAddress(b"carrier.xo", b"key")),
+        ("nobody, with an alternate", alternated(Delivery.CARRIER), FROM, OriginalAddress(b"", NOWHERE)),
     ],
 )
-def test_what_a_delivery_writes_can_be_restored(name: str, of: VhostState, first: Address, new: Address) -> None:
+def test_what_a_delivery_writes_can_be_restored(
+    name: str, of: VhostState, first: OriginalAddress, new: OriginalAddress
+) -> None:
     assert can_produce(of, first, new)
 
 
 @pytest.mark.parametrize(
     ("name", "of", "first", "new"),
     [
-        ("exchange that is not ours", QUEUE, Address(b"other", b"key"), TO),
+        ("exchange that is not ours", QUEUE, OriginalAddress(b"other", b"key"), TO),
         ("carrier does not move", CARRIER, FROM, TO),
-        ("carrier does not rename", CARRIER, FROM, Address(b"carrier.xo", b"key")),
-        ("carrier keeps the key", ELSEWHERE, FROM, Address(b"carrier.xo", b"other")),
-        ("another carrier", ELSEWHERE, FROM, Address(b"carrier.other", b"key")),
-        ("exchanges get the key", several("other"), FROM, Address(b"other", b"changed")),
-        ("a queue that no rule names", QUEUE, FROM, Address(b"", b"anything")),
-        ("an exchange that no rule names", QUEUE, FROM, Address(b"other", b"key")),
+        ("carrier does not rename", CARRIER, FROM, OriginalAddress(b"carrier.xo", b"key")),
+        ("carrier keeps the key", ELSEWHERE, FROM, OriginalAddress(b"carrier.xo", b"other")),
+        ("another carrier", ELSEWHERE, FROM, OriginalAddress(b"carrier.other", b"key")),
+        ("exchanges get the key", several("other"), FROM, OriginalAddress(b"other", b"changed")),
+        ("a queue that no rule names", QUEUE, FROM, OriginalAddress(b"", b"anything")),
+        ("an exchange that no rule names", QUEUE, FROM, OriginalAddress(b"other", b"key")),
         ("a queue where only nobody is reached by name", alternated(Delivery.CARRIER), FROM, TO),
     ],
 )
-def test_what_no_delivery_writes_can_not(name: str, of: VhostState, first: Address, new: Address) -> None:
+def test_what_no_delivery_writes_can_not(
+    name: str, of: VhostState, first: OriginalAddress, new: OriginalAddress
+) -> None:
     assert not can_produce(of, first, new)
 
 
@@ -79,22 +83,22 @@ def translating(queues: int, exchanges: int = 0) -> VhostState:
 
 def test_a_destination_that_the_table_sends_on_is_known_by_where_it_came() -> None:
     of = translating(3, exchanges=9)
-    assert can_produce(of, FROM, Address(b"of.2", b"key"))
-    assert can_produce(of, FROM, Address(b"seven", b"key"))
-    assert not can_produce(of, FROM, Address(b"of.3", b"key"))
-    assert not can_produce(of, FROM, Address(b"of.2", b"other"))
-    assert not can_produce(of, FROM, Address(b"seven", b"other"))
+    assert can_produce(of, FROM, OriginalAddress(b"of.2", b"key"))
+    assert can_produce(of, FROM, OriginalAddress(b"seven", b"key"))
+    assert not can_produce(of, FROM, OriginalAddress(b"of.3", b"key"))
+    assert not can_produce(of, FROM, OriginalAddress(b"of.2", b"other"))
+    assert not can_produce(of, FROM, OriginalAddress(b"seven", b"other"))
 
 
 def test_where_destinations_are_sent_on_follows_their_bindings() -> None:
     of = translating(3)
-    assert not can_produce(of, FROM, Address(b"of.5", b"key"))
+    assert not can_produce(of, FROM, OriginalAddress(b"of.5", b"key"))
     fifth = Binding(b"xo", "queue", b"q.5", b"", ())
     of.router.exchanges[b"xo"].bind(fifth)
-    assert can_produce(of, FROM, Address(b"of.5", b"key"))
-    assert can_produce(of, FROM, Address(b"of.2", b"key"))
+    assert can_produce(of, FROM, OriginalAddress(b"of.5", b"key"))
+    assert can_produce(of, FROM, OriginalAddress(b"of.2", b"key"))
     of.router.exchanges[b"xo"].unbind(fifth)
-    assert not can_produce(of, FROM, Address(b"of.5", b"key"))
+    assert not can_produce(of, FROM, OriginalAddress(b"of.5", b"key"))
 
 
 def cpu_seconds(of: VhostState) -> float:
@@ -102,7 +106,9 @@ def cpu_seconds(of: VhostState) -> float:
     frames = [
         (
             split(method(1, commands.Basic.Deliver("me", 1, False, "of.none", "key")))[0].raw,
-            content_header(1, 4, entry(Address(b"xo", b"key.%d" % number), Address(b"of.none", b"key"))),
+            content_header(
+                1, 4, entry(OriginalAddress(b"xo", b"key.%d" % number), OriginalAddress(b"of.none", b"key"))
+            ),
         )
         for number in range(100)
     ]
@@ -158,8 +164,8 @@ def nested(depth: int) -> bytes:
     [
         ("no table", content_header(1, 4)),
         ("no header of ours", content_header(1, 4, encode_table(table(type="report")))),
-        ("dead-lettered since", content_header(1, 4, entry(FROM, Address(b"", b"another")))),
-        ("not of this configuration", content_header(1, 4, entry(Address(b"other", b"key"), TO))),
+        ("dead-lettered since", content_header(1, 4, entry(FROM, OriginalAddress(b"", b"another")))),
+        ("not of this configuration", content_header(1, 4, entry(OriginalAddress(b"other", b"key"), TO))),
         ("table behind the frame", MARKED[:21] + b"\0\0\x7f\0" + MARKED[25:]),
         ("malformed inside", content_header(1, 4, entry(FROM, TO)[:-1])),
         ("deeper than we read", content_header(1, 4, nested(MAX_NESTING + 5))),

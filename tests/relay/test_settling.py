@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.relay.remote.messages import Result
+from proxy.relay.remote.messages import RemoteResult
 from tests import client
 from tests.client import names, split
 from tests.relay.linked import Linked, to
@@ -13,10 +13,10 @@ from tests.relay.relaying import ack, address_of, say
 def test_tags_of_both_brokers_are_told_apart() -> None:
     wire = Linked()
     wire.produce(to("a"), to("out/1"), to("b"), to("out/2"))
-    wire.ways[1].settled(Result.ACKED, "")
+    wire.ways[1].settled(RemoteResult.ACKED, "")
     assert [frame.arguments["delivery_tag"] for frame in split(wire.producer())] == [4]
     assert [frame.arguments["delivery_tag"] for frame in split(wire.answer(ack(2, multiple=True)))] == [1, 3]
-    wire.ways[0].settled(Result.NACKED, "")
+    wire.ways[0].settled(RemoteResult.NACKED, "")
     assert [(frame.name, frame.arguments["delivery_tag"]) for frame in split(wire.producer())] == [("Basic.Nack", 2)]
     assert wire.relay.unsettled == 0
 
@@ -26,7 +26,7 @@ def test_a_mandatory_publish_comes_back_as_it_was_addressed(confirm: bool) -> No
     wire = Linked(confirm=confirm)
     data = to("out/q", mandatory=True)
     wire.produce(data)
-    wire.ways.settle(Result.RETURNED)
+    wire.ways.settle(RemoteResult.RETURNED)
     back, header, body, *more = split(wire.producer())
     assert (back.name, address_of(back)) == ("Basic.Return", ("", "out/q"))
     assert [header.raw, body.raw] == [frame.raw for frame in split(data)[1:]]

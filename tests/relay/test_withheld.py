@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.relay.conversation import Limits, Phase
+from proxy.relay.conversation import Phase, RelayLimits
 from tests import client
 from tests.client import split
 from tests.relay.relaying import Wire, ack, nack, publish, returned, routed, say, several
@@ -31,7 +31,7 @@ class Disk(Log):
 
 
 def strict(disk: Disk, *channels: int, wire: Wire | None = None, confirm: bool = True) -> Wire:
-    wire = wire or Wire(routed("a"), limits=Limits(held_bytes=1000))
+    wire = wire or Wire(routed("a"), limits=RelayLimits(held_bytes=1000))
     wire.plans.journal = disk
     wire.relay.audited("c", "guest", disk)
     return wire.open(*channels, confirm=confirm)

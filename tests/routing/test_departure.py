@@ -4,7 +4,7 @@ import pytest
 
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, Publication
-from proxy.routing.readdressing import EVALUATED_HERE, Departure, departure, relocation
+from proxy.routing.readdressing import EVALUATED_HERE, Readdressing, departure, relocation
 
 RULES = {
     b"moved": b"/queue/new",
@@ -21,12 +21,12 @@ RULES = {
 BOOK = AddressBook(AddressTable([AddressRule(*rule) for rule in RULES.items()]), [b"archive"])
 
 
-def leaves(*queues: bytes, exchanges: tuple[bytes, ...] = (), key: bytes = b"k") -> Departure:
+def leaves(*queues: bytes, exchanges: tuple[bytes, ...] = (), key: bytes = b"k") -> Readdressing:
     return departure(BOOK, queues, exchanges, key, {b"open"})
 
 
 def test_what_no_rule_is_for_stays() -> None:
-    assert leaves(b"a", b"b", exchanges=(b"x",)) == Departure((b"a", b"b"), (b"x",))
+    assert leaves(b"a", b"b", exchanges=(b"x",)) == Readdressing((b"a", b"b"), (b"x",))
 
 
 def test_queues_that_become_the_same_one_are_one() -> None:

@@ -5,7 +5,7 @@ from datetime import timedelta, timezone
 
 import pytest
 
-from proxy.routing.bindings.operator_arguments import HEADER_KEYS, KEYS, topic_access
+from proxy.routing.bindings.operator_arguments import HEADER_KEYS, OPERATOR_KEYS, topic_access
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
 from proxy.values import Value
@@ -211,4 +211,4 @@ def test_topic_without_wildcards_is_found_like_an_equal_key() -> None:
 
 def test_tables_hold_every_operator_of_the_specification() -> None:
     assert len(HEADER_KEYS) == 16
-    assert len(KEYS) == 24
+    assert len(OPERATOR_KEYS) == 24

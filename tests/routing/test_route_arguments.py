@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.bindings.route_arguments import KEYS
+from proxy.routing.bindings.route_arguments import ROUTE_KEYS
 from proxy.values import Value
 from tests.routing.building import (
     VOID,
@@ -167,4 +167,4 @@ def test_flags_take_lists_of_empty_strings(key: str) -> None:
 
 
 def test_table_holds_every_route_of_the_specification() -> None:
-    assert len(KEYS) == 3 + 2 * 18
+    assert len(ROUTE_KEYS) == 3 + 2 * 18

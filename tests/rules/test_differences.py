@@ -6,9 +6,9 @@ import pytest
 
 from proxy.routing.decision import Decision, Facts, Outcome, QueueNames
 from proxy.rules import differences
-from proxy.rules.differences import Differences, Seen, Side
+from proxy.rules.differences import ComparedSide, Differences, ObservedPublish
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import Message
+from proxy.rules.message import DescribedMessage
 from tests.routing.building import NOW, Plain, arguments
 from tests.rules.loading import load
 
@@ -28,19 +28,21 @@ exchanges:
 QUEUES = QueueNames((b"there1", b"there2"))
 
 
-def published(live: LoadedRules, exchange: str = "e", key: str = "", at: float = NOW, **headers: Plain) -> Seen:
+def published(
+    live: LoadedRules, exchange: str = "e", key: str = "", at: float = NOW, **headers: Plain
+) -> ObservedPublish:
     """A publish as the live rules decided it."""
-    message = Message(exchange.encode(), Facts(key.encode(), arguments(headers), {}, 1))
+    message = DescribedMessage(exchange.encode(), Facts(key.encode(), arguments(headers), {}, 1))
     nothing = Decision(message.exchange, Outcome.UNROUTED)
     router = live.routers["/"]
     decided = message.exchange in router.exchanges
     decision = router.decide(message.exchange, message.facts, at, QUEUES, lambda _: 0) if decided else nothing
-    return Seen("/", message, at, QUEUES, decision)
+    return ObservedPublish("/", message, at, QUEUES, decision)
 
 
 def compared(live: str, candidate: str, *publishes: dict[str, Any]) -> dict[str, Any]:  # Any: arguments, and JSON
     rules = load(live)
-    found = Differences(Side(rules), Side(load(candidate)))
+    found = Differences(ComparedSide(rules), ComparedSide(load(candidate)))
     for each in publishes:
         found.compare(published(rules, **each), lambda: {"routing_key": "shown"})
     return found.as_json()
@@ -79,8 +81,8 @@ def test_an_exchange_that_neither_has_is_equal() -> None:
 def test_a_virtual_host_that_only_the_candidate_has_is_untouched_by_the_live_rules() -> None:
     live, candidate = load(LIVE), load(OTHER)
     seen = published(candidate, type="bill")
-    away = Seen("elsewhere", seen.message, seen.at, seen.queues, seen.decision)
-    found = Differences(Side(live), Side(candidate))
+    away = ObservedPublish("elsewhere", seen.message, seen.at, seen.queues, seen.decision)
+    found = Differences(ComparedSide(live), ComparedSide(candidate))
     found.compare(away, dict)
     assert found.as_json()["equal"] == 1
 
@@ -143,17 +145,17 @@ def test_equal_address_tables_are_equal() -> None:
     rules = load(ADDRESSED)
     inner = published(rules, type="report")
     seen = published(rules, exchange="", key="in/k", type="report")
-    found = Differences(Side(rules), Side(load(ADDRESSED)))
-    found.compare(Seen(seen.vhost, seen.message, seen.at, seen.queues, inner.decision), dict)
+    found = Differences(ComparedSide(rules), ComparedSide(load(ADDRESSED)))
+    found.compare(ObservedPublish(seen.vhost, seen.message, seen.at, seen.queues, inner.decision), dict)
     found.compare(published(rules, exchange="", key="moved/x"), dict)
     assert found.as_json()["equal"] == 2
 
 
 def test_what_rules_touch() -> None:
-    assert Side(load(LIVE)).touches("/", b"e")
-    assert not Side(load(LIVE)).touches("/", b"")
-    assert not Side(load(LIVE)).touches("elsewhere", b"e")
-    assert Side(load(ADDRESSED)).touches("/", b"")
+    assert ComparedSide(load(LIVE)).touches("/", b"e")
+    assert not ComparedSide(load(LIVE)).touches("/", b"")
+    assert not ComparedSide(load(LIVE)).touches("elsewhere", b"e")
+    assert ComparedSide(load(ADDRESSED)).touches("/", b"")
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from proxy.routing.decision import Facts
-from proxy.rules.message import TEXT_PROPERTIES, Message, read_message
+from proxy.rules.message import TEXT_PROPERTIES, DescribedMessage, read_message
 from proxy.values import Value
 from proxy.yamlfile.document import read_document
 from proxy.yamlfile.faults import Faults
 from proxy.yamlfile.fields import Fields
 
 
-def read(text: str) -> tuple[Message, list[str]]:
+def read(text: str) -> tuple[DescribedMessage, list[str]]:
     faults = Faults()
     root = read_document(text, "f.yaml", faults)
     assert root is not None
@@ -36,11 +36,11 @@ body_size: 10
         "timestamp": 7,
         "expiration": b"60000",
     }
-    assert read(text) == (Message(b"documents", Facts(b"a.b", headers, properties, 10)), [])
+    assert read(text) == (DescribedMessage(b"documents", Facts(b"a.b", headers, properties, 10)), [])
 
 
 def test_a_message_needs_an_exchange_and_nothing_else() -> None:
-    assert read("exchange: a") == (Message(b"a", Facts(b"")), [])
+    assert read("exchange: a") == (DescribedMessage(b"a", Facts(b"")), [])
     assert read("{}")[1] == ["f.yaml:1:1: exchange: seen nothing, expected the name of the exchange"]
 
 

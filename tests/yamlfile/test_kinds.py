@@ -13,10 +13,10 @@ from proxy.yamlfile.kinds import (
     SECRET,
     TEXT,
     TEXTS,
-    Address,
-    Kind,
+    HostPort,
     Secret,
     UnexpectedError,
+    ValueKind,
     duration,
     optional,
     unfold,
@@ -39,7 +39,7 @@ def variable(text: str) -> Scalar:
     return Scalar(Place("OXPROXY_X", 0), text, plain=True)
 
 
-def refusal(kind: Kind[T], read: Node) -> str:
+def refusal(kind: ValueKind[T], read: Node) -> str:
     with pytest.raises(UnexpectedError) as raised:
         kind.read(read)
     return str(raised.value)
@@ -55,11 +55,11 @@ def refusal(kind: Kind[T], read: Node) -> str:
     ],
 )
 def test_an_address_is_host_and_port(text: str, host: str, port: int) -> None:
-    assert ADDRESS.read(node(text)) == Address(host, port)
+    assert ADDRESS.read(node(text)) == HostPort(host, port)
 
 
 def test_an_address_writes_ipv6_in_brackets() -> None:
-    assert [str(Address("::1", 1)), str(Address("a", 1))] == ["[::1]:1", "a:1"]
+    assert [str(HostPort("::1", 1)), str(HostPort("a", 1))] == ["[::1]:1", "a:1"]
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     ],
 )
 def test_loopback_is_this_machine_only(host: str, loopback: bool) -> None:
-    assert Address(host, 1).loopback is loopback
+    assert HostPort(host, 1).loopback is loopback
 
 
 def test_one_address_or_a_list_of_them() -> None:
-    pair = (Address("a", 1), Address("b", 2))
+    pair = (HostPort("a", 1), HostPort("b", 2))
     assert ADDRESSES.read(node("a:1")) == pair[:1]
     assert ADDRESSES.read(node("[a:1, 'b:2']")) == pair
     assert ADDRESSES.read(variable("[a:1, 'b:2']")) == pair
@@ -148,13 +148,13 @@ def test_credentials_in_an_http_address_are_refused_and_not_shown() -> None:
 
 def test_null_is_allowed_where_it_is_said() -> None:
     kind = optional(ADDRESS)
-    assert (kind.read(node("null")), kind.read(node("a:1"))) == (None, Address("a", 1))
-    assert (kind.write(None), kind.write(Address("a", 1))) == ("null", "a:1")
+    assert (kind.read(node("null")), kind.read(node("a:1"))) == (None, HostPort("a", 1))
+    assert (kind.write(None), kind.write(HostPort("a", 1))) == ("null", "a:1")
     assert "no value" in refusal(kind, Scalar(Place("f.yaml", 1), "", plain=True))
 
 
 def test_defaults_are_written_as_an_operator_would() -> None:
-    assert (WAIT.write(5.0), WAIT.write(0.5), TEXTS.write(()), ADDRESSES.write((Address("a", 1),))) == (
+    assert (WAIT.write(5.0), WAIT.write(0.5), TEXTS.write(()), ADDRESSES.write((HostPort("a", 1),))) == (
         "5s",
         "0.5s",
         "[]",

@@ -38,7 +38,7 @@ class BindingsBefore(NamedTuple):
     changes: int
 
 
-class Kept(Protocol):
+class DeclarationStore(Protocol):
     """Where declared state is kept; `Store` is one."""
 
     state: VhostState
@@ -60,7 +60,7 @@ class BindingListings:
         store: what clients declared.
     """
 
-    def __init__(self, store: Kept) -> None:
+    def __init__(self, store: DeclarationStore) -> None:
         """Have taken none yet."""
         self._store = store
         self._state = store.state
@@ -210,7 +210,9 @@ def _weight(stored: StoredBinding) -> tuple[bool, bool, int]:
 class _Join:
     """One listing of bindings on its way into the state; relays may change it between two steps."""
 
-    def __init__(self, store: Kept, owned: OwnedExchange, before: BindingsBefore, doubtful: set[Hashable]) -> None:
+    def __init__(
+        self, store: DeclarationStore, owned: OwnedExchange, before: BindingsBefore, doubtful: set[Hashable]
+    ) -> None:
         self._store = store
         self._owned = owned
         self._before = before

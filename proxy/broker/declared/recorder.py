@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import structlog
 
-from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, GrantRecord, Records, Snapshot
+from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, GrantRecord, Snapshot, SnapshotRecords
 from proxy.broker.supervision import Supervisor
 from proxy.relay.vhost import VhostState
 
@@ -47,7 +47,7 @@ class Recorder:
         self._ending = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
 
-    async def load(self) -> Records:
+    async def load(self) -> SnapshotRecords:
         """Read the snapshot; one that is damaged, or can't be read, is logged and counts as empty."""
         try:
             return await asyncio.to_thread(self.snapshot.load)
@@ -58,7 +58,7 @@ class Recorder:
             self._unreadable = True
             self.fault = f"snapshot {self.snapshot.path} can't be read: {error}"
             log.error("snapshot not used: what clients declared may be lost", error=self.fault)
-        return Records()
+        return SnapshotRecords()
 
     def record(self) -> None:
         """Write soon what clients have declared now."""
@@ -107,7 +107,7 @@ class Recorder:
         return True
 
 
-def records_of(states: Iterable[VhostState]) -> Records:
+def records_of(states: Iterable[VhostState]) -> SnapshotRecords:
     """Collect what clients declared."""
     exchanges: list[ExchangeRecord] = []
     bindings: list[BindingRecord] = []
@@ -134,4 +134,4 @@ def records_of(states: Iterable[VhostState]) -> Records:
                     )
                 )
             grants += [GrantRecord(state.name, name, *destination, key) for key, destination in owned.grants.items()]
-    return Records(tuple(exchanges), tuple(bindings), tuple(grants))
+    return SnapshotRecords(tuple(exchanges), tuple(bindings), tuple(grants))

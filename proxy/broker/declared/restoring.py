@@ -13,7 +13,7 @@ from datetime import tzinfo
 from proxy.amqp.tables import decode_table
 from proxy.broker.listed import BindingInfo, ExchangeInfo
 from proxy.errors import ProtocolError
-from proxy.relay.declare.stored import Kept, signed_fields, storage_key, unpack
+from proxy.relay.declare.stored import StoredArguments, signed_fields, storage_key, unpack
 from proxy.relay.vhost import (
     BindingCopy,
     Declared,
@@ -31,7 +31,7 @@ from proxy.values import Table
 _ALTERNATE = b"alternate-exchange"
 
 
-def kept_of(text: str) -> Kept:
+def kept_of(text: str) -> StoredArguments:
     """Read what the broker keeps in ``x-oxproxy``.
 
     Raises:

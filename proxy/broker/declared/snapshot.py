@@ -92,7 +92,7 @@ class GrantRecord(NamedTuple):
     key: bytes
 
 
-class Records(NamedTuple):
+class SnapshotRecords(NamedTuple):
     """Everything in a snapshot."""
 
     exchanges: tuple[ExchangeRecord, ...] = ()
@@ -111,7 +111,7 @@ class Snapshot:
         """Remember where."""
         self.path = path
 
-    def load(self) -> Records:
+    def load(self) -> SnapshotRecords:
         """Read it; nothing where there is no file.
 
         Raises:
@@ -121,14 +121,14 @@ class Snapshot:
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
-            return Records()
+            return SnapshotRecords()
         try:
             return decode(data)
         except ValueError as error:
             aside = self._aside()
             raise ValueError(f"{self.path} is damaged: {error}; kept as {aside}") from error
 
-    def save(self, records: Records) -> None:
+    def save(self, records: SnapshotRecords) -> None:
         """Replace it: afterwards the new one is there whole, or (also after a power cut) the old one.
 
         Raises:
@@ -153,13 +153,13 @@ class Snapshot:
         return aside
 
 
-def encode(records: Records) -> bytes:
+def encode(records: SnapshotRecords) -> bytes:
     """Write records down."""
     lines = b"".join(_line(item) for item in _rows(records))
     return b" ".join((_MAGIC, _VERSION, _checksum(lines))) + b"\n" + lines
 
 
-def decode(data: bytes) -> Records:
+def decode(data: bytes) -> SnapshotRecords:
     """Read what `encode` wrote.
 
     Raises:
@@ -188,10 +188,10 @@ def decode(data: bytes) -> Records:
                 bindings.append(_binding(*values))
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(f"unknown kind of line: {error}") from error
-    return Records(tuple(exchanges), tuple(bindings), tuple(grants))
+    return SnapshotRecords(tuple(exchanges), tuple(bindings), tuple(grants))
 
 
-def _rows(records: Records) -> Iterator[Iterable[object]]:
+def _rows(records: SnapshotRecords) -> Iterator[Iterable[object]]:
     for one in records.exchanges:
         flags = (one.declared.durable, one.declared.auto_delete, one.declared.internal)
         kept = (*flags, _packed(one.declared.entries), one.declared.sequence)

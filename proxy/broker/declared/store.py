@@ -17,7 +17,7 @@ import structlog
 
 from proxy.broker.declared.binding_listings import BindingListings
 from proxy.broker.declared.restoring import declared_exchange, exchange_of, stored_binding, verified, with_copies
-from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Records
+from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
 from proxy.broker.listed import ExchangeInfo
 from proxy.errors import ProtocolError
 from proxy.relay.declare.stored import DELIVERY
@@ -186,7 +186,7 @@ class Store:
         self.state.remove_binding(stored)
         self.changes += 1
 
-    async def remember(self, records: Records, *, carriers: bool) -> None:
+    async def remember(self, records: SnapshotRecords, *, carriers: bool) -> None:
         """Take in what a snapshot has of this virtual host; what is known already counts more.
 
         Args:

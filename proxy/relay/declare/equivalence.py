@@ -51,7 +51,7 @@ def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str, ids: tup
     argument = too_deep(entries) if entries else None
     if argument is not None:
         text = (
-            f"invalid arg '{_text(argument)}' for {target} '{_text(name)}' in vhost '{vhost}': tables and arrays "
+            f"invalid arg '{_utf8(argument)}' for {target} '{_utf8(name)}' in vhost '{vhost}': tables and arrays "
             f"nested deeper than {MAX_NESTING} levels"
         )
         raise ProtocolError(406, text, Scope.CHANNEL, *ids)
@@ -60,8 +60,8 @@ def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str, ids: tup
 def inequivalent_type(exchange: bytes, vhost: str, received: bytes, current: str) -> str:
     """Say that an exchange exists with another type."""
     return (
-        f"inequivalent arg 'type' for exchange '{_text(exchange)}' in vhost '{vhost}': "
-        f"received '{_text(received)}' but current is '{current}'"
+        f"inequivalent arg 'type' for exchange '{_utf8(exchange)}' in vhost '{vhost}': "
+        f"received '{_utf8(received)}' but current is '{current}'"
     )
 
 
@@ -77,7 +77,7 @@ def inequivalence(owned: OwnedExchange, table: Table, asked: ExchangeDeclare, vh
     Returns:
         The reply text, "" where all are equal.
     """
-    where = f"for exchange '{_text(owned.name)}' in vhost '{vhost}'"
+    where = f"for exchange '{_utf8(owned.name)}' in vhost '{vhost}'"
     declared = owned.declared or _BY_FILE
     for name in ("durable", "auto_delete", "internal"):  # in the broker's order, and before the arguments
         received, current = getattr(asked, name), getattr(declared, name)
@@ -90,7 +90,7 @@ def inequivalence(owned: OwnedExchange, table: Table, asked: ExchangeDeclare, vh
     for key in _COMPARED:
         one, other = now.get(key), before.get(key)
         if not _equal(one, other):
-            return f"inequivalent arg '{_text(key)}' {where}: received {_shown(one)} but current is {_shown(other)}"
+            return f"inequivalent arg '{_utf8(key)}' {where}: received {_shown(one)} but current is {_shown(other)}"
     return ""
 
 
@@ -103,9 +103,9 @@ def _equal(one: Value | None, other: Value | None) -> bool:
 def _shown(value: Value | None) -> str:
     if value is None:
         return "none"
-    text = _text(value.value) if isinstance(value.value, bytes) else str(value.value)
+    text = _utf8(value.value) if isinstance(value.value, bytes) else str(value.value)
     return f"the value '{text}' of type '{TYPE_NAMES.get(value.letter, value.letter)}'"
 
 
-def _text(name: bytes) -> str:
+def _utf8(name: bytes) -> str:
     return name.decode(errors="replace")

@@ -173,7 +173,7 @@ def withdraw(
     gone = list(tokens)
     frames = []
     for destination in gone:
-        owned.doubt(destination)
+        owned.mark_unconfirmed(destination)
         keys = conversation.state.tokens.of(*destination)
         frames += [unbind_frame(number, owned.carrier, destination, token) for token in keys]
     for key in grants:

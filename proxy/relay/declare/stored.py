@@ -38,7 +38,7 @@ LAST_SEQUENCE = 2**53 - 1
 _MARK_ENTRY = b"\x0f" + MARK + b"t\x01"
 
 
-class Kept(NamedTuple):
+class StoredArguments(NamedTuple):
     """What ``x-oxproxy`` says.
 
     Args:
@@ -60,7 +60,7 @@ def pack(sequence: int, entries: bytes, routing_key: bytes = b"", client: str = 
     return b64encode(U64.pack(sequence) + shortstr(routing_key) + U32.pack(len(user)) + user + entries)
 
 
-def unpack(text: bytes) -> Kept:
+def unpack(text: bytes) -> StoredArguments:
     """Read a value of ``x-oxproxy`` back.
 
     Raises:
@@ -76,7 +76,7 @@ def unpack(text: bytes) -> Kept:
     sequence = int(U64.unpack_from(raw)[0])
     if sequence > LAST_SEQUENCE:
         raise ValueError(f"its sequence is {sequence}, expected at most {LAST_SEQUENCE}")
-    return Kept(sequence, key, user.decode(), raw[entries_at:])
+    return StoredArguments(sequence, key, user.decode(), raw[entries_at:])
 
 
 def kept_arguments(

@@ -53,7 +53,7 @@ class Lease:
         self.start = self.login = self.tune = self.tune_ok = self.open = self.open_ok = b""
 
 
-class StandIn:
+class LeaseNegotiation:
     """Stands between one handshake and the broker.
 
     Args:

@@ -55,7 +55,7 @@ from proxy.relay.handshake.states import (
     HandshakeState,
     Side,
 )
-from proxy.relay.handshake.tuning import FRAME_MIN_BYTES, Limits, Tuning, agree, offer
+from proxy.relay.handshake.tuning import FRAME_MIN_BYTES, Tuning, TuningLimits, agree, offer
 
 __all__ = ["Ending", "Handshake", "HandshakeLimits", "HandshakeState", "Side", "Tuning"]
 
@@ -118,7 +118,7 @@ class Handshake:
         self._producer = FrameBuffer(limits.waiting_bytes)
         self._upstream = FrameBuffer(limits.waiting_bytes)
         self._frame_min_bytes = FRAME_MIN_BYTES
-        self._proposed = self._offered = Limits(0, 0, 0)
+        self._proposed = self._offered = TuningLimits(0, 0, 0)
         self._tuning: Tuning | None = None
         self._last_word = b""
 
@@ -282,7 +282,7 @@ class Handshake:
         return HandshakeState.AWAITING_TUNE
 
     def _tune_ok(self, frame: RawFrame) -> HandshakeState:
-        answer = Limits._make(arguments(frame.payload))
+        answer = TuningLimits._make(arguments(frame.payload))
         self._tuning = tuning = agree(self._proposed, self._offered, answer, self._frame_min_bytes)
         values = (tuning.channel_max_upstream, tuning.frame_max_upstream, tuning.heartbeat_upstream)
         self.to_upstream.append(method_frame(0, CONNECTION_TUNE_OK, *values))
@@ -318,7 +318,7 @@ class Handshake:
         return HandshakeState.AWAITING_SECURE_OK
 
     def _tune(self, frame: RawFrame) -> HandshakeState:
-        self._proposed = Limits._make(arguments(frame.payload))
+        self._proposed = TuningLimits._make(arguments(frame.payload))
         self._offered = offer(self._proposed, self._limits.frame_max, self._limits.channel_max)
         self.to_producer.append(method_frame(0, CONNECTION_TUNE, *self._offered))
         return HandshakeState.AWAITING_TUNE_OK

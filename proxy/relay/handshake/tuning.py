@@ -26,7 +26,7 @@ _TOP_CHANNEL = 65535
 _NOT_ALLOWED = 530
 
 
-class Limits(NamedTuple):
+class TuningLimits(NamedTuple):
     """Arguments of ``Connection.Tune`` and ``Connection.TuneOk``; 0 means no limit, no heartbeat.
 
     Args:
@@ -63,7 +63,7 @@ class Tuning:
     heartbeat_upstream: int
 
 
-def offer(broker: Limits, frame_max_bytes: int, most_channels: int = _TOP_CHANNEL) -> Limits:
+def offer(broker: TuningLimits, frame_max_bytes: int, most_channels: int = _TOP_CHANNEL) -> TuningLimits:
     """Say what the producer is offered.
 
     Args:
@@ -75,10 +75,12 @@ def offer(broker: Limits, frame_max_bytes: int, most_channels: int = _TOP_CHANNE
     # 0 would mean "no limit": with a single channel the producer gets it and we have none.
     channel_max = min(max(channels - 1, 1), most_channels)
     frame_max = min(broker.frame_max_bytes or frame_max_bytes, frame_max_bytes)
-    return Limits(channel_max, frame_max, broker.heartbeat_seconds)
+    return TuningLimits(channel_max, frame_max, broker.heartbeat_seconds)
 
 
-def agree(broker: Limits, offered: Limits, answer: Limits, frame_min_bytes: int = FRAME_MIN_BYTES) -> Tuning:
+def agree(
+    broker: TuningLimits, offered: TuningLimits, answer: TuningLimits, frame_min_bytes: int = FRAME_MIN_BYTES
+) -> Tuning:
     """Join the producer's answer with the broker's offer.
 
     Args:

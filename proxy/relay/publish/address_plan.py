@@ -14,14 +14,14 @@ from dataclasses import replace
 
 from proxy.addressing.targets import FailedTranslation, Publication, Target
 from proxy.amqp.method_frames import basic_publish
-from proxy.relay.original_address import Address
+from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import (
     CC_BCC,
     TRANSLATION_FAILED,
     Copy,
     Elsewhere,
     Outgoing,
-    Source,
+    PublishSource,
     labels,
     outgoing,
     refuse_reserved,
@@ -67,7 +67,7 @@ def _find_plan(plans: Plans, exchange: bytes, routing_key: bytes) -> ExchangePla
 
 
 def _plan(plans: Plans, publication: Publication, target: Target | FailedTranslation) -> ExchangePlan | None:
-    source = Source(Address(*publication), target.rule)
+    source = PublishSource(OriginalAddress(*publication), target.rule)
     state = plans.state
     if isinstance(target, FailedTranslation):
         return TranslatedPlan(source, target, plans)
@@ -104,7 +104,7 @@ class TranslatedPlan(AddressPlan):
 
     __slots__ = ("_carried", "_source", "leaving", "remote", "there")
 
-    def __init__(self, source: Source, target: Target | FailedTranslation, plans: Plans) -> None:
+    def __init__(self, source: PublishSource, target: Target | FailedTranslation, plans: Plans) -> None:
         """Work out the one way in which it leaves."""
         #: the other broker, None where it does not go to one
         self.remote = target.remote if isinstance(target, Target) else None
@@ -119,7 +119,7 @@ class TranslatedPlan(AddressPlan):
         self._source = source
         self.leaving = self._leave(target, plans)
 
-    def original(self, routing_key: bytes) -> Address:
+    def original(self, routing_key: bytes) -> OriginalAddress:
         """Where the producer addressed it."""
         return self._source.address
 
@@ -197,13 +197,13 @@ class EvaluatedPlan(AddressPlan):
 
     __slots__ = ("_key", "_source")
 
-    def __init__(self, source: Source, owned: OwnedExchange, routing_key: bytes, plans: Plans) -> None:
+    def __init__(self, source: PublishSource, owned: OwnedExchange, routing_key: bytes, plans: Plans) -> None:
         """Remember both addresses."""
         super().__init__(owned, plans)
         self._source = source
         self._key = routing_key
 
-    def original(self, routing_key: bytes) -> Address:
+    def original(self, routing_key: bytes) -> OriginalAddress:
         """Where the producer addressed it."""
         return self._source.address
 
@@ -216,10 +216,10 @@ class EvaluatedPlan(AddressPlan):
         decision, took_us = self._decide(facts)
         from_here = (self.owned, plans.state, plans.traffic, plans.journal)
         out = outgoing(decision, *from_here, source=self._source, decide_us=took_us)
-        return led_on(out, Address(self.owned.name, self._key))
+        return led_on(out, OriginalAddress(self.owned.name, self._key))
 
 
-def led_on(out: Outgoing, address: Address) -> Outgoing:
+def led_on(out: Outgoing, address: OriginalAddress) -> Outgoing:
     """Give what leaves of a publish that the address table has sent to an exchange which is evaluated here.
 
     Args:

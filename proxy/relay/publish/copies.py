@@ -15,7 +15,7 @@ from proxy.amqp.frames import U16, body_frames
 from proxy.amqp.properties import table_span
 from proxy.amqp.tables import without
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, Collected, Publish
+from proxy.relay.channel import Channel, Collected, PendingPublish
 from proxy.relay.confirms import Ledger, Returns
 from proxy.relay.conversation import Conversation
 from proxy.relay.publish.outgoing import PUBLISH, Copy
@@ -31,7 +31,7 @@ _AROUND_KEYS, _AROUND_KEY = 9, 5
 def fitting(
     conversation: Conversation,
     plan: ExchangePlan,
-    publish: Publish,
+    publish: PendingPublish,
     header: bytes,
     body_size: int,
     copies: Sequence[Copy],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.relay.channel import Publish
+from proxy.relay.channel import PendingPublish
 from proxy.relay.traffic import Tally
 
 #: Heads remembered, a few hundred bytes each, and the bytes of them all: where they are large, fewer are kept.
@@ -39,7 +39,7 @@ class Head:
     leaves: bytes
     tally: Tally
     ending: str
-    publish: Publish
+    publish: PendingPublish
     body_head: bytes
     body_bytes: int
     body_size: int
@@ -86,7 +86,7 @@ class KnownHeads(dict[bytes, Head]):
         self._bytes = self.found = 0
         self._once = None
 
-    def once(self, leaves: bytes, tally: Tally, ending: str, publish: Publish, body_size: int) -> Head:
+    def once(self, leaves: bytes, tally: Tally, ending: str, publish: PendingPublish, body_size: int) -> Head:
         """Give what holds until the next call, for a head that is not remembered."""
         head = self._once
         if head is None:

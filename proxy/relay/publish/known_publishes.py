@@ -9,10 +9,10 @@ Source: architecture, "Bodies stream, headers are read in place".
 from __future__ import annotations
 
 from proxy.amqp.frames import OVERHEAD, U32
-from proxy.relay.channel import Publish
+from proxy.relay.channel import PendingPublish
 
 
-class KnownPublishes(dict[bytes, Publish]):
+class KnownPublishes(dict[bytes, PendingPublish]):
     """Publishes of one connection by their whole method frame.
 
     Args:
@@ -26,7 +26,7 @@ class KnownPublishes(dict[bytes, Publish]):
         super().__init__()
         self._most = most
 
-    def remember(self, publish: Publish) -> None:
+    def remember(self, publish: PendingPublish) -> None:
         """Take one more; where there are too many, the others are forgotten."""
         if len(self) >= self._most:
             self.clear()
@@ -38,7 +38,7 @@ class KnownPublishes(dict[bytes, Publish]):
             publish.successor = None
         super().clear()
 
-    def following(self, publish: Publish, data: bytes, at: int, end: int) -> Publish | None:
+    def following(self, publish: PendingPublish, data: bytes, at: int, end: int) -> PendingPublish | None:
         """Find the publish that begins behind another, and expect it there next time.
 
         Args:

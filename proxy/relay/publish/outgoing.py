@@ -16,13 +16,13 @@ from proxy.addressing.targets import FailedTranslation, Target
 from proxy.amqp.frames import U32, shortstr
 from proxy.amqp.tables import decode_value, pick, without
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.auditing import Journal, Template
-from proxy.relay.original_address import CC_ASIDE, OURS, Address, entry
+from proxy.relay.auditing import AuditSink, LineTemplate
+from proxy.relay.original_address import CC_ASIDE, OURS, OriginalAddress, entry
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.traffic import Tally, Traffic
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
-from proxy.routing.readdressing import Departure, departure
+from proxy.routing.readdressing import Readdressing, departure
 from proxy.values import RESERVED
 
 PUBLISH = (60, 40)
@@ -37,7 +37,7 @@ _CUT = OURS | _BCC
 _CUT_CC = _CUT | _CC
 
 
-class Source(NamedTuple):
+class PublishSource(NamedTuple):
     """Where a publish came from that the address table has sent to another exchange.
 
     Args:
@@ -45,7 +45,7 @@ class Source(NamedTuple):
         rule: index of the rule.
     """
 
-    address: Address
+    address: OriginalAddress
     rule: int
 
 
@@ -102,7 +102,7 @@ class Outgoing:
     copies: tuple[Copy, ...] = ()
     untouched: bool = False
     unbound: tuple[Destination, ...] = ()
-    record: Template | None = None
+    record: LineTemplate | None = None
     elsewhere: Elsewhere | None = None
 
     @property
@@ -116,10 +116,10 @@ def outgoing(
     owned: OwnedExchange,
     state: VhostState,
     traffic: Traffic,
-    journal: Journal | None = None,
+    journal: AuditSink | None = None,
     *,
     routing_key: bytes = b"",
-    source: Source | None = None,
+    source: PublishSource | None = None,
     decide_us: float | None = None,
 ) -> Outgoing:
     """Turn a decision into upstream publishes.
@@ -134,7 +134,7 @@ def outgoing(
         source: where the publish came from, if the address table has sent it here: it is asked no more.
         decide_us: microseconds that the decision took.
     """
-    leaves = Departure(decision.queues, decision.exchanges)
+    leaves = Readdressing(decision.queues, decision.exchanges)
     if state.addresses is not None and source is None:
         taken = state.exchanges.keys() | state.carriers
         leaves = _unreserved(departure(state.addresses, decision.queues, decision.exchanges, routing_key, taken))
@@ -164,7 +164,7 @@ def outgoing(
     return Outgoing(decision, tally, copies + apart, unbound=unbound, record=record, elsewhere=elsewhere)
 
 
-def _unreserved(leaves: Departure) -> Departure:
+def _unreserved(leaves: Readdressing) -> Readdressing:
     """Let translations fail that would make a token of a part of the producer's routing key."""
     reserved = [one for one in leaves.publications if one.routing_key.startswith(RESERVED)]
     if not reserved:
@@ -180,7 +180,7 @@ def labels(targets: Iterable[Target]) -> tuple[str, ...]:
 
 
 def _carrier_copies(
-    decision: Decision, leaves: Departure, owned: OwnedExchange, state: VhostState
+    decision: Decision, leaves: Readdressing, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
     wanted = [("queue", name) for name in leaves.queues]
     wanted += [("exchange", name) for name in leaves.exchanges]
@@ -197,7 +197,7 @@ def _carrier_copies(
 
 
 def _queue_copies(
-    decision: Decision, leaves: Departure, owned: OwnedExchange, state: VhostState
+    decision: Decision, leaves: Readdressing, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
     # The broker closes the connection on a short string that is not UTF-8 (501): no queue can have such a name.
     named = [name for name in leaves.queues if _is_text(name)]
@@ -240,7 +240,7 @@ def bcc_entry(keys: tuple[bytes, ...]) -> bytes:
     return b"\x03BCCA" + U32.pack(len(items)) + items
 
 
-def table_entries(entries: bytes, copy: Copy, original: Address) -> bytes:
+def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> bytes:
     """Rewrite the entries of a message's header table for one upstream publish.
 
     Args:
@@ -254,7 +254,7 @@ def table_entries(entries: bytes, copy: Copy, original: Address) -> bytes:
     if copy.plain:
         kept = without(entries, 0, len(entries), OURS) if b"x-original-" in entries else entries
         key = original.routing_key if copy.routing_key is None else copy.routing_key
-        return kept + entry(original, Address(copy.exchange, key))
+        return kept + entry(original, OriginalAddress(copy.exchange, key))
     aside = b""
     cut = _CUT
     if copy.hide_cc and b"CC" in entries:
@@ -270,7 +270,7 @@ def table_entries(entries: bytes, copy: Copy, original: Address) -> bytes:
     if not copy.moved:
         return kept + bcc_entry(copy.bcc)
     key = original.routing_key if copy.routing_key is None else copy.routing_key
-    return kept + aside + entry(original, Address(copy.exchange, key)) + bcc_entry(copy.bcc)
+    return kept + aside + entry(original, OriginalAddress(copy.exchange, key)) + bcc_entry(copy.bcc)
 
 
 def _first_bcc_is_no_array(entries: bytes) -> bool:

@@ -19,10 +19,10 @@ from proxy.amqp.frames import FRAME_HEAD, HEADER, OVERHEAD, U16, U32, U64, short
 from proxy.amqp.properties import decode_properties
 from proxy.amqp.tables import decode_table, decode_value, pick
 from proxy.errors import ProtocolError
-from proxy.relay.auditing import Journal
+from proxy.relay.auditing import AuditSink
 from proxy.relay.counters import Counters
 from proxy.relay.declare.signing import Secrets
-from proxy.relay.original_address import Address
+from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import CC_BCC, Copy, Outgoing, outgoing, refuse_reserved, table_entries
 from proxy.relay.restoring import refuse_forged
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
@@ -30,7 +30,7 @@ from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Facts, Interest
 
 if TYPE_CHECKING:
-    from proxy.relay.publish.tap import Watcher
+    from proxy.relay.publish.tap import Tap
 
 
 class Sources(NamedTuple):
@@ -63,7 +63,7 @@ _NO_ENTRIES = b"\0\0\0\0"
 
 
 #: the header table that leaves (length and entries), how, and the new address where it changes
-_Found: TypeAlias = tuple[bytes, Outgoing, Address | None]
+_Found: TypeAlias = tuple[bytes, Outgoing, OriginalAddress | None]
 
 
 class ClientRules(NamedTuple):
@@ -120,7 +120,7 @@ class Plans:
         counters: Counters,
         sources: Sources,
         rules: ClientRules | None = None,
-        journal: Journal | None = None,
+        journal: AuditSink | None = None,
     ) -> None:
         """Start with no plan."""
         self.state = state
@@ -138,9 +138,9 @@ class Plans:
         #: what the address table makes of publishes to exchanges that are not evaluated here, None: nothing
         self.by_address: dict[tuple[bytes, bytes], ExchangePlan | None] = {}
         #: who is told of publishes; `watch` changes it
-        self.watcher: Watcher | None = None
+        self.watcher: Tap | None = None
 
-    def watch(self, watcher: Watcher | None) -> None:
+    def watch(self, watcher: Tap | None) -> None:
         """Let somebody watch the publishes from now on, or nobody."""
         self.watcher = watcher
         self.state.changed()
@@ -249,9 +249,9 @@ class ExchangePlan:
         frame_head = FRAME_HEAD.pack(HEADER, (data[start + 1] << 8) | data[start + 2], size)
         return b"".join((method, frame_head, head, table, data[table_end:stop])), out
 
-    def original(self, routing_key: bytes) -> Address:
+    def original(self, routing_key: bytes) -> OriginalAddress:
         """Where the producer addressed a publish."""
-        return Address(self.owned.name, routing_key)
+        return OriginalAddress(self.owned.name, routing_key)
 
     def further(self, routing_key: bytes, header: bytes, copy: Copy) -> tuple[bytes, bytes]:
         """Give exchange-and-header of one more copy of a publish whose first copy `forward` made.
@@ -311,7 +311,7 @@ class ExchangePlan:
             table = table_entries(entries, copy, self.original(routing_key))
             table = U32.pack(len(table)) + table
             if copy.moved:
-                address = Address(copy.exchange, routing_key if copy.routing_key is None else copy.routing_key)
+                address = OriginalAddress(copy.exchange, routing_key if copy.routing_key is None else copy.routing_key)
         found = (table, out, address)
         if out.decision.keep and not out.unbound and len(entries) <= CACHED_TABLE_BYTES:
             self._tables_bytes += len(entries) + len(table)

@@ -12,10 +12,10 @@ from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METH
 from proxy.amqp.method_arguments import read_publish
 from proxy.amqp.properties import table_span
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.auditing import Template
-from proxy.relay.channel import Channel, Collected, Content, Publish
+from proxy.relay.auditing import LineTemplate
+from proxy.relay.channel import Channel, Collected, Content, PendingPublish
 from proxy.relay.conversation import BindDestinations, Conversation
-from proxy.relay.original_address import HEADER as ORIGINAL
+from proxy.relay.original_address import ADDRESS_HEADER as ORIGINAL
 from proxy.relay.publish.address_plan import find_plan
 from proxy.relay.publish.copies import fitting, send_collected
 from proxy.relay.publish.outgoing import CC_BCC, PUBLISH, Outgoing, refuse_reserved
@@ -41,7 +41,7 @@ class PublishFrames:
         """Start with nothing published."""
         self._conversation = conversation
         #: set when the last frame taken was a Basic.Publish method
-        self.published: Publish | None = None
+        self.published: PendingPublish | None = None
 
     def method(self, channel: Channel, frame: bytes) -> bool:
         """Take a Basic.Publish, which goes upstream with its header only.
@@ -52,7 +52,7 @@ class PublishFrames:
         exchange, routing_key, mandatory, _ = read_publish(frame[7:-1])
         plan = find_plan(self._conversation.plans, exchange, routing_key)
         refuse_reserved(routing_key, b"")
-        channel.publish = self.published = Publish(frame, plan, exchange, routing_key, channel, mandatory)
+        channel.publish = self.published = PendingPublish(frame, plan, exchange, routing_key, channel, mandatory)
         channel.content = Content.HEADER
         return False  # it goes with its header, which may be refused: a content that has begun can't be taken back
 
@@ -91,7 +91,7 @@ class PublishFrames:
                 send_collected(self._conversation, collected)
         return collected is None
 
-    def _header(self, channel: Channel, publish: Publish, frame: bytes) -> bool:
+    def _header(self, channel: Channel, publish: PendingPublish, frame: bytes) -> bool:
         _, _, _, class_id, _, body_size = CONTENT_HEAD.unpack_from(frame)
         if class_id != BASIC:
             text = f"expected content header for class 60, got one for class {class_id}"
@@ -136,7 +136,7 @@ class PublishFrames:
             text = f"message size {body_size} is larger than configured max size {most}"  # RabbitMQ's text
             raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
 
-    def _pass(self, channel: Channel, publish: Publish, header: bytes, body_size: int) -> bool:
+    def _pass(self, channel: Channel, publish: PendingPublish, header: bytes, body_size: int) -> bool:
         """Let a publish go to an exchange that is not evaluated here."""
         conversation = self._conversation
         restores = conversation.state.restores
@@ -157,7 +157,7 @@ class PublishFrames:
             audit.publish(publish, ending, channel.before + channel.published)
         return True
 
-    def _audit(self, publish: Publish, header: bytes, template: Template, body_size: int) -> None:
+    def _audit(self, publish: PendingPublish, header: bytes, template: LineTemplate, body_size: int) -> None:
         """Write the audit line of a publish that is counted next."""
         audit = self._conversation.audit
         if audit is not None:
@@ -191,7 +191,9 @@ class PublishFrames:
         else:
             send_collected(conversation, collected)
 
-    def _hold(self, channel: Channel, publish: Publish, plan: ExchangePlan, header: bytes, outgoing: Outgoing) -> bool:
+    def _hold(
+        self, channel: Channel, publish: PendingPublish, plan: ExchangePlan, header: bytes, outgoing: Outgoing
+    ) -> bool:
         """Let a publish wait until its destinations are bound; False where there is nothing to wait for."""
         conversation = self._conversation
         asked = conversation.to_be_asked(outgoing.decision.asked)

@@ -25,9 +25,9 @@ from proxy.amqp.frames import (
     check_head,
 )
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, Content, Publish
+from proxy.relay.channel import Channel, Content, PendingPublish
 from proxy.relay.conversation import Conversation
-from proxy.relay.original_address import HEADER as ORIGINAL
+from proxy.relay.original_address import ADDRESS_HEADER as ORIGINAL
 from proxy.relay.publish.known_heads import Head, KnownHeads
 from proxy.relay.publish.known_publishes import KnownPublishes
 from proxy.relay.publish.producer_frames import ProducerFrames
@@ -246,7 +246,7 @@ class Publishing:
         if conversation.audit is not None:
             conversation.audit.renew()
 
-    def _remember(self, publish: Publish) -> None:
+    def _remember(self, publish: PendingPublish) -> None:
         if self._distant.remember(publish):
             return
         channel = publish.channel
@@ -254,7 +254,7 @@ class Publishing:
             self._publishes.remember(publish)
 
     def _passing(  # noqa: C901 -- the publish path
-        self, data: bytes, at: int, header_at: int, end: int, publish: Publish
+        self, data: bytes, at: int, header_at: int, end: int, publish: PendingPublish
     ) -> int:
         """Step over whole publishes to an exchange that is not evaluated here, as long as they have one method frame.
 
@@ -332,7 +332,7 @@ class Publishing:
         return found
 
     def _routed(  # noqa: C901 -- the publish path
-        self, data: bytes, at: int, header_at: int, end: int, publish: Publish
+        self, data: bytes, at: int, header_at: int, end: int, publish: PendingPublish
     ) -> int:
         """Send whole publishes to an exchange of ours on their way, as long as they have one method frame.
 
@@ -415,7 +415,9 @@ class Publishing:
             conversation.counters.cache_hits += repeated
         return at if at > first else 0
 
-    def _form(self, publish: Publish, data: bytes, at: int, header_at: int, body_at: int, shape: Shape) -> Head | None:
+    def _form(
+        self, publish: PendingPublish, data: bytes, at: int, header_at: int, body_at: int, shape: Shape
+    ) -> Head | None:
         """Find what leaves in place of method and header frame; None where it is not one publish at once."""
         came = b""
         heads = self._heads

@@ -20,7 +20,7 @@ from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.routing.decision import Decision, Facts, Interest, Outcome
 
 if TYPE_CHECKING:
-    from proxy.relay.original_address import Address
+    from proxy.relay.original_address import OriginalAddress
     from proxy.relay.publish.plan import Plans
 
 #: Offsets in a content header frame: body size, property flags, properties.
@@ -34,7 +34,7 @@ _PROPERTIES = frozenset(
 )  # fmt: skip
 
 
-class Sight(NamedTuple):
+class ObservedDecision(NamedTuple):
     """One publish that was seen.
 
     Args:
@@ -77,17 +77,17 @@ class Sight(NamedTuple):
         return [] if span is None else pick(header, *span, names)
 
 
-class Watcher(Protocol):
+class Tap(Protocol):
     """Who watches."""
 
     def looks_at(self, vhost: str, exchange: bytes) -> bool:
         """Whether publishes to the exchange are to be told of."""
 
-    def saw(self, sight: Sight) -> None:
+    def saw(self, sight: ObservedDecision) -> None:
         """A publish is on its way; called on the publish path."""
 
 
-def watched(plans: Plans, watcher: Watcher, plan: ExchangePlan | None, exchange: bytes) -> ExchangePlan | None:
+def watched(plans: Plans, watcher: Tap, plan: ExchangePlan | None, exchange: bytes) -> ExchangePlan | None:
     """Wrap the plan of a publish, if it is to be watched.
 
     Args:
@@ -137,7 +137,7 @@ class WatchedPlan(ExchangePlan):
 
     __slots__ = ("_exchange", "_inner", "_watcher")
 
-    def __init__(self, inner: ExchangePlan, plans: Plans, watcher: Watcher, exchange: bytes) -> None:
+    def __init__(self, inner: ExchangePlan, plans: Plans, watcher: Tap, exchange: bytes) -> None:
         """Stand before the other plan."""
         super().__init__(inner.owned, plans, inner.interest)
         self._inner = inner
@@ -153,11 +153,11 @@ class WatchedPlan(ExchangePlan):
         # single frames, which asks again; and that asks again once what was waited for is bound.
         if not out.waits and (not start or out.untouched or (len(out.copies) == 1 and out.elsewhere is None)):
             at = self._sources.wall()
-            sight = Sight(self._state.name, self._exchange, routing_key, data[start:stop], out.decision, at)
+            sight = ObservedDecision(self._state.name, self._exchange, routing_key, data[start:stop], out.decision, at)
             self._watcher.saw(sight)
         return head, out
 
-    def original(self, routing_key: bytes) -> Address:
+    def original(self, routing_key: bytes) -> OriginalAddress:
         """See ExchangePlan."""
         return self._inner.original(routing_key)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from proxy.addressing.targets import Remote, Target
-from proxy.relay.channel import Channel, Collected, Life, Publish
+from proxy.relay.channel import Channel, Collected, Life, PendingPublish
 from proxy.relay.conversation import Conversation, Phase
 from proxy.relay.publish.outgoing import Copy, Elsewhere
-from proxy.relay.remote.messages import RemoteMessage, Result, Way
+from proxy.relay.remote.messages import RemoteMessage, RemoteResult, Way
 from proxy.relay.settling import confirm, give_back
 
 
@@ -40,15 +40,15 @@ class _Copy(RemoteMessage):
         #: the header as it came, where the message may go back
         self._origin = collected.header if publish.mandatory else b""
 
-    def settled(self, result: Result, reason: str) -> None:
+    def settled(self, result: RemoteResult, reason: str) -> None:
         conversation = self._conversation
-        comes_back = result is Result.RETURNED or (not self._tag and result is not Result.ACKED)
+        comes_back = result is RemoteResult.RETURNED or (not self._tag and result is not RemoteResult.ACKED)
         content = (self._origin, self.body) if comes_back and self._publish.mandatory else None
         _settle(conversation, self._publish, self._tag, self._mark, content, result in _TAKEN)
 
 
 #: What a broker says of a message that it has dealt with.
-_TAKEN = frozenset((Result.ACKED, Result.RETURNED))
+_TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 
 
 def marks(elsewhere: Elsewhere, producer_tag: int) -> list[Hashable]:
@@ -104,7 +104,7 @@ def _refuse(conversation: Conversation, collected: Collected, tag: int, mark: Ha
 
 def _settle(
     conversation: Conversation,
-    publish: Publish,
+    publish: PendingPublish,
     tag: int,
     mark: Hashable,
     content: tuple[bytes, bytes] | None,

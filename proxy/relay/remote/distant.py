@@ -13,13 +13,13 @@ from typing import Final
 
 from proxy.amqp.frames import CONTENT_HEAD, FRAME_END, FRAME_HEAD, OVERHEAD, U32
 from proxy.errors import ProtocolError
-from proxy.relay.channel import Channel, Content, Life, Publish
+from proxy.relay.channel import Channel, Content, Life, PendingPublish
 from proxy.relay.conversation import Conversation, Phase
 from proxy.relay.publish.address_plan import TranslatedPlan
 from proxy.relay.publish.copies import ledger_of
 from proxy.relay.publish.shapes import Shapes
 from proxy.relay.remote.copies import way_to
-from proxy.relay.remote.messages import RemoteMessage, Result, Way
+from proxy.relay.remote.messages import RemoteMessage, RemoteResult, Way
 from proxy.relay.settling import confirm
 from proxy.values import RESERVED
 
@@ -28,7 +28,7 @@ _HEAD = FRAME_HEAD.size
 _REMEMBERED = 2048
 #: Bytes of headers remembered, with what leaves in their place.
 _REMEMBERED_BYTES = 1 << 20
-_TAKEN = frozenset((Result.ACKED, Result.RETURNED))
+_TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 
 
 class _Only(RemoteMessage):
@@ -51,7 +51,7 @@ class _Only(RemoteMessage):
         self._channel = channel
         self._tag = tag
 
-    def settled(self, result: Result, reason: str) -> None:
+    def settled(self, result: RemoteResult, reason: str) -> None:
         tag = self._tag
         if not tag:
             return
@@ -77,7 +77,7 @@ class Distant:
         """Start with none remembered."""
         self._conversation: Final = conversation
         self._shapes: Final = shapes
-        self._publishes: dict[bytes, tuple[Publish, TranslatedPlan]] = {}
+        self._publishes: dict[bytes, tuple[PendingPublish, TranslatedPlan]] = {}
         #: by plan and header frame
         self._headers: dict[tuple[TranslatedPlan, bytes], bytes] = {}
         self._headers_bytes = 0
@@ -95,7 +95,7 @@ class Distant:
         self._headers.clear()
         self._headers_bytes = 0
 
-    def remember(self, publish: Publish) -> bool:
+    def remember(self, publish: PendingPublish) -> bool:
         """Note a publish that will go this way the next time; False where it will not."""
         plan = publish.plan
         if (
@@ -157,7 +157,7 @@ class Distant:
                 publish, plan, way = found
             header_at = stop + len(publish.frame)
 
-    def _found(self, data: bytes, at: int, end: int) -> tuple[Publish, TranslatedPlan, Way] | None:
+    def _found(self, data: bytes, at: int, end: int) -> tuple[PendingPublish, TranslatedPlan, Way] | None:
         """Give what is remembered of the method frame that begins here, and the way to its broker."""
         size = U32.unpack_from(data, at + 3)[0] if end - at >= OVERHEAD else 0
         found = self._publishes.get(data[at : at + size + OVERHEAD])
@@ -179,7 +179,7 @@ class Distant:
             self._headers[plan, header] = payload
         return payload
 
-    def _send(self, publish: Publish, plan: TranslatedPlan, way: Way, header: bytes, body: bytes) -> bool:
+    def _send(self, publish: PendingPublish, plan: TranslatedPlan, way: Way, header: bytes, body: bytes) -> bool:
         conversation = self._conversation
         channel = publish.channel
         try:

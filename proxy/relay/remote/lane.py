@@ -16,7 +16,7 @@ from typing import Protocol
 
 from proxy.amqp.frames import BODY, FRAME_HEAD, HEADER, OVERHEAD, body_frames
 from proxy.amqp.method_frames import basic_publish, channel_close, channel_open, confirm_select
-from proxy.relay.remote.messages import RemoteMessage, Result
+from proxy.relay.remote.messages import RemoteMessage, RemoteResult
 
 #: Method frames kept ready, by exchange, key and flag.
 _KEPT_METHODS = 256
@@ -30,7 +30,7 @@ class Stage(Enum):
     READY = "ready"
 
 
-class Carriage(Protocol):
+class LaneTransport(Protocol):
     """The link that a lane is on."""
 
     frame_max: int
@@ -61,10 +61,10 @@ class Lane:
         "waiting",
     )
 
-    def __init__(self, settled: Callable[[RemoteMessage, Result, str], None]) -> None:
+    def __init__(self, settled: Callable[[RemoteMessage, RemoteResult, str], None]) -> None:
         """Start without a link."""
         self._settled = settled
-        self._carriage: Carriage | None = None
+        self._carriage: LaneTransport | None = None
         self._methods: dict[tuple[bytes, bytes, bool], bytes] = {}
         self._tag = 0
         #: no tag below is unconfirmed
@@ -83,12 +83,12 @@ class Lane:
         """Whether nothing waits and nothing is unconfirmed."""
         return not self.waiting and not self.unconfirmed
 
-    def open(self, carriage: Carriage, number: int) -> None:
+    def open(self, carriage: LaneTransport, number: int) -> None:
         """Take a channel on a link."""
         self._carriage = carriage
         self._open(carriage, number)
 
-    def _open(self, carriage: Carriage, number: int) -> None:
+    def _open(self, carriage: LaneTransport, number: int) -> None:
         self.number = number
         self.stage = Stage.OPENING
         self._tag = 0
@@ -119,10 +119,10 @@ class Lane:
         while self.waiting and carriage is not None and self.stage is Stage.READY and not carriage.held:
             self._write(carriage, self.waiting.popleft())
 
-    def _write(self, carriage: Carriage, message: RemoteMessage) -> None:
+    def _write(self, carriage: LaneTransport, message: RemoteMessage) -> None:
         number = self.number
         if len(message.header) + OVERHEAD > carriage.frame_max:
-            self._settle(message, Result.NACKED, "its headers are larger than a frame of that broker")
+            self._settle(message, RemoteResult.NACKED, "its headers are larger than a frame of that broker")
             return
         self._tag = tag = self._tag + 1
         self.unconfirmed[tag] = message
@@ -153,7 +153,7 @@ class Lane:
         self.stage = Stage.READY
         self.go_on()
 
-    def confirmed(self, tag: int, multiple: bool, result: Result) -> None:
+    def confirmed(self, tag: int, multiple: bool, result: RemoteResult) -> None:
         """The broker acked or nacked; a tag that is not waited for any more says nothing."""
         unconfirmed = self.unconfirmed
         if not multiple:
@@ -168,13 +168,13 @@ class Lane:
             if message is not None:
                 self._confirmed(message, result)
 
-    def _confirmed(self, message: RemoteMessage, result: Result) -> None:
+    def _confirmed(self, message: RemoteMessage, result: RemoteResult) -> None:
         waiting = self._mandatory
         if waiting and waiting[0] is message:
             waiting.popleft()
-        if message.returned and result is Result.ACKED:
-            result = Result.RETURNED
-        self._settle(message, result, "" if result is not Result.NACKED else "refused by that broker")
+        if message.returned and result is RemoteResult.ACKED:
+            result = RemoteResult.RETURNED
+        self._settle(message, result, "" if result is not RemoteResult.NACKED else "refused by that broker")
 
     def returned(
         self, exchange: bytes, routing_key: bytes, print_of: Callable[[bytes], Hashable], header: bytes
@@ -199,7 +199,7 @@ class Lane:
         carriage = self._carriage
         number = self.number
         self.stage = Stage.NONE
-        self._fail(Result.NACKED, reason)
+        self._fail(RemoteResult.NACKED, reason)
         if carriage is not None:
             self._open(carriage, number)
 
@@ -208,9 +208,9 @@ class Lane:
         self._carriage = None
         self.number = 0
         self.stage = Stage.NONE
-        self._fail(Result.LOST, reason)
+        self._fail(RemoteResult.LOST, reason)
 
-    def _fail(self, result: Result, reason: str) -> None:
+    def _fail(self, result: RemoteResult, reason: str) -> None:
         messages, self.unconfirmed = list(self.unconfirmed.values()), {}
         self._mandatory.clear()
         for message in messages:
@@ -224,14 +224,14 @@ class Lane:
             why: what kept it.
         """
         while self.waiting and self.waiting[0].since < before:
-            self._settle(self.waiting.popleft(), Result.LOST, why)
+            self._settle(self.waiting.popleft(), RemoteResult.LOST, why)
         while self.unconfirmed:
             tag, message = next(iter(self.unconfirmed.items()))
             if message.since >= before:
                 return
             del self.unconfirmed[tag]
-            self._settle(message, Result.LOST, "not confirmed in time")
+            self._settle(message, RemoteResult.LOST, "not confirmed in time")
 
-    def _settle(self, message: RemoteMessage, result: Result, reason: str) -> None:
+    def _settle(self, message: RemoteMessage, result: RemoteResult, reason: str) -> None:
         self._settled(message, result, reason)
         message.settled(result, reason)

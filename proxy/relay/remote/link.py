@@ -32,7 +32,7 @@ from proxy.amqp.properties import table_span
 from proxy.errors import ProtocolError
 from proxy.relay.remote.lane import Lane
 from proxy.relay.remote.login import FRAME_MAX, Credentials, RemoteLogin
-from proxy.relay.remote.messages import Result
+from proxy.relay.remote.messages import RemoteResult
 
 #: a whole frame of Basic.Ack
 _ACK = Struct(">BHIIQBB")
@@ -99,7 +99,7 @@ class RemoteLink:
                 _, _, _, method, tag, multiple, _ = _ACK.unpack_from(data, at)
                 lane = self._lanes.get(number) if method == methods.BASIC_ACK else None
                 if lane is not None:
-                    lane.confirmed(tag, bool(multiple), Result.ACKED)
+                    lane.confirmed(tag, bool(multiple), RemoteResult.ACKED)
                     at = stop
                     continue
             self._take(RawFrame(kind, number, data[at + FRAME_HEAD.size : stop - 1], data[at:stop]))
@@ -206,10 +206,10 @@ class RemoteLink:
         if lane is None:
             return
         if method == methods.BASIC_ACK:
-            lane.confirmed(*read_ack(frame.payload), Result.ACKED)
+            lane.confirmed(*read_ack(frame.payload), RemoteResult.ACKED)
         elif method == methods.BASIC_NACK:
             tag, multiple, _ = read_nack(frame.payload)
-            lane.confirmed(tag, multiple, Result.NACKED)
+            lane.confirmed(tag, multiple, RemoteResult.NACKED)
         elif method == methods.BASIC_RETURN:
             _, _, exchange, key = read_return(frame.payload)
             self._returned[number] = (exchange, key)

@@ -13,7 +13,7 @@ from typing import Protocol
 from proxy.addressing.targets import Remote
 
 
-class Result(Enum):
+class RemoteResult(Enum):
     """What became of one message."""
 
     ACKED = "acked"
@@ -57,7 +57,7 @@ class RemoteMessage:
         """Bytes that are held for it."""
         return len(self.header) + len(self.body)
 
-    def settled(self, result: Result, reason: str) -> None:
+    def settled(self, result: RemoteResult, reason: str) -> None:
         """Called once: what became of it.
 
         Args:

@@ -24,7 +24,7 @@ from proxy.routing.bindings.producer_routes import begins_with_character
 from proxy.routing.erlang_terms import refused
 from proxy.values import Table, Value
 
-KEYS: dict[bytes, Reader] = {**operator_arguments.KEYS, **route_arguments.KEYS}
+KEYS: dict[bytes, Reader] = {**operator_arguments.OPERATOR_KEYS, **route_arguments.ROUTE_KEYS}
 
 _X_MATCH = b"x-match"
 _SET = re.compile(rb"set(?: ([+-]?)([0-9]+))?")

@@ -236,7 +236,7 @@ HEADER_KEYS: dict[bytes, HeaderReader] = {
 }
 
 #: Whole keys.
-KEYS: dict[bytes, Reader] = {
+OPERATOR_KEYS: dict[bytes, Reader] = {
     b"x-?hkex": _exists(comparison.present),
     b"x-?hk!ex": _is_absent,
     **{b"x-?hkex" + test: _exists(comparison.has_type(letters)) for test, letters in TYPE_TESTS.items()},

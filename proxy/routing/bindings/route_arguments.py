@@ -105,7 +105,7 @@ def _stop(result: bool) -> Reader:
 
 
 #: Keys of routes and branches.
-KEYS: dict[bytes, Reader] = {
+ROUTE_KEYS: dict[bytes, Reader] = {
     b"x-msg-destq-rk": _flag(_use_routing_key),
     b"x-del-dest": _flag(_delete_destination),
     b"x-order": _order,

@@ -21,7 +21,7 @@ from proxy.rules.expectations import decide, mentioned_queues, translated
 from proxy.rules.lint.contradiction import why_never
 from proxy.rules.lint.visits import idle, unvisited, vain_jumps
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import Message
+from proxy.rules.message import DescribedMessage
 from proxy.rules.model import ExchangeRule
 from proxy.rules.schema import BindingDraft, FileDraft
 from proxy.yamlfile.faults import ConfigWarning, Place
@@ -33,7 +33,7 @@ _REPEATED = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ExaminedExchange:
     """One exchange: its bindings in visiting order, and where each was written."""
 
     vhost: str
@@ -46,13 +46,13 @@ class Exchange:
         return self.drafts[compiled.mark[1]].place
 
 
-def exchanges_of(files: Sequence[FileDraft], loaded: LoadedRules) -> Iterator[Exchange]:
+def exchanges_of(files: Sequence[FileDraft], loaded: LoadedRules) -> Iterator[ExaminedExchange]:
     """Bring together what was written and what was made of it."""
     for file in files:
         for draft in file.exchanges:
             entries = [compiled for _, compiled in loaded.routers[file.vhost].exchanges[draft.name].entries]
             drafts = {each.binding.id: each for each in draft.bindings}
-            yield Exchange(file.vhost, draft.name, entries, drafts)
+            yield ExaminedExchange(file.vhost, draft.name, entries, drafts)
 
 
 def examine(files: Sequence[FileDraft], loaded: LoadedRules) -> list[ConfigWarning]:
@@ -65,7 +65,7 @@ def examine(files: Sequence[FileDraft], loaded: LoadedRules) -> list[ConfigWarni
     return sorted(found, key=lambda each: each.place)
 
 
-def _bindings(exchange: Exchange) -> Iterator[ConfigWarning]:
+def _bindings(exchange: ExaminedExchange) -> Iterator[ConfigWarning]:
     drafts = exchange.drafts
     for compiled in exchange.entries:
         why = why_never(compiled)
@@ -113,7 +113,7 @@ def gives_up_on(pattern: bytes) -> bytes | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedDestination:
     """A destination that a binding names and that the rules do not make themselves.
 
     Args:
@@ -155,9 +155,9 @@ class Evaluated:
 _Key: TypeAlias = tuple[str, str, bytes]
 
 
-def destinations(files: Sequence[FileDraft], loaded: LoadedRules) -> list[Named]:
+def destinations(files: Sequence[FileDraft], loaded: LoadedRules) -> list[NamedDestination]:
     """Give every destination that must exist on the broker, each where it is written first."""
-    found: dict[_Key, Named] = {}
+    found: dict[_Key, NamedDestination] = {}
     made: set[_Key] = set()
     for exchange in exchanges_of(files, loaded):
         vhost = exchange.vhost
@@ -166,11 +166,11 @@ def destinations(files: Sequence[FileDraft], loaded: LoadedRules) -> list[Named]
         for draft in exchange.drafts.values():
             binding = draft.binding
             kind, name = binding.destination_type, binding.destination
-            named = [Named(vhost, kind, name, draft.place, f"{draft.path}.{kind}")]
+            named = [NamedDestination(vhost, kind, name, draft.place, f"{draft.path}.{kind}")]
             for key, name in draft.named_routes():
                 kind = EXCHANGE if key.startswith(("x-adde-", "x-dele-")) else QUEUE
                 place, path = draft.argument_place(key), draft.argument_path(key)
-                named.append(Named(vhost, kind, name, place, path))
+                named.append(NamedDestination(vhost, kind, name, place, path))
             for each in named:
                 found.setdefault((each.vhost, each.kind, each.name), each)
     for vhost, book in loaded.books.items():
@@ -178,7 +178,9 @@ def destinations(files: Sequence[FileDraft], loaded: LoadedRules) -> list[Named]
     return [each for key, each in found.items() if key not in made]
 
 
-def _relocated(found: dict[_Key, Named], vhost: str, book: AddressBook, router: Router) -> dict[_Key, Named]:
+def _relocated(
+    found: dict[_Key, NamedDestination], vhost: str, book: AddressBook, router: Router
+) -> dict[_Key, NamedDestination]:
     """Put what the address table makes of destinations in their place."""
     moved = relocations(book, [key[1:] for key in found if key[0] == vhost], router)
     kept = {key: each for key, each in found.items() if key[0] != vhost or key[1:] not in moved.away}
@@ -227,7 +229,7 @@ def _touched(loaded: LoadedRules) -> set[tuple[str, bytes, str]]:
         message: object = test.message
         if test.message.exchange not in router.exchanges:
             message = None if book is None else translated(test.message, vhost, book)
-        if isinstance(message, Message):
+        if isinstance(message, DescribedMessage):
             decision = decide(router, message, test.at or 0.0, known[test.vhost] | test.queues)
             touched |= {(test.vhost, exchange, ident) for exchange, ident in decision.matched}
     return touched

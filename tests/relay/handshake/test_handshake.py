@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.amqp.tables import encode_table
-from proxy.errors import Failure, LocalProtocolError, UpstreamError
+from proxy.errors import LocalProtocolError, UpstreamError, UpstreamFailure
 from proxy.relay.handshake.machine import Ending, Handshake, HandshakeLimits, HandshakeState, Side, Tuning
 from proxy.values import Value
 from tests.client import HEARTBEAT, PROTOCOL_HEADER, Frame, frame, names, split
@@ -237,7 +237,7 @@ def test_start_ok_that_came_early_is_refused_at_once_when_the_broker_is_not_ther
 def test_broker_that_does_not_answer_is_named_in_the_text() -> None:
     handshake = at(State.AWAITING_OPEN_OK)
     assert handshake.waiting_for is Side.UPSTREAM
-    handshake.upstream_lost(UpstreamError(Failure.TIMEOUT, "no answer within 10 s"))
+    handshake.upstream_lost(UpstreamError(UpstreamFailure.TIMEOUT, "no answer within 10 s"))
     assert refusal(handshake) == (320, "CONNECTION_FORCED - upstream timeout: no answer within 10 s", 0, 0)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.relay.handshake.lease import Lease, StandIn
+from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 from tests.client import PROTOCOL_HEADER, method, split
 from tests.relay.handshakes import CLIENT_PROPERTIES, start, start_ok
 
@@ -17,8 +17,8 @@ START_OK = start_ok()
 HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
 
 
-def new(*kept: Lease) -> StandIn:
-    return StandIn(lambda: kept, KEY)
+def new(*kept: Lease) -> LeaseNegotiation:
+    return LeaseNegotiation(lambda: kept, KEY)
 
 
 def leased(start_ok: bytes = START_OK, tune_ok: bytes = TUNE_OK, opened: bytes = OPEN) -> Lease:
@@ -34,7 +34,7 @@ def leased(start_ok: bytes = START_OK, tune_ok: bytes = TUNE_OK, opened: bytes =
     return stand_in.lease
 
 
-def say(stand_in: StandIn, *frames: bytes) -> bytes:
+def say(stand_in: LeaseNegotiation, *frames: bytes) -> bytes:
     return b"".join(stand_in.take([frame]) for frame in frames)
 
 

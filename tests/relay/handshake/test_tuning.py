@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.handshake.tuning import FRAME_MIN_BYTES, FRAME_MIN_BYTES_4_1, Limits, Tuning, agree, offer
+from proxy.relay.handshake.tuning import FRAME_MIN_BYTES, FRAME_MIN_BYTES_4_1, Tuning, TuningLimits, agree, offer
 
 OURS = 131072
 
@@ -13,49 +13,49 @@ OURS = 131072
 @pytest.mark.parametrize(
     ("broker", "offered"),
     [
-        (Limits(2047, 131072, 60), Limits(2046, 131072, 60)),
-        (Limits(0, 0, 0), Limits(65534, 131072, 0)),
-        (Limits(2, 4096, 1), Limits(1, 4096, 1)),
-        (Limits(1, 4096, 1), Limits(1, 4096, 1)),
-        (Limits(65535, 2**32 - 1, 65535), Limits(65534, 131072, 65535)),
+        (TuningLimits(2047, 131072, 60), TuningLimits(2046, 131072, 60)),
+        (TuningLimits(0, 0, 0), TuningLimits(65534, 131072, 0)),
+        (TuningLimits(2, 4096, 1), TuningLimits(1, 4096, 1)),
+        (TuningLimits(1, 4096, 1), TuningLimits(1, 4096, 1)),
+        (TuningLimits(65535, 2**32 - 1, 65535), TuningLimits(65534, 131072, 65535)),
     ],
 )
-def test_offer_keeps_the_top_channel_and_our_frame_size(broker: Limits, offered: Limits) -> None:
+def test_offer_keeps_the_top_channel_and_our_frame_size(broker: TuningLimits, offered: TuningLimits) -> None:
     assert offer(broker, OURS) == offered
 
 
 @pytest.mark.parametrize(
     ("broker", "answer", "agreed"),
     [
-        (Limits(2047, 131072, 60), Limits(2046, 131072, 60), Tuning(2046, 2047, 131072, 131072, 60, 60)),
-        (Limits(2047, 131072, 60), Limits(0, 0, 0), Tuning(2046, 2047, 131072, 131072, 0, 60)),
-        (Limits(2047, 131072, 0), Limits(1, 4096, 580), Tuning(1, 2, 4096, 4096, 580, 580)),
-        (Limits(0, 0, 60), Limits(0, 0, 5), Tuning(65534, 65535, 131072, 131072, 5, 5)),
-        (Limits(1, 0, 0), Limits(0, 0, 0), Tuning(1, 1, 131072, 131072, 0, 0)),
+        (TuningLimits(2047, 131072, 60), TuningLimits(2046, 131072, 60), Tuning(2046, 2047, 131072, 131072, 60, 60)),
+        (TuningLimits(2047, 131072, 60), TuningLimits(0, 0, 0), Tuning(2046, 2047, 131072, 131072, 0, 60)),
+        (TuningLimits(2047, 131072, 0), TuningLimits(1, 4096, 580), Tuning(1, 2, 4096, 4096, 580, 580)),
+        (TuningLimits(0, 0, 60), TuningLimits(0, 0, 5), Tuning(65534, 65535, 131072, 131072, 5, 5)),
+        (TuningLimits(1, 0, 0), TuningLimits(0, 0, 0), Tuning(1, 1, 131072, 131072, 0, 0)),
     ],
 )
 def test_agreement_has_one_channel_more_upstream_and_a_heartbeat_on_each_side(
-    broker: Limits, answer: Limits, agreed: Tuning
+    broker: TuningLimits, answer: TuningLimits, agreed: Tuning
 ) -> None:
     assert agree(broker, offer(broker, OURS), answer) == agreed
 
 
 def test_frames_differ_where_the_broker_takes_no_smaller_ones() -> None:
-    broker = Limits(2047, 131072, 60)
-    tuning = agree(broker, offer(broker, OURS), Limits(10, 4096, 60), FRAME_MIN_BYTES_4_1)
+    broker = TuningLimits(2047, 131072, 60)
+    tuning = agree(broker, offer(broker, OURS), TuningLimits(10, 4096, 60), FRAME_MIN_BYTES_4_1)
     assert (tuning.frame_max_producer, tuning.frame_max_upstream) == (4096, 8192)
 
 
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (Limits(2047, 0, 0), "negotiated channel_max = 2047 is higher than the maximum allowed value (2046)"),
-        (Limits(0, 131073, 0), "negotiated frame_max = 131073 is higher than the maximum allowed value (131072)"),
-        (Limits(0, 4095, 0), "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)"),
+        (TuningLimits(2047, 0, 0), "negotiated channel_max = 2047 is higher than the maximum allowed value (2046)"),
+        (TuningLimits(0, 131073, 0), "negotiated frame_max = 131073 is higher than the maximum allowed value (131072)"),
+        (TuningLimits(0, 4095, 0), "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)"),
     ],
 )
-def test_answer_outside_the_offer_is_a_530_in_the_words_of_rabbitmq(answer: Limits, text: str) -> None:
-    broker = Limits(2047, 131072, 60)
+def test_answer_outside_the_offer_is_a_530_in_the_words_of_rabbitmq(answer: TuningLimits, text: str) -> None:
+    broker = TuningLimits(2047, 131072, 60)
     with pytest.raises(ProtocolError) as refused:
         agree(broker, offer(broker, OURS), answer)
     error = refused.value
@@ -67,8 +67,11 @@ _shorts = st.integers(0, 2**16 - 1) | st.sampled_from([0, 1, 2, 2047])
 _sizes = st.just(0) | st.integers(FRAME_MIN_BYTES, 2**32 - 1)
 
 
-@given(st.builds(Limits, _shorts, _sizes, _shorts), st.builds(Limits, _shorts, st.integers(0, 2**32 - 1), _shorts))
-def test_what_is_agreed_is_within_both_offers(broker: Limits, answer: Limits) -> None:
+@given(
+    st.builds(TuningLimits, _shorts, _sizes, _shorts),
+    st.builds(TuningLimits, _shorts, st.integers(0, 2**32 - 1), _shorts),
+)
+def test_what_is_agreed_is_within_both_offers(broker: TuningLimits, answer: TuningLimits) -> None:
     offered = offer(broker, OURS)
     assert 0 < offered.channel_max <= (broker.channel_max or 65535)
     try:

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.relay.channel import Channel, Publish
+from proxy.relay.channel import Channel, PendingPublish
 from proxy.relay.publish import known_heads
 from proxy.relay.publish.known_heads import Head, KnownHeads
 from proxy.relay.traffic import Traffic
 
 TALLY = Traffic().tally("/", b"xo", "routed", (), ())
-PUBLISH = Publish(b"method", None, b"xo", b"", Channel(1), False)
+PUBLISH = PendingPublish(b"method", None, b"xo", b"", Channel(1), False)
 
 
 def head(came: bytes, leaves: bytes = b"") -> Head:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pamqp import commands
 
-from proxy.relay.channel import Channel, Publish
+from proxy.relay.channel import Channel, PendingPublish
 from proxy.relay.publish.known_publishes import KnownPublishes
 from proxy.relay.publish.plan import ExchangePlan
 from tests.client import method
@@ -15,11 +15,11 @@ def frame(key: str, channel: int = 1) -> bytes:
     return method(channel, commands.Basic.Publish(0, "e", key))
 
 
-def publish(key: str, channel: Channel = CHANNEL, plan: ExchangePlan | None = None) -> Publish:
-    return Publish(frame(key, channel.number), plan, b"e", key.encode(), channel, False)
+def publish(key: str, channel: Channel = CHANNEL, plan: ExchangePlan | None = None) -> PendingPublish:
+    return PendingPublish(frame(key, channel.number), plan, b"e", key.encode(), channel, False)
 
 
-def known(*publishes: Publish) -> KnownPublishes:
+def known(*publishes: PendingPublish) -> KnownPublishes:
     made = KnownPublishes(8)
     for one in publishes:
         made.remember(one)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.original_address import CC_ASIDE, Address, entry
+from proxy.relay.original_address import CC_ASIDE, OriginalAddress, entry
 from proxy.relay.publish.outgoing import CC_BCC, Copy, Outgoing, bcc_entry, outgoing, refuse_reserved, table_entries
 from proxy.relay.tokens import NOWHERE, token
 from proxy.relay.traffic import Traffic
@@ -16,7 +16,7 @@ from proxy.values import Table, Value
 from tests.relay.relaying import owned, state, table
 from tests.routing.building import Plain, exchange, many
 
-FROM = Address(b"xo", b"key")
+FROM = OriginalAddress(b"xo", b"key")
 A, B = ("queue", b"a"), ("queue", b"b")
 E, F = ("exchange", b"e"), ("exchange", b"f")
 NOBODY = Copy(b"", NOWHERE, (), moved=True, hide_cc=True)
@@ -208,14 +208,14 @@ def test_cc_stays_in_sight_of_a_carrier() -> None:
 
 def test_a_moved_publish_tells_where_it_was_and_is() -> None:
     found = table_entries(b"", Copy(b"e", None, (), moved=True), FROM)
-    assert found == entry(FROM, Address(b"e", b"key"))
+    assert found == entry(FROM, OriginalAddress(b"e", b"key"))
 
 
 def test_cc_is_moved_aside_where_it_would_route() -> None:
     own = ((b"CC", many("x")), (b"type", Value("S", b"report")), (b"CC", many("y")))
     found = decoded(table_entries(encode_table(own), QUEUE_COPY, FROM))
     assert found[:3] == (own[1], (CC_ASIDE, many("x")), (CC_ASIDE, many("y")))
-    assert found[3:] == (*decoded(entry(FROM, Address(b"", b"a"))), (b"BCC", many("b")))
+    assert found[3:] == (*decoded(entry(FROM, OriginalAddress(b"", b"a"))), (b"BCC", many("b")))
 
 
 def test_a_cc_that_is_no_array_is_left_for_the_broker_to_refuse() -> None:

@@ -4,7 +4,7 @@ import pytest
 from pamqp import commands
 
 from proxy.amqp.tables import encode_table
-from proxy.relay.conversation import Limits
+from proxy.relay.conversation import RelayLimits
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.exchange import Exchange
@@ -147,7 +147,7 @@ def test_all_kinds_of_frames_wait_in_order_behind_it() -> None:
 
 
 def test_what_is_held_is_counted_and_stops_the_reading() -> None:
-    wire = Wire(chosen("new"), limits=Limits(held_bytes=1000)).open()
+    wire = Wire(chosen("new"), limits=RelayLimits(held_bytes=1000)).open()
     message = publish("new", body=bytes(400))
     full = []
     for _ in range(3):
@@ -215,7 +215,7 @@ def test_several_copies_repeat_the_whole_content(body_size: int) -> None:
 
 
 def test_a_body_too_large_to_repeat_is_refused_before_it_comes() -> None:
-    wire = Wire(several("e"), limits=Limits(replay_bytes=100_000)).open()
+    wire = Wire(several("e"), limits=RelayLimits(replay_bytes=100_000)).open()
     good, bad = publish(body=bytes(100_000)), publish(body=bytes(100_001))
     assert names(wire.produce(good)).count("Basic.Publish") == 2
     assert wire.produce(b"".join(one.raw for one in split(bad)[:2])) == CLOSE
@@ -227,7 +227,7 @@ def test_a_body_too_large_to_repeat_is_refused_before_it_comes() -> None:
 
 
 def test_bodies_that_are_collected_are_bounded_over_all_channels() -> None:
-    wire = Wire(several("e"), limits=Limits(collected_bytes=400_000)).open(1, 2, 3)
+    wire = Wire(several("e"), limits=RelayLimits(collected_bytes=400_000)).open(1, 2, 3)
     for channel in (1, 2, 3):
         wire.produce(*(one.raw for one in split(publish(body=bytes(150_000), channel=channel))[:-1]))
     assert closed(wire.producer())[:2] == (3, 311)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.relay.publish.tap import Sight
+from proxy.relay.publish.tap import ObservedDecision
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.decision import Outcome
 from proxy.values import Value
@@ -13,7 +13,7 @@ from tests.relay.relaying import REPORT, Wire, chosen, publish, routed, several
 from tests.routing.building import NOW
 
 
-class Eyes(list[Sight]):
+class Eyes(list[ObservedDecision]):
     """A watcher who looks at everything, or at one exchange alone."""
 
     def __init__(self, only: bytes | None = None) -> None:
@@ -23,7 +23,7 @@ class Eyes(list[Sight]):
     def looks_at(self, vhost: str, exchange: bytes) -> bool:
         return self._only in (None, exchange)
 
-    def saw(self, sight: Sight) -> None:
+    def saw(self, sight: ObservedDecision) -> None:
         self.append(sight)
 
 

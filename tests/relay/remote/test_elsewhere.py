@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.relay.remote.messages import Result
+from proxy.relay.remote.messages import RemoteResult
 from tests import client
 from tests.client import names, split
 from tests.relay.linked import Linked, to
 from tests.relay.relaying import ack, closed, publish, routed, say
 
 
-@pytest.mark.parametrize("result", [Result.NACKED, Result.LOST])
-def test_whatever_is_not_an_ack_is_a_nack(result: Result) -> None:
+@pytest.mark.parametrize("result", [RemoteResult.NACKED, RemoteResult.LOST])
+def test_whatever_is_not_an_ack_is_a_nack(result: RemoteResult) -> None:
     wire = Linked()
     wire.produce(to("out/q"))
     wire.ways.settle(result)
@@ -37,7 +37,7 @@ def test_a_publish_of_several_copies_is_acked_when_all_are(home_first: bool) -> 
 def test_one_copy_that_is_lost_is_a_nack_of_all() -> None:
     wire = Linked(routed("q", "away"))
     wire.produce(publish("k"))
-    wire.ways.settle(Result.LOST)
+    wire.ways.settle(RemoteResult.LOST)
     assert names(wire.answer(ack(1))) == ["Basic.Nack"]
 
 
@@ -46,7 +46,7 @@ def test_of_several_copies_all_must_come_back(returned_at_home: bool) -> None:
     wire = Linked(routed("q", "away"))
     sent = split(wire.produce(publish("k", mandatory=True)))
     content = sent[1].raw + sent[2].raw
-    wire.ways.settle(Result.RETURNED)
+    wire.ways.settle(RemoteResult.RETURNED)
     assert wire.producer() == b""
     if returned_at_home:
         told = wire.answer(say(1, commands.Basic.Return(312, "NO_ROUTE", "xo", "k")), content, ack(1))
@@ -58,9 +58,9 @@ def test_of_several_copies_all_must_come_back(returned_at_home: bool) -> None:
 def test_without_confirms_a_lost_message_is_only_counted_unless_it_is_mandatory() -> None:
     wire = Linked(confirm=False)
     wire.produce(to("out/q"), to("out/q", mandatory=True))
-    wire.ways.settle(Result.LOST)
+    wire.ways.settle(RemoteResult.LOST)
     assert wire.producer() == b""
-    wire.ways.settle(Result.LOST)
+    wire.ways.settle(RemoteResult.LOST)
     assert names(wire.producer()) == ["Basic.Return", "Header", "Body"]
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.relay.remote.messages import Result
+from proxy.relay.remote.messages import RemoteResult
 from tests import client
 from tests.relay.far import Far, Told
 
@@ -37,7 +37,7 @@ def test_headers_that_no_frame_of_that_broker_holds_are_refused_and_not_sent() -
     message = Told()
     message.header += b"x" * 4096
     far.ready(far.lane()).send(message)
-    assert (message.told, far.sent()) == ([Result.NACKED], b"")
+    assert (message.told, far.sent()) == ([RemoteResult.NACKED], b"")
 
 
 def test_a_returned_message_is_one_when_its_ack_comes() -> None:
@@ -50,7 +50,7 @@ def test_a_returned_message_is_one_when_its_ack_comes() -> None:
     far.link.receive(client.content(1, None, b"back"))
     assert back.told == []
     far.ack(2, multiple=True)
-    assert (arrived.told, back.told) == ([Result.ACKED], [Result.RETURNED])
+    assert (arrived.told, back.told) == ([RemoteResult.ACKED], [RemoteResult.RETURNED])
 
 
 def test_a_lost_link_loses_what_was_sent_and_keeps_what_waits() -> None:
@@ -61,11 +61,11 @@ def test_a_lost_link_loses_what_was_sent_and_keeps_what_waits() -> None:
     far.link.choke(True)
     lane.send(waiting)
     far.link.lost("connection lost")
-    assert (sent.told, waiting.told) == ([Result.LOST], [])
+    assert (sent.told, waiting.told) == ([RemoteResult.LOST], [])
     again = Far().open()
     again.ready(lane)
     again.ack(1)
-    assert (sent.told, waiting.told) == ([Result.LOST], [Result.ACKED])
+    assert (sent.told, waiting.told) == ([RemoteResult.LOST], [RemoteResult.ACKED])
 
 
 def test_what_is_too_old_is_given_up_and_a_later_ack_changes_nothing() -> None:
@@ -75,9 +75,9 @@ def test_what_is_too_old_is_given_up_and_a_later_ack_changes_nothing() -> None:
     lane.send(old)
     lane.send(young)
     lane.expire(3.0, "late")
-    assert (old.told, young.told, lane.idle) == ([Result.LOST], [], False)
+    assert (old.told, young.told, lane.idle) == ([RemoteResult.LOST], [], False)
     far.ack(2, multiple=True)
-    assert (old.told, young.told, lane.idle) == ([Result.LOST], [Result.ACKED], True)
+    assert (old.told, young.told, lane.idle) == ([RemoteResult.LOST], [RemoteResult.ACKED], True)
 
 
 def test_what_never_got_a_link_is_given_up_at_its_time() -> None:
@@ -86,7 +86,7 @@ def test_what_never_got_a_link_is_given_up_at_its_time() -> None:
     message = Told(since=1.0)
     lane.send(message)
     lane.expire(2.0, "no link")
-    assert (message.told, far.reasons) == ([Result.LOST], ["no link"])
+    assert (message.told, far.reasons) == ([RemoteResult.LOST], ["no link"])
 
 
 class Course:
@@ -157,5 +157,5 @@ def test_whatever_happens_each_message_is_settled_once_and_acked_only_by_the_bro
         getattr(course, step)(number)
     course.lane.expire(float("inf"), "over")
     assert [len(message.told) for message in course.messages] == [1] * len(course.messages)
-    told = [index for index, message in enumerate(course.messages) if message.told == [Result.ACKED]]
+    told = [index for index, message in enumerate(course.messages) if message.told == [RemoteResult.ACKED]]
     assert set(told) <= course.acked

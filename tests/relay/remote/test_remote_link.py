@@ -4,7 +4,7 @@ import pytest
 from pamqp import commands
 
 from proxy.relay.remote.link import RemoteLink
-from proxy.relay.remote.messages import Result
+from proxy.relay.remote.messages import RemoteResult
 from tests import client
 from tests.client import method
 from tests.relay.far import CREDENTIALS, Far, Told
@@ -25,7 +25,7 @@ def test_frames_that_come_in_pieces_are_put_together() -> None:
     data = method(1, commands.Basic.Ack(1, False)) + method(1, commands.Basic.Ack(2, False))
     for byte in data:
         far.link.receive(bytes((byte,)))
-    assert [message.told for message in messages] == [[Result.ACKED]] * 2
+    assert [message.told for message in messages] == [[RemoteResult.ACKED]] * 2
 
 
 def test_a_refused_login_is_the_end() -> None:
@@ -58,7 +58,7 @@ def test_a_connection_that_the_broker_closes_loses_what_was_under_way() -> None:
     message = Told()
     lane.send(message)
     far.say(commands.Connection.Close(320, "CONNECTION_FORCED", 0, 0), channel=0)
-    assert message.told == [Result.LOST]
+    assert message.told == [RemoteResult.LOST]
     assert far.names()[-1] == "Connection.CloseOk"
     assert far.link.failure == "closed: 320 CONNECTION_FORCED"
 
@@ -102,13 +102,13 @@ def test_a_channel_that_the_broker_closes_is_answered_and_opened_anew() -> None:
     lane.send(message)
     far.sent()
     far.say(commands.Channel.Close(404, "NOT_FOUND - no exchange", 60, 40))
-    assert message.told == [Result.NACKED]
+    assert message.told == [RemoteResult.NACKED]
     assert far.names() == ["Channel.CloseOk", "Channel.Open", "Confirm.Select"]
     lane.send(later)
     far.say(commands.Channel.OpenOk(), commands.Confirm.SelectOk())
     assert far.names() == ["Basic.Publish", "Header", "Body"]
     far.ack(1)
-    assert later.told == [Result.ACKED]
+    assert later.told == [RemoteResult.ACKED]
 
 
 def test_heartbeats_and_closed_lanes_are_of_no_account() -> None:
