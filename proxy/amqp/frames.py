@@ -1,11 +1,19 @@
 """How is a stream of bytes cut into AMQP frames? Constants, structs and builders; no state.
 
 AMQP 0-9-1 spec, 4.2.3: type (1 byte), channel (2), size (4), payload, frame-end (206).
+
+How are whole frames got out of a stream that arrives in pieces? Knows nothing of what the frames mean.
+
+`FrameBuffer` is for the handshake, where nothing is hot: it holds what has arrived and is not yet asked for.
+`Remainder` is for the relay, which reads frames in place and leaves what is not whole.
+
+Source: AMQP 0-9-1 spec, 4.2.3 "General frame format".
 """
 
 from __future__ import annotations
 
 from struct import Struct
+from typing import NamedTuple
 
 from proxy.errors import ProtocolError
 
@@ -71,3 +79,131 @@ def body_frames(channel: int, body: bytes, frame_max: int) -> list[bytes]:
     """
     piece = frame_max - OVERHEAD
     return [frame(BODY, channel, body[at : at + piece]) for at in range(0, len(body), piece)]
+
+
+_FRAME_ERROR = 501
+_RESOURCE_ERROR = 506
+
+
+class RawFrame(NamedTuple):
+    """One whole frame.
+
+    Args:
+        kind: frame type (1 method, 2 content header, 3 content body, 8 heartbeat).
+        channel: channel number.
+        payload: what it carries.
+        raw: the frame as it came.
+    """
+
+    kind: int
+    channel: int
+    payload: bytes
+    raw: bytes
+
+
+class Remainder:
+    """Bytes that are no whole frame yet, kept as they came and joined once.
+
+    A frame may be as large as frame-max and comes in reads of some 100 KiB: joining them at each read costs the square
+    of its size.
+    """
+
+    __slots__ = ("_pieces", "_size", "_whole")
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._pieces: list[bytes] = []
+        self._size = 0
+        #: bytes without which there is nothing to look at: the first frame's, or its head's
+        self._whole = 0
+
+    def __len__(self) -> int:
+        """Bytes that are kept."""
+        return self._size
+
+    def keep(self, data: bytes) -> None:
+        """Keep what is left of a read; nothing is kept before."""
+        self._pieces.append(data)
+        self._size = size = len(data)
+        self._whole = FRAME_HEAD.size if size < FRAME_HEAD.size else FRAME_HEAD.unpack_from(data)[2] + OVERHEAD
+
+    def join(self, data: bytes) -> bytes:
+        """Add a read; give all of it once the first frame is whole, or its head where only that was missing."""
+        self._pieces.append(data)
+        self._size += len(data)
+        return self.take() if self._size >= self._whole else b""
+
+    def take(self) -> bytes:
+        """Give what is kept, and keep nothing."""
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        return data
+
+
+class FrameBuffer:
+    """Bytes in, whole frames out.
+
+    Args:
+        limit_bytes: bytes that may wait here (506 beyond it), and the largest frame (501 as soon as a larger
+            one's
+            length is read).
+    """
+
+    __slots__ = ("_limit_bytes", "_waiting")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._waiting = bytearray()
+
+    def __len__(self) -> int:
+        """Bytes that wait."""
+        return len(self._waiting)
+
+    def feed(self, data: bytes) -> None:
+        """Add what arrived; call `check_limit` once everything that can be taken is taken."""
+        self._waiting += data
+
+    def peek(self, size: int) -> bytes:
+        """Look at the first bytes, at most ``size``."""
+        return bytes(self._waiting[:size])
+
+    def take(self, size: int) -> bytes:
+        """Take the first bytes, at most ``size``."""
+        taken = bytes(self._waiting[:size])
+        del self._waiting[:size]
+        return taken
+
+    def clear(self) -> None:
+        """Forget everything that waits."""
+        self._waiting.clear()
+
+    def next_frame(self) -> RawFrame | None:
+        """Take the next whole frame, None until it is all there.
+
+        Raises:
+            ProtocolError: 501, unknown type, too large, or no frame-end where it should be.
+        """
+        waiting = self._waiting
+        if len(waiting) < FRAME_HEAD.size:
+            return None
+        kind, channel, size = FRAME_HEAD.unpack_from(waiting)
+        check_head(kind, channel, size, self._limit_bytes)
+        whole = size + OVERHEAD
+        if len(waiting) < whole:
+            return None
+        if waiting[whole - 1] != FRAME_END:
+            text = f"frame on channel {channel} ends with {waiting[whole - 1]}, expected {FRAME_END}"
+            raise ProtocolError(_FRAME_ERROR, text)
+        raw = self.take(whole)
+        return RawFrame(kind, channel, raw[FRAME_HEAD.size : -1], raw)
+
+    def check_limit(self) -> None:
+        """Refuse a peer that sends more than may wait.
+
+        Raises:
+            ProtocolError: 506.
+        """
+        if len(self._waiting) > self._limit_bytes:
+            text = f"{len(self._waiting)} bytes wait for the other side, at most {self._limit_bytes} may"
+            raise ProtocolError(_RESOURCE_ERROR, text)

@@ -1,12 +1,17 @@
 """Which part of the configuration does each room get? Settings in, the small values that a room asks for out.
 
 Rooms do not see the settings. Nothing is opened here.
+
+Which brokers do the rules name, with which passwords, and can they be reached as they say? Asked at load.
+
+Source: the messenger-addressing specification, 3.2.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 
 from proxy.audit.opening import AuditRequest
 from proxy.audit.record import Privacy
@@ -14,12 +19,19 @@ from proxy.config.settings import Settings
 from proxy.errors import ConfigError
 from proxy.net.context import SessionLimits
 from proxy.net.listener import ListenerLimits
+from proxy.net.remote_endpoints import RemoteBroker, RemoteLimits
+from proxy.net.tls_config import broker_tls
 from proxy.relay.allowance import Rates
 from proxy.relay.conversation import RelayLimits as RelayLimits
 from proxy.relay.declare.signing import Secrets
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.vhost import Delivery
 from proxy.rules.clock import SystemZone
+from proxy.rules.lint.loops import Listening, check_loops
+from proxy.rules.loader import LoadedRules
+from proxy.rules.model import BrokerRule
+from proxy.rules.remotes import password_of
+from proxy.yamlfile.nodes import Faults
 
 #: "no limit": channel numbers have 16 bits
 _MOST_CHANNELS = 65535
@@ -120,3 +132,38 @@ def cannot_listen(settings: Settings, key: str, address: object, error: OSError)
     # asyncio puts the address into the text; a look-up of a name has negative numbers of its own.
     why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
     return settings.fault(key, f"can't listen on {address}: {why}")
+
+
+def remote_brokers(
+    loaded: LoadedRules, environ: Mapping[str, str], listening: Listening
+) -> dict[str, dict[bytes, RemoteBroker]]:
+    """Give the configured brokers by virtual host and name.
+
+    Args:
+        loaded: the rules.
+        environ: the environment, for passwords.
+        listening: (host, port) where we listen.
+
+    Raises:
+        ConfigErrors: a password that is not there, a certificate that can't be used, a way back to ourselves.
+    """
+    faults = Faults()
+    found = {
+        name: {broker.name: _broker(broker, environ, faults) for broker in vhost.brokers}
+        for name, vhost in loaded.rules.vhosts.items()
+    }
+    check_loops(loaded, listening, faults)
+    faults.check()
+    return found
+
+
+def _broker(rule: BrokerRule, environ: Mapping[str, str], faults: Faults) -> RemoteBroker:
+    return RemoteBroker(
+        rule.host,
+        rule.port,
+        broker_tls(rule, faults),
+        None if rule.username is None else rule.username.encode(),
+        password_of(rule, environ, faults).reveal().encode(),
+        rule.vhost,
+        RemoteLimits(rule.deadline_seconds, rule.unconfirmed, rule.unconfirmed_bytes),
+    )

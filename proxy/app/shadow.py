@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from proxy.admin.pages import Answering, json_route
-from proxy.admin.server import GuardedRoute
+from proxy.admin.server import Answering, GuardedRoute, json_route
 from proxy.app.reload import Reload, owned_exchanges
 from proxy.audit.record import LineRenderer, Privacy, text
-from proxy.broker.declared.inheritance import inheriting
+from proxy.broker.declared.store import inheriting
 from proxy.errors import ConfigErrors, ProtocolError
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts

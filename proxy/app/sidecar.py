@@ -23,8 +23,7 @@ from pathlib import Path
 import structlog
 
 from proxy.addressing.targets import Remote
-from proxy.admin.pages import json_route
-from proxy.admin.server import AdminServer
+from proxy.admin.server import AdminServer, json_route
 from proxy.app.composition import (
     audit_privacy,
     audit_request,
@@ -32,6 +31,7 @@ from proxy.app.composition import (
     client_rules,
     listener_limits,
     rates,
+    remote_brokers,
     secrets_of,
     session_limits,
 )
@@ -52,7 +52,6 @@ from proxy.net.descriptors import admitted
 from proxy.net.listener import Listener, ListenError
 from proxy.net.remote_endpoints import Endpoint, endpoint
 from proxy.net.remote_pool import RemotePool
-from proxy.net.remote_rules import remote_brokers
 from proxy.net.reuse import MOST_KEPT, Reuse
 from proxy.net.tasks import Tasks
 from proxy.net.tls_config import WantedTls

@@ -4,11 +4,14 @@ A worker is ``oxproxy serve`` with a place among several: its number, the ports 
 its admin pages. It ends, drained, when its standard input does: so it never outlives who started it.
 
 Source: socket(7), SO_REUSEPORT; unix(7), abstract sockets.
+
+What does another process of ours answer on its admin pages? One question over its socket at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -19,10 +22,43 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from proxy.app.inquiry import ANSWER_SECONDS, JSON, ask
+import aiohttp
+
 from proxy.config.settings import Settings
 from proxy.observe.merging import WorkerMetrics
 from proxy.yamlfile.kinds import HostPort
+
+#: Longest wait for an answer: a reload of ten thousand bindings takes seconds, all else milliseconds.
+ANSWER_SECONDS = 60.0
+#: Forms of an answer, as HTTP calls them.
+JSON, TEXT = "application/json", "text/plain"
+
+
+async def ask(
+    path: str, method: str, page: str, body: bytes = b"", seconds: float = ANSWER_SECONDS, accept: str = JSON
+) -> tuple[int, bytes] | None:
+    """Ask over a Unix socket.
+
+    Args:
+        path: of the socket; one that begins with NUL is in the abstract namespace (unix(7)).
+        method: HTTP method.
+        page: path of the page.
+        body: what is sent along.
+        seconds: longest wait.
+        accept: form of the answer, where the page has several.
+
+    Returns:
+        Status and body of the answer; None where there is none.
+    """
+    with contextlib.suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(path), timeout=timeout) as session,
+            session.request(method, f"http://worker{page}", data=body, headers={"Accept": accept}) as answer,
+        ):
+            return answer.status, await answer.read()
+    return None
+
 
 #: Connections that wait for a worker's admin pages: questions of one process.
 _BACKLOG = 16

@@ -5,6 +5,16 @@ producer: it starts a worker again that ends by itself, hands signals on, and an
 address. Each worker is a whole sidecar: it provisions by itself, which is done so that doing it twice does nothing.
 
 Source: socket(7), SO_REUSEPORT.
+
+How do new rules come to hold in several workers: in all of them or in none?
+
+The files are parsed, compiled and tested here first; where they are bad no worker hears of it. Then every worker is
+told to reload, and provisions and swaps by itself (see `reload`). One that can't, since the broker does not let it, is
+told again until it can: until then it judges by the rules before, and `oxproxy_rules_info` shows both versions.
+
+What do several workers find of one candidate? Each compares what it carries; here the reports are added up.
+
+Source: `proxy.app.shadow`, whose answers these are.
 """
 
 from __future__ import annotations
@@ -13,31 +23,187 @@ import asyncio
 import json
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import structlog
 
-from proxy.admin.pages import json_route
-from proxy.admin.server import AdminServer
-from proxy.app.attempts import Use
-from proxy.app.composition import cannot_listen
-from proxy.app.inquiry import JSON, TEXT
-from proxy.app.joint_reload import JointReload
-from proxy.app.joint_shadow import JointShadow
-from proxy.app.worker import Worker
+from proxy.admin.server import AdminServer, GuardedRoute, json_route
+from proxy.app.composition import cannot_listen, remote_brokers
+from proxy.app.reload import Files, ReloadLoop, ReloadResult, Use
+from proxy.app.shadow import shadow_routes
+from proxy.app.worker import JSON, TEXT, Worker
 from proxy.broker.supervision import Supervisor
-from proxy.config.settings import Settings, changed_since, rules_files
-from proxy.net.remote_rules import remote_brokers
+from proxy.config.settings import Changed, Settings, changed_since, rules_files
 from proxy.net.tasks import Tasks
 from proxy.net.tls_config import WantedTls
 from proxy.observe.exposition import PROCESS, Exposition
 from proxy.observe.merging import JointPage, WorkerMetrics, read_portion
-from proxy.relay.counters import Counters
+from proxy.relay.counters import Counters, RulesCounters
+from proxy.rules.differences import KINDS
 from proxy.rules.loader import LoadedRules
 from proxy.yamlfile.kinds import HostPort
+
+_OK, _UNUSABLE = 200, 422
+
+
+class JointReload(ReloadLoop):
+    """Replaces the rules of all workers, one attempt at a time.
+
+    Args:
+        files: lists the rules files as the configuration names them.
+        loaded: the rules in force.
+        check: finds what else is wrong with rules, beside the event loop; what it gives is called when they hold.
+        tell: asks every worker to reload, and gives their answers: number of the worker, status, text; no status where
+            it does not answer.
+        counters: what is counted of it.
+        tasks: runs what goes on behind it.
+        files_beside: lists files that are followed as the rules files are: those of TLS.
+        settings: compares the configuration with the one in use, beside the event loop.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        loaded: LoadedRules,
+        check: Callable[[LoadedRules], Use],
+        tell: Callable[[], Awaitable[Sequence[tuple[int, int, bytes]]]],
+        counters: RulesCounters,
+        tasks: Tasks,
+        files_beside: Files = tuple,
+        settings: Callable[[], Changed] = Changed,
+    ) -> None:
+        """Take the rules as they are."""
+        super().__init__(files, loaded.rules.version, counters, tasks, files_beside, settings)
+        self._check = check
+        self._tell = tell
+        self._counters = counters
+
+    def _prepare(self, loaded: LoadedRules) -> Use:
+        return self._check(loaded)
+
+    async def _hold(self, loaded: LoadedRules, use: Use) -> ReloadResult:
+        told = await self._tell()
+        wrong = [_wrong(number, status, text, loaded.rules.version) for number, status, text in told]
+        errors = [error for error in wrong if error]
+        if not errors:
+            use()
+            self._counters.version = loaded.rules.version
+        return ReloadResult(errors, faulty=_UNUSABLE in {status for _, status, _ in told})
+
+
+def _wrong(number: int, status: int, text: bytes, version: str) -> str:
+    """Say what is wrong with the answer of a worker; nothing where all is well."""
+    if not status:
+        return f"worker {number}: no answer"
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):  # an error page
+        said = {}
+    if status != _OK:
+        return f"worker {number}: {'; '.join(said.get('errors', [])) or f'status {status}'}"
+    if said.get("rules") != version:
+        return f"worker {number}: has rules {said.get('rules')}, expected {version}: the files have changed meanwhile"
+    return ""
+
+
+#: Plain data.
+Report: TypeAlias = dict[str, Any]  # Any: JSON
+#: Asks every worker that runs, by a method and a body, and gives status and text of those that answered.
+Tell: TypeAlias = Callable[[str, bytes], Awaitable[Sequence[tuple[int, bytes]]]]
+
+_OK, _UNAVAILABLE = 200, 503
+_SUMS = ("compared", "equal", "different", "random")
+
+
+class JointShadow:
+    """One shadow before several workers; a worker that is started meanwhile has none.
+
+    Args:
+        tell: asks the workers.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        """Remember whom to ask."""
+        self._tell = tell
+
+    @property
+    def routes(self) -> list[GuardedRoute]:
+        """The pages."""
+        return shadow_routes(self.begin, self.report, self.end)
+
+    async def begin(self, body: bytes) -> tuple[int, object]:
+        """Have every worker compare; where one refuses, none does."""
+        answers = await self._tell("POST", body)
+        refused = [answer for answer in answers if answer[0] != _OK]
+        if refused:
+            # What the others have begun must not go on.
+            await self._tell("DELETE", b"")
+            return refused[0][0], refused[0][1].decode()
+        return _joined(answers)
+
+    async def report(self, _body: bytes) -> tuple[int, object]:
+        """Add up what was found so far."""
+        return _joined(await self._tell("GET", b""))
+
+    async def end(self, _body: bytes) -> tuple[int, object]:
+        """Drop the candidate and add up what was found."""
+        return _joined(await self._tell("DELETE", b""))
+
+
+def _joined(answers: Sequence[tuple[int, bytes]]) -> tuple[int, object]:
+    reports = [json.loads(text) for status, text in answers if status == _OK]
+    if reports:
+        return _OK, added(reports)
+    return (answers[0][0], answers[0][1].decode()) if answers else (_UNAVAILABLE, {"errors": ["no worker answers"]})
+
+
+def added(reports: Sequence[Report]) -> Report:
+    """Add reports up.
+
+    Args:
+        reports: one or more, of one candidate.
+    """
+    exchanges: dict[tuple[str, str], Report] = {}
+    for each in (exchange for report in reports for exchange in report["exchanges"]):
+        key = (each["vhost"], each["exchange"])
+        exchanges[key] = _exchange(exchanges[key], each) if key in exchanges else each
+    matches = [
+        sum(each["matches"] for each in same) for same in zip(*(one["bindings"] for one in reports), strict=True)
+    ]
+    return {
+        **reports[0],
+        "seconds": max(report["seconds"] for report in reports),
+        **{name: sum(report[name] for report in reports) for name in ("skipped", "waiting", *_SUMS)},
+        "exchanges": [exchanges[key] for key in sorted(exchanges)],
+        "bindings": [
+            {**binding, "matches": count} for binding, count in zip(reports[0]["bindings"], matches, strict=True)
+        ],
+    }
+
+
+def _exchange(one: Report, other: Report) -> Report:
+    """Add up what two workers saw of an exchange."""
+    kinds: dict[str, Report] = {}
+    for each in (*one["differences"], *other["differences"]):
+        key = json.dumps([each["live"], each["candidate"]], sort_keys=True)
+        publishes = each["publishes"] + (kinds[key]["publishes"] if key in kinds else 0)
+        kinds[key] = {**kinds.get(key, each), "publishes": publishes}
+    ordered = sorted(kinds.values(), key=lambda kind: -int(kind["publishes"]))
+    further = one["further_differences"] + other["further_differences"]
+    further += sum(kind["publishes"] for kind in ordered[KINDS:])
+    return {
+        **one,
+        **{name: one[name] + other[name] for name in _SUMS},
+        "differences": ordered[:KINDS],
+        "further_differences": further,
+    }
+
 
 _log = structlog.get_logger(__name__)
 

@@ -219,7 +219,7 @@ class LineRenderer:
 
         Args:
             exchange: exchange of the publish.
-            outcome: a name of `proxy.relay.traffic.OUTCOMES`.
+            outcome: a name of `proxy.relay.counters.OUTCOMES`.
             queues: names of the queues it goes to.
             exchanges: names of the exchanges it goes to.
             remotes: names of other brokers' destinations it goes to, without credentials.

@@ -2,14 +2,29 @@
 
 Only files of our own names are counted or removed, oldest hour first; never one that is still open. Files of all
 instances in the directory count: it is the disk that is limited. Blocking file work: for a thread.
+
+Who compresses closed segments, and removes old ones?
+
+A thread of its own, nice to everybody else: a segment of 128 MiB takes half a second of a processor, and neither
+the event loop nor the writer may wait for it. A segment that can't be compressed now (disk full) stays as it is and
+is tried again. At a start it first closes what dead processes left.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import structlog
+
+from proxy.audit.segments import abandoned, publish
 
 _FOLDER = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)")
 _SECONDS_OF_AN_HOUR = 3600
@@ -101,3 +116,110 @@ def _remove_empty(folder: Path) -> None:
             empty.rmdir()
         except OSError:  # not empty, or somebody else was first
             return
+
+
+#: Seconds between two looks at retention, and between two attempts on a segment that failed.
+LOOK_SECONDS = 30.0
+#: Steps of niceness: others first, but not starved (Linux keeps it per thread).
+_NICENESS = 10
+
+
+class Closer:
+    """The thread that closes segments.
+
+    Args:
+        directory: the audit directory.
+        instance: name of this sidecar as it stands in file names.
+        retention: how much is kept.
+        wall: gives seconds since 1970.
+    """
+
+    def __init__(self, directory: Path, instance: str, retention: Retention, wall: Callable[[], float]) -> None:
+        """Prepare; nothing runs before `start`."""
+        self._directory = directory
+        self._instance = instance
+        self._retention = retention
+        self._wall = wall
+        self._queue: SimpleQueue[Path | None] = SimpleQueue()
+        self._waiting: list[Path] = []
+        self._thread = threading.Thread(target=self._run, name="audit-closer", daemon=True)
+
+    def start(self, left: Iterable[Path]) -> None:
+        """Start the thread.
+
+        Args:
+            left: segments that an earlier process of this instance left open; they come first.
+        """
+        for path in left:
+            self._queue.put(path)
+        self._thread.start()
+
+    def close_segment(self, path: Path) -> None:
+        """Take a segment that nobody writes to any more; from any thread, never waits."""
+        self._queue.put(path)
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """End after what is to be done has been done.
+
+        Args:
+            timeout_seconds: longest time to wait; what is open then is closed by the next start.
+
+        Returns:
+            Whether everything was done.
+        """
+        self._queue.put(None)
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive() and not self._waiting
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        self._close_abandoned()
+        self._expire()
+        stopping = False
+        while not stopping:
+            try:
+                path = self._queue.get(timeout=LOOK_SECONDS)
+                stopping = path is None
+                if path is not None:
+                    self._waiting.append(path)
+            except Empty:
+                pass
+            self._close_waiting()
+            self._expire()
+
+    def _close_waiting(self) -> None:
+        self._waiting = [path for path in self._waiting if not self._close(path)]
+
+    def _close(self, path: Path) -> bool:
+        """Publish a segment; whether there is nothing left to do."""
+        try:
+            publish(path)
+        except FileNotFoundError:
+            _log().warning("audit segment has been removed by somebody", segment=str(path))
+        except OSError as error:
+            _log().error("audit segment can't be closed yet", segment=str(path), reason=str(error), repeat="close")
+            return False
+        return True
+
+    def _close_abandoned(self) -> None:
+        try:
+            for paths in abandoned(self._directory, self._instance):
+                for path in paths:
+                    self._close(path)
+        except OSError as error:
+            _log().error("audit segments of other instances can't be closed", reason=str(error))
+
+    def _expire(self) -> None:
+        try:
+            removed = expire(self._directory, self._retention, self._wall())
+        except OSError as error:
+            _log().error("old audit segments can't be removed", reason=str(error), repeat="expire")
+            return
+        if removed:
+            _log().info("old audit segments removed", count=len(removed), newest=str(removed[-1]))
+
+
+def _log() -> structlog.typing.FilteringBoundLogger:
+    log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+    return log

@@ -4,6 +4,8 @@ The event loop's side of the log: `append` puts a line into a list, and whole ba
 thread can't keep up, `best_effort` drops and counts, `backpressure` and `strict` say `full` so that producers wait;
 `strict` also says which lines are on disk, so that confirms can wait for theirs. Every buffer has a bound.
 All of it runs in the event loop's thread.
+
+What is the log asked to be: where it lies, what it promises, how long it is kept.
 """
 
 from __future__ import annotations
@@ -12,19 +14,52 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 import structlog
 
-from proxy.audit.closing import Closer
-from proxy.audit.journal import MAX_SEGMENT_BYTES, Journal, Layout
-from proxy.audit.policy import AuditPolicy, Mode
 from proxy.audit.record import LineRenderer, TimestampText
-from proxy.audit.scribe import RETRY_SECONDS, Batch, Report, Scribe
+from proxy.audit.retention import Closer, Retention
+from proxy.audit.scribe import MAX_SEGMENT_BYTES, RETRY_SECONDS, Batch, Journal, Layout, Report, Scribe
 from proxy.audit.segments import DIRECTORY_MODE, Claim, open_segments, safe_instance
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
+
+
+class Mode(Enum):
+    """What happens when disk or thread can't keep up."""
+
+    BEST_EFFORT = "best_effort"  # traffic first: lines are dropped and counted
+    BACKPRESSURE = "backpressure"  # every line is written: producers wait
+    STRICT = "strict"  # every line is on disk before its publish is confirmed
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPolicy:
+    """How the log is kept.
+
+    Args:
+        directory: the audit directory; made where its parent exists.
+        instance: name of this sidecar; no two that write to one directory share it.
+        mode: what is promised.
+        buffer_bytes: lines that wait for the disk; beyond it the mode's answer.
+        flush_seconds: longest time that a line waits to be handed to the thread.
+        segment_bytes: most bytes of text in a segment, up to 128 MiB.
+        segment_seconds: longest time that a segment is open.
+        retention: how much is kept.
+    """
+
+    directory: Path
+    instance: str
+    mode: Mode = Mode.BEST_EFFORT
+    buffer_bytes: int = 32 << 20
+    flush_seconds: float = 0.1
+    segment_bytes: int = MAX_SEGMENT_BYTES
+    segment_seconds: float = 300.0
+    retention: Retention = field(default_factory=Retention)
+
 
 #: Bytes handed to the thread at once: a hand-over then costs nothing per line, and a write takes microseconds.
 BATCH_BYTES = 256 << 10

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarations import bind_token, reason
-from proxy.broker.declared.binding_listings import why_unsigned
-from proxy.broker.declared.restoring import binding_of
-from proxy.broker.inventory import ManagementApi
-from proxy.broker.listed import BindingInfo
+from proxy.broker.declared.store import binding_of, why_unsigned
+from proxy.broker.inventory import BindingInfo, ManagementApi
 from proxy.broker.settings import ControlSettings
 from proxy.broker.transition import lacking_tokens, retire_tokens
 from proxy.relay.declare.signing import Secrets

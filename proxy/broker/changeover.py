@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from proxy.broker.declared.inheritance import inherit, inheriting
+from proxy.broker.declared.store import inherit, inheriting
 from proxy.broker.declarer import Declarer, Token
 from proxy.broker.needs import Naming, Needs, WantedQueue, needs_of
 from proxy.broker.repair import Repair

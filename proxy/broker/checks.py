@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from proxy.broker.declarations import MARK, unnameable
-from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.broker.inventory import BindingInfo, ExchangeInfo, QueueInfo
 from proxy.relay.tokens import GRANTS, Tokens, is_grant, token
 from proxy.relay.vhost import Destination, OwnedExchange
 from proxy.values import RESERVED

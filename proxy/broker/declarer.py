@@ -22,7 +22,7 @@ from proxy.broker.declarations import (
     unnameable,
 )
 from proxy.broker.needs import WantedQueue
-from proxy.broker.presence import Presence
+from proxy.broker.survey import Presence
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 

@@ -3,34 +3,178 @@
 Only listings that stay cheap and whole are asked: queues and exchanges of one virtual host with a few columns, and the
 bindings of one exchange. Never all bindings: on RabbitMQ 3.10 one odd key anywhere makes that listing fail.
 It must not know what the rules want. Source: RabbitMQ's management HTTP API reference.
+
+What one row of a listing of the management API says about a queue, an exchange or a binding.
+
+It must not know how listings are asked for (see `inventory`). Source: RabbitMQ's management HTTP API reference.
+
+In which virtual hosts have clients declared something? Asked once, before the first producer is let in.
+
+A management API that does not answer yet is waited for a while: without it a sidecar would not know what it has to
+route. After that it goes without, says so, and asks again. It must not know what was declared (see `store`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import aiohttp
+import structlog
 
-from proxy.broker.listed import (
-    BindingInfo,
-    ExchangeInfo,
-    QueueInfo,
-    binding_info,
-    exchange_info,
-    items,
-    queue_info,
-)
 from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.tokens import UNKEYED, Tokens
+from proxy.relay.declare.stored import KEPT, MARK, SIGNATURE, STORAGE
+from proxy.relay.tokens import UNKEYED, Tokens, is_keyed, token
+
+_MARK, _KEPT, _SIGNATURE = MARK.decode(), KEPT.decode(), SIGNATURE.decode()
+_BLANK = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
+
+_NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
+
+
+class QueueInfo(NamedTuple):
+    """A queue that exists."""
+
+    name: bytes
+    exclusive: bool = False
+    arguments: Mapping[str, object] = _NO_ARGUMENTS
+
+
+class ExchangeInfo(NamedTuple):
+    """An exchange that exists."""
+
+    name: bytes
+    type: str
+    internal: bool = False
+    arguments: Mapping[str, object] = _NO_ARGUMENTS
+    durable: bool = True
+    auto_delete: bool = False
+
+    @property
+    def marked(self) -> bool:
+        """Whether it is one of ours: declared by us, or by a client through a sidecar."""
+        return self.type == "direct" and self.arguments.get(_MARK) is True
+
+    @property
+    def kept(self) -> str:
+        """What we keep in it of a client's declare; empty where it is not marked, or declared by us."""
+        return _kept(self.arguments) if self.marked else ""
+
+
+class BindingInfo(NamedTuple):
+    """A binding of one exchange.
+
+    Args:
+        destination_type: ``queue`` or ``exchange``.
+        destination: its name.
+        routing_key: as on the broker.
+        properties_key: the name the management API has for it.
+        kept: what we keep in it of a client's bind; empty where there is nothing.
+        signature: ours over what is kept; empty where there is none.
+    """
+
+    destination_type: str
+    destination: bytes
+    routing_key: bytes
+    properties_key: str
+    kept: str = ""
+    signature: str = ""
+
+    @property
+    def under_token(self) -> bool:
+        """Whether its key has the form of a token: of this destination, or keyed, and then of whatever secret."""
+        return is_keyed(self.routing_key) or self.routing_key == token(self.destination_type, self.destination)
+
+    @property
+    def stores(self) -> bool:
+        """Whether a client's binding is kept in it."""
+        return self.routing_key.startswith(STORAGE) or (bool(self.kept) and self.under_token)
+
+    def __str__(self) -> str:
+        """Destination and key, for operators."""
+        name = self.destination.decode(errors="replace")
+        if is_keyed(self.routing_key):  # nobody is to know the token of a destination
+            return f"{self.destination_type} {name} under a token"
+        key = self.routing_key.decode(errors="replace")
+        return f"{self.destination_type} {name} under key {key!r}"
+
+
+def queue_info(item: Mapping[str, Any]) -> QueueInfo:
+    """Read a queue."""
+    # A queue whose process is starting may be listed without its statistics, these columns included.
+    return QueueInfo(item["name"].encode(), bool(item.get("exclusive")), item.get("arguments") or _NO_ARGUMENTS)
+
+
+def exchange_info(item: Mapping[str, Any]) -> ExchangeInfo:
+    """Read an exchange."""
+    arguments = item.get("arguments") or _NO_ARGUMENTS
+    return ExchangeInfo(
+        item["name"].encode(),
+        item["type"],
+        bool(item.get("internal")),
+        arguments,
+        bool(item.get("durable", True)),
+        bool(item.get("auto_delete")),
+    )
+
+
+def binding_info(item: Mapping[str, Any]) -> BindingInfo:
+    """Read a binding."""
+    arguments = item.get("arguments") or _NO_ARGUMENTS
+    return BindingInfo(
+        item["destination_type"],
+        item["destination"].encode(),
+        item["routing_key"].encode(),
+        item["properties_key"],
+        _kept(arguments),
+        _own_text(arguments, _SIGNATURE),
+    )
+
+
+def items(text: str) -> Iterator[Any]:  # JSON of any shape
+    """Read a JSON list item by item: whole, a long one would keep everybody waiting.
+
+    Raises:
+        ValueError: it is none.
+    """
+    at = _after_blanks(text, 0)
+    expected = "["
+    while text[at : at + 1] == expected:
+        at = _after_blanks(text, at + 1)
+        if expected == "[" and text[at : at + 1] == "]":
+            break
+        item, at = _DECODER.raw_decode(text, at)
+        yield item
+        at = _after_blanks(text, at)
+        expected = ","
+    if text[at : at + 1] != "]" or _after_blanks(text, at + 1) != len(text):
+        raise ValueError(f"no list in JSON: something else at {at}")
+
+
+def _after_blanks(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    return found.end() if found is not None else at
+
+
+def _kept(arguments: Mapping[str, object]) -> str:
+    return _own_text(arguments, _KEPT)
+
+
+def _own_text(arguments: Mapping[str, object], name: str) -> str:
+    text = arguments.get(name)
+    return text if isinstance(text, str) else ""
+
 
 #: Requests at a time: the management API shares the broker's cores with its queues.
 _CONCURRENT = 4
@@ -291,3 +435,85 @@ async def _attempt(listing: Callable[[str], Awaitable[T]], vhost: str) -> T | Up
         return await listing(vhost)
     except UpstreamError as error:
         return error
+
+
+log = structlog.get_logger(__name__)
+
+
+class Discovery:
+    """Finds virtual hosts.
+
+    Args:
+        settings: how patient to be.
+        inventory: the management API, None where there is none.
+    """
+
+    def __init__(self, settings: ControlSettings, inventory: ManagementApi | None) -> None:
+        """Have asked nobody."""
+        self._settings = settings
+        self._inventory = inventory
+        #: Why nobody knows; empty where it is known, or there is nobody to ask.
+        self.fault = ""
+
+    async def find(self) -> set[str]:
+        """Give the virtual hosts; none, with `fault` set, where the management API does not say in time."""
+        if self._inventory is None:
+            log.warning(
+                "no management API: what clients declare through other sidecars is not seen, and after a restart "
+                "only what a snapshot keeps is known",
+                snapshot=str(self._settings.declared.snapshot),
+            )
+            return set()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.patience_seconds
+        while True:
+            try:
+                return await self._ask(self._inventory)
+            except UpstreamError as error:
+                if error.failure is UpstreamFailure.REFUSED or loop.time() >= until:
+                    log.error("what clients declared can't be read back", error=self.fault)
+                    return set()
+            await asyncio.sleep(self._settings.retry_seconds)
+
+    async def find_later(self) -> set[str]:
+        """Go on asking where `find` had no answer; give the virtual hosts once there is one."""
+        if self._inventory is None or not self.fault:
+            return set()
+        pause_seconds = self._settings.refresh_seconds
+        while True:
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, self._settings.retry_limit_seconds)
+            try:
+                found = await self._ask(self._inventory)
+            except UpstreamError:
+                continue
+            if self.fault:
+                continue
+            log.info("what clients declared can be read back again")
+            return found
+
+    async def _ask(self, inventory: ManagementApi) -> set[str]:
+        faults: list[str] = []
+        try:
+            try:
+                found = await inventory.declared_vhosts()
+            except Undecodable:
+                found = await self._ask_singly(inventory, faults)
+        except UpstreamError as error:
+            self.fault = str(error)
+            raise
+        self.fault = "; ".join(faults)
+        return found
+
+    @staticmethod
+    async def _ask_singly(inventory: ManagementApi, faults: list[str]) -> set[str]:
+        """Ask for every virtual host by itself: one exchange that can't be decoded hides those of its own only."""
+        found: set[str] = set()
+        for vhost in sorted(await inventory.vhosts()):
+            try:
+                listed = await inventory.exchanges(vhost)
+            except Undecodable as error:
+                faults.append(str(error))
+            else:
+                found |= {vhost} if any(info.kept for info in listed.values()) else set()
+        return found

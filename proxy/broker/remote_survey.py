@@ -14,8 +14,8 @@ import structlog
 from proxy.addressing.targets import Remote
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarer import Declarer
-from proxy.broker.presence import Presence
 from proxy.broker.settings import ControlSettings
+from proxy.broker.survey import Presence
 from proxy.broker.vhost_topology import VhostTopology
 from proxy.errors import UpstreamError
 from proxy.relay.vhost import Destination

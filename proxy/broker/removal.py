@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from proxy.broker.inventory import ManagementApi, NotListed
-from proxy.broker.listed import BindingInfo, exchange_info
+from proxy.broker.inventory import BindingInfo, ManagementApi, NotListed, exchange_info
 from proxy.values import RESERVED
 
 

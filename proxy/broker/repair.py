@@ -14,8 +14,7 @@ from proxy.broker.declarations import ABSENT, EXCLUSIVE, unnameable
 from proxy.broker.declared.store import Store
 from proxy.broker.declarer import Declarer, Token
 from proxy.broker.needs import Needs, WantedQueue
-from proxy.broker.presence import Presence
-from proxy.broker.survey import Survey
+from proxy.broker.survey import Presence, Survey
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Destination, OwnedExchange, StoredBinding
 

@@ -16,9 +16,8 @@ import structlog
 
 from proxy.broker.checks import standing
 from proxy.broker.declarer import Declarer
-from proxy.broker.inventory import ManagementApi
-from proxy.broker.listed import BindingInfo
-from proxy.broker.presence import Presence
+from proxy.broker.inventory import BindingInfo, ManagementApi
+from proxy.broker.survey import Presence
 from proxy.errors import UpstreamError
 from proxy.relay.declare.stored import kept_rows
 from proxy.relay.tokens import UNKEYED, Tokens

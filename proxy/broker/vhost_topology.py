@@ -4,6 +4,16 @@ A look: read what exists and what clients declared, declare what lacks, bind wha
 `VhostState`. A thorough look (at the start, after a reconnect, before new rules) trusts nothing from before. What
 clients do through the sidecar is taken in at once, between looks (`notices`). It must not know how declarations are
 made.
+
+When the next look at a virtual host is due: regularly, and soon after somebody said that something changed.
+
+However often that is said, the looks it causes take a small share of the time. It must not know what a look is.
+
+Which tokens have outlived the last binding that needed them, and must go: a token counts as use.
+
+The relay that unbinds takes the token away itself; this is for what it could not, and for bindings that went beside
+us. A token is unbound when two looks in a row found no use for it: at one alone a client may be in the middle of
+binding. Source: delivery notes, "Tokens and bindings".
 """
 
 from __future__ import annotations
@@ -19,24 +29,153 @@ from proxy.broker.changeover import Changeover, Retirement
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declared.announcements import Announcements
 from proxy.broker.declared.store import Store
-from proxy.broker.declarer import Declarer
-from proxy.broker.demand import Demand
-from proxy.broker.inventory import ManagementApi
-from proxy.broker.listed import ExchangeInfo
+from proxy.broker.declarer import Declarer, Token
+from proxy.broker.demand import Demand, Notices
+from proxy.broker.inventory import ExchangeInfo, ManagementApi
 from proxy.broker.needs import Naming, Needs, WantedQueue, needs_of
-from proxy.broker.notices import Notices
-from proxy.broker.pace import RefreshSchedule
-from proxy.broker.presence import Presence
 from proxy.broker.repair import Repair
 from proxy.broker.settings import ControlSettings
-from proxy.broker.strays import OrphanTokens
 from proxy.broker.supervision import Supervisor
-from proxy.broker.survey import Survey, log_missing
+from proxy.broker.survey import Presence, Survey, log_missing
 from proxy.broker.transition import Transition
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
+
+#: Shortest pause before a look that was asked for; more such words meanwhile are one look.
+_PAUSE_SECONDS = 0.05
+#: Such a pause is at least so many times what the last look took.
+_SHARE = 9
+
+
+class RefreshSchedule:
+    """The rhythm of looks.
+
+    Args:
+        refresh_seconds: what changed beside us is known after that long at the latest.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is due."""
+        self._clock = clock
+        self._refresh_seconds = refresh_seconds
+        self._wake = asyncio.Event()
+        self._names: set[bytes] = set()
+        self._everything = False
+        self._regular_at = 0.0
+        self._hurried_at = 0.0
+
+    def request_refresh(self, names: set[bytes] | None = None) -> None:
+        """Ask for a look soon, at some exchanges or (None) at everything."""
+        if names is None:
+            self._everything = True
+        else:
+            self._names |= names
+        self._wake.set()
+
+    def take(self) -> set[bytes] | None:
+        """Begin the look that is due: give the names of the exchanges to look at, None for everything."""
+        regular = self._clock() >= self._regular_at
+        names = None if regular or self._everything or not self._wake.is_set() else self._names
+        self._names, self._everything = set(), False
+        self._wake.clear()
+        return names
+
+    def looked(self, began_at: float, everything: bool) -> None:
+        """Take note of the end of a look.
+
+        Args:
+            began_at: the clock's time at its beginning.
+            everything: whether it was a look at everything.
+        """
+        now = self._clock()
+        took_seconds = now - began_at
+        self._hurried_at = now + max(_PAUSE_SECONDS, _SHARE * took_seconds)
+        if everything:
+            # What changes right behind this look is known when the next one ends.
+            pause = max(self._refresh_seconds - 2 * took_seconds, self._refresh_seconds / 4)
+            self._regular_at = now + pause
+
+    async def wait(self, connection: ControlConnection) -> bool:
+        """Wait until a look is due or the connection is lost; say whether it is lost."""
+        if await connection.wait_lost(max(0.0, self._regular_at - self._clock()), self._wake):
+            return True
+        if not self._wake.is_set():
+            return False
+        seconds = min(self._hurried_at, self._regular_at) - self._clock()
+        return await connection.wait_lost(seconds) if seconds > 0 else not connection.connected
+
+
+class OrphanTokens:
+    """The tokens of one virtual host that nothing needs any more.
+
+    Args:
+        state: what the relays see; `bound` is written here.
+        declarer: unbinds.
+        naming: what gives a right to a token.
+    """
+
+    def __init__(self, state: VhostState, declarer: Declarer, naming: Naming) -> None:
+        """Know no stray yet."""
+        self._state = state
+        self._declarer = declarer
+        self._naming = naming
+        self._seen: set[Token] = set()
+        self._received: dict[OwnedExchange, set[Destination]] = {}
+        self._left: dict[OwnedExchange, set[Destination]] = {}
+
+    def note(self, exchange: OwnedExchange) -> None:
+        """Take note that an exchange has just lost its last binding: the next look need not be sure first."""
+        self._seen |= {(exchange, destination) for destination in exchange.bound}
+
+    async def unbind(self, needs: Needs) -> bool:
+        """Unbind what is due, at the end of a look.
+
+        Returns:
+            Whether there was something: an auto-delete exchange may have gone with it.
+
+        Raises:
+            UpstreamError: the connection was lost.
+        """
+        found = {(exchange, one) for exchange in needs.carriers for one in self._of(exchange, needs)}
+        self._received = {exchange: set(exchange.receivers) for exchange in needs.carriers}
+        self._left = {exchange: left for exchange, left in self._left.items() if exchange in self._received}
+        due = sorted(found & self._seen, key=_order)
+        self._seen = found.difference(due)
+        if not due:
+            return False
+        for exchange, destination in due:
+            exchange.mark_unconfirmed(destination)
+        self._state.changed()
+        await self._declarer.unbind(due, self._needed)
+        # Whoever bound meanwhile was answered before our unbind or behind it: nobody knows.
+        for exchange, destination in due:
+            exchange.taken(destination)
+        await self._declarer.bind([token for token in due if self._needed(token)])
+        return True
+
+    def _of(self, exchange: OwnedExchange, needs: Needs) -> set[Destination]:
+        left = self._left.setdefault(exchange, set())
+        left |= self._received.get(exchange, set()) - exchange.receivers.keys()
+        if exchange.declared is not None and not exchange.clients:
+            left |= exchange.bound
+        left &= exchange.bound - needs.of(exchange)
+        rules = self._state.router.exchanges.get(exchange.name)
+        return set() if rules is None else {one for one in left if not rules.uses(one)}
+
+    def _needed(self, token: Token) -> bool:
+        exchange, destination = token
+        rules = self._state.router.exchanges.get(exchange.name)
+        if rules is None or self._state.exchanges.get(exchange.name) is not exchange:
+            return False
+        return self._naming.names(exchange, rules, destination)
+
+
+def _order(token: Token) -> tuple[bytes, Destination]:
+    return token[0].name, token[1]
+
 
 #: Refusals in a row after which it is asked whether the virtual host is gone: a producer may be logging in to it.
 _SURE_REFUSALS = 3

@@ -16,15 +16,14 @@ from proxy.broker.checks import carrier_conflict, carrier_difference, internal_c
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarer import Declarer
 from proxy.broker.inventory import ManagementApi
-from proxy.broker.presence import Presence
 from proxy.broker.settings import ControlSettings
-from proxy.config.settings import Settings, UpstreamSection
-from proxy.config.tls import UpstreamTls
+from proxy.broker.survey import Presence
+from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import WantedTls
 from proxy.rules.lint.examination import Evaluated, NamedDestination
 from proxy.rules.wire import owned_exchange
-from proxy.yamlfile.faults import ConfigWarning
+from proxy.yamlfile.nodes import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _CARRIER = "carrier"

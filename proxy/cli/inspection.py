@@ -21,8 +21,7 @@ from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.remotes import password_of
 from proxy.rules.schema import TOP_KEYS, FileDraft
 from proxy.yamlfile.document import read_document
-from proxy.yamlfile.faults import ConfigWarning, Faults, Place
-from proxy.yamlfile.nodes import Mapping
+from proxy.yamlfile.nodes import ConfigWarning, Faults, Mapping, Place
 
 _SETTINGS_KEYS = tuple(member.name for member in members(Settings))
 
@@ -224,7 +223,7 @@ def _count(number: int, what: str) -> str:
 def check_tls_files(findings: Findings) -> None:
     """Add what is wrong with files of TLS to what `oxproxy check` has found in configurations and rules files."""
     # Imported here: it brings ssl and the sockets, which most files do not ask for.
-    from proxy.net.tls_faults import broker_tls, check_settings
+    from proxy.net.tls_config import broker_tls, check_settings
 
     faults = Faults()
     for settings in findings.settings:

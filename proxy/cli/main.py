@@ -20,14 +20,21 @@ from pathlib import Path
 from proxy.audit.record import text
 from proxy.cli.init import begin
 from proxy.cli.inspection import inspect
-from proxy.config.passwords import SECRET_BYTES
-from proxy.config.settings import load_settings
+from proxy.config.settings import SECRET_BYTES, load_settings
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.clock import instant
 from proxy.rules.definitions import import_definitions
-from proxy.rules.explanation import Explanation, as_json, as_text, explain, explain_address, read_question
+from proxy.rules.explanation import (
+    Explanation,
+    as_data,
+    as_json,
+    as_lines,
+    as_text,
+    explain,
+    explain_address,
+    read_question,
+)
 from proxy.rules.loader import load_rules
-from proxy.rules.tracing import as_data, as_lines
 
 DONE, NO, WRONG = 0, 1, 2
 

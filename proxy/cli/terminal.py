@@ -14,9 +14,8 @@ from proxy.routing.bindings.binding import Destination
 from proxy.routing.bindings.operators import Verdict
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep
 from proxy.rules import wire
-from proxy.rules.explanation import Explanation, as_text
-from proxy.rules.tracing import as_lines
-from proxy.rules.wording import plain
+from proxy.rules.explanation import Explanation, as_lines, as_text
+from proxy.rules.message import plain
 
 _VERDICTS = {Verdict.MATCH: ("✓", "green"), Verdict.MISMATCH: ("✗", "red"), Verdict.ABSENT: ("∅", "yellow")}
 _QUIET = "dim"

@@ -2,24 +2,35 @@
 
 Every key that is accepted has an effect; unknown keys are errors. It reads no rules file and opens no socket.
 docs/configuration.md lists every key; a test compares the two.
+
+What does the configuration say of TLS? Files and names, for the listeners' side and for the broker's.
+
+Files are looked for, not read: whether they can be used is seen when contexts are made of them.
+
+Source: the interface of the configuration.
+
+Who is the control user, and which of the ways to give its password holds? As a text, in a variable, in a file.
+
+The secrets that sign clients' bindings are found in the same way.
+
+Source: the interface of the configuration.
 """
 
 from __future__ import annotations
 
 import glob
+import os
+from base64 import b64decode
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Environment
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeAlias
 
-from proxy.config.declaration import Key, differences, read_section
-from proxy.config.environment import override
-from proxy.config.passwords import ControlSection, Passwords, SecretSource
-from proxy.config.tls import ListenTls, TlsChecks, UpstreamTls
+from proxy.config.declaration import Key, differences, override, read_section
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.yamlfile.document import read_document
-from proxy.yamlfile.faults import ConfigWarning, Faults, Place
 from proxy.yamlfile.fields import Fields
 from proxy.yamlfile.kinds import (
     ADDRESSES,
@@ -27,9 +38,11 @@ from proxy.yamlfile.kinds import (
     HTTP_URL,
     LISTEN_ADDRESS,
     NETWORKS,
+    SECRET,
     TEXT,
     TEXTS,
     HostPort,
+    Secret,
     collide,
     duration,
     leads_back,
@@ -38,7 +51,310 @@ from proxy.yamlfile.kinds import (
     word,
     words,
 )
-from proxy.yamlfile.nodes import Mapping
+from proxy.yamlfile.nodes import ConfigWarning, Faults, Mapping, Place, join
+
+
+@dataclass(frozen=True, slots=True)
+class ListenTls:
+    """TLS for producers."""
+
+    certificate: Annotated[
+        str | None, Key(optional(TEXT), "file of our certificate and those that lead to its authority (PEM); required")
+    ] = None
+    key: Annotated[str | None, Key(optional(TEXT), "file of its private key (PEM, without a passphrase); required")] = (
+        None
+    )
+    client_ca: Annotated[
+        str | None, Key(optional(TEXT), "file of authorities: producers need a certificate of one of them")
+    ] = None
+    client_verify: Annotated[
+        str,
+        Key(
+            word("required", "optional"),
+            "with `client_ca`: whether a producer without a certificate is refused (`required`) or not (`optional`)",
+        ),
+    ] = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamTls:
+    """TLS to the broker, and to its management API where that is https."""
+
+    ca: Annotated[str | None, Key(optional(TEXT), "file of the authorities to trust (PEM); `null`: the system's")] = (
+        None
+    )
+    verify: Annotated[bool, Key(FLAG, "whether chain and name of the broker's certificate are checked")] = True
+    server_name: Annotated[
+        str | None, Key(optional(TEXT), "name that the certificate must have; `null`: the host of the address")
+    ] = None
+    certificate: Annotated[
+        str | None, Key(optional(TEXT), "file of our certificate (PEM), for a broker that asks for one")
+    ] = None
+    key: Annotated[str | None, Key(optional(TEXT), "file of its private key (PEM, without a passphrase)")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class TlsChecks:
+    """Finds what is wrong with settings of TLS.
+
+    Args:
+        folder: that of the configuration.
+        places: of every key that was written.
+        faults: takes the faults.
+        required: whether files must be there; where not, their absence is a warning.
+    """
+
+    folder: Path
+    places: dict[str, Place]
+    faults: Faults
+    required: bool
+
+    def listener(self, tls: ListenTls | None, path: str) -> None:
+        """Check one listener's."""
+        if tls is None:
+            return
+        for name in ("certificate", "key"):
+            if getattr(tls, name) is None:
+                self._error(join(path, name), path, "seen nothing, expected the name of a file")
+        if tls.client_ca is None and join(path, "client_verify") in self.places:
+            self._error(join(path, "client_verify"), path, "without client_ca no certificate is asked for")
+        self._files(path, certificate=tls.certificate, key=tls.key, client_ca=tls.client_ca)
+
+    def upstream(self, tls: UpstreamTls | None, path: str, addresses: Iterable[HostPort]) -> None:
+        """Check the broker's, and say where passwords would cross a network in plain text."""
+        if tls is None:
+            far = [str(address) for address in addresses if not address.loopback]
+            if far:
+                message = f"without upstream.tls, passwords go to {far[0]} as plain text"
+                self.faults.warn(self._place("upstream.address", "upstream"), "upstream.address", message)
+            return
+        if (tls.certificate is None) != (tls.key is None):
+            self._error(path, path, "certificate and key go together")
+        if not tls.verify:
+            message = "whoever is in between can pretend to be the broker, and read passwords"
+            self.faults.warn(self._place(join(path, "verify"), path), join(path, "verify"), message)
+        self._files(path, ca=tls.ca, certificate=tls.certificate, key=tls.key)
+
+    def _files(self, path: str, **names: str | None) -> None:
+        for key, name in names.items():
+            why = "" if name is None else _absence(self.folder / name)
+            if why:
+                report = self.faults.error if self.required else self.faults.warn
+                where = join(path, key)
+                report(self._place(where, path), where, f"{self.folder / (name or '')}: {why}")
+
+    def _error(self, path: str, above: str, message: str) -> None:
+        self.faults.error(self._place(path, above), path, message)
+
+    def _place(self, path: str, above: str) -> Place:
+        return self.places.get(path) or self.places.get(above) or Place("configuration", 0)
+
+
+def _absence(file: Path) -> str:
+    """Say why a file can't be found; nothing where it is there."""
+    try:
+        return "" if file.is_file() else "there is no such file"
+    except OSError as error:  # such as a folder that we may not look into
+        return error.strerror or str(error)
+
+
+_GUEST = Secret("guest")
+#: Bytes of each secret that signs clients' bindings.
+SECRET_BYTES = 32
+#: Bytes of the key of the audit log's hashes, as `audit.record` wants it.
+HASH_KEY_BYTES = (16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSection:
+    """The user that declares carriers and reads the inventory; `password` holds the one to use."""
+
+    username: Annotated[str, Key(TEXT, "name of the control user")] = "guest"
+    password: Annotated[
+        Secret, Key(SECRET, "its password; here it is a warning unless every broker address is loopback")
+    ] = _GUEST
+    password_env: Annotated[
+        str | None, Key(optional(TEXT), "name of an environment variable that holds the password")
+    ] = None
+    password_file: Annotated[
+        str | None, Key(optional(TEXT), "file that holds the password; one line break at its end is left out")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SecretSource:
+    """Where one secret is: in a file or in a variable; `value` holds its 32 bytes."""
+
+    file: Annotated[
+        str | None, Key(optional(TEXT), "file with a secret of 32 random bytes: as they are, in hexadecimal or base64")
+    ] = None
+    env: Annotated[
+        str | None, Key(optional(TEXT), "name of an environment variable with a secret in hexadecimal or base64")
+    ] = None
+    value: bytes = field(default=b"", repr=False)
+
+
+def read_secret(data: bytes) -> bytes | None:
+    """Give the 32 bytes of a secret, None where it is not as expected.
+
+    Args:
+        data: 32 bytes, or the same in hexadecimal or base64, with blanks and line breaks around it.
+    """
+    if len(data) == SECRET_BYTES:
+        return data
+    text = data.strip()
+    try:
+        found = bytes.fromhex(text.decode("ascii")) if len(text) == 2 * SECRET_BYTES else b64decode(text, validate=True)
+    except ValueError:
+        return None
+    return found if len(found) == SECRET_BYTES else None
+
+
+@dataclass(frozen=True, slots=True)
+class Passwords:
+    """Finds the control user's password among the three ways to give it.
+
+    Args:
+        folder: that of the configuration.
+        environ: the environment.
+        places: of every key that was written.
+        faults: takes the faults.
+        required: whether it must be there; where not, its absence is a warning.
+    """
+
+    folder: Path
+    environ: Environment[str, str]
+    places: dict[str, Place]
+    faults: Faults
+    required: bool
+
+    def control(self, control: ControlSection, loopback: bool) -> ControlSection:
+        """Give the control user with the password to use.
+
+        Args:
+            control: as configured.
+            loopback: whether the broker is on this host.
+        """
+        return replace(control, password=self._password(control, loopback))
+
+    def secrets(self, sources: Sequence[SecretSource]) -> tuple[SecretSource, ...]:
+        """Give the sources of `declared.secrets` with their values, as far as they can be read."""
+        return tuple(
+            replace(source, value=self._secret(source, f"declared.secrets[{index}]"))
+            for index, source in enumerate(sources)
+        )
+
+    def _secret(self, source: SecretSource, path: str) -> bytes:
+        given = [key for key, value in (("file", source.file), ("env", source.env)) if value is not None]
+        if len(given) != 1:
+            seen = "file and env, expected one of them" if given else "nothing, expected file or env"
+            place = self.places[f"{path}.{given[-1]}" if given else "declared.secrets"]
+            self.faults.error(place, path, f"seen {seen}")
+            return b""
+        key, place = f"{path}.{given[0]}", self.places[f"{path}.{given[0]}"]
+        if source.env is not None:
+            if source.env not in self.environ:
+                self._missing(place, key, f'there is no environment variable "{source.env}"')
+                return b""
+            where, data = f"environment variable {source.env}", os.fsencode(self.environ[source.env])
+        else:
+            where = str(self.folder / (source.file or ""))
+            try:
+                data = Path(where).read_bytes()
+            except OSError as error:
+                self._missing(place, key, f"{where} can't be read: {error.strerror or error}")
+                return b""
+        found = read_secret(data)
+        if found is None:
+            expected = f"{SECRET_BYTES} random bytes: as they are (in a file), in hexadecimal or in base64"
+            self.faults.error(place, key, f"{where}: seen {len(data)} bytes of something else, expected {expected}")
+        return found or b""
+
+    def hash_key(self, variable: str | None, file: str | None) -> bytes:
+        """Give the key of the audit log's hashes; nothing where it can't be read."""
+        if variable is not None:
+            key, place = "audit.hash_key_env", self.places["audit.hash_key_env"]
+            if variable not in self.environ:
+                self._missing(place, key, f'there is no environment variable "{variable}"')
+                return b""
+            found = os.fsencode(self.environ[variable])
+        elif file is not None:
+            key, place = "audit.hash_key_file", self.places["audit.hash_key_file"]
+            where = self.folder / file
+            try:
+                found = where.read_bytes().removesuffix(b"\n")
+            except OSError as error:
+                self._missing(place, key, f"{where} can't be read: {error.strerror or error}")
+                return b""
+        else:
+            message = "hashes need a key of their own under hash_key_env or hash_key_file"
+            self.faults.error(self.places["audit.hash"], "audit.hash", message)
+            return b""
+        least, most = HASH_KEY_BYTES
+        if not least <= len(found) <= most:
+            self.faults.error(place, key, f"seen a key of {len(found)} bytes, expected {least} to {most}")
+        return found
+
+    def _password(self, control: ControlSection, loopback: bool) -> Secret:
+        path = "upstream.control."
+        ways = {"password_env": control.password_env, "password_file": control.password_file}
+        given = [key for key in ("password", *ways) if path + key in self.places]
+        given = [key for key in given if key == "password" or ways[key] is not None]
+        # A variable overrides the file, whichever way each of them takes.
+        given = [key for key in given if not self.places[path + key].line] or given
+        if not given:
+            self._default(control, loopback)
+            return control.password
+        key, place = path + given[0], self.places[path + given[0]]
+        if len(given) > 1:
+            message = f"seen {' and '.join(given)}, expected one of them"
+            self.faults.error(self.places[path + given[1]], path + given[1], message)
+        if given[0] == "password_env":
+            return self._from_variable(control.password_env or "", key, place)
+        if given[0] == "password_file":
+            return self._from_file(self.folder / (control.password_file or ""), key, place)
+        if not control.password.reveal():
+            self.faults.error(place, key, "seen an empty text, expected a password")
+        elif place.line and not loopback:
+            message = "a password as text, for a broker elsewhere: use password_env or password_file"
+            self.faults.warn(place, key, message)
+        return control.password
+
+    def _default(self, control: ControlSection, loopback: bool) -> None:
+        """Say so where nothing was written and the default password would be sent."""
+        section, key = "upstream.control", "upstream.control.password"
+        place = self.places.get(f"{section}.username") or self.places.get(section) or self.places.get("upstream")
+        place = place or Place("configuration", 0)
+        if control.username != ControlSection().username:
+            expected = "expected password_env, password_file or password"
+            self._missing(place, key, f'seen nothing for the user "{control.username}", {expected}')
+        elif not loopback:
+            message = "seen nothing: guest with its default password is for brokers on loopback, RabbitMQ refuses it"
+            self.faults.warn(place, key, f"{message} elsewhere")
+
+    def _from_variable(self, name: str, key: str, place: Place) -> Secret:
+        if name not in self.environ:
+            self._missing(place, key, f'there is no environment variable "{name}"')
+        elif not self.environ[name]:
+            self._missing(place, key, f'the environment variable "{name}" is empty, expected a password')
+        return Secret(self.environ.get(name, ""))
+
+    def _from_file(self, path: Path, key: str, place: Place) -> Secret:
+        try:
+            found = path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+            if not found:
+                self._missing(place, key, f"{path} is empty, expected a password")
+            return Secret(found)
+        except OSError as error:
+            self._missing(place, key, f"{path} can't be read: {error.strerror or error}")
+        except UnicodeDecodeError:
+            self.faults.error(place, key, f"{path} is not UTF-8 text")
+        return Secret("")
+
+    def _missing(self, place: Place, key: str, message: str) -> None:
+        report = self.faults.error if self.required else self.faults.warn
+        report(place, key, message)
+
 
 Places: TypeAlias = Environment[str, Place]
 _HERE = HostPort("127.0.0.1", 5673)

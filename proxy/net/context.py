@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from proxy.net.heartbeats import Pacing
 from proxy.net.remote_pool import RemotePool
 from proxy.net.reuse import Reuse
-from proxy.net.throttle import Pacing
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import Vhosts
 from proxy.relay.allowance import Allowances, Rates

@@ -22,7 +22,7 @@ from proxy.net.tasks import Tasks
 from proxy.net.tls import words
 from proxy.net.vhosts import ControlPlane
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
-from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeState, Side
+from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeSide, HandshakeState
 
 #: Reply codes from here on name faults of the peer (AMQP 0-9-1 spec, 1.2 "Constants").
 _FAULTS = 500
@@ -122,7 +122,7 @@ class Opening:
         ending = self._handshake.ending
         result = self._failure or "refused"
         if ending is not None and not self._failure:
-            if ending.side is Side.UPSTREAM:
+            if ending.side is HandshakeSide.UPSTREAM:
                 self._shared.counters.upstream.attempt("refused")
             elif wrong_header or ending.reply_code >= _FAULTS:
                 result = "protocol_error"
@@ -142,7 +142,7 @@ class Opening:
             self._failure = "timeout"
         side = handshake.waiting_for
         self._log.info("handshake not finished in time", seconds=limits.handshake_seconds, waiting_for=side)
-        if side is not Side.UPSTREAM:
+        if side is not HandshakeSide.UPSTREAM:
             self._abort()
             return
         text = f"no {handshake.state.value} within {limits.handshake_seconds:g} s"

@@ -21,9 +21,8 @@ from proxy.net.link import AHEAD_MESSAGES, Link
 from proxy.net.remote_endpoints import Endpoint
 from proxy.net.tls import Contexts, words
 from proxy.relay.counters import RemoteCounters
-from proxy.relay.remote.lane import Lane
+from proxy.relay.remote.lane import Lane, RemoteMessage, RemoteResult
 from proxy.relay.remote.link import RemoteLink
-from proxy.relay.remote.messages import RemoteMessage, RemoteResult
 
 _log = structlog.get_logger(__name__)
 #: Seconds until a broker is connected and has opened the connection.

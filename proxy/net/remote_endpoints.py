@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from proxy.addressing.targets import Remote
 from proxy.net.tls import ClientTls
-from proxy.relay.remote.login import Credentials
+from proxy.relay.remote.link import Credentials
 
 #: As every AMQP client has it where nobody says more.
 _GUEST = b"guest"

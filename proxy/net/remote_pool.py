@@ -19,8 +19,7 @@ from proxy.net.remote_endpoints import Endpoint, RemoteBroker, endpoint
 from proxy.net.tasks import Tasks
 from proxy.net.tls import Contexts
 from proxy.relay.counters import Counters, RemoteCounters
-from proxy.relay.remote.lane import Lane
-from proxy.relay.remote.messages import RemoteMessage, Way
+from proxy.relay.remote.lane import Lane, RemoteMessage, Way
 from proxy.yamlfile.kinds import leads_back
 
 #: Links at a time: a rule may take its host from the address.

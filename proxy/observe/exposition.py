@@ -27,8 +27,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from proxy.observe.metrics import METRICS, MetricKind, MetricSpec
-from proxy.observe.readings import MetricsSource, Reading, Row, Rows
+from proxy.observe.metrics import METRICS, MetricKind, MetricSpec, MetricsSource, Reading, Row, Rows
 from proxy.relay.counters import Counters, Histogram
 
 #: Series written in one piece: about half a millisecond's work.

@@ -16,8 +16,7 @@ from typing import TypeAlias
 from prometheus_client import Metric
 
 from proxy.observe.exposition import PROCESS, write_page
-from proxy.observe.metrics import METRICS, Merge, MetricKind, MetricSpec
-from proxy.observe.readings import MERGE_STEP, Reading, Rows
+from proxy.observe.metrics import MERGE_STEP, METRICS, Merge, MetricKind, MetricSpec, Reading, Rows
 from proxy.relay.counters import Counters, Histogram
 
 #: Label values to value.

@@ -3,17 +3,209 @@
 The names are promises to users (docs/metrics.md). Labels come from closed sets or from the rules files; never
 from routing keys, users, peers or queues that producers named. How values are read is in `readings`, how the text
 is made without holding the event loop in `exposition`.
+
+Which counter is each metric read from?
+
+Functions from what the process counts to rows of labels and values, for `metrics` to name. Rows come in steps, so
+that whoever writes ten thousand of them can let others run. Nothing is counted here, and no format is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol, TypeAlias
 
-from proxy.observe import readings
-from proxy.observe.readings import Reading, Rows
-from proxy.relay.counters import Counters, Histogram
+from proxy.relay.counters import OTHER, REGEX_OWNERS, Counters, Histogram
+
+#: Rows merged between two pauses: well below a millisecond's work.
+MERGE_STEP = 512
+
+#: Label values in the order of the metric's labels, and the value.
+Row: TypeAlias = tuple[tuple[str, ...], float]
+#: None says: a good moment to let others run.
+Rows: TypeAlias = Iterable[Row | None]
+
+
+class MetricsSource(Protocol):
+    """Where publishes per exchange, binding and destination come from; `proxy.relay.counters.Traffic` is one.
+
+    Each method is an iteration over a copy, since the loop runs other things between two steps of it.
+    """
+
+    def folding(self) -> Iterator[None]:
+        """Bring the totals up to date, pausing now and then."""
+
+    def publishes(self) -> Iterator[tuple[str, bytes, str, int, int]]:
+        """Yield (vhost, exchange, outcome, publishes, body bytes)."""
+
+    def matches(self) -> Iterator[tuple[bytes, str, int]]:
+        """Yield (exchange, binding id, matches)."""
+
+    def destinations(self) -> Iterator[tuple[bytes, int]]:
+        """Yield (destination, publishes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a scrape reads: the counters, where the traffic is counted, and the version of this program."""
+
+    counters: Counters
+    sources: tuple[MetricsSource, ...]
+    version: str
+
+
+def text(name: bytes) -> str:
+    """Give a name from the wire as text; bytes that are not UTF-8 become ``\\xNN``."""
+    return name.decode(errors="backslashreplace")
+
+
+def merged(rows: Iterable[Row]) -> Rows:
+    """Add up rows with equal labels: two names may look alike as text, and a series may stand only once."""
+    totals: dict[tuple[str, ...], float] = {}
+    for index, (labels, value) in enumerate(rows, 1):
+        totals[labels] = totals.get(labels, 0) + value
+        if not index % MERGE_STEP:
+            yield None
+    yield from totals.items()
+
+
+def publishes(reading: Reading) -> Rows:
+    """Publishes by vhost, exchange and outcome."""
+
+    def rows() -> Iterator[Row]:
+        for source in reading.sources:
+            for vhost, exchange, outcome, count, _ in source.publishes():
+                yield (vhost, text(exchange), outcome), count
+        for relay in list(reading.counters.relays.values()):
+            yield (relay.vhost, OTHER, "passed"), relay.publishes_passed
+
+    return merged(rows())
+
+
+def publish_bytes(reading: Reading) -> Rows:
+    """Bytes of bodies by vhost and exchange."""
+
+    def rows() -> Iterator[Row]:
+        for source in reading.sources:
+            for vhost, exchange, _, _, body_bytes in source.publishes():
+                yield (vhost, text(exchange)), body_bytes
+        for relay in list(reading.counters.relays.values()):
+            yield (relay.vhost, OTHER), relay.bytes_passed
+
+    return merged(rows())
+
+
+def binding_matches(reading: Reading) -> Rows:
+    """Matches by exchange and binding id."""
+    return merged(
+        ((text(exchange), binding), count)
+        for source in reading.sources
+        for exchange, binding, count in source.matches()
+    )
+
+
+def destination_publishes(reading: Reading) -> Rows:
+    """Publishes by destination."""
+    return merged(((text(name),), count) for source in reading.sources for name, count in source.destinations())
+
+
+def relays(attribute: str) -> Callable[[Reading], Rows]:
+    """Read one attribute of `RelayCounters`, summed over the virtual hosts."""
+
+    def rows(reading: Reading) -> Rows:
+        return [((), sum(getattr(relay, attribute) for relay in reading.counters.relays.values()))]
+
+    return rows
+
+
+def relays_by(*attributes: tuple[str, str]) -> Callable[[Reading], Rows]:
+    """Read several attributes of `RelayCounters` under one label: (attribute, label value)."""
+
+    def rows(reading: Reading) -> Rows:
+        relays = list(reading.counters.relays.values())
+        return [((value,), sum(getattr(relay, name) for relay in relays)) for name, value in attributes]
+
+    return rows
+
+
+def regex_owners(reading: Reading) -> Rows:
+    """Decisions that spent a regex budget, by its owner."""
+    relays = list(reading.counters.relays.values())
+    return [((owner,), sum(relay.regex_owners[owner] for relay in relays)) for owner in REGEX_OWNERS]
+
+
+def protocol_errors(reading: Reading) -> Rows:
+    """Closes that we sent by reply code."""
+    return merged(
+        ((str(code),), count)
+        for relay in list(reading.counters.relays.values())
+        for code, count in sorted(relay.protocol_errors.items())
+    )
+
+
+def connections(reading: Reading) -> Rows:
+    """Open connections by side."""
+    return [
+        (("downstream",), reading.counters.downstream.open),
+        (("upstream",), reading.counters.upstream.open),
+    ]
+
+
+def connections_total(reading: Reading) -> Rows:
+    """Attempts to connect by side and result."""
+    sides = (("downstream", reading.counters.downstream), ("upstream", reading.counters.upstream))
+    return [((side, result), count) for side, counted in sides for result, count in counted.results.items()]
+
+
+def turned_away(reading: Reading) -> Rows:
+    """Producers that were kept out by reason."""
+    return [((reason,), count) for reason, count in reading.counters.limits.turned_away.items()]
+
+
+def limit_hits(reading: Reading) -> Rows:
+    """How often limits were reached, by limit."""
+    hits = dict(reading.counters.limits.hits)
+    hits["message_size"] += sum(relay.oversized for relay in reading.counters.relays.values())
+    return [((limit,), count) for limit, count in hits.items()]
+
+
+def remote_up(reading: Reading) -> Rows:
+    """Whether the link stands, by broker."""
+    return [((name,), remote.up) for name, remote in reading.counters.remotes.items()]
+
+
+def remote_publishes(reading: Reading) -> Rows:
+    """Publishes by broker and result."""
+    remotes = reading.counters.remotes.items()
+    return [((name, result), count) for name, remote in remotes for result, count in remote.results.items()]
+
+
+def certificates(reading: Reading) -> Rows:
+    """When certificates end, by side and file."""
+    return reading.counters.certificates.items()
+
+
+def control_failures(reading: Reading) -> Rows:
+    """Failures of the control plane by task."""
+    return [((task,), count) for task, count in reading.counters.control_failures.items()]
+
+
+def reloads(reading: Reading) -> Rows:
+    """Loads of the rules by result."""
+    return [((result,), count) for result, count in reading.counters.rules.reloads.items()]
+
+
+def one(read: Callable[[Counters], float]) -> Callable[[Reading], Rows]:
+    """Read one number that has no labels."""
+    return lambda reading: [((), read(reading.counters))]
+
+
+def nothing(reading: Reading) -> Rows:
+    """Give no rows: a histogram is read as a whole."""
+    return ()
+
 
 PREFIX = "oxproxy_"
 
@@ -67,9 +259,7 @@ def _metric(
 
 
 def _histogram(name: str, read: Callable[[Counters], Histogram], about: str) -> MetricSpec:
-    return MetricSpec(
-        PREFIX + name, MetricKind.HISTOGRAM, (), about, readings.nothing, lambda reading: read(reading.counters)
-    )
+    return MetricSpec(PREFIX + name, MetricKind.HISTOGRAM, (), about, nothing, lambda reading: read(reading.counters))
 
 
 #: All metrics of our own, in the order of the page. `process_*` and `python_info` are prometheus_client's.
@@ -94,7 +284,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "rules_reload_total",
         MetricKind.COUNTER,
         "result",
-        readings.reloads,
+        reloads,
         "Loads of the rules files: ok or error.",
         Merge.MAX,
     ),
@@ -102,7 +292,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "rules_last_reload_success_timestamp_seconds",
         MetricKind.GAUGE,
         "",
-        readings.one(lambda counters: counters.rules.last_success_seconds),
+        one(lambda counters: counters.rules.last_success_seconds),
         "When the rules that decide now were loaded.",
         Merge.MAX,
     ),
@@ -110,87 +300,87 @@ METRICS: tuple[MetricSpec, ...] = (
         "workers",
         MetricKind.GAUGE,
         "",
-        readings.one(lambda counters: 1),
+        one(lambda counters: 1),
         "Processes that serve producers: as many as `workers` says, or one is missing.",
     ),
     _metric(
         "worker_restarts_total",
         MetricKind.COUNTER,
         "",
-        readings.one(lambda counters: counters.worker_restarts),
+        one(lambda counters: counters.worker_restarts),
         "Workers that ended by themselves and were started again.",
     ),
     _metric(
         "connections",
         MetricKind.GAUGE,
         "side",
-        readings.connections,
+        connections,
         "Open connections: downstream (producers) and upstream (links to RabbitMQ).",
     ),
     _metric(
         "connections_total",
         MetricKind.COUNTER,
         "side result",
-        readings.connections_total,
+        connections_total,
         "Attempts to open a connection: ok, refused, unavailable, timeout, protocol_error or tls_error.",
     ),
     _metric(
         "connections_kept",
         MetricKind.GAUGE,
         "",
-        readings.one(lambda counters: counters.kept_connections),
+        one(lambda counters: counters.kept_connections),
         "Upstream connections that wait for another producer (upstream.reuse); not among oxproxy_connections.",
     ),
     _metric(
         "connections_reused_total",
         MetricKind.COUNTER,
         "",
-        readings.one(lambda counters: counters.reused_connections),
+        one(lambda counters: counters.reused_connections),
         "Producers that got an upstream connection which another one had left.",
     ),
     _metric(
         "certificate_expiry_timestamp_seconds",
         MetricKind.GAUGE,
         "side file",
-        readings.certificates,
+        certificates,
         "When a certificate of the sidecar ends: one for producers (downstream) or for brokers (upstream).",
         # the one that ends first: a worker may not have read the new file yet
         Merge.MIN,
     ),
-    _metric("channels", MetricKind.GAUGE, "", readings.relays("channels"), "Open channels of producers."),
+    _metric("channels", MetricKind.GAUGE, "", relays("channels"), "Open channels of producers."),
     _metric(
         "publishes_total",
         MetricKind.COUNTER,
         "vhost exchange outcome",
-        readings.publishes,
+        publishes,
         "Publishes by what became of them; exchanges that no rule names count as other.",
     ),
     _metric(
         "publish_bytes_total",
         MetricKind.COUNTER,
         "vhost exchange",
-        readings.publish_bytes,
+        publish_bytes,
         "Bytes of message bodies published; exchanges that no rule names count as other.",
     ),
     _metric(
         "binding_matches_total",
         MetricKind.COUNTER,
         "exchange binding",
-        readings.binding_matches,
+        binding_matches,
         "Publishes for which a binding was true; bindings beyond metrics.bindings count as other.",
     ),
     _metric(
         "destination_publishes_total",
         MetricKind.COUNTER,
         "destination",
-        readings.destination_publishes,
+        destination_publishes,
         "Publishes routed to a destination that the rules files name.",
     ),
     _metric(
         "decision_cache_total",
         MetricKind.COUNTER,
         "result",
-        readings.relays_by(("cache_hits", "hit"), ("cache_misses", "miss"), ("cache_bypassed", "bypassed")),
+        relays_by(("cache_hits", "hit"), ("cache_misses", "miss"), ("cache_bypassed", "bypassed")),
         "Publishes to exchanges evaluated here: hit, miss, or bypassed where a decision may not be kept.",
     ),
     _histogram(
@@ -207,22 +397,22 @@ METRICS: tuple[MetricSpec, ...] = (
         "confirms_total",
         MetricKind.COUNTER,
         "result",
-        readings.relays_by(("confirms_acked", "acked"), ("confirms_nacked", "nacked")),
+        relays_by(("confirms_acked", "acked"), ("confirms_nacked", "nacked")),
         "Publishes settled to producers with an ack or a nack.",
     ),
-    _metric("returns_total", MetricKind.COUNTER, "", readings.relays("returns"), "Messages returned to producers."),
+    _metric("returns_total", MetricKind.COUNTER, "", relays("returns"), "Messages returned to producers."),
     _metric(
         "regex_limit_hits_total",
         MetricKind.COUNTER,
         "",
-        readings.relays("regex_limit_hits"),
+        relays("regex_limit_hits"),
         "Regular expressions that ran into the match limit and so did not match.",
     ),
     _metric(
         "regex_budget_spent_total",
         MetricKind.COUNTER,
         "owner",
-        readings.regex_owners,
+        regex_owners,
         "Decisions in which the regular expressions of an owner cost more than limits.regex_budget, so that bindings "
         "with them were false: rules (rules files), client (a user's bindings) or message (headers of the message).",
     ),
@@ -230,28 +420,28 @@ METRICS: tuple[MetricSpec, ...] = (
         "failed_translations_total",
         MetricKind.COUNTER,
         "",
-        readings.relays("failed_translations"),
+        relays("failed_translations"),
         "Destinations that the address table sent nowhere: each is a nack.",
     ),
     _metric(
         "upstream_blocked",
         MetricKind.GAUGE,
         "",
-        readings.relays("upstream_blocked"),
+        relays("upstream_blocked"),
         "Links that RabbitMQ has blocked (memory or disk alarm).",
     ),
     _metric(
         "paused_producers",
         MetricKind.GAUGE,
         "",
-        readings.relays("paused_producers"),
+        relays("paused_producers"),
         "Producers whose socket is not being read, because something behind it is slow.",
     ),
     _metric(
         "throttled_producers",
         MetricKind.GAUGE,
         "",
-        readings.one(lambda counters: counters.limits.throttled),
+        one(lambda counters: counters.limits.throttled),
         "Producers that wait since their user publishes more than limits.publish_rate or limits.publish_bytes, or "
         "since their publishes have spent regex budgets.",
     ),
@@ -259,14 +449,14 @@ METRICS: tuple[MetricSpec, ...] = (
         "connections_turned_away_total",
         MetricKind.COUNTER,
         "reason",
-        readings.turned_away,
+        turned_away,
         "Producers that a limit kept out: connections or connections_per_peer.",
     ),
     _metric(
         "limit_hits_total",
         MetricKind.COUNTER,
         "limit",
-        readings.limit_hits,
+        limit_hits,
         "Limits that open connections ran into: publish_rate, publish_bytes, patience, message_size, idle or "
         "regex_budget.",
     ),
@@ -274,7 +464,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "topology_missing_destinations",
         MetricKind.GAUGE,
         "",
-        readings.one(lambda counters: counters.missing_destinations),
+        one(lambda counters: counters.missing_destinations),
         "Destinations that the rules name and that RabbitMQ does not have or we can't reach.",
         Merge.MAX,
     ),
@@ -282,7 +472,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "topology_foreign_bindings",
         MetricKind.GAUGE,
         "",
-        readings.one(lambda counters: counters.foreign_bindings),
+        one(lambda counters: counters.foreign_bindings),
         "Bindings that others made on carriers: they route past the rules.",
         Merge.MAX,
     ),
@@ -290,7 +480,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "topology_unkeyed_tokens",
         MetricKind.GAUGE,
         "",
-        readings.one(lambda counters: counters.unkeyed_tokens),
+        one(lambda counters: counters.unkeyed_tokens),
         "Bindings on carriers under tokens of version 0.1, which anybody can compute, until `oxproxy adopt --finish`.",
         Merge.MAX,
     ),
@@ -298,7 +488,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "topology_carrier_bypasses",
         MetricKind.GAUGE,
         "",
-        readings.one(lambda counters: counters.carrier_bypasses),
+        one(lambda counters: counters.carrier_bypasses),
         "Alternate and dead-letter exchanges on RabbitMQ that lead to a carrier without its rules.",
         Merge.MAX,
     ),
@@ -306,7 +496,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "topology_unsigned_bindings",
         MetricKind.GAUGE,
         "",
-        readings.one(lambda counters: counters.unsigned_bindings),
+        one(lambda counters: counters.unsigned_bindings),
         "Bindings stored as a client's that no secret of ours signed: they reach their own destination alone.",
         Merge.MAX,
     ),
@@ -314,35 +504,35 @@ METRICS: tuple[MetricSpec, ...] = (
         "control_loop_failures_total",
         MetricKind.COUNTER,
         "task",
-        readings.control_failures,
+        control_failures,
         "Unexpected exceptions in tasks of the control plane; each is logged with its traceback and tried again.",
     ),
     _metric(
         "audit_lines_total",
         MetricKind.COUNTER,
         "",
-        readings.one(lambda counters: counters.audit.lines),
+        one(lambda counters: counters.audit.lines),
         "Audit lines written to disk.",
     ),
     _metric(
         "audit_dropped_total",
         MetricKind.COUNTER,
         "",
-        readings.one(lambda counters: counters.audit.dropped),
+        one(lambda counters: counters.audit.dropped),
         "Audit lines given up because disk or writer could not keep up.",
     ),
     _metric(
         "audit_bytes_total",
         MetricKind.COUNTER,
         "",
-        readings.one(lambda counters: counters.audit.text_bytes),
+        one(lambda counters: counters.audit.text_bytes),
         "Bytes of audit text written to disk, before compression.",
     ),
     _metric(
         "audit_failing",
         MetricKind.GAUGE,
         "",
-        readings.one(lambda counters: counters.audit.failing),
+        one(lambda counters: counters.audit.failing),
         "1 while the disk refuses audit lines or does not answer.",
         Merge.MAX,
     ),
@@ -350,7 +540,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "remote_up",
         MetricKind.GAUGE,
         "broker",
-        readings.remote_up,
+        remote_up,
         "Whether the link to another broker stands.",
         Merge.MIN,
     ),
@@ -358,14 +548,14 @@ METRICS: tuple[MetricSpec, ...] = (
         "remote_publishes_total",
         MetricKind.COUNTER,
         "broker result",
-        readings.remote_publishes,
+        remote_publishes,
         "Publishes to another broker: acked, nacked, returned or lost.",
     ),
     _metric(
         "protocol_errors_total",
         MetricKind.COUNTER,
         "reply_code",
-        readings.protocol_errors,
+        protocol_errors,
         "Channels and connections that the sidecar closed, by AMQP reply code.",
     ),
 )

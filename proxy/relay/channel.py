@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from proxy.addressing.targets import Remote
     from proxy.relay.publish.outgoing import Copy, Elsewhere
     from proxy.relay.publish.plan import ExchangePlan
-    from proxy.relay.remote.messages import Way
+    from proxy.relay.remote.lane import Way
 
 
 class Life(Enum):

@@ -17,12 +17,12 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay.auditing import ConnectionAudit
 from proxy.relay.channel import Channel, Life, Owed
 from proxy.relay.declare.own_channel import OwnChannel
-from proxy.relay.handshake.tuning import Tuning
+from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
-from proxy.relay.remote.messages import Remotes
+from proxy.relay.remote.lane import Remotes
 from proxy.relay.vhost import Destination, OwnedExchange
 from proxy.relay.withheld import Lines, Withheld
-from proxy.routing.bindings.reach import Reach
+from proxy.routing.bindings.binding import Reach
 
 #: Between two confirms of a connection that are timed.
 SAMPLE_SECONDS = 0.1

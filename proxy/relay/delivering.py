@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Final
 
 from proxy.amqp import methods
-from proxy.amqp.frame_buffer import Remainder
 from proxy.amqp.frames import (
     BODY,
     CONTENT_HEAD,
@@ -25,6 +24,7 @@ from proxy.amqp.frames import (
     OVERHEAD,
     U32,
     U64,
+    Remainder,
     body_frames,
     check_head,
 )
@@ -33,9 +33,9 @@ from proxy.errors import ProtocolError
 from proxy.relay.broker_methods import BrokerMethods
 from proxy.relay.channel import Channel, Life
 from proxy.relay.conversation import Conversation, Phase
+from proxy.relay.original_address import restored_content
 from proxy.relay.publish.copies import fingerprint
 from proxy.relay.publish.shapes import Shapes
-from proxy.relay.restoring import restored_content
 
 #: Shapes of contents remembered: a hundred bytes each.
 REMEMBERED = 1024

@@ -19,10 +19,10 @@ from proxy.relay.conversation import Asked, Conversation, LookUpExchange, Phase,
 from proxy.relay.counters import RelayCounters
 from proxy.relay.declare.own_bindings import ask_reach
 from proxy.relay.delivering import Delivering
-from proxy.relay.handshake.tuning import Tuning
+from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
 from proxy.relay.publish.publishing import Publishing
-from proxy.relay.remote.messages import Remotes
+from proxy.relay.remote.lane import Remotes
 from proxy.relay.withheld import Lines
 
 

@@ -16,10 +16,9 @@ from typing import NamedTuple, TypeAlias
 from proxy.addressing.targets import AddressBook
 from proxy.relay.declare.signing import Secrets
 from proxy.relay.tokens import Tokens, grant_key
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.bindings.draft import count_regexes
+from proxy.routing.bindings.binding import NO_REACH, Binding, Reach
+from proxy.routing.bindings.compiled import count_regexes
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.routing.bindings.reach import NO_REACH, Reach
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from proxy.values import Table
 
 if TYPE_CHECKING:
-    from proxy.routing.bindings.binding import Destination
-    from proxy.routing.bindings.reach import Reach
+    from proxy.routing.bindings.binding import Destination, Reach
     from proxy.routing.trace import Trace
 
 NO_PROPERTIES: Mapping[str, bytes | int] = MappingProxyType({})

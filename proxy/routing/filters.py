@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
-from proxy.routing.bindings.comparison import INTEGERS, NUMBERS, TEXTS
+from proxy.routing.bindings.operators import INTEGERS, NUMBERS, TEXTS
 from proxy.routing.erlang_terms import refused
 from proxy.routing.message import Message
 from proxy.values import Table, Value

@@ -13,10 +13,9 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, tzinfo
 
-from proxy.routing.bindings.binding import Destination, by_name
+from proxy.routing.bindings.binding import Destination, Reach, by_name
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET, Budget, Pattern
 from proxy.routing.bindings.producer_routes import ProducerRoutes
-from proxy.routing.bindings.reach import Reach
 from proxy.routing.decision import Facts, QueueNames
 from proxy.values import Table
 

@@ -15,8 +15,7 @@ from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Destination
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames
 from proxy.routing.erlang_terms import reply_text
-from proxy.routing.exchange import Exchange
-from proxy.routing.interest import joined
+from proxy.routing.exchange import Exchange, joined
 from proxy.routing.message import Message
 from proxy.routing.trace import ExchangeStep, Trace
 

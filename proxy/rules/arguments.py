@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 from proxy.rules.clock import instant
 from proxy.values import Table, Value
-from proxy.yamlfile.faults import Faults, Place
-from proxy.yamlfile.nodes import Mapping, Node, Scalar, Sequence, join, resolve, shown
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, join, resolve, shown
 
 #: AMQP 0-9-1 spec, 4.2.5.3: the name of a table entry is a short string.
 MAX_NAME_BYTES = 255

@@ -10,16 +10,15 @@ import difflib
 from collections.abc import Hashable, Iterator
 
 from proxy.errors import ProtocolError
+from proxy.routing.bindings.arguments import GREATEST_ORDER, LEAST_ORDER
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import why_invalid
-from proxy.routing.bindings.route_arguments import GREATEST_ORDER, LEAST_ORDER
 from proxy.routing.exchange import Exchange
 from proxy.rules.message import TEXT_PROPERTIES
 from proxy.rules.schema import OPEN, BindingDraft, ExchangeDraft
 from proxy.values import Table, Value
-from proxy.yamlfile.faults import Faults
 from proxy.yamlfile.fields import short_fault
-from proxy.yamlfile.nodes import join
+from proxy.yamlfile.nodes import Faults, join
 
 _MATCH = b"x-match"
 #: Every operator of open exchanges, without the name behind its blank.

@@ -20,8 +20,8 @@ from proxy.routing.trace import Trace
 from proxy.rules.clock import instant
 from proxy.rules.message import DescribedMessage, read_message
 from proxy.rules.model import Rules, VhostRules
-from proxy.yamlfile.faults import Place
 from proxy.yamlfile.fields import Fields
+from proxy.yamlfile.nodes import Place
 
 PASSED, TRANSLATED = "passed", "translated"
 #: What can become of a message.

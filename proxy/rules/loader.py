@@ -22,8 +22,7 @@ from proxy.rules.model import ExchangeRule, QueueRule, Rules, VhostRules
 from proxy.rules.remotes import address_book, check_brokers
 from proxy.rules.schema import ExchangeDraft, FileDraft, dissolve_drafts, read_rules_file
 from proxy.yamlfile.document import read_document
-from proxy.yamlfile.faults import ConfigWarning, Faults, Place
-from proxy.yamlfile.nodes import Node, dissolve
+from proxy.yamlfile.nodes import ConfigWarning, Faults, Node, Place, dissolve
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,62 @@
 
 What the broker would refuse before any rule is asked (a delivery mode of 3, an expiration that is no number) is a
 fault here too.
+
+How are names and values of messages written, for people and in JSON? Values keep their kind as far as JSON can.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxy.routing.bindings.binding import Destination
 from proxy.routing.decision import Facts
 from proxy.rules.arguments import read_table
 from proxy.rules.clock import instant
-from proxy.values import Table
+from proxy.values import Table, Value
 from proxy.yamlfile.fields import Fields, short_fault, text_of
 from proxy.yamlfile.nodes import Scalar, shown
+
+
+def plain(seen: object) -> object:
+    """Give a value as JSON can carry it; bytes that are no text as ``{"hex": ...}``."""
+    if isinstance(seen, Value):
+        return _plain_value(seen)
+    if isinstance(seen, bytes):
+        try:
+            return seen.decode()
+        except UnicodeDecodeError:
+            return {"hex": seen.hex()}
+    return seen
+
+
+def _plain_value(value: Value) -> object:
+    content = value.value
+    if value.letter == "x" and isinstance(content, bytes):
+        return {"hex": content.hex()}
+    if value.letter == "A" and isinstance(content, tuple):
+        return [plain(element) for element in content]
+    if value.letter == "F" and isinstance(content, tuple):
+        return {text(name): plain(element) for name, element in content}
+    return plain(content)
+
+
+def quoted(seen: object) -> str:
+    """Write a value in a line of text, a text in quotation marks."""
+    found = plain(seen)
+    return f'"{found}"' if isinstance(found, str) else str(found)
+
+
+def named(destination: Destination) -> str:
+    """Write a destination, such as ``queue orders``."""
+    kind, name = destination
+    return f"{kind} {text(name)}"
+
+
+def text(name: bytes) -> str:
+    """Write a name, whatever its bytes are."""
+    return name.decode("utf-8", "backslashreplace")
+
 
 TEXT_PROPERTIES = (
     "content_type",

@@ -18,10 +18,9 @@ from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook
 from proxy.errors import located
 from proxy.rules.model import AddressPlaces, BrokerRule, TlsRule
-from proxy.yamlfile.faults import Faults, Place
 from proxy.yamlfile.fields import Fields, warn_of_variables
 from proxy.yamlfile.kinds import ADDRESS, SECRET, HostPort, Secret, T, UnexpectedError, ValueKind, duration, whole
-from proxy.yamlfile.nodes import Mapping, Node, join
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, join
 
 _DEADLINE = duration(0.1, 3600)
 _UNCONFIRMED = whole(1, 1_000_000)

@@ -19,9 +19,8 @@ from proxy.rules.expectations import RulesTest, read_test
 from proxy.rules.model import FILE_FIRST, BrokerRule, QueueRule
 from proxy.rules.remotes import AddressDraft, read_addresses, read_brokers
 from proxy.values import Table, Value
-from proxy.yamlfile.faults import Faults, Place
 from proxy.yamlfile.fields import Fields, name_fault, short_fault, text_of
-from proxy.yamlfile.nodes import Mapping, Node, join, shown
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, join, shown
 
 T = TypeVar("T")
 

@@ -15,18 +15,17 @@ from typing import TypeAlias
 
 from proxy.addressing.targets import AddressBook, FailedTranslation, Target
 from proxy.amqp.tables import decode_table, encode_table
+from proxy.relay.counters import Traffic
 from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.address_plan import led_on
 from proxy.relay.publish.outgoing import Copy, Outgoing, PublishSource, outgoing, table_entries
 from proxy.relay.tokens import token
-from proxy.relay.traffic import Traffic
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision
 from proxy.routing.readdressing import departure
 from proxy.routing.router import Router
-from proxy.rules.message import DescribedMessage
+from proxy.rules.message import DescribedMessage, named, plain, quoted, text
 from proxy.rules.model import ExchangeRule, VhostRules
-from proxy.rules.wording import named, plain, quoted, text
 from proxy.values import Table
 
 #: The broker behind the sidecar.

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from proxy.yamlfile.faults import Faults, Place
-from proxy.yamlfile.nodes import Mapping, Node, Scalar, Sequence, join, shown
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, join, shown
 
 #: The C parser where pyyaml was built with it: some ten times faster, the same events.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

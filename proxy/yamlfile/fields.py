@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable
 
 from proxy.values import RESERVED
-from proxy.yamlfile.faults import Faults, Place
-from proxy.yamlfile.nodes import Mapping, Node, Scalar, Sequence, join, shown
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, join, shown
 
 #: AMQP 0-9-1 spec, 4.2.5.3: names and routing keys are short strings.
 MAX_SHORT_BYTES = 255

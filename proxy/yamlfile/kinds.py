@@ -14,9 +14,8 @@ from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from proxy.yamlfile.document import read_document
-from proxy.yamlfile.faults import Faults, Place
 from proxy.yamlfile.fields import text_of
-from proxy.yamlfile.nodes import Node, Scalar, Sequence, shown
+from proxy.yamlfile.nodes import Faults, Node, Place, Scalar, Sequence, shown
 
 T = TypeVar("T")
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.addressing.index import AddressIndex
 from proxy.addressing.patterns import AddressPattern
+from proxy.addressing.table import AddressIndex
 
 
 def index_of(*patterns: bytes) -> AddressIndex:

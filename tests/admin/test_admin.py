@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from proxy.admin import pages
 from proxy.admin import server as admin
+from proxy.admin import server as pages
 from proxy.admin.server import AdminServer, GuardedRoute
 from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters

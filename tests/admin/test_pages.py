@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import aiohttp
 
-from proxy.admin.pages import json_route
-from proxy.admin.server import AdminServer
+from proxy.admin.server import AdminServer, json_route
 from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters
 

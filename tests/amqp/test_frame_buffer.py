@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.frame_buffer import FrameBuffer, RawFrame
+from proxy.amqp.frames import FrameBuffer, RawFrame
 from proxy.errors import ProtocolError
 from tests.client import frame
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app.attempts import ReloadLoop, ReloadResult, Use
+from proxy.app.reload import ReloadLoop, ReloadResult, Use
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import RulesCounters
@@ -111,7 +111,7 @@ async def test_files_that_change_are_taken(asked: Asked, which: str) -> None:
 
 
 async def test_good_rules_that_could_not_hold_are_tried_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.app.attempts.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("proxy.app.reload.AGAIN_SECONDS", 0.01)
     asked.verdicts = [ReloadResult(["the broker is away"])]
     await followed(asked, lambda: asked.file.write_text(AFTER), 2)
     assert asked.counters.reloads == {"ok": 1, "error": 1}

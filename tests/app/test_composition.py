@@ -16,8 +16,8 @@ from proxy.config.settings import Settings, load_settings, parse_settings
 from proxy.relay.allowance import Allowances
 from proxy.relay.declare.signing import Secrets
 from proxy.relay.vhost import Delivery
-from proxy.yamlfile.faults import Faults
 from proxy.yamlfile.kinds import Secret
+from proxy.yamlfile.nodes import Faults
 
 
 def configured(text: str) -> Settings:

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.admin.pages import json_route
-from proxy.admin.server import AdminServer
-from proxy.app.inquiry import ask
+from proxy.admin.server import AdminServer, json_route
+from proxy.app.worker import ask
 from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters
 

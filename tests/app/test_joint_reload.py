@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app.attempts import Use
-from proxy.app.joint_reload import JointReload
+from proxy.app.reload import Use
+from proxy.app.workers import JointReload
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import RulesCounters

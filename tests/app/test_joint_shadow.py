@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.app.joint_shadow import JointShadow, added
+from proxy.app.workers import JointShadow, added
 from proxy.rules.differences import KINDS
 
 Report = dict[str, Any]  # Any: JSON

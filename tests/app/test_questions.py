@@ -8,9 +8,8 @@ from typing import cast
 
 import pytest
 
-from proxy.app.attempts import Answer
 from proxy.app.questions import Questions
-from proxy.app.reload import Reload, owned_exchanges
+from proxy.app.reload import Answer, Reload, owned_exchanges
 from proxy.relay.vhost import Declared, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange

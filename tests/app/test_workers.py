@@ -19,7 +19,7 @@ import pytest
 import yaml
 from pamqp import commands
 
-from proxy.net.certificates import certificate_end
+from proxy.net.tls import certificate_end
 from tests.app.test_sidecar import RULES, Running
 from tests.broker.world import Outside
 from tests.certificates import Authority

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from proxy.audit.policy import AuditPolicy, Mode
-from proxy.audit.writer import AuditWriter
+from proxy.audit.writer import AuditPolicy, AuditWriter, Mode
 from proxy.relay.counters import AuditCounters
 from tests.report.generator import Day
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.audit import closing
-from proxy.audit.closing import Closer
-from proxy.audit.retention import Retention
+from proxy.audit import retention as closing
+from proxy.audit.retention import Closer, Retention
 from proxy.audit.segments import Claim, Segment, publish
 
 HOUR = "2026-11-21T07"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.audit import segments
-from proxy.audit.journal import Journal, Layout
+from proxy.audit.scribe import Journal, Layout
 from proxy.audit.segments import Segment
 
 START = datetime(2026, 11, 21, 7, 30, tzinfo=UTC)

@@ -4,8 +4,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from proxy.audit.policy import AuditPolicy, Mode
 from proxy.audit.record import HASHABLE
+from proxy.audit.writer import AuditPolicy, Mode
 
 DOCS = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
 

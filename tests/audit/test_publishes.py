@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from proxy.audit.policy import AuditPolicy
-from proxy.audit.publishes import PublishJournal
+from proxy.audit.opening import PublishJournal
 from proxy.audit.record import LineRenderer, Privacy
-from proxy.audit.writer import AuditWriter
+from proxy.audit.writer import AuditPolicy, AuditWriter
 from proxy.relay.counters import AuditCounters
 
 

@@ -7,8 +7,7 @@ from queue import SimpleQueue
 import pytest
 
 from proxy.audit import scribe as module
-from proxy.audit.journal import Journal, Layout
-from proxy.audit.scribe import Batch, Report, Scribe
+from proxy.audit.scribe import Batch, Journal, Layout, Report, Scribe
 
 SECONDS = 10.0
 

@@ -19,11 +19,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.audit import scribe, writer
-from proxy.audit.journal import Journal
-from proxy.audit.policy import AuditPolicy, Mode
 from proxy.audit.record import LineRenderer
 from proxy.audit.retention import Retention
-from proxy.audit.writer import AuditWriter
+from proxy.audit.scribe import Journal
+from proxy.audit.writer import AuditPolicy, AuditWriter, Mode
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
 from tests.audit import lines
@@ -456,7 +455,7 @@ KILLED = """
 import asyncio, sys
 from pathlib import Path
 from proxy.relay.counters import AuditCounters
-from proxy.audit.policy import AuditPolicy, Mode
+from proxy.audit.writer import AuditPolicy, Mode
 from proxy.audit.writer import AuditWriter
 from proxy.observe.logs import LogSettings, configure
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from proxy.relay.counters import Counters
-from proxy.relay.traffic import Traffic
+from proxy.relay.counters import Counters, Traffic
 from tests.bench import turns
 from tests.bench.cases import MANY
 

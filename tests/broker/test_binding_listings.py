@@ -6,9 +6,8 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker.declared.binding_listings import BindingListings
-from proxy.broker.declared.store import Store
-from proxy.broker.listed import BindingInfo
+from proxy.broker.declared.store import BindingListings, Store
+from proxy.broker.inventory import BindingInfo
 from proxy.relay.declare.stored import STORAGE, pack
 from proxy.relay.vhost import OwnedExchange, StoredBinding
 from proxy.routing.router import Router

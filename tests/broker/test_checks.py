@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.broker import checks
-from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.broker.inventory import BindingInfo, ExchangeInfo, QueueInfo
 from proxy.relay.tokens import UNKEYED, Tokens, token
 from tests.broker.world import owned
 

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declarer import Declarer
-from proxy.broker.presence import Presence
+from proxy.broker.survey import Presence
 from tests.broker.world import Outside, Queue, owned, queues, settings
 from tests.rabbitmq import Broker
 

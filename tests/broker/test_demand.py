@@ -9,7 +9,7 @@ from proxy.broker.connection import ControlConnection
 from proxy.broker.declarer import Declarer, Token
 from proxy.broker.demand import Demand
 from proxy.broker.inventory import ManagementApi
-from proxy.broker.presence import Presence
+from proxy.broker.survey import Presence
 from proxy.relay.vhost import OwnedExchange
 from tests.broker.world import Outside, State, exchanges, owned, queues, router, settings
 from tests.rabbitmq import Broker

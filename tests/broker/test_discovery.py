@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker.discovery import Discovery
+from proxy.broker.inventory import Discovery
 from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import has

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from proxy.broker.declared.inheritance import inherit
+from proxy.broker.declared.store import inherit
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router

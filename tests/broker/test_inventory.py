@@ -7,8 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from proxy.broker.inventory import ManagementApi, listings
-from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.broker.inventory import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo, listings
 from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import Outside, answering, settings

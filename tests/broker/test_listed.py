@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.broker.listed import BindingInfo, ExchangeInfo, QueueInfo, binding_info, exchange_info, items, queue_info
+from proxy.broker.inventory import BindingInfo, ExchangeInfo, QueueInfo, binding_info, exchange_info, items, queue_info
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=5), SCALARS, max_size=3)

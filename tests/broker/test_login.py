@@ -5,9 +5,8 @@ import ssl
 
 import pytest
 
-from proxy.broker.connection import ControlConnection
+from proxy.broker.connection import ControlConnection, log_in
 from proxy.broker.declarations import declare_queue
-from proxy.broker.login import log_in
 from proxy.broker.settings import TlsSettings
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import Outside, answering, settings

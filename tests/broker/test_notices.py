@@ -7,9 +7,9 @@ import pytest
 
 from proxy.broker.declared.store import Store
 from proxy.broker.declarer import Token
+from proxy.broker.demand import Notices
 from proxy.broker.needs import Naming
-from proxy.broker.notices import Notices
-from proxy.broker.presence import Presence
+from proxy.broker.survey import Presence
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from tests.broker.clients import declare_here, stored, text
 from tests.broker.world import exchanges, owned, queues, state

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxy.broker.pace import RefreshSchedule
+from proxy.broker.vhost_topology import RefreshSchedule
 
 
 class Line:

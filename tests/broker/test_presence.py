@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.broker.declarations import ABSENT
-from proxy.broker.listed import ExchangeInfo, QueueInfo
-from proxy.broker.presence import Presence, merged, with_name, without_name
+from proxy.broker.inventory import ExchangeInfo, QueueInfo
+from proxy.broker.survey import Presence, merged, with_name, without_name
 from proxy.routing.decision import QueueNames
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker.declared.recorder import Recorder, records_of
-from proxy.broker.declared.snapshot import Snapshot, SnapshotRecords
+from proxy.broker.declared.snapshot import Recorder, Snapshot, SnapshotRecords, records_of
 from proxy.relay.vhost import Delivery
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored
@@ -78,7 +77,7 @@ async def test_what_was_never_changed_is_never_written(recorder: Recorder) -> No
 async def test_a_write_that_fails_is_said_once_and_tried_again(
     recorder: Recorder, known: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.broker.declared.recorder._RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("proxy.broker.declared.snapshot._RETRY_SECONDS", 0.001)
     save, failures = recorder.snapshot.save, 3
 
     def failing(records: SnapshotRecords) -> None:

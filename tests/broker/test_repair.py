@@ -9,9 +9,8 @@ from proxy.broker.declarations import Method, bind_token
 from proxy.broker.declared.store import Store
 from proxy.broker.declarer import Declarer
 from proxy.broker.needs import needs_of
-from proxy.broker.presence import Presence
 from proxy.broker.repair import Repair
-from proxy.broker.survey import Survey
+from proxy.broker.survey import Presence, Survey
 from proxy.relay.vhost import Delivery, Destination
 from tests.broker.world import owned, queues, router, state
 

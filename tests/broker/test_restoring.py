@@ -5,8 +5,8 @@ from datetime import UTC
 import pytest
 
 from proxy.amqp.tables import encode_table
-from proxy.broker.declared.restoring import binding_of, declared_exchange, exchange_of, with_copies
-from proxy.broker.listed import BindingInfo, ExchangeInfo
+from proxy.broker.declared.store import binding_of, declared_exchange, exchange_of, with_copies
+from proxy.broker.inventory import BindingInfo, ExchangeInfo
 from proxy.relay.declare.signing import Secrets
 from proxy.relay.declare.stored import pack
 from proxy.relay.tokens import token

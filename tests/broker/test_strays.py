@@ -6,7 +6,7 @@ import pytest
 
 from proxy.broker.declarer import Token
 from proxy.broker.needs import Naming, needs_of
-from proxy.broker.strays import OrphanTokens
+from proxy.broker.vhost_topology import OrphanTokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored, text

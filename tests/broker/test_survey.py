@@ -7,8 +7,7 @@ from structlog.testing import capture_logs
 
 from proxy.broker.inventory import ManagementApi
 from proxy.broker.needs import needs_of
-from proxy.broker.presence import Presence
-from proxy.broker.survey import Survey, log_missing
+from proxy.broker.survey import Presence, Survey, log_missing
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, OwnedExchange
 from tests.broker.world import Outside, exchanges, has, owned, queues, router, settings

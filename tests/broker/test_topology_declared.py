@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker.declared.recorder import records_of
-from proxy.broker.declared.snapshot import Snapshot
+from proxy.broker.declared.snapshot import Snapshot, records_of
 from proxy.broker.settings import DeclaredSettings
 from proxy.broker.topology import Topology
 from proxy.relay.declare.stored import KEPT, exchange_arguments, kept_arguments, pack

@@ -9,8 +9,7 @@ import pytest
 from proxy.cli.schema import rules_schema, settings_schema
 from proxy.rules.schema import TOP_KEYS
 from proxy.yamlfile.document import read_document
-from proxy.yamlfile.faults import Faults
-from proxy.yamlfile.nodes import Mapping, Node, Scalar
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Scalar
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 SCHEMAS = {"oxproxy.schema.json": settings_schema, "rules.schema.json": rules_schema}

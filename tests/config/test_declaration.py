@@ -7,9 +7,9 @@ import pytest
 
 from proxy.config.declaration import Key, KeyEntry, entries, read_section
 from proxy.yamlfile.document import read_document
-from proxy.yamlfile.faults import Faults, Place
 from proxy.yamlfile.fields import Fields
 from proxy.yamlfile.kinds import TEXT, duration, whole
+from proxy.yamlfile.nodes import Faults, Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.config.environment import override
+from proxy.config.declaration import override
 from proxy.yamlfile.document import read_document
-from proxy.yamlfile.faults import Faults
-from proxy.yamlfile.nodes import Mapping, Node, Scalar, Sequence
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Scalar, Sequence
 
 Shape = str | list["Shape"] | dict[str, "Shape"]
 

@@ -12,11 +12,18 @@ from hypothesis import strategies as st
 
 from proxy.audit.record import HASHABLE, KEY_BYTES
 from proxy.config.declaration import entries
-from proxy.config.passwords import HASH_KEY_BYTES
-from proxy.config.settings import Changed, ListenSection, Settings, changed_since, load_settings, parse_settings
+from proxy.config.settings import (
+    HASH_KEY_BYTES,
+    Changed,
+    ListenSection,
+    Settings,
+    changed_since,
+    load_settings,
+    parse_settings,
+)
 from proxy.errors import ConfigErrors
-from proxy.yamlfile.faults import Faults
 from proxy.yamlfile.kinds import HostPort
+from proxy.yamlfile.nodes import Faults
 
 KEYS = st.sampled_from([part for entry in entries(Settings()) for part in entry.path.replace("[]", "").split(".")])
 SCALARS = st.sampled_from(["a:1", "5s", "", 5, -1, 1.5, True, None, "json", "http://a", "password_env"])

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.settings import Settings, load_settings
-from proxy.config.tls import ListenTls, UpstreamTls
+from proxy.config.settings import ListenTls, Settings, UpstreamTls, load_settings
 from proxy.errors import ConfigErrors
 
 FILES = ("cert.pem", "key.pem", "ca.pem")

@@ -19,7 +19,7 @@ from proxy.rules.compiler import OPERATORS
 from proxy.rules.expectations import decide, mentioned_queues
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules
 from proxy.rules.schema import TOP_KEYS
-from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.nodes import Faults
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES_FILES = sorted((ROOT / "config").glob("*/*.yaml"))

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from proxy.net.certificates import certificate_end
+from proxy.net.tls import certificate_end
 from tests.certificates import Authority
 
 OPENSSL = shutil.which("openssl")

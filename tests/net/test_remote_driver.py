@@ -4,8 +4,8 @@ from proxy.net.remote_driver import RemoteDriver
 from proxy.net.remote_endpoints import Endpoint, RemoteLimits
 from proxy.net.tls import Contexts
 from proxy.relay.counters import RemoteCounters
-from proxy.relay.remote.login import Credentials
-from proxy.relay.remote.messages import RemoteResult
+from proxy.relay.remote.lane import RemoteResult
+from proxy.relay.remote.link import Credentials
 from tests.relay.far import Told
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from proxy.app.composition import remote_brokers
 from proxy.errors import ConfigErrors
-from proxy.net.remote_rules import remote_brokers
 from tests.rules.loading import load
 
 LISTENING = [("127.0.0.1", 5673)]

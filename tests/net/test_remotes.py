@@ -15,7 +15,7 @@ from proxy.net.remote_endpoints import RemoteBroker, RemoteLimits
 from proxy.net.remote_pool import Port, RemotePool
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters
-from proxy.relay.remote.messages import RemoteResult, Way
+from proxy.relay.remote.lane import RemoteResult, Way
 from tests.client import Frame
 from tests.net.stage import Gone, Peer
 from tests.relay.far import Told

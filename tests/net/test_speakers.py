@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.net.permission_questions import ClientConnections
+from proxy.net.vhosts import ClientConnections
 from proxy.relay.conversation import Asked
 from proxy.relay.vhost import Delivery, OwnedExchange
 

@@ -8,8 +8,8 @@ import pytest
 
 from proxy.config.settings import parse_settings
 from proxy.net.tls import ClientTls
-from proxy.net.tls_faults import broker_tls, check_settings
-from proxy.yamlfile.faults import Faults
+from proxy.net.tls_config import broker_tls, check_settings
+from proxy.yamlfile.nodes import Faults
 from tests.rules.loading import load
 
 

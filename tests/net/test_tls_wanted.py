@@ -9,7 +9,7 @@ from proxy.errors import ConfigErrors
 from proxy.net.remote_endpoints import RemoteBroker
 from proxy.net.tls import ClientTls, ServerTls
 from proxy.net.tls_config import WantedTls
-from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.nodes import Faults
 from tests.certificates import Authority
 
 HERE = Path("/etc/oxproxy")

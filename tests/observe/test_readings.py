@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from proxy.observe import readings
-from proxy.observe.readings import MERGE_STEP, Reading, Row, merged
-from proxy.relay.counters import Counters
-from proxy.relay.traffic import Traffic
+from proxy.observe import metrics as readings
+from proxy.observe.metrics import MERGE_STEP, Reading, Row, merged
+from proxy.relay.counters import Counters, Traffic
 
 
 def rows_of(rows: readings.Rows) -> list[Row]:

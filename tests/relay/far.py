@@ -5,10 +5,8 @@ from __future__ import annotations
 from pamqp import base, commands
 from pamqp.common import FieldTable
 
-from proxy.relay.remote.lane import Lane
-from proxy.relay.remote.link import RemoteLink
-from proxy.relay.remote.login import Credentials
-from proxy.relay.remote.messages import RemoteMessage, RemoteResult
+from proxy.relay.remote.lane import Lane, RemoteMessage, RemoteResult
+from proxy.relay.remote.link import Credentials, RemoteLink
 from tests import client
 from tests.client import method
 

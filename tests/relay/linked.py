@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, Remote
-from proxy.relay.remote.messages import RemoteMessage, RemoteResult, Way
+from proxy.relay.remote.lane import RemoteMessage, RemoteResult, Way
 from proxy.relay.vhost import VhostState
 from tests.relay.relaying import REPORT, Wire, publish
 

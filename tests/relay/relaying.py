@@ -13,7 +13,7 @@ from pamqp import base, commands
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.relay.conversation import BindDestinations, EnsureQueue, QueueInventory, RelayLimits
 from proxy.relay.counters import Counters
-from proxy.relay.handshake.tuning import Tuning
+from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.relay import Relay
 from proxy.relay.tokens import token

@@ -8,7 +8,7 @@ from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, Collected, Life, PendingPublish
 from proxy.relay.conversation import Asked, Conversation, Phase, RelayLimits
-from proxy.routing.bindings.reach import Reach
+from proxy.routing.bindings.binding import Reach
 from proxy.routing.decision import QueueNames
 from tests.client import split
 from tests.relay.relaying import TUNING, Wire, closed, routed, state

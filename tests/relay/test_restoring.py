@@ -9,8 +9,7 @@ from pamqp import base, commands
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook
 from proxy.amqp.tables import MAX_NESTING, encode_table
-from proxy.relay.original_address import CC_ASIDE, OriginalAddress, entry
-from proxy.relay.restoring import can_produce, restored_content
+from proxy.relay.original_address import CC_ASIDE, OriginalAddress, can_produce, entry, restored_content
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.bindings.binding import Binding

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from proxy.relay.traffic import FOLD_STEP, Matched, Tally, Traffic
+from proxy.relay.counters import FOLD_STEP, Matched, Tally, Traffic
 
 X = b"documents"
 

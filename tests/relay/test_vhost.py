@@ -6,8 +6,7 @@ import pytest
 
 from proxy.amqp.tables import encode_table
 from proxy.relay.vhost import BindingCopy, Declared, Delivery, OwnedExchange, StoredBinding, VhostState
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.bindings.reach import NO_REACH
+from proxy.routing.bindings.binding import NO_REACH, Binding
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.bindings.comparison import (
+from proxy.routing.bindings.operators import (
     TYPE_TESTS,
     canonical,
     compares,

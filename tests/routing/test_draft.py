@@ -4,7 +4,7 @@ import pytest
 
 from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import QUEUE
-from proxy.routing.bindings.draft import Draft, name_of, pattern_of, text_of, unknown_key
+from proxy.routing.bindings.compiled import Draft, name_of, pattern_of, text_of, unknown_key
 from proxy.values import Value
 from tests.routing.building import Plain, value
 

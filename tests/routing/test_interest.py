@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.routing.bindings.producer_routes import PATTERN_ROUTES
 from proxy.routing.decision import Facts, Interest, QueueNames
-from proxy.routing.exchange import Exchange
-from proxy.routing.interest import joined
+from proxy.routing.exchange import Exchange, joined
 from proxy.routing.router import Router
 from tests.routing.building import NOW, Plain, arguments, exchange, many, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.bindings.match import Match, match_all, match_any
+from proxy.routing.bindings.compiled import Match, match_all, match_any
 from proxy.routing.bindings.operators import (
     ABSENT,
     ALL_HEADERS,

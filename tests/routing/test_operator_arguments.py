@@ -5,7 +5,7 @@ from datetime import timedelta, timezone
 
 import pytest
 
-from proxy.routing.bindings.operator_arguments import HEADER_KEYS, OPERATOR_KEYS, topic_access
+from proxy.routing.bindings.arguments import HEADER_KEYS, OPERATOR_KEYS, topic_access
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
 from proxy.values import Value

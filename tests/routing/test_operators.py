@@ -4,7 +4,6 @@ from datetime import UTC
 
 import pytest
 
-from proxy.routing.bindings.comparison import equals, present
 from proxy.routing.bindings.operators import (
     ABSENT,
     CLOCK,
@@ -18,7 +17,9 @@ from proxy.routing.bindings.operators import (
     PropertyOperator,
     RoutingKeyOperator,
     Verdict,
+    equals,
     header_access,
+    present,
 )
 from proxy.routing.bindings.patterns import compile_pattern
 from proxy.values import Value

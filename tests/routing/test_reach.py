@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE
-from proxy.routing.bindings.reach import Reach
+from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Reach
 from tests.routing.building import Plain, decide, exchange, facts, many, queue_names, queues, to_queue
 
 _NAMES = queue_names("a", "b", "c")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.bindings.route_arguments import ROUTE_KEYS
+from proxy.routing.bindings.arguments import ROUTE_KEYS
 from proxy.values import Value
 from tests.routing.building import (
     VOID,

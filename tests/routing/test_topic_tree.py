@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.routing.bindings.compiled import CompiledBinding, Entry
 from proxy.routing.bindings.exchange_types import compile_topic
 from proxy.routing.bindings.topics import Topic
-from proxy.routing.topic_tree import TopicTree
+from proxy.routing.index import TopicTree
 from tests.routing.building import to_queue
 
 _WORDS = st.sampled_from((b"a", b"b", b"", b"*", b"#", b"a#"))

@@ -7,8 +7,7 @@ import pytest
 from proxy.rules.arguments import read_table
 from proxy.values import Table, Value
 from proxy.yamlfile.document import read_document
-from proxy.yamlfile.faults import Faults
-from proxy.yamlfile.nodes import Mapping
+from proxy.yamlfile.nodes import Faults, Mapping
 from tests.rules.loading import by_line
 
 

@@ -6,8 +6,8 @@ from proxy.routing.decision import Facts
 from proxy.rules.message import TEXT_PROPERTIES, DescribedMessage, read_message
 from proxy.values import Value
 from proxy.yamlfile.document import read_document
-from proxy.yamlfile.faults import Faults
 from proxy.yamlfile.fields import Fields
+from proxy.yamlfile.nodes import Faults
 
 
 def read(text: str) -> tuple[DescribedMessage, list[str]]:

@@ -7,7 +7,7 @@ import pytest
 from proxy.rules.explanation import explain, read_question
 from proxy.rules.model import BrokerRule, TlsRule
 from proxy.rules.remotes import password_of
-from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.nodes import Faults
 from tests.rules.loading import by_line, faults, load, warnings
 
 SECRET = "s3cret-word"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.rules.wording import named, plain, quoted, text
+from proxy.rules.message import named, plain, quoted, text
 from proxy.values import Value
 
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.yamlfile.document import MAX_DEPTH, read_document
-from proxy.yamlfile.faults import Faults
-from proxy.yamlfile.nodes import Mapping, Node, Plain, Scalar, Sequence
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Plain, Scalar, Sequence
 from tests.rules.loading import by_line
 
 Tree = dict[str, "Tree"] | list["Tree"] | Plain

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.errors import ConfigErrors
-from proxy.yamlfile.faults import ConfigWarning, Faults, Place
+from proxy.yamlfile.nodes import ConfigWarning, Faults, Place
 
 
 def test_every_fault_is_raised_at_once_in_line_order() -> None:

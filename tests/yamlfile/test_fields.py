@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.yamlfile.document import read_document
-from proxy.yamlfile.faults import Faults
 from proxy.yamlfile.fields import Fields, name_fault, short_fault
+from proxy.yamlfile.nodes import Faults
 from tests.rules.loading import by_line
 
 

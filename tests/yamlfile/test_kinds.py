@@ -5,7 +5,6 @@ from typing import TypeVar
 import pytest
 
 from proxy.yamlfile.document import read_document
-from proxy.yamlfile.faults import Faults, Place
 from proxy.yamlfile.kinds import (
     ADDRESS,
     ADDRESSES,
@@ -23,7 +22,7 @@ from proxy.yamlfile.kinds import (
     whole,
     word,
 )
-from proxy.yamlfile.nodes import Node, Scalar, Sequence
+from proxy.yamlfile.nodes import Faults, Node, Place, Scalar, Sequence
 
 T = TypeVar("T")
 WAIT = duration(0.01, 3600)

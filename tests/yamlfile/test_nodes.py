@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from proxy.yamlfile.faults import Place
-from proxy.yamlfile.nodes import Mapping, Node, Plain, Scalar, Sequence, dissolve, join, resolve, shown
+from proxy.yamlfile.nodes import Mapping, Node, Place, Plain, Scalar, Sequence, dissolve, join, resolve, shown
 
 HERE = Place("f.yaml", 1, 1)
 

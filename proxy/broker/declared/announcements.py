@@ -17,8 +17,7 @@ import structlog
 from aiormq.exceptions import AMQPError
 
 from proxy.amqp.frames import shortstr
-from proxy.broker.connection import ControlConnection
-from proxy.broker.login import cause_of
+from proxy.broker.connection import ControlConnection, cause_of
 from proxy.broker.supervision import Supervisor
 from proxy.errors import UpstreamError
 from proxy.values import RESERVED

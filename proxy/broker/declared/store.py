@@ -4,34 +4,484 @@ A listing tells what was there at some moment between its request and its answer
 meanwhile counts more. So a listing is joined with the state as it was at the request, and what nobody here knows is
 believed only if nothing changed meanwhile, or if the next listing says it again: it may have come and gone. It must
 not ask the broker itself (see `survey`). Source: delivery notes, "The store".
+
+What a client declared, made again from what was kept of it: the raw bytes of its tables.
+
+The kept form is the relay's (`amqp.stored`); a snapshot keeps the same parts. Pure. Whatever was damaged is a
+``ValueError`` that says how. Source: architecture, "The broker is the store".
+
+How a listing of an exchange's bindings comes into the state: read, joined with what passed through us, applied.
+
+Ten thousand bindings may stand; only those that came since the last listing are decoded, and relays run between two
+steps. What clients bind and unbind meanwhile counts more than the listing (see `store`). Source: delivery notes, "The
+store".
+
+What new rules take over of what clients declared under the old ones.
+
+Exchanges that clients declared stay as they are, unless a rules file owns the name now: then the file's declaration
+holds and the clients' bindings go on. Pure. Source: architecture, "The broker is the store".
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, tzinfo
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias
 
 import structlog
 
-from proxy.broker.declared.binding_listings import BindingListings
-from proxy.broker.declared.restoring import declared_exchange, exchange_of, stored_binding, verified, with_copies
+from proxy.amqp.tables import decode_table
 from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
-from proxy.broker.listed import ExchangeInfo
+from proxy.broker.inventory import BindingInfo, ExchangeInfo
 from proxy.errors import ProtocolError
-from proxy.relay.declare.stored import DELIVERY
+from proxy.relay.declare.stored import DELIVERY, StoredArguments, signed_fields, storage_key, unpack
 from proxy.relay.tokens import token
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange, StoredBinding, VhostState
+from proxy.relay.vhost import (
+    BindingCopy,
+    Declared,
+    Delivery,
+    Destination,
+    OwnedExchange,
+    StoredBinding,
+    VhostState,
+    in_order,
+)
+from proxy.routing.bindings.binding import Binding
+from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.exchange import Exchange
 from proxy.routing.filters import argument_faults
+from proxy.routing.router import Router
+from proxy.values import Table
 
-#: Bindings of a snapshot taken in between two pauses in which others may run.
+_ALTERNATE = b"alternate-exchange"
+
+
+def kept_of(text: str) -> StoredArguments:
+    """Read what the broker keeps in ``x-oxproxy``.
+
+    Raises:
+        ValueError: it was damaged.
+    """
+    return unpack(text.encode())
+
+
+def exchange_of(info: ExchangeInfo, local_time: tzinfo) -> tuple[OwnedExchange, Exchange]:
+    """Make the open exchange that a client declared, from its carrier on the broker.
+
+    Raises:
+        ValueError: what is kept in it was damaged, or says more than the broker was asked for.
+    """
+    kept = kept_of(info.kept)
+    declared = Declared(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
+    owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
+    # The broker asks for permission to write to the alternate exchange that it was told, and for no other.
+    permitted = info.arguments.get(_ALTERNATE.decode())
+    if (None if owned.alternate is None else owned.alternate.decode(errors="replace")) != permitted:
+        raise ValueError(f"it keeps another alternate exchange than the broker has, {permitted!r}")
+    return owned, exchange
+
+
+def declared_exchange(
+    name: bytes, declared: Declared, delivery: Delivery, local_time: tzinfo
+) -> tuple[OwnedExchange, Exchange]:
+    """Make an open exchange from what a client said when it declared it.
+
+    Args:
+        name: its name.
+        declared: what was said.
+        delivery: how its messages leave.
+        local_time: time zone of ``dtl`` operators.
+
+    Raises:
+        ValueError: the arguments are damaged.
+    """
+    arguments = _table(declared.entries)
+    alternate = _alternate(arguments)
+    try:
+        exchange = Exchange(name, OPEN, arguments, local_time, alternate)
+    except ProtocolError as error:
+        raise ValueError(str(error)) from error
+    owned = OwnedExchange(name, OPEN, delivery, name, alternate=alternate, arguments=arguments, declared=declared)
+    return owned, exchange
+
+
+def binding_of(state: VhostState, exchange: bytes, carrier: bytes, info: BindingInfo) -> StoredBinding:
+    """Make the binding that a client made, from the one that keeps it on the broker.
+
+    Args:
+        state: the virtual host, whose secrets verify it.
+        exchange: name of the exchange.
+        carrier: that of its carrier, which the signature is about.
+        info: the binding as listed.
+
+    Raises:
+        ValueError: what is kept in it was damaged, or belongs to another binding.
+    """
+    kept = kept_of(info.kept)
+    destination = info.destination_type, info.destination
+    stored = stored_binding(exchange, *destination, kept.routing_key, kept.entries, [])
+    if not info.under_token and stored.key != info.routing_key:
+        raise ValueError("it belongs to another binding")
+    copy = BindingCopy(kept.sequence, kept.client, info.routing_key, info.signature.encode())
+    return with_copies(stored, [verified(state, carrier, stored, copy)])
+
+
+def verified(state: VhostState, carrier: bytes, stored: StoredBinding, copy: BindingCopy) -> BindingCopy:
+    """Give a copy that knows which of the secrets signed it."""
+    said = copy.client, copy.sequence, stored.binding.routing_key, stored.entries
+    fields = signed_fields(state.name, carrier, stored.destination, *said)
+    return copy._replace(secret=state.secrets.verify(copy.signature, *fields))
+
+
+def stored_binding(
+    exchange: bytes,
+    destination_type: str,
+    destination: bytes,
+    routing_key: bytes,
+    entries: bytes,
+    copies: Iterable[BindingCopy],
+) -> StoredBinding:
+    """Make a client's binding from its parts.
+
+    Args:
+        exchange: the source.
+        destination_type: ``queue`` or ``exchange``.
+        destination: its name.
+        routing_key: the client's.
+        entries: raw entries of the client's table.
+        copies: every copy; none where they are filled in later.
+
+    Raises:
+        ValueError: the arguments are damaged.
+    """
+    binding = Binding(exchange, destination_type, destination, routing_key, _table(entries))
+    key = storage_key(destination_type, destination, routing_key, entries)
+    return with_copies(StoredBinding(binding, entries, key, ()), copies)
+
+
+def with_copies(stored: StoredBinding, copies: Iterable[BindingCopy]) -> StoredBinding:
+    """Give a binding with these copies, the first of which counts."""
+    ordered = in_order(copies)
+    sequence = ordered[0].sequence if ordered else 0
+    return stored._replace(binding=replace(stored.binding, sequence=sequence), copies=ordered)
+
+
+def _table(entries: bytes) -> Table:
+    try:
+        return decode_table(entries, 0, len(entries))
+    except ProtocolError as error:
+        raise ValueError(str(error)) from error
+
+
+def _alternate(arguments: Table) -> bytes | None:
+    value = dict(arguments).get(_ALTERNATE)
+    return value.value if value is not None and isinstance(value.value, bytes) else None
+
+
+#: Bindings read or applied between two pauses in which others may run.
 _STEP = 128
-#: Faults that are written at most: whoever may bind can make more of them.
-_SAID_LIMIT = 1000
+#: Bindings that one log line shows at most.
+_SHOWN = 20
 
 log = structlog.get_logger(__name__)
+
+#: What makes a stored binding itself in a listing.
+_Row: TypeAlias = tuple[str, bytes, bytes, str, str]
+_Change: TypeAlias = Callable[[Hashable, StoredBinding], None]
+
+
+class BindingsBefore(NamedTuple):
+    """What was known when the bindings of an exchange were asked for."""
+
+    exchange: Exchange
+    clients: Mapping[Hashable, StoredBinding]
+    changes: int
+
+
+class DeclarationStore(Protocol):
+    """Where declared state is kept; `Store` is one."""
+
+    state: VhostState
+
+    def add_binding(self, stored: StoredBinding) -> bool:
+        """Add a client's binding."""
+
+    def remove_binding(self, stored: StoredBinding) -> None:
+        """Forget a client's binding."""
+
+    def say(self, name: bytes, what: str) -> None:
+        """Write a fault once."""
+
+
+class BindingListings:
+    """Takes listings of bindings in one virtual host.
+
+    Args:
+        store: what clients declared.
+    """
+
+    def __init__(self, store: DeclarationStore) -> None:
+        """Have taken none yet."""
+        self._store = store
+        self._state = store.state
+        self._doubtful: dict[bytes, set[Hashable]] = {}
+        self._decoded: dict[bytes, dict[_Row, tuple[Hashable, StoredBinding]]] = {}
+        self._applied: dict[bytes, tuple[Exchange, int]] = {}
+        self._unsigned: dict[bytes, list[str]] = {}
+        self._previous: dict[bytes, int] = {}
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether something was seen that only the next listing can decide about."""
+        return any(name in self._state.exchanges for name in self._doubtful)
+
+    @property
+    def unsigned(self) -> dict[bytes, list[str]]:
+        """Bindings of the last listings that none of our secrets signed, by exchange."""
+        return {name: texts for name, texts in self._unsigned.items() if texts and name in self._state.exchanges}
+
+    @property
+    def previous(self) -> dict[bytes, int]:
+        """How many bindings of the last listings a previous secret signed, by exchange."""
+        return {name: count for name, count in self._previous.items() if count and name in self._state.exchanges}
+
+    def forget(self, name: bytes) -> None:
+        """An exchange is gone."""
+        for memory in (self._doubtful, self._decoded, self._applied, self._unsigned, self._previous):
+            memory.pop(name, None)
+
+    def settled(self, owned: OwnedExchange) -> bool:
+        """Say whether the state holds what the last listing of an exchange's bindings said, and nothing else."""
+        applied = self._applied.get(owned.name)
+        if applied is None or self._state.exchanges.get(owned.name) is not owned:
+            return False
+        exchange, changes = applied
+        return self._state.router.exchanges.get(owned.name) is exchange and exchange.changes == changes
+
+    def before(self, owned: OwnedExchange) -> BindingsBefore | None:
+        """Give what `take` wants to know: call it before asking. None: the exchange is not in use."""
+        if self._state.exchanges.get(owned.name) is not owned:
+            return None
+        exchange = self._state.router.exchanges[owned.name]
+        return BindingsBefore(exchange, dict(owned.clients), exchange.changes)
+
+    async def take(
+        self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]
+    ) -> list[BindingInfo]:
+        """Take a listing of the bindings of an exchange's carrier: those that clients made and unmade beside us.
+
+        Returns:
+            Copies of other bindings that are to be removed: whoever unbinds would not find them, since what is kept
+            in them differs in more than the sequence (two sidecars got the same arguments in another order).
+        """
+        if before is None:
+            return []
+        joined, superfluous = await self._joined(owned, listed)
+        join = _Join(self._store, owned, before, self._doubtful.pop(owned.name, set()))
+        for number, (change, identity, stored) in enumerate(join.changes(joined)):
+            if number % _STEP == _STEP - 1:
+                await asyncio.sleep(0)
+            if not join.current:
+                return []
+            join.make(change, identity, stored)
+        if join.doubtful:
+            self._doubtful[owned.name] = join.doubtful
+        if join.doubtful or join.disturbed:
+            self._applied.pop(owned.name, None)
+        else:
+            self._applied[owned.name] = (before.exchange, before.exchange.changes)
+        return superfluous
+
+    async def _joined(
+        self, owned: OwnedExchange, listed: Iterable[BindingInfo]
+    ) -> tuple[dict[Hashable, StoredBinding], list[BindingInfo]]:
+        """Read the stored bindings of a listing; copies of one count as one, the lowest sequence wins."""
+        name = owned.name
+        last, fresh = self._decoded.get(name, {}), dict[_Row, tuple[Hashable, StoredBinding]]()
+        joined: dict[Hashable, StoredBinding] = {}
+        winners: dict[Hashable, BindingInfo] = {}
+        superfluous: list[BindingInfo] = []
+        unsigned: list[str] = []
+        previous = 0
+        for number, info in enumerate(listed):
+            if number % _STEP == _STEP - 1:
+                await asyncio.sleep(0)
+            if not info.stores:
+                continue
+            row = (info.destination_type, info.destination, info.routing_key, info.kept, info.signature)
+            decoded = last.get(row) or self._decode(owned, info)
+            if decoded is None:
+                continue
+            fresh[row] = decoded
+            identity, stored = decoded
+            (copy,) = stored.copies
+            if not copy.signed:
+                unsigned.append(f"{info}, which says user {copy.client!r}: {why_unsigned(info)}")
+            previous += bool(copy.secret)
+            known = joined.get(identity)
+            if known is not None and known.entries != stored.entries:
+                later = _weight(known) > _weight(stored)
+                loser, winner = (stored, known) if later else (known, stored)
+                # Messages find the destination by a mark: it is never the one to go.
+                if not loser.is_mark or loser.copies[0].key == winner.copies[0].key:
+                    superfluous.append(info if later else winners[identity])
+                if later:
+                    continue
+            elif known is not None:
+                stored = known.together(stored)
+            joined[identity] = stored
+            winners[identity] = info
+        self._decoded[name], self._previous[name] = fresh, previous
+        self._note_unsigned(name, unsigned)
+        return joined, superfluous
+
+    def _note_unsigned(self, name: bytes, unsigned: list[str]) -> None:
+        last = self._unsigned.get(name, [])
+        self._unsigned[name] = unsigned
+        fresh = sorted(set(unsigned).difference(last))
+        if fresh:
+            log.warning(
+                "bindings that no sidecar signed: they reach their own destination alone",
+                vhost=self._state.name,
+                exchange=name.decode(errors="replace"),
+                count=len(unsigned),
+                bindings=fresh[:_SHOWN],
+            )
+
+    def _decode(self, owned: OwnedExchange, info: BindingInfo) -> tuple[Hashable, StoredBinding] | None:
+        try:
+            stored = binding_of(self._state, owned.name, owned.carrier, info)
+        except ValueError as error:
+            self._store.say(owned.name, f"what the broker keeps of the binding to {info} was damaged: {error}")
+            return None
+        return stored.binding.identity, stored
+
+
+def why_unsigned(info: BindingInfo) -> str:
+    """Say what is wrong with the signature of a binding that none of our secrets signed."""
+    return "its signature is none of our secrets'" if info.signature else "no signature"
+
+
+def _weight(stored: StoredBinding) -> tuple[bool, bool, int]:
+    """Of two that differ in more than the sequence the greater counts."""
+    return stored.signed, stored.is_mark, -stored.copies[0].sequence
+
+
+class _Join:
+    """One listing of bindings on its way into the state; relays may change it between two steps."""
+
+    def __init__(
+        self, store: DeclarationStore, owned: OwnedExchange, before: BindingsBefore, doubtful: set[Hashable]
+    ) -> None:
+        self._store = store
+        self._owned = owned
+        self._before = before
+        self._believed = doubtful
+        #: Changes of the exchange that are this listing's.
+        self._own = 0
+        self.doubtful: set[Hashable] = set()
+
+    @property
+    def current(self) -> bool:
+        """Whether the exchange is still the one that was asked about."""
+        state, name = self._store.state, self._owned.name
+        return state.exchanges.get(name) is self._owned and state.router.exchanges.get(name) is self._before.exchange
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether somebody else changed the exchange since the listing was asked for."""
+        return self._before.exchange.changes != self._before.changes + self._own
+
+    def changes(self, listed: Mapping[Hashable, StoredBinding]) -> list[tuple[_Change, Hashable, StoredBinding]]:
+        """Give what is to be looked at, for `make`."""
+        there: list[tuple[_Change, Hashable, StoredBinding]] = [(self._take, *item) for item in listed.items()]
+        return there + [(self._lose, *item) for item in self._before.clients.items() if item[0] not in listed]
+
+    def make(self, change: _Change, identity: Hashable, stored: StoredBinding) -> None:
+        """Make a change, if it still is one."""
+        exchange = self._before.exchange
+        changes = exchange.changes
+        change(identity, stored)
+        self._own += exchange.changes - changes
+
+    def _take(self, identity: Hashable, stored: StoredBinding) -> None:
+        known = self._owned.clients.get(identity)
+        if known is None:
+            if identity in self._before.clients:
+                return  # unbound meanwhile
+            if self.disturbed and identity not in self._believed:
+                self.doubtful.add(identity)
+            else:
+                self._store.add_binding(stored)
+        elif known is self._before.clients.get(identity) and known.copies != stored.copies:
+            self._store.remove_binding(known)
+            self._store.add_binding(stored)
+
+    def _lose(self, identity: Hashable, stored: StoredBinding) -> None:
+        if self._owned.clients.get(identity) is stored:
+            self._store.remove_binding(stored)
+
+
+#: A binding that new rules don't take, and why.
+Refused: TypeAlias = tuple[StoredBinding, str]
+
+
+def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> list[Refused]:
+    """Put clients' exchanges and bindings beside new rules; called again, it brings them up to date.
+
+    Args:
+        state: the old rules, with what clients declared.
+        exchanges: of the new rules; written.
+        router: the new rules; written.
+
+    Returns:
+        Bindings that the new rules make invalid, with the reason.
+    """
+    return [refused for refused in inheriting(state, exchanges, router) if refused is not None]
+
+
+def inheriting(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> Iterator[Refused | None]:
+    """Do what `inherit` does in small steps, between which the old rules may change.
+
+    Yields:
+        For each step None, or a binding that the new rules make invalid.
+    """
+    for name, owned in list(exchanges.items()):
+        if owned.declared is not None and state.exchanges.get(name) is not owned:
+            del exchanges[name]
+            router.remove(name)
+    for name, owned in list(state.exchanges.items()):
+        new = exchanges.get(name)
+        if new is None and owned.declared is not None:
+            exchanges[name] = owned
+            router.add(state.router.exchanges[name])
+        elif new is not None and new is not owned:
+            yield from _bindings(owned, new, router.exchanges[name])
+        yield None
+
+
+def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Iterator[Refused | None]:
+    new.reaches, new.grants = old.reaches, old.grants
+    for identity, stored in list(new.clients.items()):
+        if old.clients.get(identity) is not stored:
+            exchange.unbind(stored.binding)
+            new.drop(stored.binding)
+    for identity, stored in list(old.clients.items()):
+        if identity in new.clients or exchange.has(stored.binding):
+            continue  # in the file as well: that one counts
+        try:
+            exchange.bind(stored.binding)
+        except ProtocolError as error:
+            yield stored, str(error)
+        else:
+            new.keep(stored)
+            yield None
+
+
+#: Faults that are written at most: whoever may bind can make more of them.
+_SAID_LIMIT = 1000
 
 
 class ExchangesBefore(NamedTuple):

@@ -9,32 +9,236 @@ the client's reach, which is asked before the binding is kept. What a rules file
 
 Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange
 specification, 11 and 13.
+
+What does a client ask for with queue.bind, exchange.bind or one of their unbinds?
+
+Whether it may, and what comes of it, is `client_bindings`' question.
+
+Source: AMQP 0-9-1 spec, 1.7.2.3 and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and "Queues" (an empty
+name is the queue declared last).
+
+How far may the routes of a client's binding reach, and what goes when they reach no more?
+
+Routes that a client declared lead only to what this client could have bound itself. What they choose and exists is
+asked about when the binding is made; what comes later, when a message chooses it. What was bound for it goes with the
+client's last binding.
+
+Source: delivery notes, "Tokens and bindings"; the open-exchange specification, 7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import NamedTuple
 
 from proxy.amqp import methods
-from proxy.amqp.method_frames import exchange_declare
+from proxy.amqp.frames import OVERHEAD, U32
+from proxy.amqp.method_arguments import read_exchange_bind, read_queue_bind, read_queue_unbind
+from proxy.amqp.method_frames import empty_ok, exchange_declare
 from proxy.amqp.methods import method_frame
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel
-from proxy.relay.conversation import Conversation
+from proxy.relay.channel import Channel, Expected
+from proxy.relay.conversation import Conversation, Phase
 from proxy.relay.declare import script
-from proxy.relay.declare.bind_requests import BindRequest, is_bind, read_bind_request
-from proxy.relay.declare.client_reach import ClientReach
-from proxy.relay.declare.equivalence import refuse_nested
-from proxy.relay.declare.own_bindings import bind_step, bind_tokens, unbind_step
-from proxy.relay.declare.stored import kept_rows, refuse_own_arguments, signed_copy
+from proxy.relay.declare.exchanges import refuse_nested
+from proxy.relay.declare.own_bindings import ask_reach, bind_step, bind_tokens, unbind_step, withdraw
+from proxy.relay.declare.stored import kept_rows, refuse_own_arguments, signed_copy, storage_key
+from proxy.relay.tokens import grant_key
 from proxy.relay.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Binding
-from proxy.routing.bindings.draft import count_regexes
+from proxy.routing.bindings.compiled import CompiledBinding, count_regexes
 from proxy.routing.bindings.exchange_types import compile_binding
+from proxy.routing.bindings.patterns import Budget
 from proxy.values import RESERVED
+
+#: what answers each of the methods
+_REPLIES = {
+    methods.QUEUE_BIND: methods.QUEUE_BIND_OK,
+    methods.QUEUE_UNBIND: methods.QUEUE_UNBIND_OK,
+    methods.EXCHANGE_BIND: methods.EXCHANGE_BIND_OK,
+    methods.EXCHANGE_UNBIND: methods.EXCHANGE_UNBIND_OK,
+}
+
+
+class BindRequest(NamedTuple):
+    """A bind or unbind, of a queue or an exchange.
+
+    Args:
+        kind: ``queue`` or ``exchange``: what is bound.
+        destination: its name.
+        source: the exchange that it is bound to.
+        routing_key: as given; that of a queue without a name is the name, where it is empty.
+        nowait: whether no answer is expected.
+        entries: raw entries of the argument table.
+        method: class id << 16 | method id.
+    """
+
+    kind: str
+    destination: bytes
+    source: bytes
+    routing_key: bytes
+    nowait: bool
+    entries: bytes
+    method: int
+
+    @property
+    def receiver(self) -> Destination:
+        """Kind and name of the destination."""
+        return self.kind, self.destination
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        """Class and method, for errors."""
+        return self.method >> 16, self.method & 0xFFFF
+
+    @property
+    def key(self) -> bytes:
+        """The key under which the broker keeps the binding."""
+        return storage_key(self.kind, self.destination, self.routing_key, self.entries)
+
+    def answer(self, channel: Channel) -> bytes:
+        """Build the answer for the client; b"" where it expects none."""
+        return b"" if self.nowait else empty_ok(channel.number, _REPLIES[self.method])
+
+    def pass_on(self, channel: Channel) -> bool:
+        """Take note that the broker answers it; gives True: it goes upstream as it came."""
+        if not self.nowait:
+            channel.replies.append(Expected(_REPLIES[self.method]))
+        return True
+
+
+def read_bind_request(channel: Channel, index: int, frame: bytes) -> BindRequest:
+    """Read a bind or unbind.
+
+    Args:
+        channel: where it came: it knows the queue declared last.
+        index: which of the four it is.
+        frame: the whole frame.
+
+    Raises:
+        ProtocolError: 502 on the connection, malformed arguments.
+    """
+    payload = frame[7:-1]
+    if index in (methods.EXCHANGE_BIND, methods.EXCHANGE_UNBIND):
+        name, source, key, nowait, entries = read_exchange_bind(payload)
+        return BindRequest(EXCHANGE, name, source, key, nowait, entries, index)
+    read = read_queue_bind if index == methods.QUEUE_BIND else read_queue_unbind
+    name, source, key, nowait, entries = read(payload)
+    if not name:  # the queue declared last on the channel, and its name for an empty key (RabbitMQ does so)
+        name = channel.last_queue
+        key = key or channel.last_queue
+    return BindRequest(QUEUE, name, source, key, nowait, entries, index)
+
+
+def is_bind(frame: bytes) -> int:
+    """Give the method of a method frame where it is a bind, else 0."""
+    index: int = U32.unpack_from(frame, 7)[0] if len(frame) >= OVERHEAD + U32.size else 0
+    return index if index in (methods.QUEUE_BIND, methods.EXCHANGE_BIND) else 0
+
+
+#: Destinations that are asked about when a binding is made; further ones when a message chooses them.
+ASKED_AT_ONCE = 500
+_REFUSED = "403 ACCESS_REFUSED - "
+
+
+class ClientReach:
+    """Asks for one connection what its client may bind.
+
+    Args:
+        conversation: what both directions share.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        """Have asked nothing."""
+        self._conversation = conversation
+        self._state = conversation.state
+
+    def chosen(self, owned: OwnedExchange, compiled: CompiledBinding) -> list[Destination]:
+        """Give what the routes of a binding choose now, as far as it exists and the client was not asked about it."""
+        state = self._state
+        chosen: dict[Destination, None] = {}
+        budget = Budget(state.regex_budget)
+        for effects in (compiled.on_true, compiled.on_false):
+            if effects is None:
+                continue
+            chosen |= dict.fromkeys(one for one in sorted(effects.add) if one[0] == EXCHANGE or state.has_queue(one[1]))
+            for route in effects.add_queues:
+                for name in state.queues.names:
+                    found = route.pattern.search(name, budget)
+                    if budget.spent:
+                        break  # what is left is asked about when a message chooses it
+                    if (found is True) is not route.negated:
+                        chosen[QUEUE, name] = None
+        allowed = owned.reach(self._conversation.user).allowed if chosen else ()
+        return [one for one in chosen if one not in allowed][:ASKED_AT_ONCE]
+
+    def ask(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[], None]) -> None:
+        """Ask the broker on the channel of ours whether the client may bind what is wanted, then call `then`."""
+        reach = owned.reach(self._conversation.user)
+        left = [one for one in wanted if one not in reach.allowed]
+
+        def further() -> None:
+            if left and self._conversation.phase is Phase.OPEN:
+                ask_reach(self._conversation, owned, reach, left.pop(0), further)
+            else:
+                then()
+
+        further()
+
+    def refusal(self, owned: OwnedExchange, named: Iterable[Destination], ids: tuple[int, int]) -> ProtocolError | None:
+        """Give the broker's refusal of something that a client named itself, if there is one.
+
+        Args:
+            owned: the exchange.
+            named: what was asked about.
+            ids: class and method of the client's request.
+        """
+        refused = owned.reach(self._conversation.user).refused
+        for one in named:
+            text = refused.get(one, "")
+            if text.startswith(_REFUSED):
+                return ProtocolError(403, text.removeprefix(_REFUSED), Scope.CHANNEL, *ids)
+        return None
+
+    def leave(
+        self, owned: OwnedExchange, client: str, tokens: Collection[Destination], then: Callable[[], None]
+    ) -> None:
+        """Take away what was bound for a client's routes, once it has no binding there any more.
+
+        Args:
+            owned: the exchange.
+            client: the user whose binding has gone, or was not made.
+            tokens: destinations whose tokens were bound for it.
+            then: called when it is done.
+        """
+        if self._state.exchanges.get(owned.name) is not owned or self._conversation.phase is not Phase.OPEN:
+            then()
+            return
+        grants: list[bytes] = []
+        freed = set(tokens)
+        if client in owned.reaches and not any(one.client == client for one in owned.clients.values()):
+            reach = owned.reaches.pop(client)
+            freed |= reach.allowed
+            grants = [key for key, one in owned.grants.items() if key == grant_key(client, *one)]
+        needless = sorted(one for one in freed if one in owned.bound and not self.needed(owned, one))
+        withdraw(self._conversation, owned, needless, grants, then)
+
+    def needless(self, owned: OwnedExchange, stored: StoredBinding) -> list[Destination]:
+        """Give the destination of a binding that goes, where its token stands and nothing else leads there."""
+        receiver = stored.destination
+        own_use = stored.binding.identity in owned.clients
+        return [receiver] if receiver in owned.bound and not self.needed(owned, receiver, own_use) else []
+
+    def needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
+        """Say whether more than so many bindings, a route or an exchange behind this one leads to a destination."""
+        router = self._state.router
+        exchange = router.exchanges[owned.name]
+        if exchange.uses(destination) > uses or any(destination in one.allowed for one in owned.reaches.values()):
+            return True
+        return any(router.names(one, destination) for one in exchange.next_names if one in router.exchanges)
+
 
 #: Binds of one channel that may be under way to the broker; further ones wait until these are answered.
 _BINDS_AT_ONCE = 256

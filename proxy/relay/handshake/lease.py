@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from hmac import compare_digest
 
-from proxy.amqp.frame_buffer import FrameBuffer, RawFrame
-from proxy.amqp.frames import HEARTBEAT, METHOD, U32
+from proxy.amqp.frames import HEARTBEAT, METHOD, U32, FrameBuffer, RawFrame
 from proxy.amqp.method_frames import connection_close, reply_text
 from proxy.amqp.methods import (
     CONNECTION_OPEN,
@@ -28,7 +27,7 @@ from proxy.amqp.methods import (
 )
 from proxy.errors import ProtocolError
 from proxy.relay.handshake.greeting import login_of
-from proxy.relay.handshake.states import WAITING_BYTES
+from proxy.relay.handshake.machine import WAITING_BYTES
 
 _CONNECTION_FORCED = 320
 _CHANGED = b"the broker has changed, connect again"

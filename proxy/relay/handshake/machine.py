@@ -16,15 +16,20 @@ every call.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class", 4.2.2, 4.2.3; RabbitMQ "Protocol extensions"
 (authentication_failure_close).
+
+Which states does a handshake have, and whose turn is it in each?
+
+Source: AMQP 0-9-1 spec, 2.2.4 "The connection class" (the order of its methods).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias
 
-from proxy.amqp.frame_buffer import FrameBuffer, RawFrame
-from proxy.amqp.frames import HEARTBEAT, METHOD
+from proxy.amqp.frames import HEARTBEAT, METHOD, FrameBuffer, RawFrame
 from proxy.amqp.method_arguments import read_close
 from proxy.amqp.method_frames import connection_close, connection_close_ok, reply_text
 from proxy.amqp.methods import (
@@ -44,20 +49,104 @@ from proxy.amqp.methods import (
     method_of,
 )
 from proxy.errors import LocalProtocolError, ProtocolError, UpstreamError
-from proxy.relay.handshake.greeting import Server, own_start, read_start, read_start_ok
-from proxy.relay.handshake.states import (
-    BROKERS_TURN,
-    PRODUCERS_TURN,
-    WITH_BROKER,
-    WITHOUT_BROKER,
-    Ending,
-    HandshakeLimits,
-    HandshakeState,
-    Side,
+from proxy.relay.handshake.greeting import (
+    FRAME_MIN_BYTES,
+    Server,
+    Tuning,
+    TuningLimits,
+    agree,
+    offer,
+    own_start,
+    read_start,
+    read_start_ok,
 )
-from proxy.relay.handshake.tuning import FRAME_MIN_BYTES, Tuning, TuningLimits, agree, offer
 
-__all__ = ["Ending", "Handshake", "HandshakeLimits", "HandshakeState", "Side", "Tuning"]
+#: Bytes from one side that may wait until the other has answered, and the largest frame before OpenOk.
+#: StartOk can carry a token of some KiB; 128 KiB is RabbitMQ's frame-max. Beyond: 506; a larger frame: 501.
+WAITING_BYTES = 131072
+
+
+class HandshakeState(Enum):
+    """What is awaited; the value says it for texts."""
+
+    AWAITING_HEADER = "protocol header"
+    AWAITING_START = "Connection.Start"
+    AWAITING_START_OK = "Connection.StartOk"
+    AWAITING_TUNE = "Connection.Secure or Connection.Tune"
+    AWAITING_SECURE_OK = "Connection.SecureOk"
+    AWAITING_TUNE_OK = "Connection.TuneOk"
+    AWAITING_OPEN = "Connection.Open"
+    AWAITING_OPEN_OK = "Connection.OpenOk"
+    REFUSING = "Connection.StartOk, to be refused"
+    CLOSING = "Connection.CloseOk"
+    OPEN = "nothing: open"
+    CLOSED = "nothing: closed"
+
+
+PRODUCERS_TURN = frozenset(
+    {
+        HandshakeState.AWAITING_HEADER,
+        HandshakeState.AWAITING_START_OK,
+        HandshakeState.AWAITING_SECURE_OK,
+        HandshakeState.AWAITING_TUNE_OK,
+        HandshakeState.AWAITING_OPEN,
+        HandshakeState.REFUSING,
+        HandshakeState.CLOSING,
+    }
+)
+
+BROKERS_TURN = frozenset({HandshakeState.AWAITING_START, HandshakeState.AWAITING_TUNE, HandshakeState.AWAITING_OPEN_OK})
+
+#: There is no broker yet or no more; what comes from there is dropped.
+WITHOUT_BROKER = frozenset(
+    {
+        HandshakeState.AWAITING_HEADER,
+        HandshakeState.REFUSING,
+        HandshakeState.CLOSING,
+        HandshakeState.CLOSED,
+    }
+)
+
+#: The broker may close the connection (whose turn it is does not matter).
+WITH_BROKER = frozenset(HandshakeState) - WITHOUT_BROKER - {HandshakeState.OPEN}
+
+
+class HandshakeSide(Enum):
+    """One of the two peers."""
+
+    PRODUCER = "producer"
+    UPSTREAM = "upstream"
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeLimits:
+    """Limits of one handshake.
+
+    Args:
+        frame_max: largest frame that is offered to producers, in bytes; at least 4096.
+        waiting_bytes: see `WAITING_BYTES`.
+        channel_max: most channels that are offered.
+    """
+
+    frame_max: int = 131072
+    waiting_bytes: int = WAITING_BYTES
+    channel_max: int = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why there is no open connection, for logs and metrics.
+
+    Args:
+        side: whose doing it was.
+        reply_code: what the producer was told, 0 where it was told nothing.
+        text: reply text, or what was seen.
+    """
+
+    side: HandshakeSide
+    reply_code: int
+    text: str
+
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 #: What a producer may begin with. The second is the header of AMQP 0-9, sent by Perl's Net::AMQP and others; RabbitMQ
@@ -140,11 +229,11 @@ class Handshake:
         return self._upstream.peek(len(self._upstream))
 
     @property
-    def waiting_for(self) -> Side | None:
+    def waiting_for(self) -> HandshakeSide | None:
         """Whose turn it is, so that a driver whose deadline is over knows whom to blame."""
         if self.state in PRODUCERS_TURN:
-            return Side.PRODUCER
-        return Side.UPSTREAM if self.state in BROKERS_TURN else None
+            return HandshakeSide.PRODUCER
+        return HandshakeSide.UPSTREAM if self.state in BROKERS_TURN else None
 
     def receive_from_producer(self, data: bytes) -> None:
         """Take bytes of the producer."""
@@ -161,7 +250,7 @@ class Handshake:
     def producer_lost(self) -> None:
         """The producer's socket is gone: so is everything else."""
         if self.state not in (HandshakeState.CLOSED, HandshakeState.CLOSING):
-            self._note(Side.PRODUCER, 0, f"left while waiting for {self.state.value}")
+            self._note(HandshakeSide.PRODUCER, 0, f"left while waiting for {self.state.value}")
         self._close()
 
     def upstream_lost(self, failure: UpstreamError | None) -> None:
@@ -174,7 +263,7 @@ class Handshake:
             return
         if failure is None and self.state is HandshakeState.AWAITING_TUNE and not self._is_told_of_refusals():
             # RabbitMQ "Authentication failures": without the capability a refusal is a closed socket.
-            self._note(Side.UPSTREAM, 0, "closed the connection after the credentials")
+            self._note(HandshakeSide.UPSTREAM, 0, "closed the connection after the credentials")
             self._close()
             return
         self._upstream_failed(str(failure) if failure is not None else "connection lost")
@@ -183,7 +272,7 @@ class Handshake:
     def turn_away(self, text: str) -> None:
         """Tell the producer that there is no place for it (530, as RabbitMQ at its limits); its header has come."""
         said = reply_text(_NOT_ALLOWED, text.encode())
-        self._end(connection_close(_NOT_ALLOWED, said), Ending(Side.PRODUCER, _NOT_ALLOWED, said.decode()))
+        self._end(connection_close(_NOT_ALLOWED, said), Ending(HandshakeSide.PRODUCER, _NOT_ALLOWED, said.decode()))
         self._run()
 
     def _run(self) -> None:
@@ -258,7 +347,7 @@ class Handshake:
             # version".
             self.to_producer.append(PROTOCOL_HEADER)
             self.wrong_header = True
-            self._note(Side.PRODUCER, 0, f"{_seen(start)}, expected the protocol header AMQP 0 0 9 1")
+            self._note(HandshakeSide.PRODUCER, 0, f"{_seen(start)}, expected the protocol header AMQP 0 0 9 1")
             self._close()
         return False
 
@@ -297,7 +386,7 @@ class Handshake:
 
     def _producer_closes(self, frame: RawFrame) -> HandshakeState:
         close = read_close(frame.payload)
-        self._note(Side.PRODUCER, close.reply_code, close.reply_text.decode(errors="replace"))
+        self._note(HandshakeSide.PRODUCER, close.reply_code, close.reply_text.decode(errors="replace"))
         self.to_producer.append(connection_close_ok())
         return self._close()
 
@@ -331,7 +420,9 @@ class Handshake:
     def _upstream_closes(self, frame: RawFrame) -> HandshakeState:
         close = read_close(frame.payload)
         self.to_upstream.append(connection_close_ok())
-        self._end(frame.raw, Ending(Side.UPSTREAM, close.reply_code, close.reply_text.decode(errors="replace")))
+        self._end(
+            frame.raw, Ending(HandshakeSide.UPSTREAM, close.reply_code, close.reply_text.decode(errors="replace"))
+        )
         return self.state
 
     # -- ends ---
@@ -342,7 +433,7 @@ class Handshake:
     def _producer_failed(self, error: ProtocolError) -> None:
         text = reply_text(error.reply_code, error.text)
         self.to_producer.append(connection_close(error.reply_code, text, error.class_id, error.method_id))
-        self._note(Side.PRODUCER, error.reply_code, text.decode(errors="replace"))
+        self._note(HandshakeSide.PRODUCER, error.reply_code, text.decode(errors="replace"))
         self.close_upstream = True
         self.state = HandshakeState.CLOSING
 
@@ -354,7 +445,7 @@ class Handshake:
 
     def _upstream_failed(self, why: str) -> None:
         text = reply_text(_CONNECTION_FORCED, b"upstream " + why.encode())
-        ending = Ending(Side.UPSTREAM, _CONNECTION_FORCED, text.decode(errors="replace"))
+        ending = Ending(HandshakeSide.UPSTREAM, _CONNECTION_FORCED, text.decode(errors="replace"))
         self._end(connection_close(_CONNECTION_FORCED, text), ending)
 
     def _end(self, close: bytes, ending: Ending) -> None:
@@ -378,7 +469,7 @@ class Handshake:
         self.state = HandshakeState.CLOSED
         return self.state
 
-    def _note(self, side: Side, reply_code: int, text: str) -> None:
+    def _note(self, side: HandshakeSide, reply_code: int, text: str) -> None:
         self.ending = self.ending or Ending(side, reply_code, text)
 
 

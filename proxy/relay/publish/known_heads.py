@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from proxy.relay.channel import PendingPublish
-from proxy.relay.traffic import Tally
+from proxy.relay.counters import Tally
 
 #: Heads remembered, a few hundred bytes each, and the bytes of them all: where they are large, fewer are kept.
 REMEMBERED = 2048

@@ -17,9 +17,9 @@ from proxy.amqp.frames import U32, shortstr
 from proxy.amqp.tables import decode_value, pick, without
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.auditing import AuditSink, LineTemplate
+from proxy.relay.counters import Tally, Traffic
 from proxy.relay.original_address import CC_ASIDE, OURS, OriginalAddress, entry
 from proxy.relay.tokens import NOWHERE
-from proxy.relay.traffic import Tally, Traffic
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
 from proxy.routing.readdressing import Readdressing, departure

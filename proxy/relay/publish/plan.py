@@ -22,9 +22,8 @@ from proxy.errors import ProtocolError
 from proxy.relay.auditing import AuditSink
 from proxy.relay.counters import Counters
 from proxy.relay.declare.signing import Secrets
-from proxy.relay.original_address import OriginalAddress
+from proxy.relay.original_address import OriginalAddress, refuse_forged
 from proxy.relay.publish.outgoing import CC_BCC, Copy, Outgoing, outgoing, refuse_reserved, table_entries
-from proxy.relay.restoring import refuse_forged
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Facts, Interest

@@ -21,8 +21,7 @@ from proxy.relay.channel import Channel, Content, Expected, Life
 from proxy.relay.conversation import Conversation, Phase
 from proxy.relay.declare import script
 from proxy.relay.declare.bindings import ClientBindings
-from proxy.relay.declare.equivalence import refuse_nested
-from proxy.relay.declare.exchanges import Declaring
+from proxy.relay.declare.exchanges import Declaring, refuse_nested
 from proxy.relay.declare.own_bindings import bind_tokens, tokens_of
 from proxy.relay.declare.stored import refuse_own_arguments
 from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames

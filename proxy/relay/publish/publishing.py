@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from proxy.amqp.frame_buffer import Remainder
 from proxy.amqp.frames import (
     BODY,
     CONTENT_HEAD,
@@ -22,6 +21,7 @@ from proxy.amqp.frames import (
     KINDS,
     METHOD,
     OVERHEAD,
+    Remainder,
     check_head,
 )
 from proxy.errors import ProtocolError, Scope

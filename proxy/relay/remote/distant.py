@@ -19,7 +19,7 @@ from proxy.relay.publish.address_plan import TranslatedPlan
 from proxy.relay.publish.copies import ledger_of
 from proxy.relay.publish.shapes import Shapes
 from proxy.relay.remote.copies import way_to
-from proxy.relay.remote.messages import RemoteMessage, RemoteResult, Way
+from proxy.relay.remote.lane import RemoteMessage, RemoteResult, Way
 from proxy.relay.settling import confirm
 from proxy.values import RESERVED
 

@@ -5,26 +5,414 @@ inside lists, then each argument from the smallest key up. What a single argumen
 `operator_arguments` and `route_arguments`.
 
 Source: the open-exchange specification, sections 3, 6 and 11.
+
+Which argument of an open exchange's binding is which operator, and which value may it have?
+
+The tables below are the operator tables of the specification: argument key -> what reads its value. A reader puts an
+operator into the draft, or refuses the value.
+
+Source: the open-exchange specification, sections 4 and 5; section 11 for the texts.
+
+Which argument of an open exchange's binding adds or deletes destinations, or says where the visit goes on?
+
+As in `operator_arguments`: tables of argument key -> what reads its value into the draft, or refuses it.
+
+Source: the open-exchange specification, sections 7 and 8; section 11 for the texts.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from math import isfinite
 from typing import cast
 
-from proxy.routing.bindings import operator_arguments, route_arguments
-from proxy.routing.bindings.comparison import FLOATS
-from proxy.routing.bindings.draft import Draft, Reader, unknown_key
-from proxy.routing.bindings.match import Match, match_all, match_any, match_eq, match_set
-from proxy.routing.bindings.operator_arguments import HEADER_KEYS, PROPERTY_PREFIX
-from proxy.routing.bindings.producer_routes import begins_with_character
+from proxy.routing.bindings import operators
+from proxy.routing.bindings.binding import EXCHANGE, QUEUE
+from proxy.routing.bindings.compiled import (
+    Draft,
+    HeaderReader,
+    Match,
+    Reader,
+    match_all,
+    match_any,
+    match_eq,
+    match_set,
+    name_of,
+    pattern_of,
+    text_of,
+    unknown_key,
+)
+from proxy.routing.bindings.operators import (
+    ABSENT,
+    FLOATS,
+    INTEGERS,
+    MATCH,
+    NUMBERS,
+    PROPERTY,
+    ROUTING_KEY,
+    TOPIC,
+    TYPE_TESTS,
+    Access,
+    ClockOperator,
+    HeaderOperator,
+    Judge,
+    PropertyOperator,
+    RoutingKeyOperator,
+    Verdict,
+    header_access,
+)
+from proxy.routing.bindings.producer_routes import PatternRoute, begins_with_character
+from proxy.routing.bindings.routes import QueueRoute
+from proxy.routing.bindings.topics import InvalidTopic, open_topic
 from proxy.routing.erlang_terms import refused
+from proxy.routing.message import Message, spelled_integer
 from proxy.values import Table, Value
 
-KEYS: dict[bytes, Reader] = {**operator_arguments.OPERATOR_KEYS, **route_arguments.ROUTE_KEYS}
+# Section 4: headers.
+
+
+def plain_key(draft: Draft, key: bytes, value: Value) -> None:
+    """A key that is not ours: equality of the header of that name."""
+    _equality(draft, key, value, key, False)
+
+
+def _equality(draft: Draft, key: bytes, value: Value, name: bytes, optional: bool) -> None:
+    judge = operators.equals(value)
+    draft.headers.append(
+        HeaderOperator(key, value, name, judge, optional, ABSENT, True, True, header_access(name, value))
+    )
+
+
+def _equal(optional: bool) -> HeaderReader:
+    return lambda draft, key, value, name: _equality(draft, key, value, name, optional)
+
+
+def _comparison(optional: bool, judge_of: Callable[[bytes, Value], Judge]) -> HeaderReader:
+    return lambda draft, key, value, name: draft.headers.append(
+        HeaderOperator(key, value, name, judge_of(key, value), optional)
+    )
+
+
+def _different(_key: bytes, value: Value) -> Judge:
+    return operators.differs(value)
+
+
+def _ordered(sign: bytes) -> Callable[[bytes, Value], Judge]:
+    def judge_of(_key: bytes, value: Value) -> Judge:
+        if value.letter not in NUMBERS:
+            raise refused("Type's value of comparison's operators < and > must be numeric")
+        return operators.compares(sign, value)
+
+    return judge_of
+
+
+def _searched(key: bytes, value: Value) -> Judge:
+    return operators.matches(pattern_of(key, value))
+
+
+def _not_searched(key: bytes, value: Value) -> Judge:
+    return operators.mismatches(pattern_of(key, value))
+
+
+def _exists(judge: Judge) -> Reader:
+    return lambda draft, key, value: draft.headers.append(
+        HeaderOperator(key, value, name_of(key, value), judge, uses_up=True, compares=False)
+    )
+
+
+def _is_absent(draft: Draft, key: bytes, value: Value) -> None:
+    name = name_of(key, value)
+    draft.headers.append(HeaderOperator(key, value, name, _never, absent=MATCH, compares=False))
+
+
+def _never(_value: object, _message: object) -> bool:
+    return False
+
+
+# Section 5: routing key, properties, clock.
+
+
+def _key_equals(draft: Draft, key: bytes, value: Value) -> None:
+    expected = text_of(key, value)
+    access = (ROUTING_KEY, "", expected)
+    draft.others.append(RoutingKeyOperator(key, value, lambda seen, _: seen == expected, access))
+
+
+def _key_differs(draft: Draft, key: bytes, value: Value) -> None:
+    expected = text_of(key, value)
+    draft.others.append(RoutingKeyOperator(key, value, lambda seen, _: seen != expected))
+
+
+def _key_searched(negated: bool) -> Reader:
+    def read(draft: Draft, key: bytes, value: Value) -> None:
+        pattern = pattern_of(key, value)
+        draft.others.append(
+            RoutingKeyOperator(key, value, lambda seen, message: message.search(pattern, seen) is not negated)
+        )
+
+    return read
+
+
+def _key_topic(negated: bool, ignore_case: bool) -> Reader:
+    def read(draft: Draft, key: bytes, value: Value) -> None:
+        source = text_of(key, value)
+        try:
+            topic = open_topic(source, ignore_case)
+        except InvalidTopic as error:
+            raise refused("Invalid AMQP topic") from error
+        access = None if negated or ignore_case else topic_access(source)
+        draft.others.append(RoutingKeyOperator(key, value, lambda seen, _: topic.matches(seen) is not negated, access))
+
+    return read
+
+
+def topic_access(pattern: bytes) -> Access:
+    """Where a routing key that fits a topic is found; a topic without wildcards is an equality."""
+    if b"*" in pattern or b"#" in pattern:
+        return TOPIC, "", pattern
+    return ROUTING_KEY, "", pattern
+
+
+def property_key(draft: Draft, key: bytes, value: Value) -> None:
+    """A key of the property family: ``x-?prex``, ``x-?pr!ex``, or a comparison, a blank and the property."""
+    sign, _, name = key.removeprefix(PROPERTY_PREFIX).partition(b" ")
+    if value.letter == "S":
+        read = _text_property(key, value, sign, name)
+    elif value.letter in INTEGERS:
+        read = _integer_property(key, value, sign, name)
+    else:
+        raise unknown_key(key)
+    if read is None:
+        raise refused("Invalid property match operator")
+    draft.others.append(read)
+
+
+def _text_property(key: bytes, value: Value, sign: bytes, name: bytes) -> PropertyOperator | None:
+    expected = text_of(key, value)
+    if key in _PROPERTY_TESTS and expected in TEXT_PROPERTIES | INTEGER_PROPERTIES:
+        judge, absent = _PROPERTY_TESTS[key]
+        return PropertyOperator(key, value, expected.decode(), judge, absent)
+    if name not in TEXT_PROPERTIES or sign not in (b"=", b"!=", b"re", b"!re"):
+        return None
+    negated = sign.startswith(b"!")
+    if sign.endswith(b"="):
+        access = None if negated else (PROPERTY, name.decode(), expected)
+        return PropertyOperator(
+            key, value, name.decode(), lambda seen, _: (seen == expected) is not negated, access=access
+        )
+    pattern = pattern_of(key, value)
+    return PropertyOperator(
+        key,
+        value,
+        name.decode(),
+        lambda seen, message: message.search(pattern, cast("bytes", seen)) is not negated,
+    )
+
+
+def _integer_property(key: bytes, value: Value, sign: bytes, name: bytes) -> PropertyOperator | None:
+    compare = _INTEGER_COMPARISONS.get(sign)
+    if name not in INTEGER_PROPERTIES or compare is None:
+        return None
+    bound = cast("int", value.value)
+
+    def judge(seen: bytes | int, _message: Message) -> bool:
+        number = spelled_integer(seen)
+        return number is not None and compare(number, bound)
+
+    access = (PROPERTY, name.decode(), bound) if sign == b"=" else None
+    return PropertyOperator(key, value, name.decode(), judge, access=access)
+
+
+def _clock(local: bool, negated: bool) -> Reader:
+    def read(draft: Draft, key: bytes, value: Value) -> None:
+        zone = draft.zone if local else UTC
+        draft.others.append(ClockOperator(key, value, zone, pattern_of(key, value), negated))
+
+    return read
+
+
+TEXT_PROPERTIES = frozenset(
+    b"content_type content_encoding correlation_id reply_to message_id type user_id app_id cluster_id".split()
+)
+INTEGER_PROPERTIES = frozenset(b"delivery_mode priority timestamp expiration".split())
+
+#: How all keys of the property family begin.
+PROPERTY_PREFIX = b"x-?pr"
+
+_PROPERTY_TESTS: dict[bytes, tuple[Callable[[object, object], bool], Verdict]] = {
+    b"x-?prex": (lambda _seen, _message: True, ABSENT),
+    b"x-?pr!ex": (_never, MATCH),
+}
+_INTEGER_COMPARISONS: dict[bytes, Callable[[int, int], bool]] = {
+    b"=": operator.eq,
+    b"!=": operator.ne,
+    b"<": operator.lt,
+    b"<=": operator.le,
+    b">=": operator.ge,
+    b">": operator.gt,
+}
+
+#: Keys that take the name of a header behind one blank.
+HEADER_KEYS: dict[bytes, HeaderReader] = {
+    prefix + sign: reader
+    for prefix, optional in ((b"x-?hkv", False), (b"x-?hk?v", True))
+    for sign, reader in {
+        b"=": _equal(optional),
+        b"!=": _comparison(optional, _different),
+        b"<": _comparison(optional, _ordered(b"<")),
+        b"<=": _comparison(optional, _ordered(b"<=")),
+        b">=": _comparison(optional, _ordered(b">=")),
+        b">": _comparison(optional, _ordered(b">")),
+        b"re": _comparison(optional, _searched),
+        b"!re": _comparison(optional, _not_searched),
+    }.items()
+}
+
+#: Whole keys.
+OPERATOR_KEYS: dict[bytes, Reader] = {
+    b"x-?hkex": _exists(operators.present),
+    b"x-?hk!ex": _is_absent,
+    **{b"x-?hkex" + test: _exists(operators.has_type(letters)) for test, letters in TYPE_TESTS.items()},
+    **{b"x-?hkex!" + test: _exists(operators.lacks_type(letters)) for test, letters in TYPE_TESTS.items()},
+    b"x-?rk=": _key_equals,
+    b"x-?rk!=": _key_differs,
+    b"x-?rkre": _key_searched(False),
+    b"x-?rk!re": _key_searched(True),
+    b"x-?rkta": _key_topic(False, False),
+    b"x-?rk!ta": _key_topic(True, False),
+    b"x-?rktaci": _key_topic(False, True),
+    b"x-?rk!taci": _key_topic(True, True),
+    b"x-?dture": _clock(False, False),
+    b"x-?dtu!re": _clock(False, True),
+    b"x-?dtlre": _clock(True, False),
+    b"x-?dtl!re": _clock(True, True),
+}
+
+
+DEFAULT_ORDER = 10_000
+LEAST_ORDER, GREATEST_ORDER = 100, 999_999
+
+# Section 7: routes.
+
+
+def _names(result: bool, kind: str, adds: bool) -> Reader:
+    def read(draft: Draft, key: bytes, value: Value) -> None:
+        effects = draft.on(result)
+        (effects.add if adds else effects.delete).add((kind, name_of(key, value)))
+
+    return read
+
+
+def _add_queues(result: bool, negated: bool, only_one: bool) -> Reader:
+    def read(draft: Draft, key: bytes, value: Value) -> None:
+        route = QueueRoute(pattern_of(key, value), negated, only_one)
+        draft.on(result).add_queues[negated] = route
+
+    return read
+
+
+def _delete_queues(result: bool, negated: bool) -> Reader:
+    def read(draft: Draft, key: bytes, value: Value) -> None:
+        draft.on(result).delete_queues[negated] = PatternRoute(pattern_of(key, value), negated)
+
+    return read
+
+
+def _flag(raise_flag: Callable[[Draft], None]) -> Reader:
+    def read(draft: Draft, key: bytes, value: Value) -> None:
+        if value != ("S", b""):
+            raise unknown_key(key)
+        raise_flag(draft)
+
+    return read
+
+
+def _grant(result: bool, action: bytes, *kinds: bytes) -> Reader:
+    headers = [b"x-%s%s-on%s" % (action, kind, b"true" if result else b"false") for kind in kinds]
+
+    def grant(draft: Draft) -> None:
+        effects = draft.on(result)
+        (effects.granted_add if action == b"add" else effects.granted_delete).update(headers)
+
+    return _flag(grant)
+
+
+def _use_routing_key(draft: Draft) -> None:
+    draft.queue_of_routing_key = True
+
+
+def _delete_destination(draft: Draft) -> None:
+    draft.on(True).delete.add(draft.destination)
+
+
+# Section 8: order, goto, stop.
+
+
+def _place(what: str, key: bytes, value: Value) -> int:
+    number = value.value
+    if value.letter not in INTEGERS or not isinstance(number, int) or number <= 0:
+        raise unknown_key(key)
+    if not LEAST_ORDER <= number <= GREATEST_ORDER:
+        raise refused(f"Binding's {what} must be an integer between {LEAST_ORDER} and {GREATEST_ORDER}")
+    return number
+
+
+def _order(draft: Draft, key: bytes, value: Value) -> None:
+    order = _place("order", key, value)
+    draft.order = draft.order or order
+
+
+def _goto(result: bool) -> Reader:
+    def read(draft: Draft, key: bytes, value: Value) -> None:
+        draft.on(result).goto = _place("goto", key, value)
+
+    return read
+
+
+def _stop(result: bool) -> Reader:
+    def stop(draft: Draft) -> None:
+        draft.on(result).stop = True
+
+    return _flag(stop)
+
+
+#: Keys of routes and branches.
+ROUTE_KEYS: dict[bytes, Reader] = {
+    b"x-msg-destq-rk": _flag(_use_routing_key),
+    b"x-del-dest": _flag(_delete_destination),
+    b"x-order": _order,
+    **{
+        start + suffix: reader
+        for suffix, result in ((b"-ontrue", True), (b"-onfalse", False))
+        for start, reader in {
+            b"x-addq": _names(result, QUEUE, True),
+            b"x-adde": _names(result, EXCHANGE, True),
+            b"x-delq": _names(result, QUEUE, False),
+            b"x-dele": _names(result, EXCHANGE, False),
+            b"x-addqre": _add_queues(result, False, False),
+            b"x-addq!re": _add_queues(result, True, False),
+            b"x-add1qre": _add_queues(result, False, True),
+            b"x-add1q!re": _add_queues(result, True, True),
+            b"x-delqre": _delete_queues(result, False),
+            b"x-delq!re": _delete_queues(result, True),
+            b"x-msg-addq": _grant(result, b"add", b"q"),
+            b"x-msg-adde": _grant(result, b"add", b"e"),
+            b"x-msg-delq": _grant(result, b"del", b"q"),
+            b"x-msg-dele": _grant(result, b"del", b"e"),
+            b"x-msg-addqre": _grant(result, b"add", b"q", b"qre", b"q!re"),
+            b"x-msg-delqre": _grant(result, b"del", b"q", b"qre", b"q!re"),
+            b"x-goto": _goto(result),
+            b"x-stop": _stop(result),
+        }.items()
+    },
+}
+
+
+KEYS: dict[bytes, Reader] = {**OPERATOR_KEYS, **ROUTE_KEYS}
 
 _X_MATCH = b"x-match"
 _SET = re.compile(rb"set(?: ([+-]?)([0-9]+))?")
@@ -139,10 +527,10 @@ def _read(draft: Draft, key: bytes, value: Value) -> None:
     if not key:
         raise refused("Binding's argument key can't be empty")
     if not key.startswith(b"x-"):
-        operator_arguments.plain_key(draft, key, value)
+        plain_key(draft, key, value)
         return
     if key.startswith(PROPERTY_PREFIX):
-        operator_arguments.property_key(draft, key, value)
+        property_key(draft, key, value)
         return
     sign, _, name = key.partition(b" ")
     of_header = HEADER_KEYS.get(sign)

@@ -2,11 +2,20 @@
 
 A binding is what was declared, nothing compiled: what its arguments mean is said in `arguments`.
 Sources: the open-exchange specification, sections 8 and 13 (order of ties, identity).
+
+How far may the routes of a client's bindings reach?
+
+What a client declares must lead nowhere that it could not have bound itself. A `Reach` knows what its client may
+bind to one exchange, as far as that was asked; the rest does not count among the destinations of a message, and the
+message says that it should be asked for. The declared destination of a binding needs no such leave: the broker gave it
+when the binding was made. Who asks whom is not known here.
+
+Source: the open-exchange specification, section 7, for what routes choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import itemgetter
@@ -15,7 +24,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from proxy.values import Table, Value
 
 if TYPE_CHECKING:
-    from proxy.routing.bindings.reach import Reach
+    from proxy.routing.message import Message
 
 QUEUE = "queue"
 EXCHANGE = "exchange"
@@ -90,3 +99,48 @@ def binding_hash(destination_type: str, destination: bytes, routing_key: bytes, 
     """A short stable name for a binding that has none: 10 hex digits of what makes it itself."""
     content = (destination_type, destination, routing_key, typed_arguments(arguments))
     return blake2b(repr(content).encode(), digest_size=5).hexdigest()
+
+
+#: In the place of what is out of reach: a name that nobody has, so that the message counts as routed all the same.
+NOBODY: Destination = (QUEUE, b"")
+
+
+class Reach:
+    """What one client may bind to one exchange.
+
+    Args:
+        client: its name.
+        closed: whether nothing is allowed and no client is to be asked.
+    """
+
+    __slots__ = ("allowed", "client", "closed", "refused")
+
+    def __init__(self, client: str, closed: bool = False) -> None:
+        """Know nothing yet."""
+        self.client = client
+        self.closed = closed
+        #: destinations that the client could bind
+        self.allowed: set[Destination] = set()
+        #: those that it could not, with the reason
+        self.refused: dict[Destination, str] = {}
+
+    def limit(self, chosen: Collection[Destination], message: Message) -> Collection[Destination]:
+        """Give those of the destinations that are within reach, and `NOBODY` for the others.
+
+        Args:
+            chosen: destinations.
+            message: gets what has to be asked for.
+        """
+        if self.allowed.issuperset(chosen):
+            return chosen
+        kept = {NOBODY}
+        for one in chosen:
+            if one in self.allowed:
+                kept.add(one)
+            elif not self.closed and one not in self.refused:
+                message.asked.add((self, one))
+        return kept
+
+
+#: Of a binding that no client is known to have made: its routes lead nowhere, and no client is asked.
+NO_REACH = Reach("", closed=True)

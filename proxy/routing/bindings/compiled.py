@@ -4,19 +4,281 @@ A `CompiledBinding` is the same for every exchange type: a truth, effects for bo
 visits, and what an index and a cache must know about it. How it was made is `exchange_types`' question.
 
 Source: the open-exchange specification, sections 1, 7 and 8.
+
+How do the answers of a binding's operators become its truth?
+
+Four folds, one for each match type. They know operators only by their answers; `eq` and `set` also walk the whole
+header table. Which of the facts outside its operators a fold looks at, and which equalities it cannot be true
+without, is said here too, since both follow from the fold.
+
+Source: the open-exchange specification, sections 3 and 3.1.
+
+What becomes of a binding's arguments while they are being read?
+
+A `Draft` collects operators and effects; the readers of single arguments (`operator_arguments`, `route_arguments`)
+fill it and share the checks of values that stand here.
+
+Source: the open-exchange specification, section 11, "every other ``x-`` key, or a known key with a value of the
+wrong type".
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from datetime import UTC, tzinfo
+from operator import attrgetter
+from typing import TypeAlias, cast
 
+from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import EXCHANGE, Binding, Destination
-from proxy.routing.bindings.match import Match, Truth
-from proxy.routing.bindings.operators import HEADER, ROUTING_KEY, Access, Need, Operator
-from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES
-from proxy.routing.bindings.routes import Effects
+from proxy.routing.bindings.operators import (
+    ABSENT,
+    ALL_HEADERS,
+    HEADER,
+    MATCH,
+    MISMATCH,
+    ROUTING_KEY,
+    TOPIC,
+    Access,
+    HeaderOperator,
+    Need,
+    Operator,
+)
+from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern
+from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES, begins_with_character, invalid_regex
+from proxy.routing.bindings.routes import Effects, EffectsDraft
+from proxy.routing.erlang_terms import binary, refused
 from proxy.routing.message import Message
+from proxy.values import Table, Value
+
+Truth: TypeAlias = Callable[[Message], bool]
+
+_by_header = attrgetter("name")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a fold makes of a binding's operators.
+
+    Args:
+        truth: whether the binding is true for a message.
+        required: equalities that all hold where the binding is true.
+        either: equalities of which at least one holds where the binding is true; None: it can do without.
+        needs: facts beyond those of the operators that the truth depends on.
+    """
+
+    truth: Truth
+    required: tuple[Access, ...] = ()
+    either: tuple[Access, ...] | None = None
+    needs: tuple[Need, ...] = ()
+
+
+def match_all(operators: Sequence[Operator]) -> Match:
+    """True when every operator matches, an optional one also where it is absent."""
+    strict = tuple(operator.verdict for operator in operators if not operator.optional)
+    lenient = tuple(operator.verdict for operator in operators if operator.optional)
+    ways = _ways(operator for operator in operators if not operator.optional)
+    if len(strict) == 1 and not lenient:
+        only = strict[0]
+        return Match(lambda message: only(message) is MATCH, ways)
+
+    def truth(message: Message) -> bool:
+        for verdict in strict:
+            if verdict(message) is not MATCH:
+                return False
+        for verdict in lenient:
+            if verdict(message) is MISMATCH:
+                return False
+        return True
+
+    return Match(truth, ways)
+
+
+def match_any(operators: Sequence[Operator]) -> Match:
+    """True when at least one operator matches."""
+    verdicts = tuple(operator.verdict for operator in operators)
+
+    def truth(message: Message) -> bool:
+        for verdict in verdicts:
+            if verdict(message) is MATCH:
+                return True
+        return False
+
+    ways = [operator.access for operator in operators]
+    places = tuple(way for way in ways if way is not None)
+    return Match(truth, either=places if len(places) == len(ways) else None)
+
+
+def match_eq(headers: Sequence[HeaderOperator], others: Sequence[Operator]) -> Match:
+    """True when the others match and the header table is exactly what the header operators describe."""
+    walk = _arranged(headers)
+    rest = match_all(others)
+
+    def truth(message: Message) -> bool:
+        return rest.truth(message) and _walk_eq(walk, message)
+
+    ways = rest.required + _ways(each for each in headers if not each.optional)
+    return Match(truth, ways, needs=(ALL_HEADERS,))
+
+
+def match_set(headers: Sequence[HeaderOperator], others: Sequence[Operator], least: int) -> Match:
+    """True when the others match, no header operator fails on a present header and at least `least` succeed."""
+    walk = _arranged(headers)
+    rest = match_all(others)
+
+    def truth(message: Message) -> bool:
+        return rest.truth(message) and _walk_set(walk, message) >= least
+
+    ways = rest.required
+    if least >= len(walk):
+        # None of them may be missing from the count, so that each must succeed.
+        ways += _ways(headers)
+    return Match(truth, ways, needs=(ALL_HEADERS,) if _count_can_stop(walk) else ())
+
+
+def _ways(operators: Iterable[Operator]) -> tuple[Access, ...]:
+    """The equalities among operators that must all match; topics only where there is nothing better."""
+    ways = [operator.access for operator in operators if operator.access is not None]
+    return tuple(sorted(ways, key=lambda way: way[0] == TOPIC))
+
+
+def _arranged(headers: Sequence[HeaderOperator]) -> tuple[HeaderOperator, ...]:
+    """By header name; under one name by descending argument key, elements of a list in reverse.
+
+    They come by ascending key, elements in order.
+    """
+    arranged = list(reversed(headers))
+    arranged.sort(key=_by_header)
+    return tuple(arranged)
+
+
+def _walk_eq(walk: tuple[HeaderOperator, ...], message: Message) -> bool:
+    headers = message.sorted_headers
+    at, end = 0, len(headers)
+    for operator in walk:
+        if at == end or headers[at][0] > operator.name:
+            if operator.absent is ABSENT and not operator.optional:
+                return False
+            continue
+        name, value = headers[at]
+        if name < operator.name or not operator.judge(value, message):
+            return False
+        at += operator.uses_up
+    return at == end
+
+
+def _walk_set(walk: tuple[HeaderOperator, ...], message: Message) -> int:
+    """How many operators succeeded; -1 where one failed."""
+    headers = message.sorted_headers
+    at, end, count = 0, len(headers), 0
+    for operator in walk:
+        at = _skip_smaller(headers, at, operator.name)
+        if at == end or headers[at][0] > operator.name:
+            if operator.absent is MATCH:
+                count += 1
+            elif at == end and not operator.compares:
+                return count
+            continue
+        if not operator.judge(headers[at][1], message):
+            return -1
+        count += 1
+        at += operator.uses_up
+    return count
+
+
+def _skip_smaller(headers: Table, at: int, name: bytes) -> int:
+    end = len(headers)
+    while at < end and headers[at][0] < name:
+        at += 1
+    return at
+
+
+def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
+    """Whether headers that no operator names can change the count.
+
+    They can by being there at all: counting stops at a test of existence or type behind the last header, which
+    shows only where a test of absence follows.
+    """
+    tests = [at for at, operator in enumerate(walk) if not operator.compares and operator.absent is ABSENT]
+    absences = [at for at, operator in enumerate(walk) if operator.absent is MATCH]
+    return bool(tests and absences) and tests[0] < absences[-1]
+
+
+@dataclass(slots=True)
+class Draft:
+    """What has been read of a binding's arguments so far.
+
+    Args:
+        destination: the declared one.
+        zone: local time.
+    """
+
+    destination: Destination
+    zone: tzinfo = UTC
+    headers: list[HeaderOperator] = field(default_factory=list)
+    others: list[Operator] = field(default_factory=list)
+    order: int = 0
+    effects: dict[bool, EffectsDraft] = field(default_factory=dict)
+    queue_of_routing_key: bool = False
+
+    def on(self, result: bool) -> EffectsDraft:
+        """The effects of one result."""
+        draft = self.effects.get(result)
+        if draft is None:
+            draft = self.effects[result] = EffectsDraft()
+        return draft
+
+
+#: Reads a value (an element of it, where it was a list) into the draft; gets the whole key too.
+Reader: TypeAlias = Callable[[Draft, bytes, Value], None]
+#: The same for keys that end with the name of a header, which comes last.
+HeaderReader: TypeAlias = Callable[[Draft, bytes, Value, bytes], None]
+
+
+def unknown_key(key: bytes) -> ProtocolError:
+    """The refusal of a key that is not known, or whose value is of the wrong type."""
+    opening = "Unknown or invalid argument's key '"
+    return refused(f"{opening}{binary(key, len(opening))}'")
+
+
+def text_of(key: bytes, value: Value) -> bytes:
+    """The bytes of a long string; nothing else will do."""
+    if value.letter != "S":
+        raise unknown_key(key)
+    return cast("bytes", value.value)
+
+
+def name_of(key: bytes, value: Value) -> bytes:
+    """A name: a long string with at least one character."""
+    text = text_of(key, value)
+    if not begins_with_character(text):
+        raise unknown_key(key)
+    return text
+
+
+def pattern_of(key: bytes, value: Value) -> Pattern:
+    """A long string that is a regex."""
+    source = text_of(key, value)
+    try:
+        return compile_pattern(source)
+    except InvalidPattern as error:
+        raise refused(invalid_regex(source, str(error))) from error
+
+
+def count_regexes(arguments: Table) -> int:
+    """Count the regular expressions in the arguments of a binding."""
+    lists = (value.value if value.letter == "A" else (value,) for key, value in arguments if is_regex_key(key))
+    return sum(len(cast("tuple[Value, ...]", values)) for values in lists)
+
+
+def is_regex_key(key: bytes) -> bool:
+    """Whether an argument's value is a regular expression, or a list of them."""
+    head = key.partition(b" ")[0]
+    if head.startswith(b"x-?"):
+        return head.endswith(b"re") and head != b"x-?hkexre"
+    return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head
+
 
 #: Place in the order of visits: order, then the greater sequence, then the later arrival.
 Rank: TypeAlias = tuple[int, int, int]

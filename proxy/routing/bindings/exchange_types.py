@@ -12,15 +12,11 @@ from collections.abc import Callable
 from datetime import tzinfo
 from typing import TypeAlias, cast
 
-from proxy.routing.bindings import comparison
-from proxy.routing.bindings.arguments import read_arguments, refuse_unreal_numbers
+from proxy.routing.bindings import operators
+from proxy.routing.bindings.arguments import DEFAULT_ORDER, read_arguments, refuse_unreal_numbers, topic_access
 from proxy.routing.bindings.binding import Binding, by_name
-from proxy.routing.bindings.compiled import CompiledBinding
-from proxy.routing.bindings.draft import Draft, count_regexes
-from proxy.routing.bindings.match import Match, match_all, match_any
-from proxy.routing.bindings.operator_arguments import topic_access
+from proxy.routing.bindings.compiled import CompiledBinding, Draft, Match, count_regexes, match_all, match_any
 from proxy.routing.bindings.operators import ROUTING_KEY, HeaderOperator, Operator, RoutingKeyOperator, header_access
-from proxy.routing.bindings.route_arguments import DEFAULT_ORDER
 from proxy.routing.bindings.topics import Topic
 from proxy.routing.erlang_terms import TYPE_NAMES, binary, refused, term
 from proxy.values import Value
@@ -100,8 +96,8 @@ def compile_headers(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
 
 def _header(key: bytes, value: Value) -> HeaderOperator:
     if value.letter == "V":
-        return HeaderOperator(key, value, key, comparison.present)
-    return HeaderOperator(key, value, key, comparison.equals(value), access=header_access(key, value))
+        return HeaderOperator(key, value, key, operators.present)
+    return HeaderOperator(key, value, key, operators.equals(value), access=header_access(key, value))
 
 
 def _headers_match_type(value: Value) -> str:

@@ -13,14 +13,18 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import cast
 
-from proxy.routing.bindings.comparison import FLOATS, INTEGERS, NUMBERS, TEXTS, TYPE_TESTS
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.operators import (
     ABSENT,
     CLOCK,
+    FLOATS,
+    INTEGERS,
     MATCH,
+    NUMBERS,
     PROPERTY,
     ROUTING_KEY,
+    TEXTS,
+    TYPE_TESTS,
     HeaderOperator,
     Need,
     Operator,

@@ -13,7 +13,7 @@ from proxy.routing.bindings.binding import EXCHANGE, typed_arguments
 from proxy.rules.compiler import OPERATORS
 from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, BindingDraft, ExchangeDraft, FileDraft, QueueDraft
 from proxy.values import Value
-from proxy.yamlfile.faults import Faults, Place
+from proxy.yamlfile.nodes import Faults, Place
 
 #: Filters are arguments of open exchanges; other types take and ignore them, as the broker does.
 _FILTERS = (b"min-payload-size", b"max-payload-size", b"max-headers-size", b"max-headers-depth")

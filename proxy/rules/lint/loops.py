@@ -13,9 +13,8 @@ from proxy.addressing.address import InvalidAddress, parse_address
 from proxy.addressing.lint import fixed_domain
 from proxy.addressing.table import AddressRule
 from proxy.rules.loader import LoadedRules
-from proxy.yamlfile.faults import Faults
 from proxy.yamlfile.kinds import leads_back
-from proxy.yamlfile.nodes import join
+from proxy.yamlfile.nodes import Faults, join
 
 #: (host, port) where we listen
 Listening = Collection[tuple[str, int]]

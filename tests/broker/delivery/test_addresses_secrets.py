@@ -22,13 +22,13 @@ from pamqp import commands
 
 from proxy.addressing.address import parse_address
 from proxy.addressing.targets import Target
+from proxy.app.composition import remote_brokers
 from proxy.app.sidecar import Sidecar
 from proxy.broker.settings import ControlSettings
 from proxy.cli.main import main
 from proxy.config.settings import load_settings
 from proxy.errors import ConfigErrors
 from proxy.net.remote_endpoints import endpoint
-from proxy.net.remote_rules import remote_brokers
 from proxy.rules.loader import load_rules
 from proxy.yamlfile.kinds import Secret
 from tests.broker.delivery.distance import QUOTED, SECRET, VHOST, Far

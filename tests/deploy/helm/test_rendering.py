@@ -13,10 +13,9 @@ import pytest
 import yaml
 
 from deploy.chart.readme import CHART
-from proxy.config.passwords import read_secret
-from proxy.config.settings import parse_settings
+from proxy.config.settings import parse_settings, read_secret
 from proxy.rules.loader import load_rules
-from proxy.yamlfile.faults import Faults
+from proxy.yamlfile.nodes import Faults
 from tests.deploy.helm.rendering import (
     JSON,
     NAMESPACE,

@@ -13,7 +13,7 @@ from proxy.amqp import methods
 from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind, queue_unbind
 from proxy.errors import ProtocolError
 from proxy.relay.channel import Channel
-from proxy.relay.declare.bind_requests import is_bind, read_bind_request
+from proxy.relay.declare.bindings import is_bind, read_bind_request
 from tests import client
 
 ENTRIES = b"\x01at\x01"

@@ -9,7 +9,7 @@ import pytest
 from pamqp import commands
 
 from proxy.amqp.method_arguments import read_queue_unbind
-from proxy.relay.declare.client_reach import ASKED_AT_ONCE, ClientReach
+from proxy.relay.declare.bindings import ASKED_AT_ONCE, ClientReach
 from proxy.relay.declare.stored import storage_key
 from proxy.relay.tokens import grant_key, token
 from proxy.relay.vhost import BindingCopy, Destination, StoredBinding

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.amqp.method_arguments import ExchangeDeclare
-from proxy.relay.declare.equivalence import inequivalence, inequivalent_type
+from proxy.relay.declare.exchanges import inequivalence, inequivalent_type
 from proxy.relay.vhost import Declared, Delivery, OwnedExchange
 from proxy.values import Table, Value
 

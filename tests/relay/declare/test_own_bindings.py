@@ -16,7 +16,7 @@ from proxy.relay.declare.own_bindings import (
 )
 from proxy.relay.tokens import grant_key, token
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange
-from proxy.routing.bindings.reach import Reach
+from proxy.routing.bindings.binding import Reach
 from tests.client import names, split
 from tests.relay.relaying import OWN, Wire, owned, routed, say, state
 from tests.routing.building import exchange, to_queue

@@ -7,8 +7,14 @@ from pamqp import commands
 
 from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.handshake.greeting import NAME_CHARACTERS, own_start, read_start, read_start_ok
-from proxy.relay.handshake.tuning import FRAME_MIN_BYTES, FRAME_MIN_BYTES_4_1
+from proxy.relay.handshake.greeting import (
+    FRAME_MIN_BYTES,
+    FRAME_MIN_BYTES_4_1,
+    NAME_CHARACTERS,
+    own_start,
+    read_start,
+    read_start_ok,
+)
 from proxy.values import Table, Value
 from tests.amqp.test_tables import refusal, tables
 from tests.client import method, split

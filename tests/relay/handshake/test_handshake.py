@@ -4,7 +4,8 @@ import pytest
 
 from proxy.amqp.tables import encode_table
 from proxy.errors import LocalProtocolError, UpstreamError, UpstreamFailure
-from proxy.relay.handshake.machine import Ending, Handshake, HandshakeLimits, HandshakeState, Side, Tuning
+from proxy.relay.handshake.greeting import Tuning
+from proxy.relay.handshake.machine import Ending, Handshake, HandshakeLimits, HandshakeSide, HandshakeState
 from proxy.values import Value
 from tests.client import HEARTBEAT, PROTOCOL_HEADER, Frame, frame, names, split
 from tests.relay.handshakes import (
@@ -103,7 +104,7 @@ def test_wrong_protocol_header_is_answered_with_ours_and_closed(header: bytes, s
     assert handshake.to_producer == [PROTOCOL_HEADER]
     assert handshake.close_after_flush_producer
     assert not handshake.wants_upstream
-    assert handshake.ending == Ending(Side.PRODUCER, 0, f"{seen}, expected the protocol header AMQP 0 0 9 1")
+    assert handshake.ending == Ending(HandshakeSide.PRODUCER, 0, f"{seen}, expected the protocol header AMQP 0 0 9 1")
 
 
 def test_the_header_of_amqp_0_9_is_taken_and_the_broker_gets_ours() -> None:
@@ -194,7 +195,7 @@ def test_close_of_the_broker_reaches_the_producer_byte_for_byte(state: State) ->
     assert said_to_producer(handshake) == refused
     assert said_to_upstream(handshake) == CLOSE_OK
     assert handshake.close_upstream
-    assert handshake.ending == Ending(Side.UPSTREAM, 530, "NOT_ALLOWED - vhost sales not found")
+    assert handshake.ending == Ending(HandshakeSide.UPSTREAM, 530, "NOT_ALLOWED - vhost sales not found")
     assert not is_over(handshake)
     handshake.receive_from_producer(CLOSE_OK)
     assert is_over(handshake)
@@ -236,7 +237,7 @@ def test_start_ok_that_came_early_is_refused_at_once_when_the_broker_is_not_ther
 
 def test_broker_that_does_not_answer_is_named_in_the_text() -> None:
     handshake = at(State.AWAITING_OPEN_OK)
-    assert handshake.waiting_for is Side.UPSTREAM
+    assert handshake.waiting_for is HandshakeSide.UPSTREAM
     handshake.upstream_lost(UpstreamError(UpstreamFailure.TIMEOUT, "no answer within 10 s"))
     assert refusal(handshake) == (320, "CONNECTION_FORCED - upstream timeout: no answer within 10 s", 0, 0)
 
@@ -248,7 +249,7 @@ def test_refused_login_without_the_capability_is_a_closed_socket_as_at_the_broke
     assert handshake.to_producer == []
     assert handshake.close_after_flush_producer
     assert handshake.ending is not None
-    assert handshake.ending.side is Side.UPSTREAM
+    assert handshake.ending.side is HandshakeSide.UPSTREAM
 
 
 def test_broker_that_drops_a_client_with_the_capability_is_a_lost_one() -> None:
@@ -272,7 +273,7 @@ def test_producer_that_closes_gets_its_close_ok_before_the_socket_ends() -> None
     assert said_to_producer(handshake) == CLOSE_OK
     assert handshake.close_after_flush_producer
     assert handshake.close_upstream
-    assert handshake.ending == Ending(Side.PRODUCER, 200, "bye")
+    assert handshake.ending == Ending(HandshakeSide.PRODUCER, 200, "bye")
 
 
 def test_producer_that_vanishes_takes_the_upstream_with_it() -> None:
@@ -280,7 +281,7 @@ def test_producer_that_vanishes_takes_the_upstream_with_it() -> None:
     handshake.producer_lost()
     assert handshake.close_upstream
     assert handshake.state is State.CLOSED
-    assert handshake.ending == Ending(Side.PRODUCER, 0, "left while waiting for Connection.TuneOk")
+    assert handshake.ending == Ending(HandshakeSide.PRODUCER, 0, "left while waiting for Connection.TuneOk")
 
 
 def test_everything_but_close_ok_is_discarded_after_our_close() -> None:
@@ -360,12 +361,12 @@ def test_password_is_not_kept_once_it_is_sent() -> None:
 
 @pytest.mark.parametrize("state", [State.AWAITING_START, State.AWAITING_TUNE, State.AWAITING_OPEN_OK])
 def test_driver_can_see_that_the_broker_is_waited_for(state: State) -> None:
-    assert at(state).waiting_for is Side.UPSTREAM
+    assert at(state).waiting_for is HandshakeSide.UPSTREAM
 
 
 @pytest.mark.parametrize("state", [State.AWAITING_HEADER, State.AWAITING_START_OK, State.REFUSING, State.CLOSING])
 def test_driver_can_see_that_the_producer_is_waited_for(state: State) -> None:
-    assert at(state).waiting_for is Side.PRODUCER
+    assert at(state).waiting_for is HandshakeSide.PRODUCER
 
 
 @pytest.mark.parametrize("state", [State.OPEN, State.CLOSED])

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from pamqp import base, commands
 
 from proxy.amqp.methods import NAMES, Argument, method_frame
-from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeState, Side
-from proxy.relay.handshake.states import BROKERS_TURN, PRODUCERS_TURN, WITH_BROKER, WITHOUT_BROKER
+from proxy.relay.handshake.machine import (
+    BROKERS_TURN,
+    PRODUCERS_TURN,
+    WITH_BROKER,
+    WITHOUT_BROKER,
+    Handshake,
+    HandshakeLimits,
+    HandshakeSide,
+    HandshakeState,
+)
 from tests.client import HEARTBEAT, PROTOCOL_HEADER, frame, names, split
 from tests.relay.handshakes import (
     CLOSE_OK,
@@ -135,7 +143,7 @@ def test_every_input_of_the_broker_in_every_state(state: HandshakeState) -> None
             assert handshake.close_upstream
             assert said_to_upstream(handshake) == (CLOSE_OK if name == "Connection.Close" else b"")
             assert handshake.ending is not None
-            assert handshake.ending.side is Side.UPSTREAM
+            assert handshake.ending.side is HandshakeSide.UPSTREAM
 
 
 def test_every_state_is_somebodys_turn_or_an_end() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.handshake.tuning import FRAME_MIN_BYTES, FRAME_MIN_BYTES_4_1, Tuning, TuningLimits, agree, offer
+from proxy.relay.handshake.greeting import FRAME_MIN_BYTES, FRAME_MIN_BYTES_4_1, Tuning, TuningLimits, agree, offer
 
 OURS = 131072
 

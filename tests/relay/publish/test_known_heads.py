@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from proxy.relay.channel import Channel, PendingPublish
+from proxy.relay.counters import Traffic
 from proxy.relay.publish import known_heads
 from proxy.relay.publish.known_heads import Head, KnownHeads
-from proxy.relay.traffic import Traffic
 
 TALLY = Traffic().tally("/", b"xo", "routed", (), ())
 PUBLISH = PendingPublish(b"method", None, b"xo", b"", Channel(1), False)

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.errors import ProtocolError, Scope
+from proxy.relay.counters import Traffic
 from proxy.relay.original_address import CC_ASIDE, OriginalAddress, entry
 from proxy.relay.publish.outgoing import CC_BCC, Copy, Outgoing, bcc_entry, outgoing, refuse_reserved, table_entries
 from proxy.relay.tokens import NOWHERE, token
-from proxy.relay.traffic import Traffic
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange
 from proxy.routing.decision import Decision, Outcome
 from proxy.values import Table, Value

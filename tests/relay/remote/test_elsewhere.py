@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.relay.remote.messages import RemoteResult
+from proxy.relay.remote.lane import RemoteResult
 from tests import client
 from tests.client import names, split
 from tests.relay.linked import Linked, to

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
+from proxy.relay.remote.lane import RemoteResult
 from proxy.relay.remote.link import RemoteLink
-from proxy.relay.remote.messages import RemoteResult
 from tests import client
 from tests.client import method
 from tests.relay.far import CREDENTIALS, Far, Told

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pamqp import base, commands
 
-from proxy.relay.remote.login import FRAME_MAX, PROTOCOL_HEADER, Credentials, RemoteLogin
+from proxy.relay.remote.link import FRAME_MAX, PROTOCOL_HEADER, Credentials, RemoteLogin
 from tests.client import method, split
 
 CREDENTIALS = Credentials(b"mover", b"s3cret", b"far side")
