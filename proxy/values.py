@@ -1,4 +1,4 @@
-"""AMQP field values as Python sees them: lossless, typed, hashable.
+"""AMQP field values as Python sees them (lossless, typed, hashable), and the names of what messages are sent to.
 
 A value keeps its type letter until a comparison is done, since ``I 1``, ``l 1`` and ``d 1.0`` are one number to a
 rule but three identities to a binding. Letters are those of RabbitMQ (AMQP 0-9-1 errata, "Field types").
@@ -37,3 +37,10 @@ Table: TypeAlias = tuple[tuple[bytes, Value], ...]
 
 #: No producer may use a routing key or CC entry that begins so: tokens are ours alone.
 RESERVED = b"x.o.p.e.n.x."
+
+#: The kinds of destinations.
+QUEUE = "queue"
+EXCHANGE = "exchange"
+
+#: Kind (QUEUE or EXCHANGE) and name of what a message can be sent to.
+Destination: TypeAlias = tuple[str, bytes]

@@ -16,7 +16,7 @@ from proxy.addressing.address import Address, InvalidAddress, parse_address, wit
 from proxy.addressing.lint import fixed_domain
 from proxy.addressing.patterns import AddressPattern
 from proxy.addressing.table import AddressTable, TranslationTemplate
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Destination
+from proxy.values import EXCHANGE, QUEUE, Destination
 
 _LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
 _QUEUE, _EXCHANGE = b"/queue/", b"/exchange/"

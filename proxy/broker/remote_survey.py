@@ -19,8 +19,8 @@ from proxy.broker.survey import Presence
 from proxy.broker.vhost_topology import VhostTopology
 from proxy.errors import UpstreamError
 from proxy.relay.vhost import Destination
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE
 from proxy.routing.readdressing import Relocation
+from proxy.values import EXCHANGE, QUEUE
 
 #: Names that one log line shows at most.
 _SHOWN = 20

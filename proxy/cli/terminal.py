@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from proxy.routing.bindings.binding import Destination
 from proxy.routing.bindings.operators import Verdict
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep
 from proxy.rules import wire
 from proxy.rules.explanation import Explanation, as_lines, as_text
 from proxy.rules.message import plain
+from proxy.values import Destination
 
 _VERDICTS = {Verdict.MATCH: ("✓", "green"), Verdict.MISMATCH: ("✗", "red"), Verdict.ABSENT: ("∅", "yellow")}
 _QUIET = "dim"

@@ -26,7 +26,7 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay import original_address as original
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE
+from proxy.values import EXCHANGE, QUEUE
 
 ADDRESS_HEADER = b"x-original-address"
 CC_ASIDE = b"x-original-cc"

@@ -13,10 +13,10 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from proxy.values import Table
+from proxy.values import Destination, Table
 
 if TYPE_CHECKING:
-    from proxy.routing.bindings.binding import Destination, Reach
+    from proxy.routing.bindings.binding import Reach
     from proxy.routing.trace import Trace
 
 NO_PROPERTIES: Mapping[str, bytes | int] = MappingProxyType({})

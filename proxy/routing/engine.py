@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 
-from proxy.routing.bindings.binding import QUEUE, Destination
 from proxy.routing.bindings.compiled import CompiledBinding, Entry
 from proxy.routing.bindings.routes import STOP
 from proxy.routing.message import Message
 from proxy.routing.trace import BindingStep, OperatorStep
+from proxy.values import QUEUE, Destination
 
 
 def route(entries: Iterable[Entry], message: Message, matched: list[tuple[bytes, str]]) -> set[Destination] | None:

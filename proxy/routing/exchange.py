@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterable, Iterator, Set
 from datetime import UTC, tzinfo
 from typing import cast
 
-from proxy.routing.bindings.binding import EXCHANGE, Binding, Destination, binding_hash
+from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.bindings.compiled import CompiledBinding, Entry
 from proxy.routing.bindings.exchange_types import COMPILERS, OPEN, compile_binding
 from proxy.routing.bindings.operators import ALL_HEADERS, CLOCK, HEADER, PROPERTY, QUEUE_NAMES, ROUTING_KEY, Need
@@ -28,7 +28,7 @@ from proxy.routing.filters import Filter, PayloadFilter, read_filters
 from proxy.routing.index import Index
 from proxy.routing.message import UNSEEN_HEADER, Message
 from proxy.routing.trace import ExchangeStep, FilterStep
-from proxy.values import Table
+from proxy.values import EXCHANGE, Destination, Table
 
 _NO_INTEREST = Interest()
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, tzinfo
 
-from proxy.routing.bindings.binding import Destination, Reach, by_name
+from proxy.routing.bindings.binding import Reach, by_name
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET, Budget, Pattern
 from proxy.routing.bindings.producer_routes import ProducerRoutes
 from proxy.routing.decision import Facts, QueueNames
-from proxy.values import Table
+from proxy.values import Destination, Table
 
 #: The broker takes this header away before the exchange sees the message.
 UNSEEN_HEADER = b"BCC"

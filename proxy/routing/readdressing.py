@@ -12,8 +12,8 @@ from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, Target
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Destination
 from proxy.routing.router import Router
+from proxy.values import EXCHANGE, QUEUE, Destination
 
 #: Why a destination's translation to an exchange of the rules is none: nothing is evaluated behind a decision.
 EVALUATED_HERE = "an exchange that is evaluated here, behind one that was"

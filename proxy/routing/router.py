@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Destination
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames
 from proxy.routing.erlang_terms import reply_text
 from proxy.routing.exchange import Exchange, joined
 from proxy.routing.message import Message
 from proxy.routing.trace import ExchangeStep, Trace
+from proxy.values import EXCHANGE, QUEUE, Destination
 
 
 class Router:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from proxy.routing.bindings.binding import Binding, Destination
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.operators import Verdict
-from proxy.values import Value
+from proxy.values import Destination, Value
 
 
 @dataclass(frozen=True, slots=True)

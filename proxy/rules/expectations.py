@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
 from proxy.errors import located
-from proxy.routing.bindings.binding import QUEUE
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Outcome, QueueNames
 from proxy.routing.readdressing import Readdressing, departure
@@ -20,6 +19,7 @@ from proxy.routing.trace import Trace
 from proxy.rules.clock import instant
 from proxy.rules.message import DescribedMessage, read_message
 from proxy.rules.model import Rules, VhostRules
+from proxy.values import QUEUE
 from proxy.yamlfile.fields import Fields
 from proxy.yamlfile.nodes import Place
 

@@ -7,11 +7,11 @@ this view tells a fault of ours from that row.
 
 from __future__ import annotations
 
-from proxy.routing.bindings.binding import Destination
 from proxy.routing.engine import settle
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
 from proxy.routing.trace import ExchangeStep
+from proxy.values import Destination
 
 
 class PluginExchange(Exchange):

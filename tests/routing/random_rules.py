@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from proxy.errors import ProtocolError
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Binding
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.engine import route
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
 from proxy.routing.trace import ExchangeStep
-from proxy.values import Table, Value
+from proxy.values import EXCHANGE, QUEUE, Table, Value
 
 QUEUES = QueueNames((b"q1", b"q2", b"q3", b"a.b", b"other"), 1)
 

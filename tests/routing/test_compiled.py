@@ -4,11 +4,11 @@ from datetime import UTC
 
 import pytest
 
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Destination
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import compile_open
 from proxy.routing.bindings.operators import ALL_HEADERS, CLOCK, HEADER, PROPERTY, QUEUE_NAMES, ROUTING_KEY, Need
 from proxy.routing.bindings.producer_routes import PATTERN_ROUTES
+from proxy.values import EXCHANGE, QUEUE, Destination
 from tests.routing.building import Plain, many, to_queue
 
 _REGEXES = {(HEADER, name) for name in PATTERN_ROUTES}

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.errors import ProtocolError
-from proxy.routing.bindings.binding import QUEUE
 from proxy.routing.bindings.compiled import Draft, name_of, pattern_of, text_of, unknown_key
-from proxy.values import Value
+from proxy.values import QUEUE, Value
 from tests.routing.building import Plain, value
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import ProtocolError
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
+from proxy.values import EXCHANGE, QUEUE
 from tests.routing.building import NOW, arguments, decide, exchange, facts, many, queues, to_exchange, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE
 from proxy.routing.bindings.producer_routes import ProducerRoutes, begins_with_character
-from proxy.values import Value
+from proxy.values import EXCHANGE, QUEUE, Value
 from tests.routing.building import VOID, Plain, arguments, many
 
 

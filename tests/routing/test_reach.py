@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Reach
+from proxy.routing.bindings.binding import Reach
+from proxy.values import EXCHANGE, QUEUE
 from tests.routing.building import Plain, decide, exchange, facts, many, queue_names, queues, to_queue
 
 _NAMES = queue_names("a", "b", "c")

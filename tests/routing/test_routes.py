@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Destination
 from proxy.routing.bindings.operators import HEADER, QUEUE_NAMES
 from proxy.routing.bindings.patterns import compile_pattern
 from proxy.routing.bindings.producer_routes import PatternRoute
 from proxy.routing.bindings.routes import STOP, Effects, EffectsDraft, QueueRoute
+from proxy.values import EXCHANGE, QUEUE, Destination
 from tests.routing.building import Plain, facts, message, queue_names
 
 _A, _B, _C = (QUEUE, b"a"), (QUEUE, b"b"), (QUEUE, b"c")

@@ -47,11 +47,11 @@ from proxy.relay.declare.own_bindings import ask_reach, bind_step, bind_tokens, 
 from proxy.relay.declare.stored import kept_rows, refuse_own_arguments, signed_copy, storage_key
 from proxy.relay.tokens import grant_key
 from proxy.relay.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Binding
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.compiled import CompiledBinding, count_regexes
 from proxy.routing.bindings.exchange_types import compile_binding
 from proxy.routing.bindings.patterns import Budget
-from proxy.values import RESERVED
+from proxy.values import EXCHANGE, QUEUE, RESERVED
 
 #: what answers each of the methods
 _REPLIES = {

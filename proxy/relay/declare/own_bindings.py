@@ -18,7 +18,8 @@ from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind,
 from proxy.relay.conversation import Conversation
 from proxy.relay.tokens import grant_key
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
-from proxy.routing.bindings.binding import QUEUE, Reach
+from proxy.routing.bindings.binding import Reach
+from proxy.values import QUEUE
 
 #: how a refusal begins where source or destination does not exist: the permissions were looked at before
 _NOT_FOUND = "404 "

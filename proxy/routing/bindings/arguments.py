@@ -31,7 +31,6 @@ from math import isfinite
 from typing import cast
 
 from proxy.routing.bindings import operators
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE
 from proxy.routing.bindings.compiled import (
     Draft,
     HeaderReader,
@@ -70,7 +69,7 @@ from proxy.routing.bindings.routes import QueueRoute
 from proxy.routing.bindings.topics import InvalidTopic, open_topic
 from proxy.routing.erlang_terms import refused
 from proxy.routing.message import Message, spelled_integer
-from proxy.values import Table, Value
+from proxy.values import EXCHANGE, QUEUE, Table, Value
 
 # Section 4: headers.
 

@@ -19,18 +19,12 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
-from proxy.values import Table, Value
+from proxy.values import QUEUE, Destination, Table, Value
 
 if TYPE_CHECKING:
     from proxy.routing.message import Message
-
-QUEUE = "queue"
-EXCHANGE = "exchange"
-
-#: Kind (QUEUE or EXCHANGE) and name of what a message can be sent to.
-Destination: TypeAlias = tuple[str, bytes]
 
 _name = itemgetter(0)
 

@@ -31,7 +31,7 @@ from operator import attrgetter
 from typing import TypeAlias, cast
 
 from proxy.errors import ProtocolError
-from proxy.routing.bindings.binding import EXCHANGE, Binding, Destination
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.operators import (
     ABSENT,
     ALL_HEADERS,
@@ -50,7 +50,7 @@ from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES,
 from proxy.routing.bindings.routes import Effects, EffectsDraft
 from proxy.routing.erlang_terms import binary, refused
 from proxy.routing.message import Message
-from proxy.values import Table, Value
+from proxy.values import EXCHANGE, Destination, Table, Value
 
 Truth: TypeAlias = Callable[[Message], bool]
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE, Destination
 from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern
 from proxy.routing.erlang_terms import characters, reply_text
-from proxy.values import Table, Value
+from proxy.values import EXCHANGE, QUEUE, Destination, Table, Value
 
 RESULTS = (b"true", b"false")
 

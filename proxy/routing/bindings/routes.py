@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 
-from proxy.routing.bindings.binding import NOBODY, QUEUE, Destination, Reach
+from proxy.routing.bindings.binding import NOBODY, Reach
 from proxy.routing.bindings.operators import HEADER, QUEUE_NAMES, Need
 from proxy.routing.bindings.patterns import Pattern
 from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES, PatternRoute
 from proxy.routing.decision import QueueNames
 from proxy.routing.message import PRODUCER, Message
+from proxy.values import QUEUE, Destination
 
 #: Order behind every binding: where a stop goes on.
 STOP = 1_000_000

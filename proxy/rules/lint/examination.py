@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from proxy.addressing.targets import AddressBook
-from proxy.routing.bindings.binding import EXCHANGE, QUEUE, typed_arguments
+from proxy.routing.bindings.binding import typed_arguments
 from proxy.routing.bindings.compiled import CompiledBinding, is_regex_key
 from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
 from proxy.routing.bindings.routes import STOP
@@ -31,6 +31,7 @@ from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage
 from proxy.rules.model import ExchangeRule
 from proxy.rules.schema import BindingDraft, FileDraft
+from proxy.values import EXCHANGE, QUEUE
 from proxy.yamlfile.nodes import ConfigWarning, Place
 
 #: Arguments that say where a binding stands and how its operators are joined, not what it looks at.

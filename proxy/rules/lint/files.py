@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from proxy.routing.bindings.binding import EXCHANGE, typed_arguments
+from proxy.routing.bindings.binding import typed_arguments
 from proxy.rules.compiler import OPERATORS
 from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, BindingDraft, ExchangeDraft, FileDraft, QueueDraft
-from proxy.values import Value
+from proxy.values import EXCHANGE, Value
 from proxy.yamlfile.nodes import Faults, Place
 
 #: Filters are arguments of open exchanges; other types take and ignore them, as the broker does.
