@@ -73,11 +73,6 @@ class Publishing:
         self._shape = -1
         self._epoch = -1
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of an unfinished frame or small publish."""
-        return len(self._rest)
-
     def resume(self, channel: Channel) -> None:
         """Go on with the frames that a channel held, in front of everything that comes."""
         waits = channel.waits
