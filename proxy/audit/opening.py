@@ -15,7 +15,7 @@ from pathlib import Path
 from proxy.audit.record import LineRenderer, Privacy, TimestampText, opening
 from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditPolicy, AuditWriter, Mode
-from proxy.relay.auditing import LineTemplate
+from proxy.relay.audit_sink import LineTemplate
 from proxy.relay.counters import AuditCounters
 
 

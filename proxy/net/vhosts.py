@@ -17,7 +17,7 @@ from typing import Protocol
 
 import structlog
 
-from proxy.relay.auditing import AuditSink
+from proxy.relay.audit_sink import AuditSink
 from proxy.relay.conversation import NO_INVENTORY, Asked, QueueInventory
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import ClientRules, Plans, Sources

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
 
 from proxy.amqp.frames import U32
 from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from proxy.relay.channel import Channel, PendingPublish
-    from proxy.relay.withheld import Withheld
+from proxy.relay.audit_sink import AuditSink, LineTemplate
+from proxy.relay.channel import Channel, PendingPublish
+from proxy.relay.withheld import Withheld
 
 #: Mandatory publishes of a channel that a return may still name; beyond that the oldest are forgotten. With confirms
 #: those that are settled go at once: the broker returns a message before it confirms it.
@@ -28,57 +25,6 @@ _TEMPLATES = 1024
 #: flags and sizes of the properties between header table and message id; 0: a short string
 _BEFORE_MESSAGE_ID = ((0x1000, 1), (0x0800, 1), (0x0400, 0), (0x0200, 0), (0x0100, 0))
 _MESSAGE_ID = 0x0080
-
-
-class LineTemplate(Protocol):
-    """The constant part of the lines of one decision."""
-
-    #: microseconds of the decision, until a line has told them
-    decide_us: float | None
-
-    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str) -> str:
-        """What lines of equal publishes end with, behind their number."""
-
-    def timed(self, ending: str) -> str:
-        """The same with `decide_us`, which is told once."""
-
-
-class AuditSink(Protocol):
-    """The audit log as the wire sees it."""
-
-    #: whether publishes that no rule touches are left out
-    ruled_only: bool
-    #: headers whose values may be shown
-    names: frozenset[bytes]
-
-    def opening(self) -> str:
-        """How the lines of what is read now begin."""
-
-    def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
-        """What a channel fixes, behind the opening; the publish's number and the ending follow."""
-
-    def template(
-        self,
-        exchange: bytes,
-        outcome: str,
-        queues: Iterable[bytes],
-        exchanges: Iterable[bytes],
-        bindings: Iterable[str],
-        reason: str | None,
-        remotes: Iterable[str] = (),
-        rule: int | None = None,
-        decide_us: float | None = None,
-    ) -> LineTemplate:
-        """What a decision fixes."""
-
-    def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
-        """The allow-listed headers."""
-
-    def append(self, line: bytes) -> None:
-        """Take one line."""
-
-    def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
-        """Tell what the broker said of a publish."""
 
 
 class ConnectionAudit:

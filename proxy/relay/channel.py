@@ -13,15 +13,13 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from proxy.addressing.targets import Remote
 from proxy.relay.confirms import Ledger, Returns, Settled
-
-if TYPE_CHECKING:
-    from proxy.addressing.targets import Remote
-    from proxy.relay.publish.outgoing import Copy, Elsewhere
-    from proxy.relay.publish.plan import ExchangePlan
-    from proxy.relay.remote.lane import Way
+from proxy.relay.publish.outgoing import Copy, Elsewhere
+from proxy.relay.publish.plan import ExchangePlan
+from proxy.relay.remote.lane import Way
 
 
 class Life(Enum):

@@ -23,7 +23,6 @@ from proxy.amqp.methods import method_frame
 from proxy.amqp.properties import table_span
 from proxy.amqp.tables import decode_value, pick, without
 from proxy.errors import ProtocolError, Scope
-from proxy.relay import original_address as original
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import EXCHANGE, QUEUE
@@ -110,11 +109,11 @@ def refuse_forged(state: VhostState, entries: bytes) -> None:
         ProtocolError: 403 on the channel.
     """
     try:
-        found = original.read(entries)
+        found = read(entries)
     except ProtocolError:  # nobody restores what can't be read
         return
     if found is not None and can_produce(state, *found):
-        text = f"header '{original.ADDRESS_HEADER.decode()}' names an address that only the proxy may give"
+        text = f"header '{ADDRESS_HEADER.decode()}' names an address that only the proxy may give"
         raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.BASIC_PUBLISH, 1 << 16))
 
 
@@ -168,11 +167,11 @@ def _restored(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, b
     if span is None:
         return None
     entries = header[span[0] : span[1]]
-    found = original.read(entries)
+    found = read(entries)
     if found is None or found[1] != (fields.exchange, fields.routing_key) or not can_produce(state, *found):
         return None
     fields = fields._replace(exchange=found[0].exchange, routing_key=found[0].routing_key)
-    table = original.restored(entries)
+    table = restored(entries)
     head = b"".join((header[7 : span[0] - 4], U32.pack(len(table)), table, header[span[1] : -1]))
     channel = U16.unpack_from(method, 1)[0]
     return method_frame(channel, index, *fields), frame(HEADER, channel, head)

@@ -27,7 +27,7 @@ from proxy.relay.publish.outgoing import (
     refuse_reserved,
 )
 from proxy.relay.publish.plan import ExchangePlan, Plans
-from proxy.relay.publish.tap import watched
+from proxy.relay.publish.tap import ObservedDecision, Tap
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.routing.decision import Decision, Facts, Interest, Outcome
 
@@ -234,3 +234,82 @@ def led_on(out: Outgoing, address: OriginalAddress) -> Outgoing:
         for copy in out.copies
     ]
     return replace(out, copies=tuple(copies))
+
+
+def watched(plans: Plans, watcher: Tap, plan: ExchangePlan | None, exchange: bytes) -> ExchangePlan | None:
+    """Wrap the plan of a publish, if it is to be watched.
+
+    Args:
+        plans: of the virtual host.
+        watcher: who watches.
+        plan: of the publish, None: it passes.
+        exchange: of the publish.
+    """
+    if not watcher.looks_at(plans.state.name, exchange) or (plan is None and exchange in plans.state.carriers):
+        return plan
+    return WatchedPlan(PassingPlan(exchange, plans) if plan is None else plan, plans, watcher, exchange)
+
+
+class PassingPlan(ExchangePlan):
+    """A publish to an exchange that is not evaluated here: it passes, counted and recorded as without a plan.
+
+    Args:
+        exchange: its name.
+        plans: its virtual host's plans.
+    """
+
+    __slots__ = ("_passes",)
+
+    def __init__(self, exchange: bytes, plans: Plans) -> None:
+        """Work out the one way in which it leaves."""
+        super().__init__(OwnedExchange(exchange, "direct", Delivery.QUEUE, b""), plans, _NO_INTEREST)
+        tally = plans.traffic.tally(plans.state.name, exchange, "passed", (), ())
+        journal, record = plans.journal, None
+        if journal is not None and not journal.ruled_only:
+            record = journal.template(exchange, "passed", (), (), (), None)
+        self._passes = Outgoing(Decision(exchange, Outcome.UNROUTED), tally, untouched=True, record=record)
+
+    def forward(self, method: bytes, routing_key: bytes, data: bytes, start: int, stop: int) -> tuple[bytes, Outgoing]:
+        """See ExchangePlan; nothing leaves in place of it."""
+        return b"", self._passes
+
+
+class WatchedPlan(ExchangePlan):
+    """A plan that tells of its publishes.
+
+    Args:
+        inner: what decides.
+        plans: its virtual host's plans.
+        watcher: who is told.
+        exchange: as producers name it.
+    """
+
+    __slots__ = ("_exchange", "_inner", "_watcher")
+
+    def __init__(self, inner: ExchangePlan, plans: Plans, watcher: Tap, exchange: bytes) -> None:
+        """Stand before the other plan."""
+        super().__init__(inner.owned, plans, inner.interest)
+        self._inner = inner
+        self._watcher = watcher
+        self._exchange = exchange
+        #: each publish is to be asked about
+        self.repeatable = False
+
+    def forward(self, method: bytes, routing_key: bytes, data: bytes, start: int, stop: int) -> tuple[bytes, Outgoing]:
+        """See ExchangePlan."""
+        head, out = self._inner.forward(method, routing_key, data, start, stop)
+        # The fast path (a header somewhere in a read buffer) leaves what is not one publish at once to the path of
+        # single frames, which asks again; and that asks again once what was waited for is bound.
+        if not out.waits and (not start or out.untouched or (len(out.copies) == 1 and out.elsewhere is None)):
+            at = self._sources.wall()
+            sight = ObservedDecision(self._state.name, self._exchange, routing_key, data[start:stop], out.decision, at)
+            self._watcher.saw(sight)
+        return head, out
+
+    def original(self, routing_key: bytes) -> OriginalAddress:
+        """See ExchangePlan."""
+        return self._inner.original(routing_key)
+
+    def further(self, routing_key: bytes, header: bytes, copy: Copy) -> tuple[bytes, bytes]:
+        """See ExchangePlan."""
+        return self._inner.further(routing_key, header, copy)

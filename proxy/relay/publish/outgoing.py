@@ -16,7 +16,7 @@ from proxy.addressing.targets import FailedTranslation, Target
 from proxy.amqp.frames import U32, shortstr
 from proxy.amqp.tables import decode_value, pick, without
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.auditing import AuditSink, LineTemplate
+from proxy.relay.audit_sink import AuditSink, LineTemplate
 from proxy.relay.counters import Tally, Traffic
 from proxy.relay.original_address import CC_ASIDE, OURS, OriginalAddress, entry
 from proxy.relay.tokens import NOWHERE

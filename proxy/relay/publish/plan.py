@@ -13,23 +13,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sized
 from datetime import UTC, tzinfo
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from proxy.amqp.frames import FRAME_HEAD, HEADER, OVERHEAD, U16, U32, U64, shortstr
 from proxy.amqp.properties import decode_properties
 from proxy.amqp.tables import decode_table, decode_value, pick
 from proxy.errors import ProtocolError
-from proxy.relay.auditing import AuditSink
+from proxy.relay.audit_sink import AuditSink
 from proxy.relay.counters import Counters
 from proxy.relay.declare.signing import Secrets
 from proxy.relay.original_address import OriginalAddress, refuse_forged
 from proxy.relay.publish.outgoing import CC_BCC, Copy, Outgoing, outgoing, refuse_reserved, table_entries
+from proxy.relay.publish.tap import Tap
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Facts, Interest
-
-if TYPE_CHECKING:
-    from proxy.relay.publish.tap import Tap
 
 
 class Sources(NamedTuple):

@@ -12,7 +12,7 @@ from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METH
 from proxy.amqp.method_arguments import read_publish
 from proxy.amqp.properties import table_span
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.auditing import LineTemplate
+from proxy.relay.audit_sink import LineTemplate
 from proxy.relay.channel import Channel, Collected, Content, PendingPublish
 from proxy.relay.conversation import BindDestinations, Conversation
 from proxy.relay.original_address import ADDRESS_HEADER as ORIGINAL

@@ -1,0 +1,60 @@
+"""Interface of the audit log that the publish path writes to; the audit package implements it.
+
+A module of its own, without other imports of relay: plans hold a `LineTemplate`, and channels hold plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class LineTemplate(Protocol):
+    """The constant part of the lines of one decision."""
+
+    #: microseconds of the decision, until a line has told them
+    decide_us: float | None
+
+    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str) -> str:
+        """What lines of equal publishes end with, behind their number."""
+
+    def timed(self, ending: str) -> str:
+        """The same with `decide_us`, which is told once."""
+
+
+class AuditSink(Protocol):
+    """The audit log as the wire sees it."""
+
+    #: whether publishes that no rule touches are left out
+    ruled_only: bool
+    #: headers whose values may be shown
+    names: frozenset[bytes]
+
+    def opening(self) -> str:
+        """How the lines of what is read now begin."""
+
+    def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
+        """What a channel fixes, behind the opening; the publish's number and the ending follow."""
+
+    def template(
+        self,
+        exchange: bytes,
+        outcome: str,
+        queues: Iterable[bytes],
+        exchanges: Iterable[bytes],
+        bindings: Iterable[str],
+        reason: str | None,
+        remotes: Iterable[str] = (),
+        rule: int | None = None,
+        decide_us: float | None = None,
+    ) -> LineTemplate:
+        """What a decision fixes."""
+
+    def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
+        """The allow-listed headers."""
+
+    def append(self, line: bytes) -> None:
+        """Take one line."""
+
+    def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
+        """Tell what the broker said of a publish."""
