@@ -19,7 +19,7 @@ from proxy.config.settings import Settings
 from proxy.errors import ConfigError
 from proxy.net.context import SessionLimits
 from proxy.net.listener import ListenerLimits
-from proxy.net.remote_endpoints import RemoteBroker, RemoteLimits
+from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.tls_config import broker_tls
 from proxy.relay.allowance import Rates
 from proxy.relay.conversation import RelayLimits as RelayLimits

@@ -29,7 +29,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import structlog
 
-from proxy.broker.changeover import Retirement
+from proxy.broker.reconcile.rules_swap import Retirement
 from proxy.broker.topology import Topology
 from proxy.config.settings import Changed
 from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure

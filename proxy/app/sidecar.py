@@ -42,7 +42,7 @@ from proxy.app.worker import WorkerSlot
 from proxy.app.workers import Workers
 from proxy.audit.opening import open_audit
 from proxy.audit.writer import AuditWriter
-from proxy.broker.remote_survey import RemoteSurvey
+from proxy.broker.remote_observer import RemoteSurvey
 from proxy.broker.settings import ControlSettings, DeclaredSettings, TlsSettings
 from proxy.broker.topology import Topology
 from proxy.config.settings import Changed, Settings, changed_since, load_settings, rules_files
@@ -50,12 +50,12 @@ from proxy.errors import ConfigError, ConfigErrors, UpstreamError, UpstreamFailu
 from proxy.net.context import SessionContext
 from proxy.net.descriptors import admitted
 from proxy.net.listener import Listener, ListenError
-from proxy.net.remote_endpoints import Endpoint, endpoint
-from proxy.net.remote_pool import RemotePool
-from proxy.net.reuse import MOST_KEPT, Reuse
+from proxy.net.remote.endpoints import Endpoint, endpoint
+from proxy.net.remote.pool import RemotePool
 from proxy.net.tasks import Tasks
 from proxy.net.tls_config import WantedTls
 from proxy.net.upstream import Upstream
+from proxy.net.upstream_pool import MOST_KEPT, Reuse
 from proxy.net.vhosts import Vhosts
 from proxy.observe.exposition import Exposition
 from proxy.observe.logs import LogSettings, configure

@@ -10,11 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.declarations import bind_token, reason
 from proxy.broker.declared.store import binding_of, why_unsigned
-from proxy.broker.inventory import BindingInfo, ManagementApi
+from proxy.broker.management_api import BindingInfo, ManagementApi
+from proxy.broker.methods import bind_token, reason
+from proxy.broker.reconcile.token_migration import lacking_tokens, retire_tokens
 from proxy.broker.settings import ControlSettings
-from proxy.broker.transition import lacking_tokens, retire_tokens
 from proxy.relay.declare.signing import Secrets
 from proxy.relay.declare.stored import kept_rows, signed_copy
 from proxy.relay.tokens import Tokens

@@ -34,7 +34,7 @@ from aiormq.exceptions import (
     ProbableAuthenticationError,
 )
 
-from proxy.broker.declarations import Method
+from proxy.broker.methods import Method
 from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError, UpstreamFailure
 

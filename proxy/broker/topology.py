@@ -16,14 +16,14 @@ from functools import partial
 
 import structlog
 
-from proxy.broker.changeover import Retirement
 from proxy.broker.declared.snapshot import Recorder, Snapshot, SnapshotRecords
-from proxy.broker.inventory import Discovery, ManagementApi
-from proxy.broker.needs import WantedQueue
-from proxy.broker.remote_survey import RemoteSurvey, shown
+from proxy.broker.management_api import Discovery, ManagementApi
+from proxy.broker.reconcile.desired import WantedQueue
+from proxy.broker.reconcile.rules_swap import Retirement
+from proxy.broker.reconcile.vhost_topology import VhostTopology
+from proxy.broker.remote_observer import RemoteSurvey, shown
 from proxy.broker.settings import ControlSettings
 from proxy.broker.supervision import Supervisor
-from proxy.broker.vhost_topology import VhostTopology
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from proxy.app.composition import secrets_of
 from proxy.broker.adoption import Adoption, Unadopted
-from proxy.broker.inventory import ManagementApi
+from proxy.broker.management_api import ManagementApi
 from proxy.cli.cleanup import control_of
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError

@@ -12,12 +12,12 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import unquote, urlsplit
 
-from proxy.broker.checks import carrier_conflict, carrier_difference, internal_conflicts
 from proxy.broker.connection import ControlConnection
-from proxy.broker.declarer import Declarer
-from proxy.broker.inventory import ManagementApi
+from proxy.broker.management_api import ManagementApi
+from proxy.broker.reconcile.checks import carrier_conflict, carrier_difference, internal_conflicts
+from proxy.broker.reconcile.executor import Declarer
+from proxy.broker.reconcile.observer import Presence
 from proxy.broker.settings import ControlSettings
-from proxy.broker.survey import Presence
 from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import WantedTls

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from proxy.broker.removal import Removal
+from proxy.broker.cleanup import Removal
 from proxy.broker.settings import ControlSettings
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError

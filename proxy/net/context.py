@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from proxy.net.heartbeats import Pacing
-from proxy.net.remote_pool import RemotePool
-from proxy.net.reuse import Reuse
+from proxy.net.remote.pool import RemotePool
 from proxy.net.upstream import Upstream
+from proxy.net.upstream_pool import Reuse
 from proxy.net.vhosts import Vhosts
 from proxy.relay.allowance import Allowances, Rates
 from proxy.relay.conversation import RelayLimits

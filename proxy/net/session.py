@@ -21,7 +21,7 @@ from proxy.net.context import SessionContext
 from proxy.net.heartbeats import Heartbeats, Throttle
 from proxy.net.link import AHEAD_MESSAGES, Link
 from proxy.net.opening import Opening
-from proxy.net.remote_pool import Port
+from proxy.net.remote.pool import Port
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import ControlPlane
 from proxy.relay.conversation import Asked, BindDestinations, EnsureQueue, Phase, Request

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 from proxy.broker.settings import TlsSettings
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError
-from proxy.net.remote_endpoints import RemoteBroker
-from proxy.net.remote_pool import RemotePool
+from proxy.net.remote.endpoints import RemoteBroker
+from proxy.net.remote.pool import RemotePool
 from proxy.net.tls import ClientTls, Contexts, Provider, ServerTls
 from proxy.rules.model import BrokerRule
 from proxy.yamlfile.nodes import Faults, Place, join

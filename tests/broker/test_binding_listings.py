@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.broker.declared.store import BindingListings, Store
-from proxy.broker.inventory import BindingInfo
+from proxy.broker.management_api import BindingInfo
 from proxy.relay.declare.stored import STORAGE, pack
 from proxy.relay.vhost import OwnedExchange, StoredBinding
 from proxy.routing.router import Router

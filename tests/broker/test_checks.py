@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.broker import checks
-from proxy.broker.inventory import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.broker.management_api import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.broker.reconcile import checks
 from proxy.relay.tokens import UNKEYED, Tokens, token
 from tests.broker.world import owned
 

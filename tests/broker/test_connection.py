@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.declarations import bind_token, declare_carrier, declare_queue, find
+from proxy.broker.methods import bind_token, declare_carrier, declare_queue, find
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import Outside, answering, owned, settings
 from tests.private_broker import free_port

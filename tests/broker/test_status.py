@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from proxy.broker.reconcile.vhost_topology import VhostTopology
 from proxy.broker.settings import ControlSettings
 from proxy.broker.topology import status_of
-from proxy.broker.vhost_topology import VhostTopology
 from tests.broker.clients import declare_here, stored
 from tests.broker.world import queues, state
 

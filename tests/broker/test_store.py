@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from proxy.amqp.tables import encode_table
 from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
 from proxy.broker.declared.store import Store
-from proxy.broker.inventory import ExchangeInfo
+from proxy.broker.management_api import ExchangeInfo
 from proxy.relay.declare.stored import pack
 from proxy.relay.vhost import Declared, Delivery
 from proxy.routing.router import Router

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker.declarations import declare_carrier
-from proxy.broker.inventory import ManagementApi
-from proxy.broker.vhost_topology import VhostTopology
+from proxy.broker.management_api import ManagementApi
+from proxy.broker.methods import declare_carrier
+from proxy.broker.reconcile.vhost_topology import VhostTopology
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Delivery
 from tests.broker.world import (

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.addressing.targets import Remote
-from proxy.net.remote_endpoints import Endpoint, RemoteBroker, endpoint
+from proxy.net.remote.endpoints import Endpoint, RemoteBroker, endpoint
 from proxy.net.tls import ClientTls
 
 TLS = ClientTls(server_name="archive.example")

@@ -34,7 +34,7 @@ import structlog
 
 from proxy.amqp.tables import decode_table
 from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
-from proxy.broker.inventory import BindingInfo, ExchangeInfo
+from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.errors import ProtocolError
 from proxy.relay.declare.stored import DELIVERY, StoredArguments, signed_fields, storage_key, unpack
 from proxy.relay.tokens import token

@@ -28,7 +28,7 @@ from proxy.broker.settings import ControlSettings
 from proxy.cli.main import main
 from proxy.config.settings import load_settings
 from proxy.errors import ConfigErrors
-from proxy.net.remote_endpoints import endpoint
+from proxy.net.remote.endpoints import endpoint
 from proxy.rules.loader import load_rules
 from proxy.yamlfile.kinds import Secret
 from tests.broker.delivery.distance import QUOTED, SECRET, VHOST, Far

@@ -1,0 +1,85 @@
+"""What have sidecars left on a broker, and how is it taken away again?
+
+Ours are the exchanges that carry our mark and whatever is bound under the reserved prefix. A binding that somebody
+else made on one of them is not ours: then the exchange stays. Source: delivery notes, "Words" and "The store".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from proxy.broker.management_api import BindingInfo, ManagementApi, NotListed, exchange_info
+from proxy.values import RESERVED
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """One exchange of ours.
+
+    Args:
+        vhost: its virtual host.
+        exchange: its name.
+        bindings: those that are ours.
+        foreign: those that are not.
+    """
+
+    vhost: str
+    exchange: bytes
+    bindings: tuple[BindingInfo, ...]
+    foreign: tuple[BindingInfo, ...]
+
+    def __str__(self) -> str:
+        """One line for operators."""
+        stored = sum(binding.stores for binding in self.bindings)
+        name = self.exchange.decode(errors="backslashreplace")
+        counts = f"{len(self.bindings) - stored} tokens, {stored} stored bindings"
+        others = "".join(f"; not ours, so the exchange stays: {binding}" for binding in self.foreign)
+        return f"vhost {self.vhost}: exchange {name}: {counts}{others}"
+
+
+class Removal(ManagementApi):
+    """Finds and removes, through the management API."""
+
+    async def leftovers(self, vhosts: Iterable[str] = ()) -> list[Leftover]:
+        """Find what is ours.
+
+        Args:
+            vhosts: virtual hosts to look at; none: all that the user may see.
+
+        Raises:
+            UpstreamError: the management API can't be asked.
+        """
+        wanted = set(vhosts)
+        found = []
+        for item in await self._get("/exchanges?columns=name,vhost,type,internal,durable,auto_delete,arguments"):
+            info, vhost = exchange_info(item), str(item["vhost"])
+            if (wanted and vhost not in wanted) or not (info.marked or info.name.startswith(RESERVED)):
+                continue
+            ours: list[BindingInfo] = []
+            foreign: list[BindingInfo] = []
+            for binding in await self.bindings(vhost, info.name):
+                is_ours = binding.routing_key.startswith(RESERVED) or info.name.startswith(RESERVED)
+                (ours if is_ours else foreign).append(binding)
+            found.append(Leftover(vhost, info.name, tuple(ours), tuple(foreign)))
+        return sorted(found, key=lambda each: (each.vhost, each.exchange))
+
+    async def remove(self, leftover: Leftover) -> bool:
+        """Remove an exchange, or only our bindings where others have some on it.
+
+        Returns:
+            Whether nothing of it is left.
+
+        Raises:
+            UpstreamError: the broker refused.
+        """
+        if leftover.foreign:
+            for binding in leftover.bindings:
+                await self.remove_binding(leftover.vhost, leftover.exchange, binding)
+            return False
+        with suppress(NotListed):  # somebody was quicker
+            names = (quote(name, safe="") for name in (leftover.vhost, leftover.exchange))
+            await self._request("DELETE", "/exchanges/" + "/".join(names))
+        return True

@@ -1,0 +1,235 @@
+"""Which of the broker's exchanges, queues and bindings contradict the rules, or make them do what nobody meant.
+
+Conflicts stop a load: the operator must choose a way out. Warnings don't. All functions are pure and answer in
+sentences for the operator. Source: docs/architecture.md (delivery), and what RabbitMQ 3.10 was seen to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from typing import NamedTuple
+
+from proxy.broker.management_api import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.broker.methods import MARK, unnameable
+from proxy.relay.tokens import GRANTS, Tokens, is_grant, token
+from proxy.relay.vhost import Destination, OwnedExchange
+from proxy.values import RESERVED
+
+_WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
+_UNKEYED = Tokens()
+#: The words of a token before its hash: queue or exchange, keyed or not.
+_TOKEN_WORDS = tuple(
+    (*prefix.rstrip(b".").split(b"."), letter) for prefix in (RESERVED, GRANTS) for letter in (b"q", b"e")
+)
+_HEX_DIGITS = frozenset(b"0123456789abcdef")
+_HASH_LENGTH = 16
+
+
+def carrier_conflict(exchange: OwnedExchange, found: ExchangeInfo | None) -> str | None:
+    """Say why the exchange on the broker can't be the carrier, None where it can or there is none."""
+    unusable = unnameable(exchange.carrier)
+    if unusable is not None:
+        return f"{_shown(exchange)}: the carrier can't be declared: {unusable}"
+    if found is None:
+        return None
+    if found.type != "direct":
+        return f"{_shown(exchange)} exists on the broker with type {found.type}: {_WAYS_OUT}"
+    if found.arguments.get(MARK.decode()) is not True:
+        return f"{_shown(exchange)} exists on the broker as a direct exchange that is not ours: {_WAYS_OUT}"
+    return None
+
+
+def carrier_difference(exchange: OwnedExchange, found: ExchangeInfo | None) -> str | None:
+    """Say what the broker would answer 406 for if the carrier were declared; None where it would not."""
+    if found is None:
+        return None
+    alternate = None if exchange.alternate is None else exchange.alternate.decode(errors="replace")
+    there = found.arguments.get("alternate-exchange")
+    differs = [name for name, yes in (("durable", not found.durable), ("auto_delete", found.auto_delete)) if yes]
+    differs += ["internal"] if found.internal else []
+    differs += ["alternate-exchange"] if there != alternate else []
+    if not differs:
+        return None
+    return f"{_shown(exchange)} exists on the broker and differs ({', '.join(differs)}): {_WAYS_OUT}"
+
+
+def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: str) -> str:
+    """Say what the broker's refusal to declare a carrier means."""
+    if code == 406:
+        return f"{_shown(exchange)} exists on the broker and differs: {_WAYS_OUT} (broker: {text})"
+    if code == 403:
+        more = "configure permission on it"
+        if exchange.alternate is not None:
+            other = exchange.alternate.decode(errors="replace")
+            more += f", read permission on it and write permission on its alternate exchange {other}"
+        return f"{_shown(exchange)}: user {username!r} may not declare it: it needs {more} (broker: {text})"
+    return f"{_shown(exchange)} can't be declared: {code} {text}"
+
+
+def internal_conflicts(published: Mapping[bytes, bytes], found: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:
+    """Find exchanges that `delivery: queue` would publish to and nobody may publish to."""
+    return {
+        owner: f"exchange {name.decode(errors='replace')} is internal: with delivery: queue "
+        f"exchange {owner.decode(errors='replace')} can't publish to it; use delivery: carrier"
+        for name, owner in sorted(published.items())
+        if name in found and found[name].internal
+    }
+
+
+def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED) -> list[BindingInfo]:
+    """Find bindings of a carrier that are neither tokens nor grants of ours nor stored bindings of clients."""
+    return [binding for binding in bindings if not _ours(binding, tokens)]
+
+
+class Standing(NamedTuple):
+    """Which tokens stand on a carrier.
+
+    Args:
+        bound: destinations of which some token that publishes carry is bound.
+        incomplete: those among them of which another one is not.
+        former: bindings under tokens that are to be bound no more, of destinations whose current token is bound.
+        unkeyed: bindings under unkeyed tokens.
+        previous: bindings under tokens of previous secrets.
+    """
+
+    bound: frozenset[Destination] = frozenset()
+    incomplete: frozenset[Destination] = frozenset()
+    former: tuple[BindingInfo, ...] = ()
+    unkeyed: int = 0
+    previous: int = 0
+
+
+def standing(bindings: Iterable[BindingInfo], tokens: Tokens) -> Standing:
+    """Find which tokens are bound."""
+    found: dict[Destination, set[bytes]] = {}
+    former: list[BindingInfo] = []
+    unkeyed = previous = 0
+    for binding in bindings:
+        if not binding.under_token:
+            continue
+        destination = (binding.destination_type, binding.destination)
+        current, *others = tokens.of(*destination)
+        key = binding.routing_key
+        if key == current or key in others:
+            found.setdefault(destination, set()).add(key)
+        elif key in tokens.former(*destination):
+            former.append(binding)
+        if key == token(*destination):
+            unkeyed += 1
+        elif key != current and (key in others or former[-1:] == [binding]):
+            previous += 1
+    return Standing(
+        frozenset(found),
+        frozenset(destination for destination, keys in found.items() if len(keys) < len(tokens.keys)),
+        tuple(one for one in former if _is_current(one, tokens, found)),
+        unkeyed,
+        previous,
+    )
+
+
+def _is_current(binding: BindingInfo, tokens: Tokens, found: Mapping[Destination, Set[bytes]]) -> bool:
+    destination = (binding.destination_type, binding.destination)
+    return tokens.of(*destination)[0] in found.get(destination, ())
+
+
+def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
+    """Find what witnesses which destinations clients could bind, by key."""
+    return {
+        binding.routing_key: (binding.destination_type, binding.destination)
+        for binding in bindings
+        if is_grant(binding.routing_key)
+    }
+
+
+def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
+    """Find queues of `delivery: queue` whose dead letters would come back into another queue."""
+    return [
+        f"queue {queue.name.decode(errors='replace')} dead-letters to the default exchange without "
+        "x-dead-letter-routing-key: with delivery: queue a dead letter goes to the first queue of its message"
+        for queue in queues
+        if queue.arguments.get("x-dead-letter-exchange") == "" and "x-dead-letter-routing-key" not in queue.arguments
+    ]
+
+
+def bypasses(
+    carriers: Set[bytes], leading: Set[bytes], exchanges: Iterable[ExchangeInfo], queues: Iterable[QueueInfo]
+) -> list[str]:
+    """Find alternate and dead-letter exchanges that lead to a carrier, where messages come without their rules.
+
+    Args:
+        carriers: exchanges of ours.
+        leading: exchanges that lead to one of them by bindings.
+        exchanges: of the virtual host.
+        queues: likewise.
+    """
+    alternates = {
+        info.name: info.arguments.get("alternate-exchange") for info in exchanges if info.name not in carriers
+    }
+    reached = set(carriers | leading)
+    found: dict[bytes, str] = {}
+    size = -1
+    while len(found) > size:
+        size = len(found)
+        for name, alternate in alternates.items():
+            if name not in found and isinstance(alternate, str) and alternate.encode() in reached:
+                found[name] = f"exchange {name.decode(errors='replace')}: its alternate exchange {alternate}"
+                reached.add(name)
+    lines = [f"{text} leads to a carrier" for _, text in sorted(found.items())]
+    for queue in queues:
+        target = queue.arguments.get("x-dead-letter-exchange")
+        if isinstance(target, str) and target.encode() in reached:
+            shown = queue.name.decode(errors="replace")
+            lines.append(f"queue {shown}: its dead-letter exchange {target} leads to a carrier")
+    return lines
+
+
+def topic_warnings(exchange: bytes, bindings: Iterable[BindingInfo]) -> list[str]:
+    """Find patterns of a topic exchange downstream of a carrier that match tokens."""
+    return [
+        f"topic exchange {exchange.decode(errors='replace')} binds {binding.destination_type} "
+        f"{binding.destination.decode(errors='replace')} with a pattern that matches destination tokens: "
+        f"{binding.routing_key.decode(errors='replace')}"
+        for binding in bindings
+        if matches_tokens(binding.routing_key)
+    ]
+
+
+def matches_tokens(pattern: bytes) -> bool:
+    """Say whether a topic pattern matches some token but not every key.
+
+    A pattern of ``#`` alone takes the message under its own key as well, so the token changes nothing.
+    """
+    words = pattern.split(b".")
+    if all(word == b"#" for word in words):
+        return False
+    return any(_matches(words, key) for key in _TOKEN_WORDS)
+
+
+def _matches(pattern: list[bytes], key: tuple[bytes, ...]) -> bool:
+    """Match as a topic exchange does; the key goes on with one more word, any hash."""
+    length = len(key) + 1
+    # reached[i]: the pattern so far can have consumed i words of the key.
+    reached = [True] + [False] * length
+    for word in pattern:
+        if word == b"#":
+            first = reached.index(True) if True in reached else length + 1
+            reached = [at >= first for at in range(length + 1)]
+        else:
+            fits = [word in (b"*", literal) for literal in key] + [word == b"*" or _is_hash(word)]
+            reached = [False] + [reached[at] and fits[at] for at in range(length)]
+    return reached[length]
+
+
+def _is_hash(word: bytes) -> bool:
+    return len(word) == _HASH_LENGTH and _HEX_DIGITS.issuperset(word)
+
+
+def _ours(binding: BindingInfo, tokens: Tokens) -> bool:
+    destination = (binding.destination_type, binding.destination)
+    key = binding.routing_key
+    return binding.stores or is_grant(key) or key in tokens.of(*destination) or key in tokens.former(*destination)
+
+
+def _shown(exchange: OwnedExchange) -> str:
+    name, carrier = exchange.name.decode(errors="replace"), exchange.carrier.decode(errors="replace")
+    return f"exchange {name}" if name == carrier else f"carrier {carrier} of exchange {name}"

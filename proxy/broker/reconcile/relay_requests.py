@@ -1,0 +1,365 @@
+"""How a destination that no rule names gets its token the moment a publish wants it.
+
+Producers and regex routes choose such destinations, so everything here is bounded: one attempt per destination at a
+time, a limited number bound, a limited memory of those that can't be. It must not know what the rules name statically
+but through `needed`. Source: docs/architecture.md (destination tokens).
+
+What relays say of queues and exchanges that come and go through them, taken in at once, between two looks.
+
+Everything here is cheap where thousands of bindings stand: ten thousand declares and binds in turn must not compute
+ten thousand times what all rules need. It must not look at the broker (see `vhost_topology`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import structlog
+
+from proxy.broker.declared.store import Store
+from proxy.broker.management_api import ExchangeInfo, ManagementApi, QueueInfo
+from proxy.broker.methods import ABSENT, EXCLUSIVE, INTERNAL, unnameable
+from proxy.broker.reconcile.desired import Naming
+from proxy.broker.reconcile.executor import Declarer, Token
+from proxy.broker.reconcile.observer import Presence, with_name, without_name
+from proxy.broker.settings import ControlSettings
+from proxy.broker.supervision import Supervisor
+from proxy.errors import UpstreamError
+from proxy.relay.vhost import Destination, OwnedExchange, VhostState
+from proxy.routing.exchange import Exchange
+
+
+class Demand:
+    """Binding on demand in one virtual host.
+
+    What could not be bound is written into the state's `missing`, so that publishes don't ask again and again, and
+    stays there until the next look at the broker after `refresh_seconds`.
+
+    Args:
+        settings: limits.
+        state: the virtual host.
+        presence: what exists there.
+        inventory: asked about what presence does not know; None where there is no management API.
+        declarer: binds.
+        connected: set while the control connection stands.
+        supervisor: runs what is in flight; None: its own.
+    """
+
+    def __init__(
+        self,
+        settings: ControlSettings,
+        state: VhostState,
+        presence: Presence,
+        inventory: ManagementApi | None,
+        declarer: Declarer,
+        connected: asyncio.Event,
+        supervisor: Supervisor | None = None,
+    ) -> None:
+        """Remember the arguments."""
+        self._settings = settings
+        self._supervisor = supervisor or Supervisor()
+        self._state = state
+        self._presence = presence
+        self._inventory = inventory
+        self._declarer = declarer
+        self._connected = connected
+        self._flights: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
+        self._remembered: OrderedDict[Destination, tuple[str, float]] = OrderedDict()
+        #: Tokens bound that no rule needs; counted anew at every look.
+        self.bound_count = 0
+        #: Whether a rule names the destination: those don't count.
+        self.needed: Callable[[Destination], bool] = lambda destination: False
+
+    async def bind(self, exchange: OwnedExchange, destinations: Iterable[Destination]) -> set[Destination]:
+        """Bind destinations to the carrier of an exchange, waiting at most the deadline.
+
+        Returns:
+            Those of the destinations that are bound now.
+        """
+        wanted = set(destinations)
+        flights = {
+            self._flight(exchange, destination)
+            for destination in wanted - exchange.bound
+            if destination not in self._state.missing
+        }
+        if flights:
+            # asyncio.wait leaves the flights alone when the caller goes: others may wait for the same.
+            await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
+        return wanted & exchange.bound
+
+    async def look_for(self, exchange: OwnedExchange, destinations: Iterable[Destination]) -> set[Destination]:
+        """Look which destinations can be published to, where nothing is bound since there is no carrier.
+
+        Returns:
+            Those of the destinations that can; they count as bound from now on.
+        """
+        wanted = sorted(set(destinations) - exchange.bound)
+        try:
+            async with asyncio.timeout(self._settings.deadline_seconds):
+                await self._connected.wait()
+                for destination in wanted:
+                    why = unnameable(destination[1]) or await self._unpublishable(destination)
+                    if why is None:
+                        exchange.bound.add(destination)
+                    else:
+                        self._remember(destination, why)
+        except (UpstreamError, TimeoutError) as error:
+            for destination in wanted:
+                self._remember(destination, str(error) or "the broker did not answer in time")
+        return exchange.bound.intersection(destinations)
+
+    async def _unpublishable(self, destination: Destination) -> str | None:
+        kind, name = destination
+        if self._inventory is None:
+            return (await self._declarer.lacking([destination])).get(destination)
+        found = await self._inventory.find(self._state.name, kind, name)
+        if found is None:
+            return ABSENT
+        return INTERNAL if isinstance(found, ExchangeInfo) and found.internal else None
+
+    def forget(self, destination: Destination) -> None:
+        """A destination may be reachable now: ask again when it is wanted next."""
+        self._remembered.pop(destination, None)
+
+    def missing(self) -> dict[Destination, str]:
+        """Give what could not be bound and is still believed, forgetting what has been believed long enough."""
+        now = asyncio.get_running_loop().time()
+        while self._remembered:
+            destination, (_, until) = next(iter(self._remembered.items()))
+            if until > now:
+                break
+            del self._remembered[destination]
+        return {destination: why for destination, (why, _) in self._remembered.items()}
+
+    async def close(self) -> None:
+        """End what is in flight."""
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+
+    def _flight(self, exchange: OwnedExchange, destination: Destination) -> asyncio.Task[None]:
+        key = (exchange.name, destination)
+        flight = self._flights.get(key)
+        if flight is None:
+            work = self._supervisor.keep("demand", partial(self._fly, (exchange, destination)), self._state.name)
+            flight = asyncio.get_running_loop().create_task(work)
+            self._flights[key] = flight
+            flight.add_done_callback(lambda _: self._flights.pop(key, None))
+        return flight
+
+    async def _fly(self, token: Token) -> None:
+        destination = token[1]
+        try:
+            async with asyncio.timeout(self._settings.deadline_seconds):
+                await self._connected.wait()
+                why = await self._reach(token)
+        except UpstreamError as error:
+            why = str(error)
+        except TimeoutError:
+            why = "the broker did not answer in time"
+        if why is not None:
+            self._remember(destination, why)
+        elif self._state.missing.pop(destination, None) is not None:
+            self._state.changed()  # a plan that counts it as missing may be cached
+
+    async def _reach(self, token: Token) -> str | None:
+        exchange, destination = token
+        why = unnameable(destination[1]) or await self._lacking(destination)
+        if why is not None:
+            return why
+        extra = not self.needed(destination)
+        if extra and self.bound_count >= self._settings.bind_limit:
+            return f"{self._settings.bind_limit} destinations are bound on demand already"
+        # Counted before the broker is asked: many flights may be under way.
+        self.bound_count += extra
+        why = None
+        try:
+            why = await self._declarer.bind_one(token)
+        finally:
+            if destination not in exchange.bound:
+                self.bound_count -= extra
+        return why
+
+    async def _lacking(self, destination: Destination) -> str | None:
+        why = self._presence.absent(destination)
+        if why is not None and self._inventory is not None:
+            # The last look may be seconds old; asking for one name costs the broker little.
+            kind, name = destination
+            try:
+                found = await self._inventory.find(self._state.name, kind, name)
+            except UpstreamError:
+                return None  # let the broker itself answer
+            if found is None:
+                return why
+            if isinstance(found, QueueInfo):
+                self._presence.learn(name, found.exclusive)
+        return EXCLUSIVE if self._presence.exclusive(destination) else None
+
+    def _remember(self, destination: Destination, why: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._remembered.pop(destination, None)
+        self._remembered[destination] = (why, now + self._settings.refresh_seconds)
+        # No `changed`: plans that wait for a destination are never cached, so nothing stale is kept.
+        self._state.missing[destination] = why
+        if len(self._remembered) > self._settings.remember_limit:
+            oldest, _ = self._remembered.popitem(last=False)
+            if not self.needed(oldest):
+                self._state.missing.pop(oldest, None)
+
+
+log = structlog.get_logger(__name__)
+
+
+class Notices:
+    """Takes notices in one virtual host.
+
+    Args:
+        state: what the relays see; written here.
+        store: what clients declared.
+        presence: what exists.
+        demand: binds what publishes ask for.
+        naming: what gives a right to a token.
+        declarer: binds.
+        deserted: called when an exchange that clients declared has lost its last binding with something's end.
+    """
+
+    def __init__(
+        self,
+        state: VhostState,
+        store: Store,
+        presence: Presence,
+        demand: Demand,
+        naming: Naming,
+        declarer: Declarer,
+        deserted: Callable[[OwnedExchange], None],
+    ) -> None:
+        """Remember the arguments."""
+        self._state = state
+        self._store = store
+        self._presence = presence
+        self._demand = demand
+        self._naming = naming
+        self._declarer = declarer
+        self._deserted = deserted
+
+    def interested(self, queue: bytes) -> bool:
+        """Say whether a declare of the queue must wait for `ensure_queue`."""
+        destination = ("queue", queue)
+        rules = self._state.router.exchanges
+        return any(
+            rules[name].sees_queues
+            or self._naming.awaits(owned, rules[name], destination)
+            or self._believed(owned, destination)
+            for name, owned in self._state.exchanges.items()
+        )
+
+    def queue_declared(self, queue: bytes, exclusive: bool = False) -> None:
+        """Take note of a queue that exists now."""
+        state, destination = self._state, ("queue", queue)
+        self._presence.learn(queue, exclusive)
+        self._demand.forget(destination)
+        state.clear_refusals(destination=destination)
+        names = with_name(state.queues, queue)
+        changed = names is not state.queues and self._see_queues()
+        state.queues = names
+        if destination in state.missing and not self._naming.holders(state.exchanges, state.router, queue):
+            del state.missing[destination]
+            changed = True
+        if changed:
+            state.changed()
+
+    def queue_deleted(self, queue: bytes) -> None:
+        """Take note of a queue that is gone, and with it its bindings."""
+        state, destination = self._state, ("queue", queue)
+        self._presence.forget(queue)
+        names = without_name(state.queues, queue)
+        changed = names is not state.queues and self._see_queues()
+        state.queues = names
+        changed |= self._gone(destination)
+        if self.named(destination) and destination not in state.missing:
+            state.missing[destination] = "deleted"
+            changed = True
+        if changed:
+            state.changed()
+
+    def exchange_deleted(self, name: bytes) -> None:
+        """Take note of an exchange that is gone, and with it its bindings and those to it."""
+        owned = self._state.exchanges.get(name)
+        if owned is not None and owned.declared is not None:
+            self._store.exchange_gone(name)
+        if self._gone(("exchange", name)):
+            self._state.changed()
+
+    async def ensure_queue(
+        self, queue: bytes, exclusive: bool, connected: asyncio.Event, deadline_seconds: float
+    ) -> None:
+        """Bind the tokens of a queue that has just been declared; returns when bound, refused, or out of time.
+
+        Args:
+            queue: its name.
+            exclusive: whether only the connection that declared it may bind it.
+            connected: set while the control connection stands.
+            deadline_seconds: longest wait.
+        """
+        self.queue_declared(queue, exclusive)
+        if exclusive or unnameable(queue) is not None:
+            return
+        state, destination = self._state, ("queue", queue)
+        # Bound or not: the queue may have been deleted beside us, and its bindings with it.
+        waiting = self._naming.waiting(state.exchanges, state.router, queue)
+        waiting += [one for one in state.carried() if one not in waiting and self._believed(one, destination)]
+        tokens = [(exchange, destination) for exchange in waiting]
+        if not tokens:
+            return
+        bound = all(destination in exchange.bound for exchange, _ in tokens)
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                await connected.wait()
+                refused = await asyncio.gather(*map(self._declarer.bind_one, tokens))
+        except (UpstreamError, TimeoutError) as error:
+            log.warning(
+                "queue declared but not bound yet",
+                vhost=state.name,
+                queue=queue.decode(errors="replace"),
+                error=str(error) or "no answer in time",
+            )
+            return
+        last = state.missing.pop(destination, None)
+        reasons = [why for why in refused if why is not None]
+        if reasons:
+            state.missing[destination] = reasons[0]
+        if reasons or last is not None or not bound:
+            state.changed()
+
+    def named(self, destination: Destination) -> bool:
+        """Say whether some rule names the destination, by right or not."""
+        return any(destination in exchange.destinations for exchange in self._rules())
+
+    @staticmethod
+    def _believed(exchange: OwnedExchange, destination: Destination) -> bool:
+        """Whether an exchange of a rules file is believed to have a token that a message asked for."""
+        ours = exchange.declared is None and destination not in exchange.receivers
+        return ours and destination in exchange.bound
+
+    def _gone(self, destination: Destination) -> bool:
+        """Forget the bindings to a destination; answer whether relays must be told."""
+        exchanges = list(self._state.exchanges.values())
+        bound = [exchange for exchange in exchanges if destination in exchange.bound]
+        for exchange in bound:
+            exchange.bound.discard(destination)
+        holders = [exchange for exchange in exchanges if destination in exchange.receivers]
+        self._store.destination_gone(destination, holders)
+        for exchange in holders:
+            if exchange.declared is not None and not exchange.clients:
+                self._deserted(exchange)
+        return bool(bound)
+
+    def _see_queues(self) -> bool:
+        return any(exchange.sees_queues for exchange in self._rules())
+
+    def _rules(self) -> list[Exchange]:
+        return list(self._state.router.exchanges.values())

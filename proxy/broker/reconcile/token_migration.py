@@ -1,0 +1,195 @@
+"""Ends the transition from one kind of destination tokens to another: which are bound no more, and what is left.
+
+Tokens of version 0.1 are unkeyed, and a secret is replaced while sidecars that know the old one alone still run: until
+the operator says that none does, tokens of every kind are bound and published under (`amqp.tokens.Tokens`). What the
+operator said is kept on the broker, as an exchange whose name is a hash under the current secret. A virtual host
+that has never had a carrier needs no unkeyed tokens, unless another one of the same broker still has some.
+
+Invariant: a token goes only where the current token of the same destination was seen on the same carrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from proxy.broker.management_api import BindingInfo, ManagementApi
+from proxy.broker.reconcile.checks import standing
+from proxy.broker.reconcile.executor import Declarer
+from proxy.broker.reconcile.observer import Presence
+from proxy.errors import UpstreamError
+from proxy.relay.declare.stored import kept_rows
+from proxy.relay.tokens import UNKEYED, Tokens
+from proxy.relay.vhost import BindingCopy, Destination, OwnedExchange, StoredBinding, VhostState
+
+log = structlog.get_logger(__name__)
+
+
+class Transition:
+    """The tokens of one virtual host.
+
+    Args:
+        state: what the relays see; its tokens are written here.
+        presence: what exists.
+        declarer: declares and binds.
+        inventory: the management API, None where there is none.
+    """
+
+    def __init__(
+        self, state: VhostState, presence: Presence, declarer: Declarer, inventory: ManagementApi | None
+    ) -> None:
+        """Have looked at nothing yet."""
+        self._state = state
+        self._presence = presence
+        self._declarer = declarer
+        self._inventory = inventory
+        self._looked = False
+        #: Keys whose tokens are bound no more, and the markers of ours that say so.
+        self._ended: set[bytes] = set()
+        self._declared: set[bytes] = set()
+        self._refused: set[bytes] = set()
+
+    async def look(self) -> None:
+        """Find which tokens are bound no more; call it when the exchanges have been listed.
+
+        Raises:
+            UpstreamError: the connection was lost.
+        """
+        tokens = self._state.tokens
+        markers = tokens.markers()
+        there = await self._existing(list(markers))
+        ended = {key for name, (_, key) in markers.items() if name in there}
+        if await self._is_new():
+            ended.add(UNKEYED)
+        self._looked = True
+        self._declared |= there
+        for key in sorted(ended):
+            self._state.set_tokens(self._state.tokens.without(key))
+            kind = "unkeyed" if key == UNKEYED else "previous secret"
+            log.info("destination tokens retired", vhost=self._state.name, tokens=kind)
+        self._ended |= ended
+        if self._state.carried():  # without carriers nothing is declared
+            await self._keep(tokens)
+
+    @property
+    def unkept(self) -> bool:
+        """Whether it is not kept on the broker yet which tokens are retired, though carriers need it."""
+        return len(self._declared | self._refused) < len(self._ended) and bool(self._state.carried())
+
+    async def _keep(self, tokens: Tokens) -> None:
+        """Declare the markers that lack."""
+        for key in sorted(self._ended):
+            # Under the current secret: the one that it was said under may be the next to go.
+            marker = tokens.marker(tokens.keys[0], key)
+            gone = self._presence.exchanges_complete and marker not in self._presence.exchanges
+            if marker in self._declared and not gone:
+                continue
+            refusal = await self._declarer.marker(marker)
+            if refusal is None:
+                self._declared.add(marker)
+            elif marker not in self._refused:
+                self._refused.add(marker)
+                log.warning("can't keep which tokens are retired", vhost=self._state.name, error=refusal)
+
+    async def _existing(self, markers: Sequence[bytes]) -> set[bytes]:
+        if self._presence.exchanges_complete:
+            return {name for name in markers if name in self._presence.exchanges}
+        lacking = await self._declarer.lacking([("exchange", name) for name in markers])
+        return {name for name in markers if ("exchange", name) not in lacking}
+
+    async def _is_new(self) -> bool:
+        """Whether no sidecar of version 0.1 can rely on tokens here, seen before anything of ours is declared."""
+        if self._looked or self._inventory is None or not self._presence.exchanges_complete:
+            return False
+        if len(self._state.tokens.keys) < 2 or any(info.marked for info in self._presence.exchanges.values()):
+            return False
+        secrets = [key for key in self._state.tokens.keys if key != UNKEYED]
+        try:
+            return not await self._inventory.in_transition(secrets)
+        except UpstreamError as error:
+            log.warning("not known whether the broker is new", vhost=self._state.name, error=str(error))
+            return False
+
+    async def retire(self, exchange: OwnedExchange, former: Sequence[BindingInfo]) -> None:
+        """Take away bindings under tokens that are bound no more; what clients stored there is stored elsewhere first.
+
+        Args:
+            exchange: whose carrier has them.
+            former: the bindings, each of a destination whose current token is bound.
+
+        Raises:
+            UpstreamError: the connection was lost, or the management API refused.
+        """
+        inventory = self._inventory
+        if inventory is None:
+            return
+        stored_here: dict[tuple[Destination, bytes], list[tuple[StoredBinding, BindingCopy]]] = {}
+        for stored in exchange.clients.values() if any(info.kept for info in former) else ():
+            for copy in stored.copies:
+                stored_here.setdefault((stored.destination, copy.key), []).append((stored, copy))
+        for info in former:
+            destination = (info.destination_type, info.destination)
+            if self._presence.exclusive(destination):  # its own connection alone can unbind it; it goes with the queue
+                continue
+            copies = stored_here.get((destination, info.routing_key), [])
+            if info.kept and not (copies and await self._moved(exchange, copies)):
+                continue
+            await inventory.remove_binding(self._state.name, exchange.carrier, info)
+
+    async def _moved(self, exchange: OwnedExchange, copies: Sequence[tuple[StoredBinding, BindingCopy]]) -> bool:
+        """Store copies of clients' bindings under their storage keys; answer whether all of them stand there."""
+        rows = []
+        for stored, copy in copies:
+            elsewhere = stored._replace(copies=(copy._replace(key=stored.key),))
+            rows += [(stored.destination, *row) for row in kept_rows(elsewhere)]
+        return not any(await self._declarer.bind_rows(exchange.carrier, rows))
+
+
+async def lacking_tokens(inventory: ManagementApi, tokens: Tokens) -> list[tuple[bytes, Destination]]:
+    """Find carriers and destinations that old tokens alone lead to: if these were retired, messages would be lost.
+
+    Args:
+        inventory: the management API.
+        tokens: of one virtual host.
+
+    Raises:
+        UpstreamError: the management API can't be asked.
+    """
+    lacking: list[tuple[bytes, Destination]] = []
+    for carrier, rows in (await _carriers(inventory, tokens.vhost)).items():
+        bound = standing(rows, tokens)
+        current = {
+            (row.destination_type, row.destination)
+            for row in rows
+            if row.routing_key == tokens.of(row.destination_type, row.destination)[0]
+        }
+        lacking += [(carrier, destination) for destination in sorted(bound.bound - current)]
+    return lacking
+
+
+async def retire_tokens(inventory: ManagementApi, tokens: Tokens) -> int:
+    """Say on the broker that of the tokens of a virtual host the current ones alone are bound from now on.
+
+    Sidecars see it at their next look, publish under the current tokens alone and take the others away. Before, all
+    of them must know the current secret, and none may be of version 0.1; `lacking_tokens` must be empty.
+
+    Args:
+        inventory: the management API.
+        tokens: of one virtual host.
+
+    Returns:
+        How many bindings under other tokens are left.
+
+    Raises:
+        UpstreamError: the management API can't be asked, or refused.
+    """
+    for key in tokens.keys[1:]:
+        await inventory.declare_marker(tokens.vhost, tokens.marker(tokens.keys[0], key))
+    counted = [standing(rows, tokens) for rows in (await _carriers(inventory, tokens.vhost)).values()]
+    return sum(each.unkeyed + each.previous for each in counted)
+
+
+async def _carriers(inventory: ManagementApi, vhost: str) -> dict[bytes, list[BindingInfo]]:
+    exchanges = await inventory.exchanges(vhost)
+    return {name: await inventory.bindings(vhost, name) for name, info in sorted(exchanges.items()) if info.marked}

@@ -1,0 +1,103 @@
+"""Looks at other brokers for what the address table puts in the place of destinations that rules name.
+
+Only what is the same for every message can be looked for. A broker that does not answer is not this module's to
+report (see ``oxproxy_remote_up``): what it lacks is unknown then, not missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from proxy.addressing.targets import Remote
+from proxy.broker.connection import ControlConnection
+from proxy.broker.reconcile.executor import Declarer
+from proxy.broker.reconcile.observer import Presence
+from proxy.broker.reconcile.vhost_topology import VhostTopology
+from proxy.broker.settings import ControlSettings
+from proxy.errors import UpstreamError
+from proxy.relay.vhost import Destination
+from proxy.routing.readdressing import Relocation
+from proxy.values import EXCHANGE, QUEUE
+
+#: Names that one log line shows at most.
+_SHOWN = 20
+#: A broker that could not be asked is asked again after so many seconds, then twice as many, up to the last number.
+_PAUSE_SECONDS = (30.0, 600.0)
+
+log = structlog.get_logger(__name__)
+
+
+class RemoteSurvey:
+    """Asks other brokers what they lack.
+
+    Args:
+        reach: gives how a broker is reached from a virtual host, and its virtual host there; None where it is not.
+    """
+
+    def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
+        """Have asked nobody."""
+        self._reach = reach
+        #: Brokers that could not be asked: not before this time, and the next pause.
+        self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
+
+    async def look(self, vhost: VhostTopology) -> None:
+        """Ask for everything that a virtual host's rules need elsewhere; the answer is for its state."""
+        state = vhost.state
+        wanted: dict[Remote, dict[Destination, None]] = {}
+        for one in vhost.needs.elsewhere:
+            destination = destination_of(one)
+            if destination is not None and one.remote is not None and one.remote.remote is not None:
+                wanted.setdefault(one.remote.remote, {})[destination] = None
+        missing: dict[tuple[str, Destination], str] = {}
+        for remote, destinations in wanted.items():
+            found = await self._ask(state.name, remote, destinations)
+            missing.update({(remote.label, destination): why for destination, why in found.items()})
+        _log(state.name, state.missing_elsewhere, missing)
+        state.missing_elsewhere = missing
+
+    async def _ask(self, vhost: str, remote: Remote, destinations: Iterable[Destination]) -> dict[Destination, str]:
+        now = asyncio.get_running_loop().time()
+        first, longest = _PAUSE_SECONDS
+        until, pause_seconds = self._resting.get((vhost, remote), (0.0, first))
+        reached = self._reach(vhost, remote)
+        if reached is None or now < until:
+            return {}
+        settings, there = reached
+        connection = ControlConnection(settings, there)
+        try:
+            await connection.connect()
+            found = await Declarer(connection, Presence(), settings.username).lacking(list(destinations))
+        except UpstreamError:
+            self._resting[vhost, remote] = (now + pause_seconds, min(2 * pause_seconds, longest))
+            return {}
+        finally:
+            await connection.close()
+        self._resting.pop((vhost, remote), None)
+        return found
+
+
+def destination_of(one: Relocation) -> Destination | None:
+    """Give what must exist at the other broker in the place of a destination."""
+    if one.remote is None:
+        return None
+    exchange, key = one.remote.publication
+    return (EXCHANGE, exchange) if exchange else (QUEUE, key)
+
+
+def shown(label: str, destination: Destination) -> str:
+    """Name a destination at another broker for operators."""
+    kind, name = destination
+    return f"{kind} {name.decode(errors='replace')} at broker {label}"
+
+
+def _log(vhost: str, last: dict[tuple[str, Destination], str], missing: dict[tuple[str, Destination], str]) -> None:
+    gone, back = sorted(missing.keys() - last.keys()), sorted(last.keys() - missing.keys())
+    if gone:
+        names = [f"{shown(*each)}: {missing[each]}" for each in gone[:_SHOWN]]
+        log.warning("destinations missing", vhost=vhost, count=len(missing), destinations=names)
+    if back:
+        names = [shown(*each) for each in back[:_SHOWN]]
+        log.info("destinations found", vhost=vhost, missing=len(missing), destinations=names)

@@ -1,0 +1,308 @@
+"""One link to another broker kept standing: socket, TLS, deadlines, reconnects, back-pressure.
+
+Decides nothing about AMQP: `amqp.remote_link` gets the bytes. Lanes stay when a link goes; what waits in them goes over
+the next one or, at its deadline, back to its producer as lost. Nothing is sent twice.
+
+Source: the messenger-addressing specification, 3.4; architecture, "What may never happen" (bounded buffers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from time import monotonic
+
+import structlog
+
+from proxy.amqp.frames import HEARTBEAT_FRAME
+from proxy.errors import ConfigError
+from proxy.net.link import AHEAD_MESSAGES, Link
+from proxy.net.remote.endpoints import Endpoint
+from proxy.net.tls import Contexts, words
+from proxy.relay.counters import RemoteCounters
+from proxy.relay.remote.lane import Lane, RemoteMessage, RemoteResult
+from proxy.relay.remote.link import RemoteLink
+
+_log = structlog.get_logger(__name__)
+#: Seconds until a broker is connected and has opened the connection.
+_OPENING_SECONDS = 10.0
+#: Seconds between two attempts, from the first to the longest; each is spread by half.
+_BACK_OFF = (0.2, 5.0)
+#: Seconds between two lines of the log about refused or lost messages of one link.
+_LOG_SECONDS = 5.0
+_LOOP = "leads back to this proxy"
+_STOPPING = "the proxy is shutting down"
+#: Seconds that a link without a lane is kept.
+IDLE_SECONDS = 60.0
+
+
+class RemoteDriver:
+    """One link, from the first need of it to its end.
+
+    Args:
+        endpoint: where it leads.
+        counters: what is counted about it.
+        version: of this program.
+        contexts: the contexts of TLS in use.
+        ourselves: whether a socket's two ends say that it leads back to this process.
+        changed: called when `full` has changed.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        counters: RemoteCounters,
+        version: str,
+        contexts: Contexts,
+        ourselves: Callable[[object, object], bool],
+        changed: Callable[[], None],
+    ) -> None:
+        """Start without a link."""
+        self.endpoint = endpoint
+        self._counters = counters
+        self._version = version
+        self._contexts = contexts
+        self._ourselves = ourselves
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._lanes: set[Lane] = set()
+        #: those whose producer's channel is gone and that have something under way
+        self._leaving: set[Lane] = set()
+        self._messages = 0
+        self._bytes = 0
+        #: so much is under way that producers have to wait
+        self.full = False
+        self._link: RemoteLink | None = None
+        self._socket: Link | None = None
+        self._over = asyncio.Event()
+        self._stands = asyncio.Event()
+        self._flushing = False
+        self._heard = self._said = 0.0
+        self._attempts = 0
+        self._log_after = 0.0
+        self.failure = "not connected yet"
+        self.unused_since: float | None = monotonic()
+
+    # -- lanes -----------------------------------------------------------------------------------------------------
+
+    def lane(self) -> Lane:
+        """Give a new lane."""
+        lane = Lane(self._settled)
+        self._lanes.add(lane)
+        self.unused_since = None
+        link = self._link
+        if link is not None and link.open:
+            link.attach(lane)
+            self.flush_soon()
+        return lane
+
+    def send(self, lane: Lane, message: RemoteMessage) -> None:
+        """Give a lane a message."""
+        self._messages += 1
+        self._bytes += message.weight
+        lane.send(message)
+        if not self.full:
+            self._weigh()
+        if not self._flushing:
+            self.flush_soon()
+
+    def leave(self, lane: Lane) -> None:
+        """A producer's channel is gone: its lane ends when nothing is under way on it."""
+        self._leaving.add(lane)
+        self._retire(lane)
+
+    def _retire(self, lane: Lane) -> None:
+        if lane.idle:
+            self._leaving.discard(lane)
+            self._lanes.discard(lane)
+            lane.close()
+            if not self._lanes:
+                self.unused_since = monotonic()
+            self.flush_soon()
+
+    def _settled(self, message: RemoteMessage, result: RemoteResult, reason: str) -> None:
+        self._messages -= 1
+        self._bytes -= message.weight
+        self._counters.results[result.value] += 1
+        if self.full:
+            self._weigh()
+        if reason and monotonic() >= self._log_after:
+            self._log_after = monotonic() + _LOG_SECONDS
+            _log.warning("message for another broker", remote=self.endpoint.label, result=result.value, reason=reason)
+
+    def _weigh(self) -> None:
+        limits = self.endpoint.limits
+        if self.full:
+            full = self._messages > limits.messages // 2 or self._bytes > limits.message_bytes // 2
+        else:
+            full = self._messages >= limits.messages or self._bytes >= limits.message_bytes
+        if full != self.full:
+            self.full = full
+            self._changed()
+
+    @property
+    def under_way(self) -> int:
+        """Messages that are not settled."""
+        return self._messages
+
+    # -- bytes -----------------------------------------------------------------------------------------------------
+
+    def flush_soon(self) -> None:
+        """Send what has gathered, once for everything that this turn of the loop brings."""
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        link, socket = self._link, self._socket
+        if link is not None and socket is not None and link.to_send:
+            self._said = monotonic()
+            socket.send(link.to_send)
+
+    def _received(self, data: bytes) -> None:
+        link = self._link
+        if link is None:
+            return
+        self._heard = monotonic()
+        was_open = link.open
+        link.receive(data)
+        if link.open and not was_open:
+            self._opened(link)
+        self._flush()
+        if self._messages >= AHEAD_MESSAGES and self._socket is not None:
+            self._socket.rest()
+        for lane in tuple(self._leaving):
+            self._retire(lane)
+        if link.failure is not None:
+            self._end(link.failure)
+
+    def _opened(self, link: RemoteLink) -> None:
+        self._attempts = 0
+        self._counters.up = True
+        self._stands.set()
+        self.failure = ""
+        _log.info("remote broker connected", remote=self.endpoint.label)
+        for lane in self._lanes:
+            if not link.attach(lane):
+                _log.warning("no channel left", remote=self.endpoint.label)
+                return
+
+    def _made(self) -> None:
+        socket = self._socket
+        transport = socket.transport if socket is not None else None
+        if transport is None:
+            return
+        names = (transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
+        if self._ourselves(*names):
+            self._end(_LOOP)
+            # No later attempt leads elsewhere: a failed translation, and nothing to wait for.
+            self.give_up(_LOOP)
+            return
+        self._link = RemoteLink(self.endpoint.credentials, self._version)
+        self._flush()
+
+    def _lost(self, error: Exception | None) -> None:
+        text = "connection lost" if error is None else f"connection lost: {words(error)}"
+        if self._link is not None:
+            self._link.lost(text)
+        self._end(self._link.failure or text if self._link is not None else text)
+
+    def _end(self, reason: str) -> None:
+        """The link is over; the next attempt is `run`'s."""
+        if self._over.is_set():
+            return
+        self.failure = reason
+        self._counters.up = False
+        self._over.set()
+        self._stands.set()
+        if self._socket is not None:
+            self._socket.close()
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep a link standing; returns only by cancellation."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._tick())
+                while True:
+                    await self._attempt()
+                    first, longest = _BACK_OFF
+                    wait = min(longest, first * 2 ** min(self._attempts, 10)) * random.uniform(0.5, 1.5)  # noqa: S311
+                    self._attempts += 1
+                    await asyncio.sleep(wait)
+        finally:
+            self._stop()
+
+    async def _attempt(self) -> None:
+        """Connect, and return when the link is over."""
+        endpoint, tls = self.endpoint, self.endpoint.tls
+        self._over = asyncio.Event()
+        self._stands = asyncio.Event()
+        self._link = None
+        self._socket = Link(self._received, self._lost, self._may_write, self._made)
+        socket = self._socket
+        try:
+            async with asyncio.timeout(_OPENING_SECONDS):
+                context = self._contexts.of(tls) if tls is not None else None
+                name = (tls.server_name or endpoint.host) if tls is not None else None
+                await self._loop.create_connection(
+                    lambda: socket, endpoint.host, endpoint.port, ssl=context, server_hostname=name
+                )
+                await self._stands.wait()
+        except TimeoutError:
+            self._end("no answer in time")
+        except (OSError, ConfigError) as error:
+            self._end(words(error) if tls is None else tls.words(error))
+        if not self._over.is_set():
+            await self._over.wait()
+        if socket.connected:
+            socket.abort()
+        if self._attempts in (0, 3) or not self._attempts % 20:
+            _log.warning("remote broker not connected", remote=endpoint.label, reason=self.failure)
+
+    def _may_write(self, writable: bool) -> None:
+        link = self._link
+        # What can't be written waits in the lanes, where the deadline finds it.
+        if link is not None and link.open:
+            link.choke(not writable)
+            self.flush_soon()
+
+    async def _tick(self) -> None:
+        """Look at deadlines and heartbeats."""
+        deadline = self.endpoint.limits.deadline_seconds
+        while True:
+            await asyncio.sleep(min(1.0, deadline / 10))
+            now = monotonic()
+            link = self._link
+            why = self.failure or ("that broker takes no publishes now" if link and link.held else "no channel")
+            for lane in tuple(self._lanes):
+                lane.expire(now - deadline, why)
+            for lane in tuple(self._leaving):
+                self._retire(lane)
+            if link is not None and link.open and link.heartbeat:
+                if now - self._said >= link.heartbeat / 2:
+                    link.to_send.append(HEARTBEAT_FRAME)
+                    self._flush()
+                if now - self._heard > 2 * link.heartbeat:
+                    self._lost(TimeoutError("missed heartbeats"))
+
+    def give_up(self, why: str = _STOPPING) -> None:
+        """Settle everything under way as lost.
+
+        Args:
+            why: for the log.
+        """
+        for lane in self._lanes:
+            lane.expire(float("inf"), why)
+
+    def _stop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._flush()
+        self.give_up()
+        if self._socket is not None:
+            self._socket.close()
+        self._counters.up = False

@@ -1,0 +1,188 @@
+"""Which links to other brokers are there, and who uses them? One pool for all producers.
+
+Links are shared by everything that goes to the same place with the same login; each producer's channel has a lane of
+its own on them. Producers of a full link wait, others don't.
+
+Source: the messenger-addressing specification, 3.2 (pooling) and 3.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from proxy.addressing.targets import Remote
+from proxy.net.remote.connection import IDLE_SECONDS, RemoteDriver
+from proxy.net.remote.endpoints import Endpoint, RemoteBroker, endpoint
+from proxy.net.tasks import Tasks
+from proxy.net.tls import Contexts
+from proxy.relay.counters import Counters, RemoteCounters
+from proxy.relay.remote.lane import Lane, RemoteMessage, Way
+from proxy.yamlfile.kinds import leads_back
+
+#: Links at a time: a rule may take its host from the address.
+_MOST_LINKS = 256
+#: Brokers with numbers of their own; the rest counts as one.
+_MOST_LABELS = 100
+_OTHER = "other"
+
+
+class RemotePool:
+    """All links.
+
+    Args:
+        brokers: configured brokers, by virtual host and name.
+        counters: what the process counts.
+        version: of this program.
+        tasks: runs the links.
+        contexts: the contexts of TLS in use.
+    """
+
+    def __init__(
+        self,
+        brokers: Mapping[str, Mapping[bytes, RemoteBroker]],
+        counters: Counters,
+        version: str,
+        tasks: Tasks,
+        contexts: Contexts | None = None,
+    ) -> None:
+        """Start without a link."""
+        self._contexts = contexts or Contexts()
+        self.brokers = brokers
+        self._counters = counters
+        self._version = version
+        self._tasks = tasks
+        self._drivers: dict[Endpoint, RemoteDriver] = {}
+        self._running: dict[Endpoint, asyncio.Task[Any]] = {}
+        self._ports: set[Port] = set()
+        #: addresses that we listen on
+        self.listening: Sequence[tuple[str, int]] = ()
+
+    def port(self, vhost: str, full: Callable[[bool], None]) -> Port:
+        """Give what one producer's connection needs.
+
+        Args:
+            vhost: its virtual host.
+            full: called when it has to wait, or not any more.
+        """
+        port = Port(self, vhost, full)
+        self._ports.add(port)
+        return port
+
+    def driver(self, remote: Remote, vhost: str) -> RemoteDriver | str:
+        """Give the link to a broker, begun if need be, or say why there is none."""
+        found = endpoint(remote, self.brokers.get(vhost, {}), vhost)
+        if isinstance(found, str):
+            return found
+        if leads_back(found.host, found.port, self.listening):
+            return "leads back to this proxy"
+        driver = self._drivers.get(found)
+        if driver is None:
+            self._drop_idle()
+            if len(self._drivers) >= _MOST_LINKS:
+                return "too many brokers at a time"
+            counters = self._counters_of(found.label)
+            driver = RemoteDriver(found, counters, self._version, self._contexts, self._is_ourselves, self._changed)
+            self._drivers[found] = driver
+            self._running[found] = self._tasks.start(driver.run(), f"link to {found.label}")
+        return driver
+
+    @property
+    def under_way(self) -> int:
+        """Messages that are not settled, on all links."""
+        return sum(driver.under_way for driver in self._drivers.values())
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until everything under way is settled, or the time is over."""
+        end = monotonic() + seconds
+        while self.under_way and monotonic() < end:  # noqa: ASYNC110 -- a count, no event
+            await asyncio.sleep(0.05)
+
+    def give_up(self) -> None:
+        """Settle everything under way as lost: producers that still listen get their nacks."""
+        for driver in self._drivers.values():
+            driver.give_up()
+
+    def _counters_of(self, label: str) -> RemoteCounters:
+        remotes = self._counters.remotes
+        if label not in remotes and len(remotes) >= _MOST_LABELS:
+            label = _OTHER
+        return remotes.setdefault(label, RemoteCounters())
+
+    def _drop_idle(self) -> None:
+        now = monotonic()
+        for key, driver in tuple(self._drivers.items()):
+            if driver.unused_since is not None and now - driver.unused_since > IDLE_SECONDS:
+                del self._drivers[key]
+                self._running.pop(key).cancel()
+
+    def _is_ourselves(self, here: object, there: object) -> bool:
+        """Whether a socket leads to one that we listen on."""
+        if not (isinstance(here, tuple) and isinstance(there, tuple)):
+            return False
+        ours = {port for host, port in self.listening if host in (there[0], "0.0.0.0", "::")}  # noqa: S104
+        return there[1] in ours and here[0] == there[0]
+
+    def _changed(self) -> None:
+        for port in self._ports:
+            port.look()
+
+    def close_port(self, port: Port) -> None:
+        """A producer's connection is gone."""
+        self._ports.discard(port)
+
+
+class Port:
+    """The other brokers as one producer's connection sees them.
+
+    Args:
+        pool: all links.
+        vhost: virtual host of the connection.
+        full: called when it has to wait, or not any more.
+    """
+
+    def __init__(self, pool: RemotePool, vhost: str, full: Callable[[bool], None]) -> None:
+        """Start with no link in use."""
+        self._pool = pool
+        self._vhost = vhost
+        self._full = full
+        self._was_full = False
+        self._used: set[RemoteDriver] = set()
+
+    def way(self, remote: Remote) -> Way | str:
+        """A new way to a broker, or why there is none."""
+        driver = self._pool.driver(remote, self._vhost)
+        if isinstance(driver, str):
+            return driver
+        self._used.add(driver)
+        self.look()
+        return _Way(driver, driver.lane())
+
+    def look(self) -> None:
+        """See whether a link in use is full, and say so where that is new."""
+        full = any(driver.full for driver in self._used)
+        if full != self._was_full:
+            self._was_full = full
+            self._full(full)
+
+    def close(self) -> None:
+        """The connection is gone; what it gave is still sent."""
+        self._pool.close_port(self)
+
+
+class _Way:
+    """A lane with its driver."""
+
+    __slots__ = ("_driver", "_lane")
+
+    def __init__(self, driver: RemoteDriver, lane: Lane) -> None:
+        self._driver = driver
+        self._lane = lane
+
+    def send(self, message: RemoteMessage) -> None:
+        self._driver.send(self._lane, message)
+
+    def leave(self) -> None:
+        self._driver.leave(self._lane)

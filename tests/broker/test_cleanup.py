@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from proxy.broker.cleanup import Removal
+from proxy.relay.tokens import token
+from proxy.values import RESERVED
+from tests.broker.world import Outside, settings
+from tests.rabbitmq import Broker
+
+
+@pytest.fixture
+async def removal(broker: Broker) -> AsyncIterator[Removal]:
+    made = Removal(settings(broker), broker.management)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def outside(broker: Broker, vhost: str) -> Outside:
+    made = Outside(broker, vhost)
+    made.make_exchange("ours", x_open_exchange=True)
+    made.make_queue("q")
+    made.bind("ours", "q", token("queue", b"q").decode())
+    made.bind("ours", "q", (RESERVED + b"b.0123").decode(), x=1)
+    made.make_exchange("theirs")
+    return made
+
+
+async def test_marked_exchanges_and_what_is_bound_under_the_reserved_prefix_are_ours(
+    removal: Removal, outside: Outside
+) -> None:
+    (leftover,) = await removal.leftovers([outside.vhost])
+    assert (leftover.exchange, len(leftover.bindings), leftover.foreign) == (b"ours", 2, ())
+    assert str(leftover) == f"vhost {outside.vhost}: exchange ours: 1 tokens, 1 stored bindings"
+
+
+async def test_an_exchange_goes_with_its_bindings_and_may_be_gone_already(removal: Removal, outside: Outside) -> None:
+    (leftover,) = await removal.leftovers([outside.vhost])
+    assert await removal.remove(leftover)
+    assert await removal.leftovers([outside.vhost]) == []
+    assert await removal.remove(leftover)
+
+
+async def test_bindings_of_others_keep_their_exchange(removal: Removal, outside: Outside) -> None:
+    outside.bind("ours", "q", "theirs")
+    (leftover,) = await removal.leftovers([outside.vhost])
+    assert not await removal.remove(leftover)
+    assert outside.bindings("ours") == {("queue", b"q", b"theirs")}

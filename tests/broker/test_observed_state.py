@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.broker.management_api import ExchangeInfo, QueueInfo
+from proxy.broker.methods import ABSENT
+from proxy.broker.reconcile.observer import Presence, merged, with_name, without_name
+from proxy.routing.decision import QueueNames
+
+
+def listing(*names: str) -> dict[bytes, QueueInfo]:
+    return {name.encode(): QueueInfo(name.encode()) for name in names}
+
+
+def test_a_listing_is_believed_about_what_nobody_touched_meanwhile() -> None:
+    assert merged({"a": 1, "b": 2}, {"a": 1, "b": 2}, {"b": 3, "c": 4}) == {"b": 3, "c": 4}
+
+
+def test_what_was_learned_while_the_listing_was_made_stays() -> None:
+    assert merged({}, {"new": 1}, {"old": 2}) == {"new": 1, "old": 2}
+
+
+def test_what_was_forgotten_while_the_listing_was_made_stays_forgotten() -> None:
+    assert merged({"gone": 1}, {}, {"gone": 1}) == {}
+
+
+def test_what_was_deleted_and_made_again_while_the_listing_was_made_stays() -> None:
+    presence = Presence()
+    presence.learn(b"again")
+    before = dict(presence.queues)
+    presence.forget(b"again")
+    presence.learn(b"again")
+    presence.queues_listed(before, {})
+    assert presence.knows(("queue", b"again"))
+
+
+def test_nothing_is_absent_before_a_listing_came() -> None:
+    assert Presence().absent(("queue", b"q")) is None
+
+
+def test_what_a_listing_lacks_is_absent() -> None:
+    presence = Presence()
+    presence.queues_listed({}, listing("there"))
+    presence.exchanges_listed({b"x": ExchangeInfo(b"x", "topic")})
+    answers = [presence.absent(one) for one in (("queue", b"there"), ("queue", b"q"), ("exchange", b"x"))]
+    assert answers == [None, ABSENT, None]
+
+
+def test_kinds_are_not_mixed_up() -> None:
+    presence = Presence()
+    presence.queues_listed({}, listing("name"))
+    presence.exchanges_listed({})
+    assert presence.absent(("exchange", b"name")) == ABSENT
+    assert not presence.knows(("exchange", b"name"))
+
+
+def test_only_a_queue_can_be_exclusive() -> None:
+    presence = Presence()
+    presence.learn(b"mine", exclusive=True)
+    answers = [presence.exclusive(one) for one in (("queue", b"mine"), ("exchange", b"mine"), ("queue", b"other"))]
+    assert answers == [True, False, False]
+
+
+def test_learning_the_same_again_changes_nothing() -> None:
+    presence = Presence()
+    presence.learn(b"q")
+    known = presence.queues[b"q"]
+    presence.learn(b"q")
+    assert presence.queues[b"q"] is known
+
+
+def test_equal_names_keep_their_version() -> None:
+    presence = Presence()
+    presence.queues_listed({}, listing("b", "a"))
+    first = presence.names(QueueNames())
+    assert first == QueueNames((b"a", b"b"), 1)
+    assert presence.names(first) is first
+
+
+@pytest.mark.parametrize("name", [b"a", b"m", b"z"])
+def test_one_name_more_or_less_is_put_in_order_with_a_new_version(name: bytes) -> None:
+    few = QueueNames((b"b", b"n"), 4)
+    more = with_name(few, name)
+    assert more == QueueNames(tuple(sorted((b"b", b"n", name))), 5)
+    assert without_name(more, name) == QueueNames((b"b", b"n"), 6)
+
+
+def test_a_name_that_is_there_or_is_not_changes_nothing() -> None:
+    names = QueueNames((b"b", b"n"), 4)
+    assert with_name(names, b"n") is names
+    assert without_name(names, b"z") is names
+    assert without_name(names, b"c") is names

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from proxy.broker.reconcile.desired import Naming, needs_of
+from proxy.broker.reconcile.executor import Token
+from proxy.broker.reconcile.vhost_topology import OrphanTokens
+from proxy.relay.vhost import OwnedExchange, VhostState
+from proxy.routing.router import Router
+from tests.broker.clients import declare_here, stored, text
+from tests.broker.world import queues, state
+
+
+class Hand:
+    """Unbinds and binds what it is told to; clients do `meanwhile` while it unbinds."""
+
+    def __init__(self) -> None:
+        self.unbound: list[bytes] = []
+        self.bound: list[bytes] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    async def unbind(self, tokens: Sequence[Token], still_needed: Callable[[Token], bool]) -> None:
+        self.unbound += [destination[1] for _, destination in tokens]
+        self.meanwhile()
+
+    async def bind(self, tokens: Sequence[Token]) -> dict[Token, str]:
+        self.bound += [destination[1] for _, destination in tokens]
+        return {}
+
+
+class Scene:
+    """The strays of a virtual host."""
+
+    def __init__(self, known: VhostState) -> None:
+        self.known = known
+        self.hand = Hand()
+        self.naming = Naming(own_routes=True)
+        self.naming.learn(known.exchanges, known.router)
+        self.strays = OrphanTokens(known, self.hand, self.naming)  # type: ignore[arg-type]
+
+    async def look(self) -> list[bytes]:
+        """Look once: what is unbound?"""
+        self.hand.unbound = []
+        await self.strays.unbind(needs_of(self.known.exchanges, self.known.router, self.naming))
+        return self.hand.unbound
+
+
+A, B = stored("ox", "a"), stored("ox", "b")
+
+
+@pytest.fixture
+def scene() -> Scene:
+    scene = Scene(VhostState("/", Router(())))
+    declare_here(scene.known, "ox", A, B).bound |= queues("a", "b", "demanded")
+    return scene
+
+
+@pytest.fixture
+def ox(scene: Scene) -> OwnedExchange:
+    return scene.known.exchanges[b"ox"]
+
+
+async def test_what_is_needed_or_asked_for_stays(scene: Scene) -> None:
+    assert [await scene.look() for _ in range(3)] == [[], [], []]
+
+
+async def test_what_two_looks_find_useless_goes(scene: Scene, ox: OwnedExchange) -> None:
+    await scene.look()
+    scene.known.remove_binding(A)
+    epoch = scene.known.epoch
+    assert [await scene.look() for _ in range(3)] == [[], [b"a"], []]
+    assert ox.bound == queues("b", "demanded")
+    assert scene.known.epoch > epoch
+
+
+async def test_what_is_bound_again_in_time_stays(scene: Scene) -> None:
+    await scene.look()
+    scene.known.remove_binding(A)
+    await scene.look()
+    scene.known.add_binding(A)
+    assert await scene.look() == []
+
+
+async def test_what_is_bound_while_it_is_unbound_is_bound_again(scene: Scene) -> None:
+    await scene.look()
+    scene.known.remove_binding(A)
+    await scene.look()
+    scene.hand.meanwhile = lambda: scene.known.add_binding(A)
+    await scene.look()
+    assert scene.hand.bound == [b"a"]
+
+
+async def test_with_the_last_binding_every_token_goes(scene: Scene) -> None:
+    for binding in (A, B):
+        scene.known.remove_binding(binding)
+    assert [await scene.look() for _ in range(2)] == [[], [b"a", b"b", b"demanded"]]
+
+
+async def test_an_end_that_was_noticed_is_believed_at_once(scene: Scene, ox: OwnedExchange) -> None:
+    for binding in (A, B):
+        scene.known.remove_binding(binding)
+    scene.strays.note(ox)
+    assert await scene.look() == [b"a", b"b", b"demanded"]
+
+
+async def test_what_a_route_still_names_stays(scene: Scene) -> None:
+    await scene.look()
+    scene.known.remove_binding(A)
+    scene.known.add_binding(stored("ox", "b", ((b"x-addq-ontrue", text("a")),)))
+    assert [await scene.look() for _ in range(3)] == [[], [], []]
+
+
+async def test_tokens_of_the_file_and_of_its_publishes_stay() -> None:
+    scene = Scene(state("/", {"documents": queues("a")}))
+    scene.known.exchanges[b"documents"].bound |= queues("a", "demanded", "client")
+    client = stored("documents", "client")
+    scene.known.add_binding(client)
+    await scene.look()
+    scene.known.remove_binding(client)
+    assert [await scene.look() for _ in range(2)] == [[], [b"client"]]
+    assert scene.known.exchanges[b"documents"].bound == queues("a", "demanded")

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.broker.reconcile.vhost_topology import RefreshSchedule
+
+
+class Line:
+    """A connection that is lost when it is told to be, and notes how long it was waited on."""
+
+    def __init__(self) -> None:
+        self.waits: list[tuple[float, bool]] = []
+        self.connected = True
+        self.lost = False
+
+    async def wait_lost(self, timeout_seconds: float, wake: asyncio.Event | None = None) -> bool:
+        self.waits.append((timeout_seconds, wake is not None))
+        return self.lost
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+class Clock:
+    """A clock that stands still."""
+
+    def __call__(self) -> float:
+        return 1000.0
+
+
+def paced(refresh_seconds: float) -> RefreshSchedule:
+    return RefreshSchedule(refresh_seconds, Clock())
+
+
+def now() -> float:
+    return 1000.0
+
+
+async def test_the_first_look_is_at_everything() -> None:
+    assert paced(5).take() is None
+
+
+async def test_after_a_look_the_next_is_due_so_that_it_ends_in_time(line: Line) -> None:
+    pace = paced(5)
+    pace.looked(now() - 1, everything=True)
+    assert not await pace.wait(line)  # type: ignore[arg-type]
+    [(seconds, woken)] = line.waits
+    assert (seconds, woken) == (3, True)
+
+
+async def test_looks_that_take_long_leave_a_pause(line: Line) -> None:
+    pace = paced(5)
+    pace.looked(now() - 60, everything=True)
+    await pace.wait(line)  # type: ignore[arg-type]
+    assert line.waits == [(1.25, True)]
+
+
+async def test_exchanges_that_changed_are_looked_at_alone_and_once(line: Line) -> None:
+    pace = paced(5)
+    pace.looked(now(), everything=True)
+    pace.request_refresh({b"a"})
+    pace.request_refresh({b"b"})
+    assert pace.take() == {b"a", b"b"}
+    pace.looked(now(), everything=False)
+    pace.request_refresh({b"c"})
+    assert pace.take() == {b"c"}
+
+
+async def test_everything_is_more_than_some(line: Line) -> None:
+    pace = paced(5)
+    pace.looked(now(), everything=True)
+    pace.request_refresh({b"a"})
+    pace.request_refresh()
+    assert pace.take() is None
+    pace.request_refresh({b"b"})
+    assert pace.take() == {b"b"}
+
+
+async def test_the_regular_look_comes_also_where_somebody_always_hurries() -> None:
+    pace = paced(0)
+    pace.looked(now(), everything=True)
+    pace.request_refresh({b"a"})
+    assert pace.take() is None
+
+
+async def test_hurried_looks_take_a_share_of_the_time(line: Line) -> None:
+    pace = paced(3600)
+    pace.looked(now(), everything=True)
+    pace.looked(now() - 2, everything=False)
+    pace.request_refresh({b"a"})
+    assert not await pace.wait(line)  # type: ignore[arg-type]
+    assert line.waits == [(3600, True), (18, False)]
+
+
+async def test_a_lost_connection_is_said(line: Line) -> None:
+    pace = paced(5)
+    line.lost = True
+    assert await pace.wait(line)  # type: ignore[arg-type]

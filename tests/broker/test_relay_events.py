@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from proxy.broker.declared.store import Store
+from proxy.broker.reconcile.desired import Naming
+from proxy.broker.reconcile.executor import Token
+from proxy.broker.reconcile.observer import Presence
+from proxy.broker.reconcile.relay_requests import Notices
+from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
+from tests.broker.clients import declare_here, stored, text
+from tests.broker.world import exchanges, owned, queues, state
+
+
+class Hand:
+    """Binds as it is told to, and is asked for nothing on demand."""
+
+    def __init__(self) -> None:
+        self.bound: list[tuple[bytes, bytes]] = []
+
+    async def bind_one(self, token: Token) -> str | None:
+        exchange, destination = token
+        self.bound.append((exchange.name, destination[1]))
+        exchange.bound.add(destination)
+        return None
+
+    def forget(self, destination: object) -> None:
+        return
+
+
+class Scene:
+    """Notices of a virtual host."""
+
+    def __init__(self, known: VhostState, own_routes: bool = True) -> None:
+        self.known = known
+        self.hand = Hand()
+        self.deserted: list[OwnedExchange] = []
+        self.naming = Naming(own_routes)
+        self.naming.learn(known.exchanges, known.router)
+        self.connected = asyncio.Event()
+        self.connected.set()
+        hand = self.hand
+        self.notices = Notices(
+            known,
+            Store(known),
+            Presence(),
+            hand,  # type: ignore[arg-type]
+            self.naming,
+            hand,  # type: ignore[arg-type]
+            self.deserted.append,
+        )
+
+    async def ensure(self, queue: str) -> None:
+        await self.notices.ensure_queue(queue.encode(), False, self.connected, 5)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """A file's exchange, and a client's with a route."""
+    scene = Scene(state("/", {"documents": queues("a")}))
+    declare_here(scene.known, "ox", stored("ox", "own", ((b"x-addq-ontrue", text("route")),)))
+    return scene
+
+
+def test_a_declare_waits_for_what_may_come_later_and_not_for_what_clients_bound_themselves(scene: Scene) -> None:
+    scene.known.exchanges[b"documents"].bound.add(("queue", b"demanded"))
+    names = ("a", "demanded", "own", "route", "other")
+    assert [scene.notices.interested(name.encode()) for name in names] == [True, True, False, False, False]
+    declare_here(scene.known, "all", stored("all", "q", ((b"x-addqre-ontrue", text("^x")),)))
+    assert scene.notices.interested(b"other")
+
+
+async def test_a_queue_gets_the_tokens_that_it_may_have(scene: Scene) -> None:
+    scene.known.exchanges[b"ox"].bound |= queues("demanded by a client")
+    scene.known.exchanges[b"documents"].bound |= queues("demanded")
+    for name in ("a", "own", "route", "demanded", "demanded by a client", "other"):
+        await scene.ensure(name)
+    assert scene.hand.bound == [(b"documents", b"a"), (b"documents", b"demanded")]
+
+
+async def test_a_clients_route_is_bound_for_it_where_it_may_reach_any_queue() -> None:
+    scene = Scene(state("/", {}), own_routes=False)
+    declare_here(scene.known, "ox", stored("ox", "own", ((b"x-addq-ontrue", text("route")),)))
+    declare_here(scene.known, "outer", stored("outer", "ox", kind="exchange"))
+    for name in ("own", "route"):
+        await scene.ensure(name)
+    assert scene.hand.bound == [(b"outer", b"route"), (b"ox", b"route")]
+
+
+def test_a_queue_takes_the_bindings_of_clients_along(scene: Scene) -> None:
+    known = scene.known
+    known.add_binding(stored("documents", "own"))
+    ox = known.exchanges[b"ox"]
+    ox.bound |= queues("own", "route")
+    epoch = known.epoch
+    scene.notices.queue_deleted(b"own")
+    assert known.exchanges[b"documents"].clients == ox.clients == {}
+    assert ox.bound == queues("route")
+    assert scene.deserted == [ox]
+    assert known.missing == {}
+    assert known.epoch > epoch
+
+
+def test_a_queue_that_something_else_names_is_missing(scene: Scene) -> None:
+    scene.notices.queue_deleted(b"a")
+    scene.notices.queue_deleted(b"route")
+    assert scene.known.missing == {("queue", b"a"): "deleted", ("queue", b"route"): "deleted"}
+    assert scene.deserted == []
+
+
+def test_an_exchange_takes_its_bindings_and_those_to_it_along(scene: Scene) -> None:
+    known = scene.known
+    declare_here(known, "outer", stored("outer", "ox", kind="exchange"), stored("outer", "amq.topic", kind="exchange"))
+    known.exchanges[b"outer"].bound |= exchanges("amq.topic")
+    scene.notices.exchange_deleted(b"ox")
+    assert set(known.exchanges) == {b"documents", b"outer"}
+    assert [one.binding.destination for one in known.exchanges[b"outer"].clients.values()] == [b"amq.topic"]
+    scene.notices.exchange_deleted(b"amq.topic")
+    assert known.exchanges[b"outer"].clients == {}
+    assert known.exchanges[b"outer"].bound == set()
+    scene.notices.exchange_deleted(b"documents")  # a file's stays
+    assert b"documents" in known.exchanges
+
+
+def test_ten_thousand_queues_and_bindings_in_turn_compute_no_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: object) -> None:
+        raise AssertionError("needs were computed")
+
+    monkeypatch.setattr("proxy.broker.reconcile.vhost_topology.needs_of", never)
+    monkeypatch.setattr("proxy.broker.reconcile.desired._reached", never)
+    scene = Scene(state("/", {"documents": queues("a")}))
+    declare_here(scene.known, "ox")
+    for number in range(10_000):
+        name = f"q{number}"
+        assert not scene.notices.interested(name.encode())
+        scene.notices.queue_declared(name.encode())
+        scene.known.add_binding(stored("ox", name, (), number))
+        assert not scene.notices.interested(name.encode())
+    scene.notices.queue_deleted(b"q5000")
+    assert len(scene.known.exchanges[b"ox"].clients) == 9_999
+
+
+@pytest.mark.parametrize("make", [lambda: owned("x", Delivery.QUEUE), lambda: owned("x")])
+def test_a_missing_queue_that_is_declared_is_missing_until_it_has_its_token(make: Callable[[], OwnedExchange]) -> None:
+    exchange = make()
+    scene = Scene(state("/", {"x": queues("a")}, exchange))
+    scene.known.missing["queue", b"a"] = "does not exist"
+    scene.notices.queue_declared(b"a")
+    assert (("queue", b"a") in scene.known.missing) == (exchange.delivery is Delivery.CARRIER)

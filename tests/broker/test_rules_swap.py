@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from proxy.broker.reconcile.desired import Needs, needs_of
+from proxy.broker.reconcile.rules_swap import carry_over, is_bound, retirement_of
+from proxy.relay.vhost import Delivery
+from tests.broker.world import owned, queues, router
+
+
+def carried(name: str, *destinations: str, carrier: str = "c") -> Needs:
+    exchange = owned(name, carrier=carrier.encode(), bound=queues(*destinations))
+    return needs_of({exchange.name: exchange}, router({name: queues(*destinations)}))
+
+
+def test_only_what_is_no_longer_needed_goes() -> None:
+    old = carried("x", "a", "b")
+    retirement = retirement_of(old, carried("x", "b", "c"))
+    assert retirement.tokens == ((old.carriers[0], ("queue", b"a")),)
+
+
+def test_the_carrier_counts_not_the_exchange() -> None:
+    assert retirement_of(carried("x", "a"), carried("renamed", "a")).tokens == ()
+    assert len(retirement_of(carried("x", "a"), carried("x", "a", carrier="other")).tokens) == 1
+
+
+def test_a_dropped_exchange_gives_up_all_its_tokens() -> None:
+    assert len(retirement_of(carried("x", "a", "b"), needs_of({}, router({}))).tokens) == 2
+
+
+def test_tokens_that_stand_are_carried_over_to_the_new_exchange() -> None:
+    fresh = {b"x": owned("x", carrier=b"c"), b"y": owned("y"), b"z": owned("z", Delivery.QUEUE, carrier=b"c")}
+    carry_over(carried("x", "a"), fresh)
+    assert [exchange.bound for exchange in fresh.values()] == [queues("a"), set(), set()]
+
+
+def test_released_tokens_are_not_relied_on_until_they_are_bound_again() -> None:
+    old, new = carried("x", "a"), carried("x", "b")
+    new.carriers[0].bound |= queues("a")
+    retirement = retirement_of(old, new)
+    [token] = retirement.tokens
+    assert retirement.released(new) == {(b"c", ("queue", b"a"))}
+    assert new.carriers[0].bound == queues("b")
+    assert not is_bound(new, token)
+    new.carriers[0].bound |= queues("a")
+    assert is_bound(new, token)
+
+
+def test_what_newest_rules_need_again_is_not_released() -> None:
+    old, new = carried("x", "a"), carried("x", "b")
+    retirement = retirement_of(old, new)
+    assert retirement.released(carried("x", "a")) == set()

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from datetime import UTC
+
+import pytest
+
+from proxy.amqp.tables import encode_table
+from proxy.broker.declared.store import binding_of, declared_exchange, exchange_of, with_copies
+from proxy.broker.management_api import BindingInfo, ExchangeInfo
+from proxy.relay.declare.signing import Secrets
+from proxy.relay.declare.stored import pack
+from proxy.relay.tokens import token
+from proxy.relay.vhost import Declared, Delivery, StoredBinding, VhostState
+from proxy.routing.router import Router
+from proxy.values import Table, Value
+from tests.broker.clients import copied, stored, text
+
+ARGUMENTS: Table = ((b"z", text("last")), (b"max-payload-size", Value("l", 5)), (b"alternate-exchange", text("ae")))
+
+
+def marked(kept: str, alternate: str = "", **more: bool) -> ExchangeInfo:
+    arguments = {"x-open-exchange": True, "x-oxproxy": kept} | ({"alternate-exchange": alternate} if alternate else {})
+    return ExchangeInfo(b"ox", "direct", arguments=arguments, **more)
+
+
+def test_an_exchange_is_made_of_what_is_kept_in_it() -> None:
+    kept = pack(7, encode_table(ARGUMENTS)).decode()
+    owned, exchange = exchange_of(marked(kept, "ae", durable=False, auto_delete=True, internal=True), UTC)
+    assert owned.declared == Declared(False, True, True, encode_table(ARGUMENTS), 7)
+    assert (owned.name, owned.carrier, owned.delivery) == (b"ox", b"ox", Delivery.CARRIER)
+    assert (owned.arguments, owned.alternate) == (ARGUMENTS, b"ae")
+    assert (exchange.type, exchange.alternate, len(exchange.filters)) == ("x-open", b"ae", 1)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "not base64!",
+        pack(7, b"")[:-4].decode(),
+        pack(7, b"\x01a?").decode(),
+        pack(7, encode_table(((b"max-payload-size", text("five")),))).decode(),
+        "\N{SNOWMAN}",
+        pack(2**64 - 1, b"").decode(),
+    ],
+)
+def test_a_damaged_exchange_is_an_error(kept: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - every damage says something else
+        exchange_of(marked(kept), UTC)
+
+
+@pytest.mark.parametrize("alternate", ["", "other"])
+def test_an_alternate_exchange_that_the_broker_was_not_told_is_an_error(alternate: str) -> None:
+    with pytest.raises(ValueError, match="another alternate exchange"):
+        exchange_of(marked(pack(7, encode_table(ARGUMENTS)).decode(), alternate), UTC)
+
+
+def test_delivery_is_as_it_was() -> None:
+    declared = Declared(True, False, False, b"", 1)
+    owned, _ = declared_exchange(b"ox", declared, Delivery.QUEUE, UTC)
+    assert owned.delivery is Delivery.QUEUE
+
+
+STATE = VhostState("/", Router(()))
+
+
+def listed(made: StoredBinding, index: int = 0) -> BindingInfo:
+    """A copy of a binding as the management API lists it."""
+    copy = made.copies[index]
+    kept = pack(copy.sequence, made.entries, made.binding.routing_key, copy.client)
+    return BindingInfo(*made.destination, copy.key, "", kept.decode(), copy.signature.decode())
+
+
+def test_a_binding_is_made_of_what_is_kept_in_it() -> None:
+    made = copied(stored("ox", "q", ARGUMENTS, 9, key="k"), 9, client="me")
+    assert binding_of(STATE, b"ox", b"ox", listed(made)) == made
+    assert (made.binding.routing_key, made.binding.sequence, made.sequences) == (b"k", 9, (9,))
+    assert (made.signed, made.client) == (True, "me")
+
+
+def test_a_binding_under_the_token_is_one_by_which_messages_find_the_destination() -> None:
+    made = copied(stored("ox", "q", ARGUMENTS), 9, mark=True)
+    found = binding_of(STATE, b"ox", b"ox", listed(made))
+    assert found == made
+    assert (found.is_mark, found.copies[0].key) == (True, token("queue", b"q"))
+
+
+def test_what_is_kept_of_another_binding_is_an_error() -> None:
+    made, other = stored("ox", "q", ARGUMENTS, 9), stored("ox", "other", ARGUMENTS, 9)
+    row = listed(made)
+    for wrong in (row._replace(routing_key=other.key), row._replace(kept=pack(9, made.entries, b"k").decode())):
+        with pytest.raises(ValueError, match="another binding"):
+            binding_of(STATE, b"ox", b"ox", wrong)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"signature": ""},
+        {"signature": "0" * 64},
+        {"signature": "\N{SNOWMAN}"},
+        {"kept": pack(9, encode_table(ARGUMENTS), b"", "you").decode()},
+        {"kept": pack(8, encode_table(ARGUMENTS), b"", "me").decode()},
+    ],
+    ids=["none", "wrong", "no text of ours", "another user", "another sequence"],
+)
+def test_a_binding_that_nobody_signed_as_it_stands_speaks_for_no_user(changes: dict[str, str]) -> None:
+    made = copied(stored("ox", "q", ARGUMENTS), 9, client="me")
+    found = binding_of(STATE, b"ox", b"ox", listed(made)._replace(**changes))  # type: ignore[arg-type]
+    assert (found.signed, found.client) == (False, "")
+
+
+@pytest.mark.parametrize("exchange", [b"ox", b"other"])
+@pytest.mark.parametrize("vhost", ["/", "other"])
+def test_a_signature_holds_in_its_own_place_alone(exchange: bytes, vhost: str) -> None:
+    row = listed(copied(stored("ox", "q", ARGUMENTS), 9))
+    found = binding_of(VhostState(vhost, Router(())), b"ox", exchange, row)
+    assert found.signed == ((exchange, vhost) == (b"ox", "/"))
+
+
+def test_another_secret_signs_nothing() -> None:
+    row = listed(copied(stored("ox", "q", ARGUMENTS), 9))
+    assert not binding_of(VhostState("/", Router(()), secrets=Secrets([bytes(32)])), b"ox", b"ox", row).signed
+
+
+def test_the_lowest_sequence_of_several_copies_counts_and_signed_ones_before_all_others() -> None:
+    made = copied(stored("ox", "q"), 9, 3, 5)
+    assert (made.sequences, made.binding.sequence) == ((3, 5, 9), 3)
+    unsigned = with_copies(made, [made.copies[0]._replace(sequence=1, client="you", secret=None)])
+    both = unsigned.together(made)
+    assert (both.sequences, both.binding.sequence, both.client) == ((3, 5, 9, 1), 3, "")

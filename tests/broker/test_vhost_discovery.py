@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from proxy.broker.management_api import Discovery
+from proxy.broker.settings import ControlSettings
+from proxy.errors import UpstreamError, UpstreamFailure
+from tests.broker.world import has
+
+SETTINGS = ControlSettings((), "guest", "guest", refresh_seconds=0.001, retry_seconds=0.001, patience_seconds=0.05)
+
+
+class Api:
+    """A management API that fails until it is told not to."""
+
+    def __init__(self, failure: UpstreamFailure | None) -> None:
+        self.failure = failure
+        self.asked = 0
+
+    async def declared_vhosts(self) -> set[str]:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self.failure is not None:
+            raise UpstreamError(self.failure, "out of order")
+        return {"a", "b"}
+
+
+async def test_virtual_hosts_are_found() -> None:
+    discovery = Discovery(SETTINGS, Api(None))  # type: ignore[arg-type]
+    assert await discovery.find() == {"a", "b"}
+    assert discovery.fault == ""
+    assert await discovery.find_later() == set()
+
+
+async def test_without_a_management_api_that_is_said() -> None:
+    discovery = Discovery(SETTINGS, None)
+    with capture_logs() as events:
+        assert await discovery.find() == set()
+    assert [event["log_level"] for event in events] == ["warning"]
+    assert await discovery.find_later() == set()
+
+
+@pytest.mark.parametrize("failure", [UpstreamFailure.UNAVAILABLE, UpstreamFailure.TIMEOUT])
+async def test_one_that_does_not_answer_is_waited_for(failure: UpstreamFailure) -> None:
+    api = Api(failure)
+    discovery = Discovery(SETTINGS, api)  # type: ignore[arg-type]
+    with capture_logs() as events:
+        assert await discovery.find() == set()
+    assert api.asked > 1
+    assert "out of order" in discovery.fault
+    assert len(has(events, "what clients declared can't be read back")) == 1
+    api.failure = None
+    assert await discovery.find_later() == {"a", "b"}
+    assert discovery.fault == ""
+
+
+async def test_one_that_refuses_is_not_waited_for() -> None:
+    api = Api(UpstreamFailure.REFUSED)
+    discovery = Discovery(SETTINGS, api)  # type: ignore[arg-type]
+    assert await discovery.find() == set()
+    assert api.asked == 1

@@ -1,0 +1,282 @@
+"""Links with sockets: one broker played by the test, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from pamqp import commands
+
+from proxy.addressing.targets import Remote
+from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
+from proxy.net.remote.pool import Port, RemotePool
+from proxy.net.tasks import Tasks
+from proxy.relay.counters import Counters
+from proxy.relay.remote.lane import RemoteResult, Way
+from tests.client import Frame
+from tests.net.stage import Gone, Peer
+from tests.relay.far import Told
+
+FAR = Remote(b"far", b"far", None, None)
+LIMITS = RemoteLimits(deadline_seconds=30.0, messages=4, message_bytes=1 << 20)
+
+
+class FarBroker:
+    """Accepts links and logs them in."""
+
+    def __init__(self) -> None:
+        self.links: asyncio.Queue[Peer] = asyncio.Queue()
+        self.refuse = False
+        self._server: asyncio.Server | None = None
+        self._peers: list[Peer] = []
+        self.port = 0
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for peer in self._peers:
+            peer.writer.close()
+            with contextlib.suppress(OSError):
+                await peer.writer.wait_closed()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(reader, writer)
+        self._peers.append(peer)
+        with contextlib.suppress(Gone):
+            await self._log_in(peer)
+
+    async def _log_in(self, peer: Peer) -> None:
+        await peer.read(8)
+        peer.call(commands.Connection.Start(0, 9, {}, "PLAIN", "en_US"), 0)
+        await peer.frame()
+        if self.refuse:
+            peer.call(commands.Connection.Close(403, "ACCESS_REFUSED", 0, 0), 0)
+            return
+        peer.call(commands.Connection.Tune(2047, 131072, 0), 0)
+        await peer.frame()
+        await peer.frame()
+        peer.call(commands.Connection.OpenOk(), 0)
+        self.links.put_nowait(peer)
+
+    async def link(self) -> Peer:
+        async with asyncio.timeout(20):
+            return await self.links.get()
+
+
+async def ready(peer: Peer, channel: int = 1) -> None:
+    """Let a lane open its channel."""
+    assert [(await peer.frame()).name for _ in range(2)] == ["Channel.Open", "Confirm.Select"]
+    peer.call(commands.Channel.OpenOk(), channel)
+    peer.call(commands.Confirm.SelectOk(), channel)
+
+
+async def published(peer: Peer) -> list[Frame]:
+    return [await peer.frame() for _ in range(3)]
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 -- what is waited for belongs to the code under test
+            await asyncio.sleep(0.005)
+
+
+class Stage:
+    def __init__(self, broker: FarBroker, limits: RemoteLimits) -> None:
+        self.broker = broker
+        self.tasks = Tasks()
+        self.counters = Counters()
+        self.pool = RemotePool({}, self.counters, "1.0", self.tasks)
+        self.full: list[bool] = []
+        self.use(limits)
+
+    def use(self, limits: RemoteLimits) -> None:
+        self.pool.brokers = {"/": {b"far": RemoteBroker("127.0.0.1", self.broker.port, limits=limits)}}
+
+    def port(self) -> Port:
+        return self.pool.port("/", self.full.append)
+
+    def way(self) -> Way:
+        found = self.port().way(FAR)
+        assert not isinstance(found, str)
+        return found
+
+
+@asynccontextmanager
+async def stage(limits: RemoteLimits = LIMITS) -> AsyncIterator[Stage]:
+    broker = FarBroker()
+    await broker.start()
+    made = Stage(broker, limits)
+    try:
+        yield made
+    finally:
+        await made.tasks.ended()
+        await broker.stop()
+
+
+def message(body: bytes = b"body") -> Told:
+    return Told(body, since=asyncio.get_running_loop().time())
+
+
+async def test_a_message_goes_over_a_link_that_is_made_for_it_and_is_acked() -> None:
+    async with stage() as made:
+        told = message()
+        made.way().send(told)
+        peer = await made.broker.link()
+        await ready(peer)
+        assert [frame.name for frame in await published(peer)] == ["Basic.Publish", "Header", "Body"]
+        assert made.counters.remotes["far"].up
+        peer.call(commands.Basic.Ack(1, False))
+        await until(lambda: told.told == [RemoteResult.ACKED])
+        assert made.counters.remotes["far"].results["acked"] == 1
+
+
+async def test_two_producers_share_a_link_and_have_channels_of_their_own() -> None:
+    async with stage() as made:
+        for _ in range(2):
+            made.way().send(message())
+        peer = await made.broker.link()
+        names = [(frame.channel, frame.name) for frame in [await peer.frame() for _ in range(4)]]
+        assert sorted(channel for channel, name in names if name == "Channel.Open") == [1, 2]
+        assert made.broker.links.empty()
+
+
+async def test_what_was_sent_over_a_lost_link_is_lost_and_what_waits_goes_over_the_next() -> None:
+    async with stage() as made:
+        sent, waiting = message(b"sent"), message(b"waiting")
+        way = made.way()
+        way.send(sent)
+        peer = await made.broker.link()
+        await ready(peer)
+        await published(peer)
+        peer.writer.transport.abort()
+        await until(lambda: sent.told == [RemoteResult.LOST])
+        way.send(waiting)
+        again = await made.broker.link()
+        await ready(again)
+        assert (await published(again))[2].payload == b"waiting"
+        again.call(commands.Basic.Ack(1, False))
+        await until(lambda: waiting.told == [RemoteResult.ACKED])
+        assert sent.told == [RemoteResult.LOST]
+
+
+async def test_producers_of_a_full_link_wait_until_half_of_it_is_settled() -> None:
+    async with stage() as made:
+        way = made.way()
+        for _ in range(4):
+            way.send(message())
+        assert made.full == [True]
+        peer = await made.broker.link()
+        await ready(peer)
+        for _ in range(4):
+            await published(peer)
+        peer.call(commands.Basic.Ack(1, False))
+        peer.call(commands.Basic.Ack(2, False))
+        await until(lambda: made.full == [True, False])
+
+
+async def test_a_producer_that_comes_to_a_full_link_waits_too_and_others_don_t() -> None:
+    async with stage() as made:
+        others: list[bool] = []
+        made.pool.port("/", others.append)
+        way = made.way()
+        for _ in range(4):
+            way.send(message())
+        late: list[bool] = []
+        made.pool.port("/", late.append).way(FAR)
+        assert (late, others) == ([True], [])
+
+
+async def test_a_refused_login_is_tried_again_and_messages_wait() -> None:
+    async with stage() as made:
+        made.broker.refuse = True
+        told = message()
+        made.way().send(told)
+        driver = made.pool.driver(FAR, "/")
+        assert not isinstance(driver, str)
+        await until(lambda: driver.failure.startswith("refused: 403"))
+        assert not made.counters.remotes["far"].up
+        made.broker.refuse = False
+        await ready(await made.broker.link())
+        assert told.told == []
+
+
+async def test_a_message_is_given_up_at_its_deadline() -> None:
+    async with stage(RemoteLimits(deadline_seconds=0.2)) as made:
+        made.broker.refuse = True
+        told = message()
+        made.way().send(told)
+        await until(lambda: told.told == [RemoteResult.LOST])
+        assert made.pool.under_way == 0
+
+
+async def test_a_lane_that_is_left_closes_when_everything_is_settled() -> None:
+    async with stage() as made:
+        told = message()
+        way = made.way()
+        way.send(told)
+        way.leave()
+        peer = await made.broker.link()
+        await ready(peer)
+        await published(peer)
+        peer.call(commands.Basic.Ack(1, False))
+        assert (await peer.frame()).name == "Channel.Close"
+        assert told.told == [RemoteResult.ACKED]
+
+
+async def test_a_link_that_reaches_ourselves_is_none() -> None:
+    async with stage() as made:
+        made.pool.listening = [("127.0.0.1", made.broker.port)]
+        assert made.port().way(FAR) == "leads back to this proxy"
+        assert made.counters.remotes == {}
+
+
+async def test_a_name_that_leads_to_ourselves_is_found_when_the_socket_stands() -> None:
+    async with stage() as made:
+        made.pool.brokers = {"/": {b"far": RemoteBroker("127.1", made.broker.port)}}
+        made.pool.listening = [("127.0.0.1", made.broker.port)]
+        told = message()
+        made.way().send(told)
+        driver = made.pool.driver(FAR, "/")
+        assert not isinstance(driver, str)
+        await until(lambda: driver.failure == "leads back to this proxy")
+        assert told.told == [RemoteResult.LOST]
+
+
+async def test_a_way_to_an_unknown_broker_is_none() -> None:
+    async with stage() as made:
+        assert made.port().way(Remote(b"gone", b"gone", None, None)) == "a broker that is not configured any more"
+
+
+@pytest.mark.parametrize("settled", [True, False])
+async def test_a_drain_waits_for_what_is_under_way_and_no_longer_than_told(settled: bool) -> None:
+    async with stage() as made:
+        told = message()
+        made.way().send(told)
+        peer = await made.broker.link()
+        await ready(peer)
+        await published(peer)
+        if settled:
+            peer.call(commands.Basic.Ack(1, False))
+        await made.pool.drain(20.0 if settled else 0.05)
+        assert (told.told == [RemoteResult.ACKED]) is settled
+
+
+async def test_what_is_given_up_is_lost_and_a_later_ack_changes_nothing() -> None:
+    async with stage() as made:
+        told, waiting = message(), message()
+        made.way().send(told)
+        peer = await made.broker.link()
+        await ready(peer)
+        await published(peer)
+        made.way().send(waiting)
+        made.pool.give_up()
+        peer.call(commands.Basic.Ack(1, False))
+        await made.pool.drain(20.0)
+        assert (told.told, waiting.told) == ([RemoteResult.LOST], [RemoteResult.LOST])

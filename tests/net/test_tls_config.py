@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy.config.settings import parse_settings
+from proxy.errors import ConfigErrors
+from proxy.net.remote.endpoints import RemoteBroker
+from proxy.net.tls import ClientTls, ServerTls
+from proxy.net.tls_config import WantedTls
+from proxy.yamlfile.nodes import Faults
+from tests.certificates import Authority
+
+HERE = Path("/etc/oxproxy")
+
+
+def wanted(text: str) -> WantedTls:
+    return WantedTls(parse_settings(text.encode(), HERE / "oxproxy.yaml", {}, Faults(), secrets_required=False))
+
+
+BOTH = """
+listen:
+  - {address: a:1}
+  - {address: a:2, tls: {certificate: c, key: tls/k, client_ca: /trust/ca, client_verify: optional}}
+upstream: {address: [b:1, c:1], tls: {ca: ca, certificate: own, key: own.key, server_name: n}, management: https://b:2}
+"""
+
+
+def test_files_are_beside_the_configuration() -> None:
+    found = wanted(BOTH)
+    assert found.listeners == {("a", 2): ServerTls(HERE / "c", HERE / "tls/k", Path("/trust/ca"), False)}
+    assert found.upstream == ClientTls(HERE / "ca", "n", HERE / "own", HERE / "own.key")
+    names = ["c", "ca", "own", "own.key", "tls/k"]
+    assert found.files() == [*sorted(HERE / name for name in names), Path("/trust/ca")]
+
+
+def test_without_tls_there_is_nothing_to_read() -> None:
+    found = wanted("upstream: {management: https://b:2}")
+    assert (found.listeners, found.upstream, found.control(), found.management()) == ({}, None, None, None)
+    assert (found.files(), found.providers()) == ([], {})
+
+
+@pytest.mark.parametrize(
+    ("management", "name"), [("https://b:2", "n"), ("https://c", "n"), ("https://elsewhere", None)]
+)
+def test_the_name_to_expect_holds_for_the_brokers_own_hosts(management: str, name: str | None) -> None:
+    found = wanted(BOTH.replace("https://b:2", management))
+    control, other = found.control(), found.management()
+    assert control is not None
+    assert other is not None
+    assert (control.server_name, other.server_name) == ("n", name)
+
+
+def test_a_management_api_without_tls_needs_none() -> None:
+    assert wanted(BOTH.replace("https://b:2", "http://b:2")).management() is None
+
+
+def test_files_of_all_are_read_and_each_fault_is_told() -> None:
+    broker = RemoteBroker("far", 1, ClientTls(HERE / "far"))
+    with pytest.raises(ConfigErrors) as caught:
+        wanted(BOTH).read({"/": {b"far": broker}})
+    assert [error.file for error in caught.value.errors] == [f"{HERE}/c", f"{HERE}/ca", f"{HERE}/far"]
+
+
+def test_files_of_brokers_that_rules_name_are_followed_once_the_rules_hold(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    found = wanted("{}")
+    use = found.read({"/": {b"far": RemoteBroker("far", 1, ClientTls(authority.ca))}})
+    assert found.files() == []
+    use()
+    assert found.files() == [authority.ca]
+    found.read({})()
+    assert found.files() == []

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from pamqp import base, commands
+
+from proxy.net import upstream_pool as module
+from proxy.net.link import Link
+from proxy.net.upstream_pool import Reuse
+from proxy.relay.counters import Counters
+from proxy.relay.handshake.lease import Lease
+from tests.client import method
+from tests.net.stage import Peer, eventually
+
+HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
+
+
+class Broker:
+    """Accepts connections; and the links that have them here."""
+
+    def __init__(self) -> None:
+        self.peers: list[Peer] = []
+        self.received = b""
+        self.made = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for peer in self.peers:
+            await peer.vanish()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.peers.append(Peer(reader, writer))
+
+    def link(self) -> Link:
+        return Link(self._receive, lambda error: None, lambda writable: None, self._connected)
+
+    def _receive(self, data: bytes) -> None:
+        self.received += data
+
+    def _connected(self) -> None:
+        self.made += 1
+
+    async def connected(self) -> tuple[Link, Peer]:
+        assert self._server is not None
+        link, before = self.link(), len(self.peers)
+        address = self._server.sockets[0].getsockname()
+        await asyncio.get_running_loop().create_connection(lambda: link, *address)
+        await eventually(lambda: len(self.peers) > before)
+        return link, self.peers[-1]
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    made = Broker()
+    await made.start()
+    yield made
+    await made.stop()
+
+
+def lease() -> Lease:
+    made = Lease()
+    made.start = b"start"
+    return made
+
+
+def first(reuse: Reuse) -> bytes:
+    """What a new producer's header is answered with from here."""
+    return reuse.stand_in().take([b"AMQP\0\0\x09\x01"])
+
+
+async def test_a_connection_goes_from_one_link_to_the_next(broker: Broker) -> None:
+    counters = Counters()
+    reuse = Reuse(60, counters)
+    link, peer = await broker.connected()
+    held = lease()
+    reuse.keep(link, held, 0)
+    assert (link.connected, counters.kept_connections, first(reuse)) == (False, 1, b"start")
+    fresh = broker.link()
+    reuse.hand_over(held, fresh)
+    assert (fresh.connected, broker.made) == (True, 2)
+    assert (counters.kept_connections, counters.reused_connections, first(reuse)) == (0, 1, b"")
+    peer.send(b"hello")
+    await eventually(lambda: broker.received == b"hello")
+    fresh.send([b"answer"])
+    assert await peer.read(6) == b"answer"
+    fresh.close()
+
+
+async def test_a_link_that_was_paused_is_read_again(broker: Broker) -> None:
+    reuse = Reuse(60, Counters())
+    link, peer = await broker.connected()
+    link.pause("producer is slow", True)
+    reuse.keep(link, lease(), 0)
+    peer.call(commands.Connection.Close(320, "maintenance", 0, 0), 0)
+    await peer.expect("Connection.CloseOk")
+    await peer.vanish()
+    await reuse.stop()
+
+
+async def test_heartbeats_are_answered_and_waited_for(broker: Broker) -> None:
+    reuse = Reuse(60, Counters())
+    link, peer = await broker.connected()
+    reuse.keep(link, lease(), 1)
+    for _ in range(3):
+        assert (await peer.any_frame()).kind == 8
+        peer.send(HEARTBEAT)
+    assert first(reuse) == b"start"
+    while not await gone(peer):  # from here on the broker is silent
+        pass
+    await eventually(lambda: first(reuse) == b"")
+
+
+async def gone(peer: Peer) -> bool:
+    try:
+        await peer.any_frame()
+    except Exception:  # noqa: BLE001 -- whichever way a socket ends
+        return True
+    return False
+
+
+async def test_half_a_heartbeat_is_waited_for(broker: Broker) -> None:
+    reuse = Reuse(60, Counters())
+    link, peer = await broker.connected()
+    reuse.keep(link, lease(), 0)
+    peer.send(HEARTBEAT[:3])
+    await eventually(lambda: first(reuse) == b"")
+    peer.send(HEARTBEAT[3:])
+    await eventually(lambda: first(reuse) == b"start")
+    await reuse_stopped(reuse, peer)
+
+
+async def reuse_stopped(reuse: Reuse, peer: Peer) -> None:
+    stopping = asyncio.ensure_future(reuse.stop())
+    await peer.expect("Connection.Close")
+    peer.call(commands.Connection.CloseOk(), 0)
+    await stopping
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        (commands.Connection.Close(320, "maintenance", 0, 0), "Connection.CloseOk"),
+        (commands.Connection.Blocked("memory"), "Connection.Close"),
+    ],
+    ids=["close", "blocked"],
+)
+async def test_whatever_else_the_broker_says_ends_it(broker: Broker, said: base.Frame, answer: str) -> None:
+    counters = Counters()
+    reuse = Reuse(60, counters)
+    link, peer = await broker.connected()
+    reuse.keep(link, lease(), 0)
+    peer.send(method(0, said))
+    await peer.expect(answer)
+    assert (counters.kept_connections, first(reuse)) == (0, b"")
+    await peer.vanish()
+    await reuse.stop()
+
+
+async def test_a_connection_that_is_lost_is_dropped(broker: Broker) -> None:
+    counters = Counters()
+    reuse = Reuse(60, counters)
+    link, peer = await broker.connected()
+    reuse.keep(link, lease(), 0)
+    await peer.vanish()
+    await eventually(lambda: counters.kept_connections == 0)
+    await reuse.stop()
+
+
+async def test_after_its_time_a_connection_is_closed(broker: Broker) -> None:
+    counters = Counters()
+    reuse = Reuse(0.01, counters)
+    link, peer = await broker.connected()
+    reuse.keep(link, lease(), 0)
+    await peer.expect("Connection.Close")
+    assert counters.kept_connections == 0
+    await peer.vanish()
+    await reuse.stop()
+
+
+async def test_the_one_that_waits_longest_makes_room(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_KEPT", 1)
+    counters = Counters()
+    reuse = Reuse(60, counters)
+    (one, old), (other, young) = await broker.connected(), await broker.connected()
+    reuse.keep(one, lease(), 0)
+    reuse.keep(other, lease(), 0)
+    await old.expect("Connection.Close")
+    assert counters.kept_connections == 1
+    await old.vanish()
+    await reuse_stopped(reuse, young)
+
+
+async def test_when_it_has_stopped_nothing_is_kept(broker: Broker) -> None:
+    counters = Counters()
+    reuse = Reuse(60, counters)
+    await reuse.stop()
+    link, peer = await broker.connected()
+    reuse.keep(link, lease(), 0)
+    await peer.expect("Connection.Close")
+    assert counters.kept_connections == 0
+    peer.call(commands.Connection.CloseOk(), 0)
+    assert await peer.is_gone()
+
+
+async def test_a_socket_that_is_gone_can_not_be_kept(broker: Broker) -> None:
+    counters = Counters()
+    link, _ = await broker.connected()
+    link.abort()
+    Reuse(60, counters).keep(link, lease(), 0)
+    assert counters.kept_connections == 0
