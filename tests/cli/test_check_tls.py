@@ -18,6 +18,7 @@ upstream:
   tls: {ca: ca.pem, certificate: cert.pem, key: key.pem}
   control: {username: u, password_env: HOME}
 rules: [rules.yaml]
+declared: {secrets: [{file: secret}]}
 """
 RULES = """\
 brokers:
@@ -45,6 +46,7 @@ def folder(authority: Authority, tmp_path: Path) -> Path:
         (tmp_path / name).write_bytes(authority.ca.read_bytes())
     (tmp_path / "oxproxy.yaml").write_text(CONFIG)
     (tmp_path / "rules.yaml").write_text(RULES)
+    (tmp_path / "secret").write_bytes(bytes(32))
     return tmp_path
 
 
