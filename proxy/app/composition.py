@@ -26,11 +26,11 @@ from proxy.relay.conversation import RelayLimits as RelayLimits
 from proxy.relay.declare.signing import Secrets
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.vhost import Delivery
+from proxy.rules.brokers import password_of
 from proxy.rules.clock import SystemZone
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules
-from proxy.rules.model import BrokerRule
-from proxy.rules.remotes import password_of
+from proxy.rules.ruleset import BrokerRule
 from proxy.yamlfile.nodes import Faults
 
 #: "no limit": channel numbers have 16 bits

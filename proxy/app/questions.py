@@ -16,9 +16,9 @@ from datetime import UTC
 from proxy.app.reload import Reload
 from proxy.errors import ConfigErrors
 from proxy.relay.vhost import OwnedExchange, VhostState
-from proxy.rules.explanation import Explanation, as_json, as_text, explain, read_question
+from proxy.rules.explain import Explanation, as_json, as_text, explain, read_question
 from proxy.rules.loader import LoadedRules
-from proxy.rules.model import ExchangeRule, Rules, VhostRules
+from proxy.rules.ruleset import ExchangeRule, Rules, VhostRules
 
 _OK, _UNUSABLE, _UNAVAILABLE = 200, 422, 503
 

@@ -39,7 +39,7 @@ from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.readdressing import relocations
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules, load_rules
-from proxy.rules.model import VhostRules
+from proxy.rules.ruleset import VhostRules
 from proxy.rules.watch import Watch, lone_mounts
 from proxy.rules.wire import owned_exchange
 

@@ -27,7 +27,7 @@ from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
 from proxy.relay.publish.tap import ObservedDecision
 from proxy.relay.vhost import OwnedExchange
-from proxy.rules.differences import ComparedSide, Differences, ObservedPublish
+from proxy.rules.comparison import ComparedSide, Differences, ObservedPublish
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.message import DescribedMessage
 

@@ -43,7 +43,7 @@ from proxy.net.tls_config import WantedTls
 from proxy.observe.exposition import PROCESS, Exposition
 from proxy.observe.merging import JointPage, WorkerMetrics, read_portion
 from proxy.relay.counters import Counters, RulesCounters
-from proxy.rules.differences import KINDS
+from proxy.rules.comparison import KINDS
 from proxy.rules.loader import LoadedRules
 from proxy.yamlfile.kinds import HostPort
 

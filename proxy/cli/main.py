@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from proxy.audit.record import text
+from proxy.cli.check import inspect
 from proxy.cli.init import begin
-from proxy.cli.inspection import inspect
 from proxy.config.settings import SECRET_BYTES, load_settings
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.clock import instant
 from proxy.rules.definitions import import_definitions
-from proxy.rules.explanation import (
+from proxy.rules.explain import (
     Explanation,
     as_data,
     as_json,
@@ -195,7 +195,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     findings = inspect(options.files, os.environ, lambda path: _content(str(path)))
     if findings.secured:
-        from proxy.cli.inspection import check_tls_files
+        from proxy.cli.check import check_tls_files
 
         check_tls_files(findings)
     if options.broker is not None:
@@ -355,7 +355,7 @@ def _show(explanation: Explanation) -> None:
         _say(as_text(explanation))
         return
     # Here, since it takes a fifth of a second and nobody else needs it.
-    from proxy.cli.terminal import show
+    from proxy.cli.explain_tree import show
 
     show(explanation)
 

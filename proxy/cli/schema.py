@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxy.config.declaration import members
+from proxy.config.keys import members
 from proxy.config.settings import Settings
-from proxy.rules.arguments import MAX_NAME_BYTES
-from proxy.rules.expectations import OUTCOMES
+from proxy.rules.field_values import MAX_NAME_BYTES
+from proxy.rules.file_tests import OUTCOMES
 from proxy.rules.message import TEXT_PROPERTIES
 from proxy.rules.schema import DELIVERIES, OPEN, TYPES
 

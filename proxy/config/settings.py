@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeAlias
 
-from proxy.config.declaration import Key, differences, override, read_section
+from proxy.config.keys import Key, differences, override, read_section
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.yamlfile.document import read_document

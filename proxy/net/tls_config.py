@@ -23,7 +23,7 @@ from proxy.errors import ConfigError
 from proxy.net.remote.endpoints import RemoteBroker
 from proxy.net.remote.pool import RemotePool
 from proxy.net.tls import ClientTls, Contexts, Provider, ServerTls
-from proxy.rules.model import BrokerRule
+from proxy.rules.ruleset import BrokerRule
 from proxy.yamlfile.nodes import Faults, Place, join
 
 

@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 from proxy.addressing.targets import AddressBook
 from proxy.routing.router import Router
+from proxy.rules.brokers import address_book, check_brokers
 from proxy.rules.compiler import compile_exchange
-from proxy.rules.expectations import RulesTest, TestFailure, check_tests
+from proxy.rules.file_tests import RulesTest, TestFailure, check_tests
 from proxy.rules.lint.files import check_vhost
-from proxy.rules.model import ExchangeRule, QueueRule, Rules, VhostRules
-from proxy.rules.remotes import address_book, check_brokers
+from proxy.rules.ruleset import ExchangeRule, QueueRule, Rules, VhostRules
 from proxy.rules.schema import ExchangeDraft, FileDraft, dissolve_drafts, read_rules_file
 from proxy.yamlfile.document import read_document
 from proxy.yamlfile.nodes import ConfigWarning, Faults, Node, Place, dissolve

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.filters import ARGUMENTS, argument_faults
-from proxy.rules.arguments import read_table
+from proxy.rules.brokers import AddressDraft, read_addresses, read_brokers
 from proxy.rules.clock import SystemZone, zone
-from proxy.rules.expectations import RulesTest, read_test
-from proxy.rules.model import FILE_FIRST, BrokerRule, QueueRule
-from proxy.rules.remotes import AddressDraft, read_addresses, read_brokers
+from proxy.rules.field_values import read_table
+from proxy.rules.file_tests import RulesTest, read_test
+from proxy.rules.ruleset import FILE_FIRST, BrokerRule, QueueRule
 from proxy.values import EXCHANGE, QUEUE, Table, Value
 from proxy.yamlfile.fields import Fields, name_fault, short_fault, text_of
 from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, join, shown

@@ -25,7 +25,7 @@ from proxy.routing.decision import Decision
 from proxy.routing.readdressing import departure
 from proxy.routing.router import Router
 from proxy.rules.message import DescribedMessage, named, plain, quoted, text
-from proxy.rules.model import ExchangeRule, VhostRules
+from proxy.rules.ruleset import ExchangeRule, VhostRules
 from proxy.values import Table
 
 #: The broker behind the sidecar.

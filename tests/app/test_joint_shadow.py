@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.app.workers import JointShadow, added
-from proxy.rules.differences import KINDS
+from proxy.rules.comparison import KINDS
 
 Report = dict[str, Any]  # Any: JSON
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.config.declaration import override
+from proxy.config.keys import override
 from proxy.yamlfile.document import read_document
 from proxy.yamlfile.nodes import Faults, Mapping, Node, Scalar, Sequence
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.audit.record import HASHABLE, KEY_BYTES
-from proxy.config.declaration import entries
+from proxy.config.keys import entries
 from proxy.config.settings import (
     HASH_KEY_BYTES,
     Changed,

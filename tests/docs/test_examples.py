@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxy.cli.inspection import inspect
-from proxy.config.declaration import entries
+from proxy.cli.check import inspect
+from proxy.config.keys import entries
 from proxy.config.settings import Settings, load_settings, parse_settings
 from proxy.routing.bindings.operators import Verdict
 from proxy.routing.trace import BindingStep, Trace
 from proxy.rules.compiler import OPERATORS
-from proxy.rules.expectations import decide, mentioned_queues
+from proxy.rules.file_tests import decide, mentioned_queues
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules
 from proxy.rules.schema import TOP_KEYS
 from proxy.yamlfile.nodes import Faults

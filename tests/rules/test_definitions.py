@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from proxy.errors import ConfigErrors
 from proxy.rules.definitions import import_definitions
 from proxy.rules.loader import compile_rules
-from proxy.rules.model import ExchangeRule
+from proxy.rules.ruleset import ExchangeRule
 from proxy.values import Value
 
 

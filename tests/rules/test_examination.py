@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.inspection import Findings, inspect
-from proxy.rules.lint.examination import gives_up_on
+from proxy.cli.check import Findings, inspect
+from proxy.rules.lint.bindings import gives_up_on
 
 
 @pytest.fixture

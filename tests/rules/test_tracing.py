@@ -5,7 +5,7 @@ import json
 import pytest
 
 from proxy.errors import ConfigErrors
-from proxy.rules.explanation import as_data, as_json, as_lines, as_text, explain, explain_address, read_question
+from proxy.rules.explain import as_data, as_json, as_lines, as_text, explain, explain_address, read_question
 from tests.rules.loading import load
 
 SECRET = "s3cret-word"

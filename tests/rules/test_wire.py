@@ -6,7 +6,7 @@ import pytest
 
 from proxy.relay.tokens import token
 from proxy.relay.vhost import VhostState
-from proxy.rules.explanation import Explanation, as_json, as_text, explain, read_question
+from proxy.rules.explain import Explanation, as_json, as_text, explain, read_question
 from proxy.rules.wire import owned_exchange
 from tests.routing.building import NOW
 from tests.rules.loading import load

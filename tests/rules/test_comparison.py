@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from proxy.routing.decision import Decision, Facts, Outcome, QueueNames
-from proxy.rules import differences
-from proxy.rules.differences import ComparedSide, Differences, ObservedPublish
+from proxy.rules import comparison
+from proxy.rules.comparison import ComparedSide, Differences, ObservedPublish
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage
 from tests.routing.building import NOW, Plain, arguments
@@ -159,8 +159,8 @@ def test_what_rules_touch() -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(differences, "KINDS", 2)
-    monkeypatch.setattr(differences, "EXCHANGES", 2)
+    monkeypatch.setattr(comparison, "KINDS", 2)
+    monkeypatch.setattr(comparison, "EXCHANGES", 2)
     found = compared(LIVE, ADDRESSED, *({"exchange": f"x{number}"} for number in range(5)))
     assert [each["exchange"] for each in found["exchanges"]] == ["other", "x0", "x1"]
     assert found["exchanges"][0]["compared"] == 3

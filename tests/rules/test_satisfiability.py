@@ -9,7 +9,7 @@ from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
-from proxy.rules.lint.contradiction import always, why_never
+from proxy.rules.lint.satisfiability import always, why_never
 from tests.routing.building import NOW, VOID, Plain, to_queue, value
 from tests.routing.random_rules import BINDINGS, messages
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.rules.explanation import explain, read_question
-from proxy.rules.model import BrokerRule, TlsRule
-from proxy.rules.remotes import password_of
+from proxy.rules.brokers import password_of
+from proxy.rules.explain import explain, read_question
+from proxy.rules.ruleset import BrokerRule, TlsRule
 from proxy.yamlfile.nodes import Faults
 from tests.rules.loading import by_line, faults, load, warnings
 

@@ -18,7 +18,7 @@ from proxy.routing.router import Router
 from proxy.routing.trace import Trace
 from proxy.rules.clock import instant
 from proxy.rules.message import DescribedMessage, read_message
-from proxy.rules.model import Rules, VhostRules
+from proxy.rules.ruleset import Rules, VhostRules
 from proxy.values import QUEUE
 from proxy.yamlfile.fields import Fields
 from proxy.yamlfile.nodes import Place

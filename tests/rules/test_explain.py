@@ -6,7 +6,7 @@ import pytest
 
 from proxy.errors import ConfigErrors
 from proxy.relay.tokens import token
-from proxy.rules.explanation import Explanation, as_json, as_text, explain, read_question
+from proxy.rules.explain import Explanation, as_json, as_text, explain, read_question
 from proxy.values import Value
 from tests.rules.loading import load
 

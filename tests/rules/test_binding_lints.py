@@ -10,7 +10,7 @@ from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
 from proxy.routing.trace import ExchangeStep
-from proxy.rules.lint.examination import idle, unvisited, vain_jumps
+from proxy.rules.lint.bindings import idle, unvisited, vain_jumps
 from tests.routing.building import NOW, Plain, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, messages
 

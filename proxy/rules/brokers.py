@@ -17,7 +17,7 @@ from proxy.addressing.lint import Severity, check
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook
 from proxy.errors import located
-from proxy.rules.model import AddressPlaces, BrokerRule, TlsRule
+from proxy.rules.ruleset import AddressPlaces, BrokerRule, TlsRule
 from proxy.yamlfile.fields import Fields, warn_of_variables
 from proxy.yamlfile.kinds import ADDRESS, SECRET, HostPort, Secret, T, UnexpectedError, ValueKind, duration, whole
 from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, join

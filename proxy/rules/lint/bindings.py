@@ -25,11 +25,11 @@ from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_patt
 from proxy.routing.bindings.routes import STOP
 from proxy.routing.readdressing import relocations
 from proxy.routing.router import Router
-from proxy.rules.expectations import decide, mentioned_queues, translated
-from proxy.rules.lint.contradiction import always, why_never
+from proxy.rules.file_tests import decide, mentioned_queues, translated
+from proxy.rules.lint.satisfiability import always, why_never
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage
-from proxy.rules.model import ExchangeRule
+from proxy.rules.ruleset import ExchangeRule
 from proxy.rules.schema import BindingDraft, FileDraft
 from proxy.values import EXCHANGE, QUEUE
 from proxy.yamlfile.nodes import ConfigWarning, Place

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from proxy.addressing.targets import AddressBook
 from proxy.routing.decision import Decision, QueueNames
-from proxy.rules.expectations import PASSED, RoutingResult, result_of, shown, translated
+from proxy.rules.file_tests import PASSED, RoutingResult, result_of, shown, translated
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage
 

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from proxy.rules.arguments import read_table
+from proxy.rules.field_values import read_table
 from proxy.values import Table, Value
 from proxy.yamlfile.document import read_document
 from proxy.yamlfile.nodes import Faults, Mapping

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from proxy.cli.terminal import show
-from proxy.rules.explanation import as_text, explain, read_question
+from proxy.cli.explain_tree import show
+from proxy.rules.explain import as_text, explain, read_question
 from tests.routing.building import NOW
 from tests.rules.loading import load
 

@@ -24,10 +24,10 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.rules import wire
-from proxy.rules.expectations import PASSED, RoutingResult, decide, mentioned_queues, result_of, translated
+from proxy.rules.file_tests import PASSED, RoutingResult, decide, mentioned_queues, result_of, translated
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, named, plain, quoted, read_message, text
-from proxy.rules.model import VhostRules
+from proxy.rules.ruleset import VhostRules
 from proxy.yamlfile.document import read_document
 from proxy.yamlfile.fields import Fields
 from proxy.yamlfile.nodes import Faults, Place

@@ -11,14 +11,14 @@ from collections.abc import Mapping as Environment
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.config.declaration import members
+from proxy.config.keys import members
 from proxy.config.settings import Settings, parse_settings, rules_files
 from proxy.errors import ConfigError, ConfigErrors
-from proxy.rules.expectations import TestFailure
-from proxy.rules.lint.examination import Evaluated, NamedDestination, destinations, evaluated, examine, untouched
+from proxy.rules.brokers import password_of
+from proxy.rules.file_tests import TestFailure
+from proxy.rules.lint.bindings import Evaluated, NamedDestination, destinations, evaluated, examine, untouched
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules, compile_rules
-from proxy.rules.remotes import password_of
 from proxy.rules.schema import TOP_KEYS, FileDraft
 from proxy.yamlfile.document import read_document
 from proxy.yamlfile.nodes import ConfigWarning, Faults, Mapping, Place

@@ -38,7 +38,7 @@ def good(schema: dict[str, object], text: str) -> bool:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_published_schema_is_up_to_date(name: str) -> None:
-    """Write it anew with ``python -m tests.cli.test_editor_schema``."""
+    """Write it anew with ``python -m tests.cli.test_schema``."""
     assert json.loads((CONFIG / name).read_text()) == SCHEMAS[name]()
 
 

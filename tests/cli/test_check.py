@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.inspection import Findings, inspect
+from proxy.cli.check import Findings, inspect
 
 GOOD = """
 exchanges: [{name: e, bindings: [{queue: q}]}]

@@ -13,7 +13,7 @@ from rich.tree import Tree
 from proxy.routing.bindings.operators import Verdict
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep
 from proxy.rules import wire
-from proxy.rules.explanation import Explanation, as_lines, as_text
+from proxy.rules.explain import Explanation, as_lines, as_text
 from proxy.rules.message import plain
 from proxy.values import Destination
 
