@@ -16,7 +16,7 @@ import os, sys, threading, time
 state, write = {state!r}, os.write
 
 def faulty(descriptor, data):
-    if threading.current_thread().name == "audit-scribe":
+    if threading.current_thread().name == "audit-writer":
         while (now := open(state).read()) == "hung":
             time.sleep(0.01)
         if now == "full":

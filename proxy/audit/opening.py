@@ -19,7 +19,7 @@ from proxy.relay.audit_sink import LineTemplate
 from proxy.relay.counters import AuditCounters
 
 
-class PublishJournal:
+class PublishLog:
     """The audit log as the wire sees it.
 
     Args:
@@ -124,7 +124,7 @@ class AuditRequest:
 
 def open_audit(
     request: AuditRequest, counters: AuditCounters, rules: Callable[[], str], wall: Callable[[], float]
-) -> tuple[AuditWriter, PublishJournal]:
+) -> tuple[AuditWriter, PublishLog]:
     """Make writer and journal; call the writer's `start` next.
 
     Args:
@@ -152,5 +152,5 @@ def open_audit(
     )
     privacy = Privacy(frozenset(name.encode() for name in request.headers), frozenset(request.hashed), request.key)
     writer = AuditWriter(policy, counters, wall)
-    journal = PublishJournal(LineRenderer(instance, privacy), writer, rules, wall, ruled_only=request.ruled_only)
+    journal = PublishLog(LineRenderer(instance, privacy), writer, rules, wall, ruled_only=request.ruled_only)
     return writer, journal

@@ -24,7 +24,7 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
-from proxy.audit.segments import abandoned, publish
+from proxy.audit.segments import compress_segment, orphaned_segments
 
 _FOLDER = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)")
 _SECONDS_OF_AN_HOUR = 3600
@@ -124,7 +124,7 @@ LOOK_SECONDS = 30.0
 _NICENESS = 10
 
 
-class Closer:
+class SegmentCloser:
     """The thread that closes segments.
 
     Args:
@@ -194,7 +194,7 @@ class Closer:
     def _close(self, path: Path) -> bool:
         """Publish a segment; whether there is nothing left to do."""
         try:
-            publish(path)
+            compress_segment(path)
         except FileNotFoundError:
             _log().warning("audit segment has been removed by somebody", segment=str(path))
         except OSError as error:
@@ -204,7 +204,7 @@ class Closer:
 
     def _close_abandoned(self) -> None:
         try:
-            for paths in abandoned(self._directory, self._instance):
+            for paths in orphaned_segments(self._directory, self._instance):
                 for path in paths:
                     self._close(path)
         except OSError as error:

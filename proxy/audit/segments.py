@@ -3,7 +3,7 @@
 A segment is written as ``date=YYYY-MM-DD/hour=HH/_audit-<instance>-<start>-<n>.jsonl``, a name that Spark ignores.
 Once it is closed it is compressed beside itself, and one rename shows it as ``audit-<instance>-<start>-<n>.jsonl.gz``.
 So a record is never visible under two names, and a crash at any moment leaves either the open file, whole, or the
-closed one. Whoever starts next closes what a dead process left; a `Claim` tells the dead from the living.
+closed one. Whoever starts next closes what a dead process left; a `InstanceLock` tells the dead from the living.
 
 Blocking file work only: for threads. What is in the lines is not looked at.
 """
@@ -37,7 +37,7 @@ def safe_instance(name: str) -> str:
     return _NOT_IN_NAMES.sub("_", name)[:100] or "_"
 
 
-def hour_folder(directory: Path, hour: str) -> Path:
+def hour_directory(directory: Path, hour: str) -> Path:
     """Give the folder of an hour, written as ``2026-11-21T07``.
 
     Raises:
@@ -50,7 +50,7 @@ def hour_folder(directory: Path, hour: str) -> Path:
 
 
 @dataclass(slots=True, eq=False)
-class Segment:
+class OpenSegment:
     """An open segment.
 
     Args:
@@ -68,13 +68,13 @@ class Segment:
     size: int = 0
 
     @classmethod
-    def create(cls, directory: Path, hour: str, name: str, opened: float) -> Segment:
+    def create(cls, directory: Path, hour: str, name: str, opened: float) -> OpenSegment:
         """Make the file and make sure that it will still have its name after a crash.
 
         Raises:
             OSError: it can't be made, or exists.
         """
-        folder = hour_folder(directory, hour)
+        folder = hour_directory(directory, hour)
         path = folder / f"_{name}.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         for attempt in range(_ATTEMPTS):
@@ -87,7 +87,7 @@ class Segment:
                 if attempt == _ATTEMPTS - 1:
                     raise
         for changed in (folder, folder.parent, directory):
-            sync_folder(changed)
+            sync_directory(changed)
         return cls(path, hour, opened, descriptor)
 
     def write(self, data: bytes) -> None:
@@ -121,11 +121,11 @@ class Segment:
         os.fdatasync(self.descriptor)
 
     def close(self) -> None:
-        """Close the file; `publish` is next."""
+        """Close the file; `compress_segment` is next."""
         os.close(self.descriptor)
 
 
-def publish(path: Path) -> Path | None:
+def compress_segment(path: Path) -> Path | None:
     """Compress a closed segment and show it; doing it again after a crash ends what was begun.
 
     Args:
@@ -144,18 +144,18 @@ def publish(path: Path) -> Path | None:
             return None
         hidden = path.with_name(path.name + ".gz")
         try:
-            _compress(path, hidden)
+            _gzip(path, hidden)
         except OSError:
             with suppress(OSError):
                 hidden.unlink()
             raise
         hidden.rename(visible)
-        sync_folder(path.parent)
+        sync_directory(path.parent)
     path.unlink()
     return visible
 
 
-def _compress(source: Path, target: Path) -> None:
+def _gzip(source: Path, target: Path) -> None:
     packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # 16: with gzip's frame
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE)
     with source.open("rb", buffering=0) as text, os.fdopen(descriptor, "wb") as packed:
@@ -166,7 +166,7 @@ def _compress(source: Path, target: Path) -> None:
         os.fsync(packed.fileno())
 
 
-def sync_folder(folder: Path) -> None:
+def sync_directory(folder: Path) -> None:
     """Make names in a folder survive a power cut, where the file system can."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -176,7 +176,7 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-class Claim:
+class InstanceLock:
     """The right to write and to close segments of one instance; it ends with its process, however that ends."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -185,8 +185,8 @@ class Claim:
         self._descriptor = descriptor
 
     @classmethod
-    def acquire(cls, directory: Path, instance: str) -> Claim | None:
-        """Claim an instance's name in a directory.
+    def acquire(cls, directory: Path, instance: str) -> InstanceLock | None:
+        """InstanceLock an instance's name in a directory.
 
         Returns:
             The claim, None while a living process has it.
@@ -237,7 +237,7 @@ def open_segments(directory: Path) -> dict[str, list[Path]]:
     return found
 
 
-def abandoned(directory: Path, own: str) -> Iterator[list[Path]]:
+def orphaned_segments(directory: Path, own: str) -> Iterator[list[Path]]:
     """Yield what dead processes of other instances left; each list is claimed until the next is asked for.
 
     Args:
@@ -247,7 +247,7 @@ def abandoned(directory: Path, own: str) -> Iterator[list[Path]]:
     for instance, paths in open_segments(directory).items():
         if instance == own:
             continue
-        claim = Claim.acquire(directory, instance)
+        claim = InstanceLock.acquire(directory, instance)
         if claim is not None:
             try:
                 yield [path for path in paths if path.exists()]

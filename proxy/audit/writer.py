@@ -21,9 +21,17 @@ from pathlib import Path
 import structlog
 
 from proxy.audit.record import LineRenderer, TimestampText
-from proxy.audit.retention import Closer, Retention
-from proxy.audit.scribe import MAX_SEGMENT_BYTES, RETRY_SECONDS, Batch, Journal, Layout, Report, Scribe
-from proxy.audit.segments import DIRECTORY_MODE, Claim, open_segments, safe_instance
+from proxy.audit.retention import Retention, SegmentCloser
+from proxy.audit.segments import DIRECTORY_MODE, InstanceLock, open_segments, safe_instance
+from proxy.audit.writer_thread import (
+    MAX_SEGMENT_BYTES,
+    RETRY_SECONDS,
+    Batch,
+    RotatingLog,
+    RotationSettings,
+    WriteResult,
+    WriterThread,
+)
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
 
@@ -90,7 +98,7 @@ class AuditWriter:
         policy: how it is kept.
         counters: what is counted of it.
         wall: gives seconds since 1970.
-        make_journal: makes what writes; a test may fail there.
+        make_log: makes what writes; a test may fail there.
 
     Attributes:
         full: producers should not be read now (never in best_effort).
@@ -107,7 +115,7 @@ class AuditWriter:
         policy: AuditPolicy,
         counters: AuditCounters,
         wall: Callable[[], float] = time.time,
-        make_journal: Callable[..., Journal] = Journal,
+        make_log: Callable[..., RotatingLog] = RotatingLog,
     ) -> None:
         """Prepare; nothing is touched before `start`."""
         self.full = False
@@ -123,14 +131,14 @@ class AuditWriter:
         self._records = LineRenderer(policy.instance)
         self._timestamp = TimestampText()
         self._instance = instance = safe_instance(policy.instance)
-        self._closer = Closer(policy.directory, instance, policy.retention, wall)
+        self._closer = SegmentCloser(policy.directory, instance, policy.retention, wall)
         size = min(policy.segment_bytes, MAX_SEGMENT_BYTES)
         sync = policy.mode is Mode.STRICT
-        layout = Layout(policy.directory, instance, size, policy.segment_seconds, sync)
-        journal = make_journal(layout, self._closer.close_segment, wall, time.monotonic)
+        layout = RotationSettings(policy.directory, instance, size, policy.segment_seconds, sync)
+        log = make_log(layout, self._closer.close_segment, wall, time.monotonic)
         self._may_lose = policy.mode is Mode.BEST_EFFORT
-        self._scribe = Scribe(journal, self._may_lose, self._from_scribe)
-        self._claim: Claim | None = None
+        self._thread = WriterThread(log, self._may_lose, self._from_thread)
+        self._claim: InstanceLock | None = None
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._closing = False
@@ -158,7 +166,7 @@ class AuditWriter:
         return self._sequence + len(self._pending)
 
     async def start(self) -> None:
-        """Claim the directory and start the threads.
+        """InstanceLock the directory and start the threads.
 
         Raises:
             ConfigError: the directory can't be made, is full or not writable, or another process writes there under
@@ -166,7 +174,7 @@ class AuditWriter:
         """
         left = await asyncio.to_thread(self._prepare)
         self._closer.start(left)
-        self._scribe.start()
+        self._thread.start()
 
     def append(self, line: bytes) -> None:
         """Take one line, with its line break, beginning with its ``ts``; the publish path calls this."""
@@ -195,9 +203,9 @@ class AuditWriter:
         if self._timer is not None:
             self._timer.cancel()
         began = time.monotonic()
-        self._scribe.stop()
+        self._thread.stop()
         if not await self._wait_for_end(deadline_seconds):
-            self._scribe.give_up()
+            self._thread.give_up()
             await self._wait_for_end(_CLOSE_SECONDS)
         left = max(_CLOSE_SECONDS, began + deadline_seconds - time.monotonic())
         done = await asyncio.to_thread(self._closer.stop, left)
@@ -227,7 +235,7 @@ class AuditWriter:
         except OSError as error:
             raise self._fault(f"can't be made: {error.strerror or error}") from error
         try:
-            self._claim = Claim.acquire(directory, self._instance)
+            self._claim = InstanceLock.acquire(directory, self._instance)
             if self._claim is not None:
                 return open_segments(directory).get(self._instance, [])
         except OSError as error:
@@ -268,7 +276,7 @@ class AuditWriter:
     def _put(self, lines: list[bytes], size: int) -> None:
         self._sequence += len(lines)
         self._handed_size += size
-        self._scribe.put(Batch(lines, self._sequence, size))
+        self._thread.put(Batch(lines, self._sequence, size))
         if self._stall is None:
             self._stall = self._loop.call_later(STALL_SECONDS, self._stalled)
 
@@ -294,12 +302,12 @@ class AuditWriter:
         self._put([line], len(line))
         self._gap, self._gap_under_way = None, (self._sequence, gap)
 
-    def _from_scribe(self, report: Report | None) -> None:
+    def _from_thread(self, report: WriteResult | None) -> None:
         """Bring a report from the thread into the loop."""
         with suppress(RuntimeError):  # the loop is closed: nobody is interested any more
             self._loop.call_soon_threadsafe(self._on_report, report)
 
-    def _on_report(self, report: Report | None) -> None:
+    def _on_report(self, report: WriteResult | None) -> None:
         if report is None:
             self._on_end()
             return
@@ -341,7 +349,7 @@ class AuditWriter:
         if began:
             self.on_failing()
 
-    def _settle_gap(self, report: Report) -> None:
+    def _settle_gap(self, report: WriteResult) -> None:
         """Account for lines that were lost on disk, and for gap records among them."""
         lost = report.lost
         if self._gap_under_way is not None and self._gap_under_way[0] <= report.sequence and report.lines:

@@ -11,12 +11,12 @@ import pytest
 
 from proxy.audit import segments
 from proxy.audit.segments import (
-    Claim,
-    Segment,
-    abandoned,
-    hour_folder,
+    InstanceLock,
+    OpenSegment,
+    compress_segment,
+    hour_directory,
     open_segments,
-    publish,
+    orphaned_segments,
     safe_instance,
 )
 
@@ -24,8 +24,8 @@ HOUR = "2026-11-21T07"
 NAME = "audit-main-20261121T075959000000Z-000001"
 
 
-def make(directory: Path, text: bytes = b"one\ntwo\n", name: str = NAME) -> Segment:
-    segment = Segment.create(directory, HOUR, name, 0.0)
+def make(directory: Path, text: bytes = b"one\ntwo\n", name: str = NAME) -> OpenSegment:
+    segment = OpenSegment.create(directory, HOUR, name, 0.0)
     segment.write(text)
     return segment
 
@@ -47,7 +47,7 @@ def test_an_open_segment_is_not_visible_and_not_for_everybody(tmp_path: Path) ->
 def test_publishing_leaves_one_visible_compressed_file(tmp_path: Path) -> None:
     segment = make(tmp_path)
     segment.close()
-    shown = publish(segment.path)
+    shown = compress_segment(segment.path)
     assert shown is not None
     assert visible(tmp_path) == [f"{NAME}.jsonl.gz"]
     assert gzip.decompress(shown.read_bytes()) == b"one\ntwo\n"
@@ -58,7 +58,7 @@ def test_publishing_leaves_one_visible_compressed_file(tmp_path: Path) -> None:
 def test_a_torn_last_line_is_kept_as_it_is(tmp_path: Path) -> None:
     segment = make(tmp_path, b'{"ts":"2026"}\n{"ts":"20')
     segment.close()
-    shown = publish(segment.path)
+    shown = compress_segment(segment.path)
     assert shown is not None
     assert gzip.decompress(shown.read_bytes()) == b'{"ts":"2026"}\n{"ts":"20'
 
@@ -66,11 +66,11 @@ def test_a_torn_last_line_is_kept_as_it_is(tmp_path: Path) -> None:
 def test_an_empty_segment_goes(tmp_path: Path) -> None:
     segment = make(tmp_path, b"")
     segment.close()
-    assert publish(segment.path) is None
+    assert compress_segment(segment.path) is None
     assert list(segment.path.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("step", ["_compress", "Path.rename", "sync_folder", "Path.unlink"])
+@pytest.mark.parametrize("step", ["_gzip", "Path.rename", "sync_directory", "Path.unlink"])
 def test_after_a_crash_at_any_step_a_second_try_ends_with_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -85,9 +85,9 @@ def test_after_a_crash_at_any_step_a_second_try_ends_with_one_file(
     with monkeypatch.context() as patch:
         patch.setattr(Path if step.startswith("Path") else segments, step.removeprefix("Path."), crash)
         with pytest.raises(Crash):
-            publish(segment.path)
+            compress_segment(segment.path)
     assert segment.path.exists()
-    publish(segment.path)
+    compress_segment(segment.path)
     assert visible(tmp_path) == [f"{NAME}.jsonl.gz"]
     assert len(list(segment.path.parent.iterdir())) == 1
 
@@ -101,9 +101,9 @@ def test_a_disk_that_fills_while_compressing_leaves_the_segment_as_it_was(
 
     segment = make(tmp_path)
     segment.close()
-    monkeypatch.setattr(segments, "_compress", full)
+    monkeypatch.setattr(segments, "_gzip", full)
     with pytest.raises(OSError, match="No space"):
-        publish(segment.path)
+        compress_segment(segment.path)
     assert [path.name for path in segment.path.parent.iterdir()] == [segment.path.name]
     assert segment.path.read_bytes() == b"one\ntwo\n"
 
@@ -155,7 +155,7 @@ def test_a_folder_that_retention_removes_in_between_is_made_again(
 def test_no_folder_is_made_of_what_is_no_hour(tmp_path: Path) -> None:
     for wrong in ("../../../x", "2026-11-21", "2026-11-21T07:00", ""):
         with pytest.raises(ValueError, match="is no hour"):
-            hour_folder(tmp_path, wrong)
+            hour_directory(tmp_path, wrong)
 
 
 def test_instance_names_are_safe_in_paths() -> None:
@@ -171,19 +171,19 @@ def test_open_segments_are_found_by_instance_also_with_dashes(tmp_path: Path) ->
     other = make(tmp_path, name="audit-b-20261121T075959000000Z-000001")
     for segment in (first, second, closed, other):
         segment.close()
-    publish(closed.path)
+    compress_segment(closed.path)
     assert open_segments(tmp_path) == {"pod-a-1": [first.path, second.path], "b": [other.path]}
 
 
 def test_a_name_is_claimed_once_and_free_again_after_release(tmp_path: Path) -> None:
-    claim = Claim.acquire(tmp_path, "main")
+    claim = InstanceLock.acquire(tmp_path, "main")
     assert claim is not None
-    assert Claim.acquire(tmp_path, "main") is None
-    other = Claim.acquire(tmp_path, "other")
+    assert InstanceLock.acquire(tmp_path, "main") is None
+    other = InstanceLock.acquire(tmp_path, "other")
     assert other is not None
     other.release()
     claim.release()
-    again = Claim.acquire(tmp_path, "main")
+    again = InstanceLock.acquire(tmp_path, "main")
     assert again is not None
     again.release()
     assert list(tmp_path.iterdir()) == []
@@ -192,8 +192,8 @@ def test_a_name_is_claimed_once_and_free_again_after_release(tmp_path: Path) -> 
 CLAIM_AND_WAIT = """
 import sys
 from pathlib import Path
-from proxy.audit.segments import Claim
-claim = Claim.acquire(Path(sys.argv[1]), "main")
+from proxy.audit.segments import InstanceLock
+claim = InstanceLock.acquire(Path(sys.argv[1]), "main")
 print(claim is not None, flush=True)
 sys.stdin.read()
 """
@@ -205,8 +205,8 @@ def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "True\n"
-        assert list(abandoned(tmp_path, "me")) == []
+        assert list(orphaned_segments(tmp_path, "me")) == []
         holder.kill()
         holder.wait()
-    assert [[path.name for path in paths] for paths in abandoned(tmp_path, "me")] == [[f"_{NAME}.jsonl"]]
-    assert list(abandoned(tmp_path, "main")) == [], "one's own segments are not abandoned"
+    assert [[path.name for path in paths] for paths in orphaned_segments(tmp_path, "me")] == [[f"_{NAME}.jsonl"]]
+    assert list(orphaned_segments(tmp_path, "main")) == [], "one's own segments are not orphaned_segments"

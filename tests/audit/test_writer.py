@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.audit import scribe, writer
+from proxy.audit import writer, writer_thread
 from proxy.audit.record import LineRenderer
 from proxy.audit.retention import Retention
-from proxy.audit.scribe import Journal
 from proxy.audit.writer import AuditPolicy, AuditWriter, Mode
+from proxy.audit.writer_thread import RotatingLog
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
 from tests.audit import lines
@@ -63,17 +63,17 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Disk:
-    """What a test does to the journal of a writer: refuse lines, or hold them up."""
+    """What a test does to the log of a writer: refuse lines, or hold them up."""
 
     def __init__(self) -> None:
         self.refusing = threading.Event()
         self.open = threading.Event()
         self.open.set()
 
-    def journal(self, *arguments: Any) -> Journal:  # Any: passed on as they are
+    def log(self, *arguments: Any) -> RotatingLog:  # Any: passed on as they are
         disk = self
 
-        class Disturbed(Journal):
+        class Disturbed(RotatingLog):
             def write(self, lines: list[bytes]) -> None:
                 assert disk.open.wait(SECONDS)
                 if disk.refusing.is_set():
@@ -86,8 +86,8 @@ class Disk:
 @asynccontextmanager
 async def writing(policy: AuditPolicy, disk: Disk | None = None) -> AsyncIterator[tuple[AuditWriter, AuditCounters]]:
     counters = AuditCounters()
-    journal: Callable[..., Journal] = disk.journal if disk else Journal
-    audit = AuditWriter(policy, counters, make_journal=journal)
+    log: Callable[..., RotatingLog] = disk.log if disk else RotatingLog
+    audit = AuditWriter(policy, counters, make_log=log)
     await audit.start()
     try:
         yield audit, counters
@@ -250,7 +250,7 @@ async def test_producers_wait_while_the_disk_can_not_keep_up_and_no_line_is_lost
 async def test_what_the_disk_refuses_is_kept_and_written_later(
     tmp_path: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scribe, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(writer_thread, "RETRY_SECONDS", 0.01)
     disk = Disk()
     async with writing(policy(tmp_path, mode), disk) as (audit, counters):
         disk.refusing.set()
@@ -291,10 +291,10 @@ async def test_a_disk_that_does_not_answer_is_failing_until_it_does(
 async def test_the_end_does_not_wait_for_a_disk_that_refuses_forever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scribe, "RETRY_SECONDS", 60.0)
+    monkeypatch.setattr(writer_thread, "RETRY_SECONDS", 60.0)
     disk = Disk()
     counters = AuditCounters()
-    audit = AuditWriter(policy(tmp_path, Mode.STRICT), counters, make_journal=disk.journal)
+    audit = AuditWriter(policy(tmp_path, Mode.STRICT), counters, make_log=disk.log)
     await audit.start()
     durable: list[int] = []
     audit.on_durable = durable.append
@@ -349,13 +349,13 @@ async def test_only_strict_waits_for_the_disk(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_a_thread_that_dies_is_told_and_stops_producers_that_must_not_lose(tmp_path: Path) -> None:
-    class Bug(Journal):
+    class Bug(RotatingLog):
         def write(self, lines: list[bytes]) -> None:
             raise ZeroDivisionError
 
     hook, threading.excepthook = threading.excepthook, lambda arguments: None
     try:
-        audit = AuditWriter(policy(tmp_path, Mode.STRICT), AuditCounters(), make_journal=Bug)
+        audit = AuditWriter(policy(tmp_path, Mode.STRICT), AuditCounters(), make_log=Bug)
         await audit.start()
         audit.append(line(1))
         with capture_logs() as logs:
@@ -432,7 +432,7 @@ async def test_retention_spares_the_open_segment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.BEST_EFFORT, Mode.STRICT])
 async def test_a_disk_that_really_is_full(small_disk: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scribe, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(writer_thread, "RETRY_SECONDS", 0.01)
     ballast = small_disk / "ballast"
     async with writing(policy(small_disk, mode)) as (audit, counters):
         ballast.write_bytes(bytes(100_000))

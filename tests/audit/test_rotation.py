@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.audit import segments
-from proxy.audit.scribe import Journal, Layout
-from proxy.audit.segments import Segment
+from proxy.audit.segments import OpenSegment
+from proxy.audit.writer_thread import RotatingLog, RotationSettings
 
 START = datetime(2026, 11, 21, 7, 30, tzinfo=UTC)
 
@@ -36,16 +36,19 @@ def line(offset_seconds: float = 0, text: str = "x") -> bytes:
 
 
 class Desk:
-    """A journal with a clock of its own; `ended` are the segments it gave away."""
+    """A log with a clock of its own; `ended` are the segments it gave away."""
 
     def __init__(
-        self, directory: Path, make: Callable[[Path, str, str, float], Segment] = Segment.create, **layout: object
+        self,
+        directory: Path,
+        make: Callable[[Path, str, str, float], OpenSegment] = OpenSegment.create,
+        **layout: object,
     ) -> None:
         self.clock = Clock()
         self.ended: list[Path] = []
         self.directory = directory
-        wanted = replace(Layout(directory, "m"), **layout)  # type: ignore[arg-type]  # by name
-        self.journal = Journal(wanted, self.ended.append, self.clock.wall, self.clock.timer, make)
+        wanted = replace(RotationSettings(directory, "m"), **options)  # type: ignore[arg-type]  # by name
+        self.log = RotatingLog(wanted, self.ended.append, self.clock.wall, self.clock.timer, make)
 
     def files(self) -> list[tuple[str, bytes]]:
         """Hour and content of each segment, in the order they were made."""
@@ -56,7 +59,7 @@ class Desk:
 def test_lines_of_one_hour_share_a_segment(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     for text in "abc":
-        desk.journal.write([line(0, text)])
+        desk.log.write([line(0, text)])
     assert desk.files() == [("hour=07", line(0, "a") + line(0, "b") + line(0, "c"))]
     assert desk.ended == []
 
@@ -64,7 +67,7 @@ def test_lines_of_one_hour_share_a_segment(tmp_path: Path) -> None:
 def test_a_line_lies_in_the_folder_of_its_own_hour(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     batch = [line(1799.999999), line(1800), line(1801), line(3600 * 17)]
-    desk.journal.write(batch)
+    desk.log.write(batch)
     assert batch == []
     found = sorted(str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("_*.jsonl"))
     assert found == ["date=2026-11-21/hour=07", "date=2026-11-21/hour=08", "date=2026-11-22/hour=00"]
@@ -74,64 +77,64 @@ def test_a_line_lies_in_the_folder_of_its_own_hour(tmp_path: Path) -> None:
 def test_a_segment_ends_before_it_becomes_too_large(tmp_path: Path) -> None:
     size = len(line())
     desk = Desk(tmp_path, segment_bytes=2 * size)
-    desk.journal.write([line()])
-    desk.journal.write([line()])
-    desk.journal.write([line()])
+    desk.log.write([line()])
+    desk.log.write([line()])
+    desk.log.write([line()])
     assert [len(content) // size for _, content in desk.files()] == [2, 1]
 
 
 def test_a_batch_larger_than_a_segment_is_spread(tmp_path: Path) -> None:
     size = len(line())
     desk = Desk(tmp_path, segment_bytes=2 * size)
-    desk.journal.write([line() for _ in range(5)])
+    desk.log.write([line() for _ in range(5)])
     assert [len(content) // size for _, content in desk.files()] == [2, 2, 1]
 
 
 def test_a_line_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> None:
     desk = Desk(tmp_path, segment_bytes=100)
-    desk.journal.write([line(), line(0, "y" * 500), line()])
+    desk.log.write([line(), line(0, "y" * 500), line()])
     assert [len(content) > 100 for _, content in desk.files()] == [False, True, False]
 
 
 def test_a_segment_ends_when_it_was_open_for_long_enough(tmp_path: Path) -> None:
     desk = Desk(tmp_path, segment_seconds=60)
-    assert desk.journal.wait_seconds() is None
-    desk.journal.write([line()])
+    assert desk.log.wait_seconds() is None
+    desk.log.write([line()])
     desk.clock.seconds = 59
-    desk.journal.tick()
+    desk.log.tick()
     assert desk.ended == []
-    assert desk.journal.wait_seconds() == 1
+    assert desk.log.wait_seconds() == 1
     desk.clock.seconds = 60
-    desk.journal.tick()
+    desk.log.tick()
     assert len(desk.ended) == 1
-    desk.journal.write([line(60)])
+    desk.log.write([line(60)])
     assert len(desk.files()) == 2
 
 
 def test_a_segment_ends_by_age_also_while_lines_keep_coming(tmp_path: Path) -> None:
     desk = Desk(tmp_path, segment_seconds=60)
-    desk.journal.write([line()])
+    desk.log.write([line()])
     desk.clock.seconds = 61
-    desk.journal.write([line(61)])
+    desk.log.write([line(61)])
     assert len(desk.files()) == 2
 
 
 def test_a_segment_ends_with_its_hour_also_without_traffic(tmp_path: Path) -> None:
     desk = Desk(tmp_path, segment_seconds=86400)
-    desk.journal.write([line()])
-    assert desk.journal.wait_seconds() == 1802
+    desk.log.write([line()])
+    assert desk.log.wait_seconds() == 1802
     desk.clock.seconds = 1802
-    desk.journal.tick()
+    desk.log.tick()
     assert len(desk.ended) == 1
 
 
 def test_a_line_without_a_time_lies_in_the_hour_of_now(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    desk.journal.write([b"not one of ours\n"])
+    desk.log.write([b"not one of ours\n"])
     assert desk.files() == [("hour=07", b"not one of ours\n")]
 
 
-class Faulty(Segment):
+class Faulty(OpenSegment):
     """A segment whose next writes and syncs fail as `faults` says, writing half of the data before."""
 
     faults: list[tuple[str, int]]
@@ -148,8 +151,8 @@ class Faulty(Segment):
             raise OSError(self.faults.pop(0)[1], "broken")
 
 
-def faulty(faults: list[tuple[str, int]]) -> Callable[[Path, str, str, float], Segment]:
-    def make(directory: Path, hour: str, name: str, opened: float) -> Segment:
+def faulty(faults: list[tuple[str, int]]) -> Callable[[Path, str, str, float], OpenSegment]:
+    def make(directory: Path, hour: str, name: str, opened: float) -> OpenSegment:
         if faults and faults[0][0] == "make":
             raise OSError(faults.pop(0)[1], "broken")
         made = Faulty.create(directory, hour, name, opened)
@@ -166,13 +169,13 @@ def test_what_the_disk_refused_is_written_once_by_the_next_try(tmp_path: Path, k
     faults = [(kind, number)] if kind == "make" else []
     desk = Desk(tmp_path, faulty(faults), sync=True)
     if not faults:
-        desk.journal.write([line(0, "first")])
+        desk.log.write([line(0, "first")])
         faults.append((kind, number))
     batch = [line(0, "a"), line(0, "b")]
     with pytest.raises(OSError, match="broken"):
-        desk.journal.write(batch)
+        desk.log.write(batch)
     assert len(batch) == 2
-    desk.journal.write(batch)
+    desk.log.write(batch)
     assert batch == []
     text = b"".join(content for _, content in desk.files())
     assert text.removeprefix(line(0, "first")) == line(0, "a") + line(0, "b")
@@ -183,22 +186,22 @@ def test_what_the_disk_refused_is_written_once_by_the_next_try(tmp_path: Path, k
 def test_lines_written_before_the_fault_are_not_written_again(tmp_path: Path) -> None:
     faults: list[tuple[str, int]] = []
     desk = Desk(tmp_path, faulty(faults))
-    desk.journal.write([line(0, "a")])
+    desk.log.write([line(0, "a")])
     batch = [line(0, "b"), line(1800, "c")]
     faults.append(("make", ENOSPC))
     with pytest.raises(OSError, match="broken"):
-        desk.journal.write(batch)
+        desk.log.write(batch)
     assert batch == [line(1800, "c")]
 
 
 def test_a_segment_that_somebody_removed_is_followed_by_another(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    desk.journal.write([line(0, "a")])
+    desk.log.write([line(0, "a")])
     next(tmp_path.rglob("_*.jsonl")).unlink()
     batch = [line(0, "b")]
     with pytest.raises(FileNotFoundError):
-        desk.journal.write(batch)
-    desk.journal.write(batch)
+        desk.log.write(batch)
+    desk.log.write(batch)
     assert desk.files() == [("hour=07", line(0, "b"))]
 
 
@@ -211,7 +214,7 @@ def test_a_segment_that_somebody_removed_is_followed_by_another(tmp_path: Path) 
 def test_every_line_is_written_exactly_once_whatever_fails(
     batches: list[list[int]], segment_bytes: int, faults: list[tuple[str, int]]
 ) -> None:
-    with TemporaryDirectory() as folder, patch.object(segments, "sync_folder"):
+    with TemporaryDirectory() as folder, patch.object(segments, "sync_directory"):
         desk = Desk(Path(folder), faulty(faults), segment_bytes=segment_bytes, sync=True)
         number = 0
         sent = []
@@ -224,7 +227,7 @@ def test_every_line_is_written_exactly_once_whatever_fails(
             remaining = list(batch)
             while remaining:
                 try:
-                    desk.journal.write(remaining)
+                    desk.log.write(remaining)
                 except OSError:
                     continue
         got = b"".join(content for _, content in desk.files()).splitlines(keepends=True)

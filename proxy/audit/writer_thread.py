@@ -25,7 +25,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from proxy.audit.record import HOUR
-from proxy.audit.segments import Segment
+from proxy.audit.segments import OpenSegment
 
 #: gzip can't be split: a segment is one task of the report, whatever the size of the cluster.
 MAX_SEGMENT_BYTES = 128 << 20
@@ -36,7 +36,7 @@ _is_hour = re.compile(rb"\d{4}-\d\d-\d\dT\d\d").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RotationSettings:
     """Where segments lie and when they end.
 
     Args:
@@ -54,7 +54,7 @@ class Layout:
     sync: bool = False
 
 
-class Journal:
+class RotatingLog:
     """The open segment of one sidecar, and its successors.
 
     Args:
@@ -67,11 +67,11 @@ class Journal:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: RotationSettings,
         closed: Callable[[Path], None],
         wall: Callable[[], float],
         timer: Callable[[], float],
-        make: Callable[[Path, str, str, float], Segment] = Segment.create,
+        make: Callable[[Path, str, str, float], OpenSegment] = OpenSegment.create,
     ) -> None:
         """Start without a segment; the first line opens one."""
         self._layout = layout
@@ -82,7 +82,7 @@ class Journal:
         start = datetime.fromtimestamp(wall(), UTC).strftime("%Y%m%dT%H%M%S%fZ")
         self._name = f"audit-{layout.instance}-{start}"
         self._number = 0
-        self._segment: Segment | None = None
+        self._segment: OpenSegment | None = None
 
     def write(self, lines: list[bytes]) -> None:
         """Write lines; those that are written are taken out of the list, also where this raises.
@@ -155,7 +155,7 @@ class Journal:
             return hour.decode(), count, data
         return datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H"), count, data
 
-    def _segment_for(self, hour: str, size: int) -> Segment:
+    def _segment_for(self, hour: str, size: int) -> OpenSegment:
         segment = self._segment
         if segment is not None:
             too_large = segment.size and segment.size + size > self._layout.segment_bytes
@@ -196,7 +196,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WriteResult:
     """What became of a group of batches.
 
     Args:
@@ -216,23 +216,23 @@ class Report:
     error: str | None = None
 
 
-class Scribe:
+class WriterThread:
     """The thread that writes.
 
     Args:
-        journal: where to; used by this thread only.
+        log: where to; used by this thread only.
         may_lose: whether lines that the disk refuses are given up at once.
         report: takes what became of a group, and None as the last thing of all; called in this thread.
     """
 
-    def __init__(self, journal: Journal, may_lose: bool, report: Callable[[Report | None], None]) -> None:
+    def __init__(self, log: RotatingLog, may_lose: bool, report: Callable[[WriteResult | None], None]) -> None:
         """Prepare; nothing runs before `start`."""
-        self._journal = journal
+        self._log = log
         self._may_lose = may_lose
         self._report = report
         self._queue: SimpleQueue[Batch | None] = SimpleQueue()
         self._give_up = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="audit-scribe", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="audit-writer", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -257,8 +257,8 @@ class Scribe:
                 group, stopping = self._next_group()
                 if group:
                     self._write(group)
-                self._end(self._journal.tick)
-            self._end(self._journal.end_segment)
+                self._end(self._log.tick)
+            self._end(self._log.end_segment)
         finally:
             self._report(None)
 
@@ -266,14 +266,14 @@ class Scribe:
         try:
             step()
         except OSError as error:
-            self._report(Report(0, error=str(error)))
+            self._report(WriteResult(0, error=str(error)))
 
     def _next_group(self) -> tuple[list[Batch], bool]:
         """Wait for a batch and take what else waits; the batches, and whether the end was asked for."""
         group: list[Batch] = []
         size = 0
         try:
-            batch = self._queue.get(timeout=self._journal.wait_seconds())
+            batch = self._queue.get(timeout=self._log.wait_seconds())
             while batch is not None:
                 group.append(batch)
                 size += batch.size
@@ -291,14 +291,14 @@ class Scribe:
         size = sum(batch.size for batch in group)
         while True:
             try:
-                self._journal.write(lines)
+                self._log.write(lines)
             except OSError as error:
                 if self._may_lose or self._give_up.is_set():
                     lost_size = sum(map(len, lines))
-                    self._report(Report(sequence, count, size, len(lines), lost_size, str(error)))
+                    self._report(WriteResult(sequence, count, size, len(lines), lost_size, str(error)))
                     return
-                self._report(Report(sequence, error=str(error)))
+                self._report(WriteResult(sequence, error=str(error)))
                 self._give_up.wait(RETRY_SECONDS)
             else:
-                self._report(Report(sequence, count, size))
+                self._report(WriteResult(sequence, count, size))
                 return

@@ -7,14 +7,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.audit import retention as closing
-from proxy.audit.retention import Closer, Retention
-from proxy.audit.segments import Claim, Segment, publish
+from proxy.audit.retention import Retention, SegmentCloser
+from proxy.audit.segments import InstanceLock, OpenSegment, compress_segment
 
 HOUR = "2026-11-21T07"
 
 
 def left_open(directory: Path, instance: str, number: int) -> Path:
-    segment = Segment.create(directory, HOUR, f"audit-{instance}-20261121T070000000000Z-{number:06d}", 0.0)
+    segment = OpenSegment.create(directory, HOUR, f"audit-{instance}-20261121T070000000000Z-{number:06d}", 0.0)
     segment.write(b"%d\n" % number)
     segment.close()
     return segment.path
@@ -24,8 +24,8 @@ def shown(directory: Path) -> dict[str, bytes]:
     return {path.name[6]: gzip.decompress(path.read_bytes()) for path in directory.rglob("audit-*.gz")}
 
 
-def closer(directory: Path, retention: Retention | None = None) -> Closer:
-    return Closer(directory, "m", retention or Retention(), lambda: 0.0)
+def closer(directory: Path, retention: Retention | None = None) -> SegmentCloser:
+    return SegmentCloser(directory, "m", retention or Retention(), lambda: 0.0)
 
 
 def test_segments_are_closed_before_the_end(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_segments_are_closed_before_the_end(tmp_path: Path) -> None:
 
 def test_a_start_closes_what_dead_processes_left_and_leaves_the_living_alone(tmp_path: Path) -> None:
     own, dead, living = (left_open(tmp_path, name, number) for number, name in enumerate("mdl"))
-    claim = Claim.acquire(tmp_path, "l")
+    claim = InstanceLock.acquire(tmp_path, "l")
     assert claim is not None
     thread = closer(tmp_path)
     thread.start([own])
@@ -58,9 +58,9 @@ def test_a_segment_that_can_not_be_closed_is_tried_again_and_kept(
         tried.append(path)
         if len(tried) == 1:
             raise OSError(28, "No space left on device")
-        return publish(path)
+        return compress_segment(path)
 
-    monkeypatch.setattr(closing, "publish", full_once)
+    monkeypatch.setattr(closing, "compress_segment", full_once)
     thread = closer(tmp_path)
     with capture_logs() as logs:
         thread.start([left_open(tmp_path, "m", 1)])
@@ -74,7 +74,7 @@ def test_the_end_says_whether_something_is_left(tmp_path: Path, monkeypatch: pyt
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(closing, "publish", full)
+    monkeypatch.setattr(closing, "compress_segment", full)
     thread = closer(tmp_path)
     path = left_open(tmp_path, "m", 1)
     thread.start([path])

@@ -6,17 +6,17 @@ from queue import SimpleQueue
 
 import pytest
 
-from proxy.audit import scribe as module
-from proxy.audit.scribe import Batch, Journal, Layout, Report, Scribe
+from proxy.audit import writer_thread as module
+from proxy.audit.writer_thread import Batch, RotatingLog, RotationSettings, WriteResult, WriterThread
 
 SECONDS = 10.0
 
 
-class Disk(Journal):
-    """A journal in memory that refuses as long as `refusing` is set, after writing `before` lines."""
+class Disk(RotatingLog):
+    """A log in memory that refuses as long as `refusing` is set, after writing `before` lines."""
 
     def __init__(self) -> None:
-        super().__init__(Layout(Path(), "m"), lambda path: None, lambda: 0.0, lambda: 0.0)
+        super().__init__(RotationSettings(Path(), "m"), lambda path: None, lambda: 0.0, lambda: 0.0)
         self.written: list[bytes] = []
         self.groups: list[int] = []
         self.refusing = threading.Event()
@@ -47,10 +47,10 @@ class Disk(Journal):
 class Bench:
     def __init__(self, may_lose: bool) -> None:
         self.disk = Disk()
-        self._reports: SimpleQueue[Report | None] = SimpleQueue()
-        self.scribe = Scribe(self.disk, may_lose, self._reports.put)
+        self._reports: SimpleQueue[WriteResult | None] = SimpleQueue()
+        self.thread = WriterThread(self.disk, may_lose, self._reports.put)
 
-    def next(self) -> Report | None:
+    def next(self) -> WriteResult | None:
         return self._reports.get(timeout=SECONDS)
 
 
@@ -61,10 +61,10 @@ def batch(first: int, count: int) -> Batch:
 def test_batches_are_written_in_order_and_the_end_comes_last() -> None:
     bench = Bench(may_lose=True)
     for first in (1, 3, 5):
-        bench.scribe.put(batch(first, 2))
-    bench.scribe.stop()
-    bench.scribe.start()
-    assert bench.next() == Report(6, 6, 30)
+        bench.thread.put(batch(first, 2))
+    bench.thread.stop()
+    bench.thread.start()
+    assert bench.next() == WriteResult(6, 6, 30)
     assert bench.next() is None
     assert bench.disk.written == [b"%04d\n" % number for number in range(1, 7)]
     assert bench.disk.ends == 1
@@ -73,16 +73,16 @@ def test_batches_are_written_in_order_and_the_end_comes_last() -> None:
 def test_what_waits_is_written_as_one_group() -> None:
     bench = Bench(may_lose=True)
     bench.disk.hold = threading.Event()
-    bench.scribe.start()
-    bench.scribe.put(batch(1, 1))
+    bench.thread.start()
+    bench.thread.put(batch(1, 1))
     while not bench.disk.groups:
         threading.Event().wait(0.001)
     for first in (2, 3, 4):
-        bench.scribe.put(batch(first, 1))
+        bench.thread.put(batch(first, 1))
     bench.disk.hold.set()
-    assert bench.next() == Report(1, 1, 5)
-    assert bench.next() == Report(4, 3, 15)
-    bench.scribe.stop()
+    assert bench.next() == WriteResult(1, 1, 5)
+    assert bench.next() == WriteResult(4, 3, 15)
+    bench.thread.stop()
     assert bench.next() is None
 
 
@@ -90,24 +90,24 @@ def test_a_group_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GROUP_BYTES", 10)
     bench = Bench(may_lose=True)
     for first in range(1, 6):
-        bench.scribe.put(batch(first, 1))
-    bench.scribe.stop()
-    bench.scribe.start()
-    assert [bench.next() for _ in range(3)] == [Report(2, 2, 10), Report(4, 2, 10), Report(5, 1, 5)]
+        bench.thread.put(batch(first, 1))
+    bench.thread.stop()
+    bench.thread.start()
+    assert [bench.next() for _ in range(3)] == [WriteResult(2, 2, 10), WriteResult(4, 2, 10), WriteResult(5, 1, 5)]
 
 
 def test_lines_that_may_be_lost_are_lost_at_once() -> None:
     bench = Bench(may_lose=True)
     bench.disk.refusing.set()
     bench.disk.before = 1
-    bench.scribe.start()
-    bench.scribe.put(batch(1, 3))
+    bench.thread.start()
+    bench.thread.put(batch(1, 3))
     report = bench.next()
-    assert report == Report(3, 3, 15, 2, 10, "[Errno 28] No space left on device")
+    assert report == WriteResult(3, 3, 15, 2, 10, "[Errno 28] No space left on device")
     bench.disk.refusing.clear()
-    bench.scribe.put(batch(4, 1))
-    assert bench.next() == Report(4, 1, 5)
-    bench.scribe.stop()
+    bench.thread.put(batch(4, 1))
+    assert bench.next() == WriteResult(4, 1, 5)
+    bench.thread.stop()
 
 
 def test_lines_that_may_not_be_lost_are_tried_until_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,30 +115,30 @@ def test_lines_that_may_not_be_lost_are_tried_until_they_are_written(monkeypatch
     bench = Bench(may_lose=False)
     bench.disk.refusing.set()
     bench.disk.before = 1
-    bench.scribe.start()
-    bench.scribe.put(batch(1, 3))
-    refused = Report(3, error="[Errno 28] No space left on device")
+    bench.thread.start()
+    bench.thread.put(batch(1, 3))
+    refused = WriteResult(3, error="[Errno 28] No space left on device")
     assert [bench.next(), bench.next()] == [refused, refused]
     bench.disk.refusing.clear()
     report = bench.next()
     while report == refused:
         report = bench.next()
-    assert report == Report(3, 3, 15)
+    assert report == WriteResult(3, 3, 15)
     assert bench.disk.written == batch(1, 3).lines
-    bench.scribe.stop()
+    bench.thread.stop()
 
 
 def test_giving_up_loses_what_the_disk_still_refuses() -> None:
     bench = Bench(may_lose=False)
     bench.disk.refusing.set()
-    bench.scribe.start()
-    bench.scribe.put(batch(1, 2))
-    bench.scribe.put(batch(3, 1))
-    bench.scribe.stop()
+    bench.thread.start()
+    bench.thread.put(batch(1, 2))
+    bench.thread.put(batch(3, 1))
+    bench.thread.stop()
     refused = bench.next()
     assert refused is not None
     assert (refused.lines, refused.error) == (0, "[Errno 28] No space left on device")
-    bench.scribe.give_up()
+    bench.thread.give_up()
     lost = 0
     report = bench.next()
     while report is not None:
@@ -150,7 +150,7 @@ def test_giving_up_loses_what_the_disk_still_refuses() -> None:
 def test_a_segment_that_can_not_be_ended_is_told_and_the_thread_ends() -> None:
     bench = Bench(may_lose=True)
     bench.disk.refusing.set()
-    bench.scribe.start()
-    bench.scribe.stop()
-    assert bench.next() == Report(0, error="[Errno 5] Input/output error")
+    bench.thread.start()
+    bench.thread.stop()
+    assert bench.next() == WriteResult(0, error="[Errno 5] Input/output error")
     assert bench.next() is None
