@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from collections.abc import Mapping
 
-from proxy.audit.opening import AuditRequest
 from proxy.audit.record import Privacy
+from proxy.audit.retention import Retention
+from proxy.audit.writer import AuditMode, AuditPolicy
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError
 from proxy.net.context import SessionLimits
@@ -37,6 +39,8 @@ from proxy.yamlfile.nodes import Faults
 _MOST_CHANNELS = 65535
 #: n of scrypt: 16 MiB and about 50 ms, once at the start.
 _SCRYPT_COST = 2**14
+_MIB = 1 << 20
+_SECONDS_OF_A_DAY = 86400.0
 
 
 def session_limits(settings: Settings) -> SessionLimits:
@@ -99,24 +103,22 @@ def secrets_of(settings: Settings) -> Secrets:
     return Secrets([hashlib.scrypt(password, salt=salt, n=_SCRYPT_COST, r=8, p=1, dklen=32)])
 
 
-def audit_request(settings: Settings) -> AuditRequest | None:
-    """Give what the configuration asks of the audit log; None where it asks for none."""
+def audit_policy(settings: Settings) -> AuditPolicy | None:
+    """Return how the audit log is kept, None if there is none."""
     audit = settings.audit
     if audit.directory is None:
         return None
-    return AuditRequest(
+    return AuditPolicy(
         settings.folder / audit.directory,
-        audit.mode,
-        audit.scope == "ruled",
-        audit.instance,
-        audit.buffer_mib,
-        audit.segment_mib,
-        audit.segment_seconds,
-        audit.keep_days,
-        audit.keep_mib,
-        audit.headers,
-        audit.hash,
-        audit.hash_key,
+        audit.instance or socket.gethostname(),
+        AuditMode(audit.mode),
+        audit.buffer_mib * _MIB,
+        segment_bytes=audit.segment_mib * _MIB,
+        segment_seconds=audit.segment_seconds,
+        retention=Retention(
+            None if audit.keep_days is None else audit.keep_days * _SECONDS_OF_A_DAY,
+            None if audit.keep_mib is None else audit.keep_mib * _MIB,
+        ),
     )
 
 

@@ -25,8 +25,8 @@ import structlog
 from proxy.addressing.targets import Remote
 from proxy.admin.server import AdminServer, json_route
 from proxy.app.composition import (
+    audit_policy,
     audit_privacy,
-    audit_request,
     cannot_listen,
     client_rules,
     listener_limits,
@@ -40,7 +40,7 @@ from proxy.app.reload import Reload, name_traffic, owned_exchanges
 from proxy.app.shadow import Shadow
 from proxy.app.worker import WorkerSlot
 from proxy.app.workers import Workers
-from proxy.audit.opening import open_audit
+from proxy.audit.record import LineRenderer, PublishLog
 from proxy.audit.writer import AuditWriter
 from proxy.broker.remote_observer import RemoteSurvey
 from proxy.broker.settings import ControlSettings, DeclaredSettings, TlsSettings
@@ -233,23 +233,29 @@ class Sidecar:
             ConfigError: the audit log can't be written.
         """
         sources = Sources(time.time, time.perf_counter, random.randrange)
-        request = audit_request(self._settings)
-        journal = None
-        if request is not None:
-            rules = self._counters.rules
-            self._audit, journal = open_audit(request, self._counters.audit, lambda: rules.version, time.time)
+        policy, privacy = audit_policy(self._settings), audit_privacy(self._settings)
+        publish_log = None
+        if policy is not None:
+            self._audit = AuditWriter(policy, self._counters.audit, time.time)
+            publish_log = PublishLog(
+                LineRenderer(policy.instance, privacy),
+                self._audit.append,
+                lambda: self._counters.rules.version,
+                time.time,
+                ruled_only=self._settings.audit.scope == "ruled",
+            )
             await self._audit.start()
             # The last thing to end: until then producers are confirmed and lines are written.
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
         rules_of_clients = client_rules(self._settings, self._secrets)
-        vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, journal)
+        vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, publish_log)
         warn = self._topology.supervisor.keep("warnings", vhosts.warn, steady_seconds=_STEADY_SECONDS)
         tasks.start(warn, "warnings")
         self._topology.elsewhere = RemoteSurvey(self._reach_elsewhere)
         self._topology.in_use, self._topology.released = vhosts.in_use, vhosts.forget
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
-        self._shadow = Shadow(self._reload, vhosts, audit_privacy(self._settings), tasks)
+        self._shadow = Shadow(self._reload, vhosts, privacy, tasks)
         self._admin = self._make_admin(vhosts, self._reload, self._shadow)
         listener = self._make_listener(vhosts)
         if self._audit is not None:

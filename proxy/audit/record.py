@@ -1,17 +1,16 @@
-"""What does the line of one publish look like?
+"""Renders audit records: one JSON object per line, ASCII only.
 
-JSON, one object a line, ASCII only (whatever is not, is escaped), never a body, never a header value that the
-operator did not list. All that a channel or a decision fixes is rendered once (`Records.origin`,
-`Records.template`); per publish the ready pieces are joined. ``ts`` always comes first, so that the writer finds
-the hour of a line at a fixed place. Fields: docs/audit.md. Nothing is known here of files.
+A line never contains a body, nor a header value that the operator did not list. All that a channel or a decision fixes
+is rendered once (`LineRenderer.origin`, `LineRenderer.template`); per publish the ready pieces are joined. ``ts`` comes
+first, so that the writer thread finds the hour of a line at a fixed place. Fields: docs/audit.md.
 
-Text is what the bytes say in UTF-8; bytes that are not UTF-8 show as ``\\xNN``, as the same five characters would.
+Bytes are shown as UTF-8; bytes that are not UTF-8 show as ``\\xNN``, as the same five characters would.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
@@ -21,6 +20,7 @@ from typing import TypeAlias
 
 from proxy.amqp.tables import decode_value
 from proxy.errors import ConfigError, ProtocolError
+from proxy.relay.audit_sink import LineTemplate
 from proxy.values import Value
 
 VERSION = 1
@@ -108,7 +108,7 @@ class Privacy:
 
 
 class RecordTemplate:
-    """The constant part of the lines of one decision. Made by `Records.template`."""
+    """The constant part of the lines of one decision. Made by `LineRenderer.template`."""
 
     __slots__ = ("_constant", "decide_us")
 
@@ -125,7 +125,7 @@ class RecordTemplate:
             routing_key: their routing key.
             message_id: their message id, None where they have none.
             size: bytes of the body.
-            headers: allow-listed headers, from `Records.headers`.
+            headers: allow-listed headers, from `LineRenderer.headers`.
         """
         # Written out and not in functions: a call costs a tenth of it all.
         try:
@@ -161,7 +161,7 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Give how lines begin; behind it come `Records.origin`, the publish's number and `RecordTemplate.ending`.
+    """Give how lines begin; behind it come `LineRenderer.origin`, the publish's number and `RecordTemplate.ending`.
 
     Args:
         ts: when their publishes came, from a `TimestampText`.
@@ -298,6 +298,72 @@ class LineRenderer:
         if "user" not in self.privacy.hashed:
             return text(user)
         return self.privacy.hash("user", user if isinstance(user, bytes) else user.encode())
+
+
+class PublishLog:
+    """The audit log as a producer connection sees it (`proxy.relay.audit_sink.AuditSink`).
+
+    Args:
+        records: renders lines.
+        append: takes lines, such as `AuditWriter.append`.
+        rules: gives the version of the rules in force.
+        wall: gives seconds since 1970.
+        ruled_only: whether publishes that no rule touches are left out.
+    """
+
+    def __init__(
+        self,
+        records: LineRenderer,
+        append: Callable[[bytes], None],
+        rules: Callable[[], str],
+        wall: Callable[[], float],
+        *,
+        ruled_only: bool,
+    ) -> None:
+        """Join them."""
+        self._records = records
+        self._rules = rules
+        self._wall = wall
+        self._text = TimestampText()
+        self.ruled_only = ruled_only
+        self.names = records.privacy.headers
+        self.append = append
+        self.origin = records.origin
+        self.headers = records.headers
+
+    def opening(self) -> str:
+        """How the lines of what is read now begin."""
+        return opening(self._text(self._wall()))
+
+    def template(
+        self,
+        exchange: bytes,
+        outcome: str,
+        queues: Iterable[bytes],
+        exchanges: Iterable[bytes],
+        bindings: Iterable[str],
+        reason: str | None,
+        remotes: Iterable[str] = (),
+        rule: int | None = None,
+        decide_us: float | None = None,
+    ) -> LineTemplate:
+        """What a decision fixes in its lines, the version of the rules included."""
+        return self._records.template(
+            exchange,
+            outcome,
+            queues,
+            exchanges,
+            remotes=remotes,
+            bindings=bindings,
+            rule=rule,
+            rules=self._rules(),
+            reason=reason,
+            decide_us=decide_us,
+        )
+
+    def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
+        """Tell what the broker said of a publish."""
+        self.append(self._records.settle(self._text(self._wall()), conn, ch, seq, result, confirm_us))
 
 
 def header_value(value: Value) -> object:

@@ -1,13 +1,11 @@
-"""Which closed segments are too old, or too many?
+"""Compresses closed segments and removes old ones, in a thread of low priority.
 
-Only files of our own names are counted or removed, oldest hour first; never one that is still open. Files of all
-instances in the directory count: it is the disk that is limited. Blocking file work: for a thread.
+Compressing a segment of 128 MiB takes half a second of CPU; neither the event loop nor the writer thread may wait for
+it. A segment that can't be compressed now (disk full) stays as it is and is retried. At start-up it first closes the
+orphans of dead processes.
 
-Who compresses closed segments, and removes old ones?
-
-A thread of its own, nice to everybody else: a segment of 128 MiB takes half a second of a processor, and neither
-the event loop nor the writer may wait for it. A segment that can't be compressed now (disk full) stays as it is and
-is tried again. At a start it first closes what dead processes left.
+Retention counts and removes only files with our own names, oldest hour first, and never one that is still open. Files
+of all instances in the directory count: the disk is what is limited.
 """
 
 from __future__ import annotations
@@ -26,6 +24,10 @@ import structlog
 
 from proxy.audit.segments import compress_segment, orphaned_segments
 
+#: Seconds between two looks at retention, and between two attempts on a segment that failed.
+LOOK_SECONDS = 30.0
+#: Steps of niceness: others first, but not starved (Linux keeps it per thread).
+_NICENESS = 10
 _FOLDER = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)")
 _SECONDS_OF_AN_HOUR = 3600
 
@@ -116,12 +118,6 @@ def _remove_empty(folder: Path) -> None:
             empty.rmdir()
         except OSError:  # not empty, or somebody else was first
             return
-
-
-#: Seconds between two looks at retention, and between two attempts on a segment that failed.
-LOOK_SECONDS = 30.0
-#: Steps of niceness: others first, but not starved (Linux keeps it per thread).
-_NICENESS = 10
 
 
 class SegmentCloser:

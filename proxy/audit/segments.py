@@ -1,11 +1,12 @@
-"""How do lines lie on disk, and when may others see them?
+"""Files of the audit log: open and closed segments, their names, and the lock of an instance.
 
-A segment is written as ``date=YYYY-MM-DD/hour=HH/_audit-<instance>-<start>-<n>.jsonl``, a name that Spark ignores.
-Once it is closed it is compressed beside itself, and one rename shows it as ``audit-<instance>-<start>-<n>.jsonl.gz``.
+An open segment is ``date=YYYY-MM-DD/hour=HH/_audit-<instance>-<start>-<n>.jsonl``, a name that Spark ignores. A closed
+one is compressed in the same directory, and one rename makes it visible as ``audit-<instance>-<start>-<n>.jsonl.gz``.
 So a record is never visible under two names, and a crash at any moment leaves either the open file, whole, or the
-closed one. Whoever starts next closes what a dead process left; a `InstanceLock` tells the dead from the living.
+closed one. The next process to start closes the orphans of dead ones; an `InstanceLock` distinguishes them from those
+of living processes.
 
-Blocking file work only: for threads. What is in the lines is not looked at.
+Blocking file work only: for threads. The content of lines is not looked at.
 """
 
 from __future__ import annotations

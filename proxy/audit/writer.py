@@ -1,11 +1,9 @@
-"""How do lines get from the publish path to disk, and who waits when they can't?
+"""Buffers audit lines in the event loop and hands them to the writer thread in batches.
 
-The event loop's side of the log: `append` puts a line into a list, and whole batches go to a thread. When disk or
-thread can't keep up, `best_effort` drops and counts, `backpressure` and `strict` say `full` so that producers wait;
-`strict` also says which lines are on disk, so that confirms can wait for theirs. Every buffer has a bound.
-All of it runs in the event loop's thread.
-
-What is the log asked to be: where it lies, what it promises, how long it is kept.
+`append` puts a line into a list; whole batches go to the thread (`writer_thread`). When the disk or the thread can't
+keep up, `best_effort` drops and counts lines; `backpressure` and `strict` set `full`, so that producers are not read.
+`strict` also reports which lines are on disk, so that confirms can wait for theirs. Every buffer has a bound. All of it
+runs in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -35,8 +33,15 @@ from proxy.audit.writer_thread import (
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
 
+#: Bytes handed to the thread at once: a hand-over then costs nothing per line, and a write takes microseconds.
+BATCH_BYTES = 256 << 10
+#: Seconds that closing the last segment may take beyond the deadline; the next start does what is left.
+_CLOSE_SECONDS = 1.0
+#: Seconds after which a disk that has not answered counts as failing: a write that hangs raises no error.
+STALL_SECONDS = 5.0
 
-class Mode(Enum):
+
+class AuditMode(Enum):
     """What happens when disk or thread can't keep up."""
 
     BEST_EFFORT = "best_effort"  # traffic first: lines are dropped and counted
@@ -61,20 +66,12 @@ class AuditPolicy:
 
     directory: Path
     instance: str
-    mode: Mode = Mode.BEST_EFFORT
+    mode: AuditMode = AuditMode.BEST_EFFORT
     buffer_bytes: int = 32 << 20
     flush_seconds: float = 0.1
     segment_bytes: int = MAX_SEGMENT_BYTES
     segment_seconds: float = 300.0
     retention: Retention = field(default_factory=Retention)
-
-
-#: Bytes handed to the thread at once: a hand-over then costs nothing per line, and a write takes microseconds.
-BATCH_BYTES = 256 << 10
-#: Seconds that closing the last segment may take beyond the deadline; the next start does what is left.
-_CLOSE_SECONDS = 1.0
-#: Seconds after which a disk that has not answered counts as failing: a write that hangs raises no error.
-STALL_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -133,10 +130,10 @@ class AuditWriter:
         self._instance = instance = safe_instance(policy.instance)
         self._closer = SegmentCloser(policy.directory, instance, policy.retention, wall)
         size = min(policy.segment_bytes, MAX_SEGMENT_BYTES)
-        sync = policy.mode is Mode.STRICT
+        sync = policy.mode is AuditMode.STRICT
         layout = RotationSettings(policy.directory, instance, size, policy.segment_seconds, sync)
         log = make_log(layout, self._closer.close_segment, wall, time.monotonic)
-        self._may_lose = policy.mode is Mode.BEST_EFFORT
+        self._may_lose = policy.mode is AuditMode.BEST_EFFORT
         self._thread = WriterThread(log, self._may_lose, self._from_thread)
         self._claim: InstanceLock | None = None
         self._loop = asyncio.get_running_loop()
@@ -158,7 +155,7 @@ class AuditWriter:
     @property
     def strict(self) -> bool:
         """Whether no publish may be confirmed before its line is on disk."""
-        return self._policy.mode is Mode.STRICT
+        return self._policy.mode is AuditMode.STRICT
 
     @property
     def appended(self) -> int:

@@ -1,15 +1,11 @@
-"""Who writes batches of lines, and what does it do when the disk refuses?
+"""Writes batches of audit lines to the current segment, in a thread, and handles disk errors.
 
-A thread. It takes what waits in its queue, writes it as one group (one system call, and where lines must be on disk
-one sync: group commit), and reports. A refusal is tried again until it is told to give up, or, where lines may be
-lost, reported as lost at once. Who waits for a report is not known here.
+The thread takes all that waits in its queue and writes it as one group: one system call, and in strict mode one sync
+(group commit). A write that fails is retried until the thread is told to give up; where lines may be lost, it is
+reported as lost at once. A batch that fails leaves nothing half-written.
 
-Which segment does a line go to, and when does a segment end?
-
-Every line lies in the folder of its own hour, read from its first field. A segment ends when the next lines would
-make it too large, when it has been open for long enough, and when its hour is over. Lines arrive in batches; a
-batch that fails leaves nothing half-written. Blocking file work, for the writer's thread; modes, and who waits
-for what, are not known here.
+Every line lies in the directory of its own hour, read from its first field. A segment ends when the next lines would
+make it too large, when it has been open for long enough, and when its hour is over.
 """
 
 from __future__ import annotations
@@ -29,6 +25,10 @@ from proxy.audit.segments import OpenSegment
 
 #: gzip can't be split: a segment is one task of the report, whatever the size of the cluster.
 MAX_SEGMENT_BYTES = 128 << 20
+#: Bytes written by one system call, and made durable at once: more would only hold more memory.
+GROUP_BYTES = 4 << 20
+#: Seconds between two attempts to write what a full or broken disk refused.
+RETRY_SECONDS = 1.0
 #: Seconds that an hour's last lines may come late without costing a segment of their own.
 _GRACE_SECONDS = 2.0
 _NO_SPACE = (ENOSPC, EDQUOT)
@@ -172,12 +172,6 @@ class RotatingLog:
 def _seconds_to_end(hour: str, now: float) -> float:
     begin = datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC)
     return begin.timestamp() + 3600 - now
-
-
-#: Bytes written by one system call, and made durable at once: more would only hold more memory.
-GROUP_BYTES = 4 << 20
-#: Seconds between two attempts to write what a full or broken disk refused.
-RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)

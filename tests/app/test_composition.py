@@ -2,17 +2,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from socket import gethostname
+
+import pytest
 
 from proxy.app.composition import (
+    audit_policy,
     audit_privacy,
-    audit_request,
     client_rules,
     listener_limits,
     rates,
     secrets_of,
     session_limits,
 )
+from proxy.audit.record import Privacy
+from proxy.audit.retention import Retention
+from proxy.audit.writer import AuditMode, AuditPolicy
 from proxy.config.settings import Settings, load_settings, parse_settings
+from proxy.errors import ConfigError
 from proxy.relay.allowance import Allowances
 from proxy.relay.declare.signing import Secrets
 from proxy.relay.vhost import Delivery
@@ -31,7 +38,7 @@ def test_without_a_word_in_the_configuration_nothing_is_limited_but_connections_
     assert (session.channels, session.idle_seconds, session.relay.message_bytes) == (65535, 0, 0)
     assert session.handshake_seconds == 10
     assert (listener_limits(settings).connections, listener_limits(settings).connections_per_peer) == (10_000, 0)
-    assert audit_request(settings) is None
+    assert audit_policy(settings) is None
     assert client_rules(settings, Secrets()).strict_unbind
 
 
@@ -73,16 +80,35 @@ def loaded(folder: Path, more: str = "") -> Settings:
 
 def test_without_a_directory_there_is_no_audit_log_but_what_may_be_told_holds(tmp_path: Path) -> None:
     found = loaded(tmp_path, "audit: {headers: [type]}\n")
-    assert audit_request(found) is None
+    assert audit_policy(found) is None
     assert audit_privacy(found).headers == {b"type"}
 
 
 def test_the_audit_log_is_asked_for_as_configured(tmp_path: Path) -> None:
-    found = loaded(tmp_path, "audit: {directory: log, headers: [type], hash: [rk], hash_key_env: KEY, scope: ruled}\n")
-    request = audit_request(found)
-    assert request is not None
-    assert (request.directory, request.ruled_only, request.key) == (tmp_path / "log", True, KEY.encode())
-    assert audit_privacy(found).hashed == {"rk"}
+    found = loaded(tmp_path, "audit: {directory: log, hash: [rk], hash_key_env: KEY}\n")
+    policy, privacy = audit_policy(found), audit_privacy(found)
+    assert policy is not None
+    assert (policy.directory, policy.mode, policy.instance) == (tmp_path / "log", AuditMode.BEST_EFFORT, gethostname())
+    assert (policy.retention, policy.segment_bytes) == (Retention(), 128 << 20)
+    assert privacy == Privacy(hashed=frozenset(("rk",)), key=KEY.encode())
+
+
+def test_sizes_and_times_of_the_audit_log_reach_it_in_bytes_and_seconds(tmp_path: Path) -> None:
+    audit = "{directory: log, mode: strict, instance: a, buffer_mib: 2, segment_mib: 3, keep_days: 4, keep_mib: 5}"
+    policy = audit_policy(loaded(tmp_path, f"audit: {audit}\n"))
+    assert policy == AuditPolicy(
+        tmp_path / "log",
+        "a",
+        AuditMode.STRICT,
+        2 << 20,
+        segment_bytes=3 << 20,
+        retention=Retention(4 * 86400.0, 5 << 20),
+    )
+
+
+def test_a_hash_without_a_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="key"):
+        audit_privacy(Settings(audit=replace(Settings().audit, hash=("rk",))))
 
 
 def test_the_key_of_the_hashes_is_read_from_its_file(tmp_path: Path) -> None:

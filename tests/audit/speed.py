@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from proxy.audit.writer import AuditPolicy, AuditWriter, Mode
+from proxy.audit.writer import AuditMode, AuditPolicy, AuditWriter
 from proxy.relay.counters import AuditCounters
 from tests.report.generator import Day
 
@@ -32,7 +32,7 @@ def made(folder: Path) -> list[bytes]:
 
 async def measure(folder: Path) -> None:
     """Write, close, and print both times."""
-    writer = AuditWriter(AuditPolicy(directory=folder, instance="speed", mode=Mode.BACKPRESSURE), AuditCounters())
+    writer = AuditWriter(AuditPolicy(directory=folder, instance="speed", mode=AuditMode.BACKPRESSURE), AuditCounters())
     drained = asyncio.Event()
     writer.on_drained = drained.set
     await writer.start()

@@ -5,14 +5,14 @@ from dataclasses import fields
 from pathlib import Path
 
 from proxy.audit.record import HASHABLE
-from proxy.audit.writer import AuditPolicy, Mode
+from proxy.audit.writer import AuditMode, AuditPolicy
 
 DOCS = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
 
 
 def test_the_documentation_names_every_mode_and_no_other() -> None:
     assert re.findall(r"^\| `(\w+)` \|", DOCS.split("## Modes")[1].split("\n## ")[0], re.MULTILINE) == [
-        mode.value for mode in Mode
+        mode.value for mode in AuditMode
     ]
 
 
@@ -24,7 +24,7 @@ def test_the_documentation_names_every_field_that_can_be_hashed() -> None:
 
 def test_the_default_bounds_are_those_of_the_documentation() -> None:
     default = {field.name: field.default for field in fields(AuditPolicy)}
-    assert default["mode"] is Mode.BEST_EFFORT
+    assert default["mode"] is AuditMode.BEST_EFFORT
     assert default["buffer_bytes"] == 32 << 20
     assert "32 MiB" in DOCS
     assert default["segment_bytes"] == 128 << 20

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
-from proxy.audit.opening import PublishLog
-from proxy.audit.record import LineRenderer, Privacy
+from proxy.audit.record import LineRenderer, Privacy, PublishLog
 from proxy.audit.writer import AuditPolicy, AuditWriter
 from proxy.relay.counters import AuditCounters
 
 
-def log(folder: Path, lines: list[bytes], *, ruled_only: bool = False) -> PublishLog:
-    writer = AuditWriter(AuditPolicy(folder, "one"), AuditCounters())
-    made = PublishLog(
-        LineRenderer("one", Privacy(frozenset((b"to",)))), writer, lambda: "v2", lambda: 0.25, ruled_only=ruled_only
-    )
-    made.append = lines.append  # type: ignore[assignment]  # another sink
-    return made
+def publish_log(lines: list[bytes], *, ruled_only: bool = False) -> PublishLog:
+    renderer = LineRenderer("one", Privacy(frozenset((b"to",))))
+    return PublishLog(renderer, lines.append, lambda: "v2", lambda: 0.25, ruled_only=ruled_only)
 
 
-async def test_time_is_that_of_the_clock_it_was_given(tmp_path: Path) -> None:
-    assert log(tmp_path, []).opening() == '{"ts":"1970-01-01T00:00:00.250000Z'
+def test_time_is_that_of_the_clock_it_was_given() -> None:
+    assert publish_log([]).opening() == '{"ts":"1970-01-01T00:00:00.250000Z'
 
 
-async def test_the_rules_in_force_when_the_decision_was_made_stand_in_its_lines(tmp_path: Path) -> None:
+def test_the_rules_in_force_when_the_decision_was_made_stand_in_its_lines() -> None:
     lines: list[bytes] = []
-    made = log(tmp_path, lines)
+    made = publish_log(lines)
     template = made.template(b"e", "unrouted", (), (), (), "because", decide_us=2.5)
     assert template.decide_us == 2.5
     ending = template.ending(b"rk", None, 0, "{}")
@@ -34,15 +30,37 @@ async def test_the_rules_in_force_when_the_decision_was_made_stand_in_its_lines(
     assert (record["rules"], record["reason"], record["seq"], record["ch"]) == ("v2", "because", 7, 2)
 
 
-async def test_a_settle_record_names_no_exchange(tmp_path: Path) -> None:
+def test_a_settle_record_names_no_exchange() -> None:
     lines: list[bytes] = []
-    log(tmp_path, lines).settle("c", 1, 3, "nacked")
+    publish_log(lines).settle("c", 1, 3, "nacked")
     record = json.loads(lines[0])
     assert (record["kind"], record["result"], record["seq"]) == ("settle", "nacked", 3)
     assert "exchange" not in record
 
 
-async def test_scope_and_names_are_what_was_asked_for(tmp_path: Path) -> None:
-    made = log(tmp_path, [], ruled_only=True)
+def test_scope_and_names_are_what_was_asked_for() -> None:
+    made = publish_log([], ruled_only=True)
     assert made.ruled_only
     assert made.names == {b"to"}
+
+
+def written(directory: Path) -> list[dict[str, object]]:
+    (segment,) = directory.rglob("audit-*.jsonl.gz")
+    return [json.loads(line) for line in gzip.decompress(segment.read_bytes()).splitlines()]
+
+
+async def test_appended_lines_stand_in_a_closed_segment_at_the_end(tmp_path: Path) -> None:
+    counters = AuditCounters()
+    writer = AuditWriter(AuditPolicy(tmp_path, "one"), counters)
+    made = PublishLog(LineRenderer("one"), writer.append, lambda: "v1", lambda: 0.25, ruled_only=False)
+    await writer.start()
+    template = made.template(b"letters", "routed", [b"a"], [], ["to a"], None)
+    made.append(
+        (made.opening() + made.origin("c1", "guest", "/", 1) + "1" + template.ending(b"k", b"m", 3, "{}")).encode()
+    )
+    made.settle("c1", 1, 1, "acked", 12.5)
+    await writer.close(5.0)
+    publish, settle = written(tmp_path)
+    assert (publish["exchange"], publish["queues"], publish["bindings"]) == ("letters", ["a"], ["to a"])
+    assert (settle["result"], settle["confirm_us"]) == ("acked", 12.5)
+    assert counters.lines == 2

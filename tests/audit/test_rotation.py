@@ -42,7 +42,7 @@ class Desk:
         self,
         directory: Path,
         make: Callable[[Path, str, str, float], OpenSegment] = OpenSegment.create,
-        **layout: object,
+        **options: object,
     ) -> None:
         self.clock = Clock()
         self.ended: list[Path] = []

@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from proxy.audit import writer, writer_thread
 from proxy.audit.record import LineRenderer
 from proxy.audit.retention import Retention
-from proxy.audit.writer import AuditPolicy, AuditWriter, Mode
+from proxy.audit.writer import AuditMode, AuditPolicy, AuditWriter
 from proxy.audit.writer_thread import RotatingLog
 from proxy.errors import ConfigError
 from proxy.relay.counters import AuditCounters
@@ -36,7 +36,7 @@ def line(number: int) -> bytes:
     return f'{{"ts":"{TS}","n":{number}}}\n'.encode()
 
 
-def policy(directory: Path, mode: Mode = Mode.BEST_EFFORT, **changes: object) -> AuditPolicy:
+def policy(directory: Path, mode: AuditMode = AuditMode.BEST_EFFORT, **changes: object) -> AuditPolicy:
     return replace(AuditPolicy(directory, "m", mode), **changes)  # type: ignore[arg-type]  # by name
 
 
@@ -225,8 +225,8 @@ async def test_best_effort_goes_on_when_the_disk_has_room_again(
     assert "audit log is written again" in events
 
 
-@pytest.mark.parametrize("mode", [Mode.BACKPRESSURE, Mode.STRICT])
-async def test_producers_wait_while_the_disk_can_not_keep_up_and_no_line_is_lost(tmp_path: Path, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [AuditMode.BACKPRESSURE, AuditMode.STRICT])
+async def test_producers_wait_while_the_disk_can_not_keep_up_and_none_is_lost(tmp_path: Path, mode: AuditMode) -> None:
     disk = Disk()
     told: list[str] = []
     async with writing(policy(tmp_path, mode, buffer_bytes=4000), disk) as (audit, counters):
@@ -246,9 +246,9 @@ async def test_producers_wait_while_the_disk_can_not_keep_up_and_no_line_is_lost
     assert counters.dropped == 0
 
 
-@pytest.mark.parametrize("mode", [Mode.BACKPRESSURE, Mode.STRICT])
+@pytest.mark.parametrize("mode", [AuditMode.BACKPRESSURE, AuditMode.STRICT])
 async def test_what_the_disk_refuses_is_kept_and_written_later(
-    tmp_path: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mode: AuditMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_thread, "RETRY_SECONDS", 0.01)
     disk = Disk()
@@ -273,7 +273,7 @@ async def test_a_disk_that_does_not_answer_is_failing_until_it_does(
     disk = Disk()
     told: list[str] = []
     with capture_logs() as logs:
-        async with writing(policy(tmp_path, Mode.STRICT), disk) as (audit, counters):
+        async with writing(policy(tmp_path, AuditMode.STRICT), disk) as (audit, counters):
             audit.on_failing = lambda: told.append(str(audit.failure))
             disk.open.clear()
             audit.append(line(1))
@@ -294,7 +294,7 @@ async def test_the_end_does_not_wait_for_a_disk_that_refuses_forever(
     monkeypatch.setattr(writer_thread, "RETRY_SECONDS", 60.0)
     disk = Disk()
     counters = AuditCounters()
-    audit = AuditWriter(policy(tmp_path, Mode.STRICT), counters, make_log=disk.log)
+    audit = AuditWriter(policy(tmp_path, AuditMode.STRICT), counters, make_log=disk.log)
     await audit.start()
     durable: list[int] = []
     audit.on_durable = durable.append
@@ -320,7 +320,7 @@ async def test_strict_tells_which_lines_are_on_disk_and_never_too_early(
 
     monkeypatch.setattr(os, "fdatasync", counting)
     told: list[tuple[int, int]] = []
-    async with writing(policy(tmp_path, Mode.STRICT)) as (audit, _):
+    async with writing(policy(tmp_path, AuditMode.STRICT)) as (audit, _):
         audit.on_durable = lambda sequence: told.append((sequence, synced))
         points = []
         for number in range(100, 200):
@@ -341,7 +341,7 @@ async def test_only_strict_waits_for_the_disk(tmp_path: Path, monkeypatch: pytes
         raise AssertionError("synced")
 
     monkeypatch.setattr(os, "fdatasync", never)
-    async with writing(policy(tmp_path, Mode.BACKPRESSURE)) as (audit, _):
+    async with writing(policy(tmp_path, AuditMode.BACKPRESSURE)) as (audit, _):
         audit.append(line(1))
         point = audit.commit_point()
         await until(lambda: audit.durable == point)
@@ -355,7 +355,7 @@ async def test_a_thread_that_dies_is_told_and_stops_producers_that_must_not_lose
 
     hook, threading.excepthook = threading.excepthook, lambda arguments: None
     try:
-        audit = AuditWriter(policy(tmp_path, Mode.STRICT), AuditCounters(), make_log=Bug)
+        audit = AuditWriter(policy(tmp_path, AuditMode.STRICT), AuditCounters(), make_log=Bug)
         await audit.start()
         audit.append(line(1))
         with capture_logs() as logs:
@@ -430,8 +430,8 @@ async def test_retention_spares_the_open_segment(tmp_path: Path) -> None:
     assert numbers(tmp_path) == []
 
 
-@pytest.mark.parametrize("mode", [Mode.BEST_EFFORT, Mode.STRICT])
-async def test_a_disk_that_really_is_full(small_disk: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", [AuditMode.BEST_EFFORT, AuditMode.STRICT])
+async def test_a_disk_that_really_is_full(small_disk: Path, mode: AuditMode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_thread, "RETRY_SECONDS", 0.01)
     ballast = small_disk / "ballast"
     async with writing(policy(small_disk, mode)) as (audit, counters):
@@ -444,24 +444,24 @@ async def test_a_disk_that_really_is_full(small_disk: Path, mode: Mode, monkeypa
         assert "No space left on device" in str(audit.failure)
         assert counters.lines < 1000
         ballast.unlink()
-        if mode is Mode.STRICT:
+        if mode is AuditMode.STRICT:
             await until(lambda: audit.durable == point)
     kept = numbers(small_disk)
     assert len(kept) == len(set(kept)) == 1000 - counters.dropped
-    assert (counters.dropped > 0) is (mode is Mode.BEST_EFFORT)
+    assert (counters.dropped > 0) is (mode is AuditMode.BEST_EFFORT)
 
 
 KILLED = """
 import asyncio, sys
 from pathlib import Path
 from proxy.relay.counters import AuditCounters
-from proxy.audit.writer import AuditPolicy, Mode
+from proxy.audit.writer import AuditPolicy, AuditMode
 from proxy.audit.writer import AuditWriter
 from proxy.observe.logs import LogSettings, configure
 
 async def main():
     configure(LogSettings("error"))
-    policy = AuditPolicy(Path(sys.argv[1]), "m", Mode.STRICT, 8000, segment_bytes=4000)
+    policy = AuditPolicy(Path(sys.argv[1]), "m", AuditMode.STRICT, 8000, segment_bytes=4000)
     audit = AuditWriter(policy, AuditCounters())
     drained = asyncio.Event()
     audit.on_drained = drained.set
@@ -509,3 +509,8 @@ async def test_lines_of_the_record_renderer_are_taken_as_they_are(tmp_path: Path
     assert [record["kind"] for record in records(tmp_path)] == ["publish", "settle"]
     (path,) = found(tmp_path, "*.gz")
     assert path.parent == tmp_path / "date=2196-11-21" / "hour=07"
+
+
+async def test_only_strict_mode_makes_confirms_wait(tmp_path: Path) -> None:
+    waits = {mode.value: AuditWriter(policy(tmp_path, mode), AuditCounters()).strict for mode in AuditMode}
+    assert waits == {"best_effort": False, "backpressure": False, "strict": True}
