@@ -23,10 +23,10 @@ from proxy.net.context import SessionLimits
 from proxy.net.listener import ListenerLimits
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.tls_config import broker_tls
-from proxy.relay.allowance import Rates
-from proxy.relay.conversation import RelayLimits as RelayLimits
+from proxy.relay.connection_state import RelayLimits as RelayLimits
 from proxy.relay.declare.signing import Secrets
 from proxy.relay.publish.plan import ClientRules
+from proxy.relay.rate_limits import Rates
 from proxy.relay.vhost import Delivery
 from proxy.rules.brokers import password_of
 from proxy.rules.clock import SystemZone

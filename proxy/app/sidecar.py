@@ -59,9 +59,9 @@ from proxy.net.upstream_pool import MOST_KEPT, Reuse
 from proxy.net.vhosts import Vhosts
 from proxy.observe.exposition import Exposition
 from proxy.observe.logs import LogSettings, configure
-from proxy.relay.allowance import Allowances
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
+from proxy.relay.rate_limits import Allowances
 from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.patterns import jit_compiles
 from proxy.rules.clock import SystemZone

@@ -33,7 +33,7 @@ import structlog
 
 from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.declare.stored import KEPT, MARK, SIGNATURE, STORAGE
+from proxy.relay.declare.storage import KEPT, MARK, SIGNATURE, STORAGE
 from proxy.relay.tokens import UNKEYED, Tokens, is_keyed, token
 
 _MARK, _KEPT, _SIGNATURE = MARK.decode(), KEPT.decode(), SIGNATURE.decode()

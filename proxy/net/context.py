@@ -10,10 +10,10 @@ from proxy.net.remote.pool import RemotePool
 from proxy.net.upstream import Upstream
 from proxy.net.upstream_pool import Reuse
 from proxy.net.vhosts import Vhosts
-from proxy.relay.allowance import Allowances, Rates
-from proxy.relay.conversation import RelayLimits
+from proxy.relay.connection_state import RelayLimits
 from proxy.relay.counters import Counters
-from proxy.relay.withheld import Lines
+from proxy.relay.delayed_confirms import Lines
+from proxy.relay.rate_limits import Allowances, Rates
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ import structlog
 
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.net.link import Link
-from proxy.relay.allowance import Allowance
 from proxy.relay.counters import LimitCounters
 from proxy.relay.handshake.greeting import Tuning
+from proxy.relay.rate_limits import Allowance
 from proxy.relay.relay import Relay
 
 #: Looks in each interval.

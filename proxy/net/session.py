@@ -24,7 +24,7 @@ from proxy.net.opening import Opening
 from proxy.net.remote.pool import Port
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import ControlPlane
-from proxy.relay.conversation import Asked, BindDestinations, EnsureQueue, Phase, Request
+from proxy.relay.connection_state import Asked, BindDestinations, EnsureQueue, Phase, Request
 from proxy.relay.handshake.machine import Handshake
 from proxy.relay.relay import Relay
 

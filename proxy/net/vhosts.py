@@ -18,7 +18,7 @@ from typing import Protocol
 import structlog
 
 from proxy.relay.audit_sink import AuditSink
-from proxy.relay.conversation import NO_INVENTORY, Asked, QueueInventory
+from proxy.relay.connection_state import NO_INVENTORY, Asked, QueueInventory
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.publish.tap import Tap

@@ -14,8 +14,8 @@ from proxy.amqp.method_arguments import read_ack, read_nack, read_queue_declare_
 from proxy.amqp.method_frames import connection_close_ok
 from proxy.amqp.methods import method_frame
 from proxy.relay.channel import Channel, Content, Expected, Life
-from proxy.relay.conversation import Conversation, EnsureQueue, Phase
-from proxy.relay.declare.own_bindings import bind_tokens, tokens_of
+from proxy.relay.connection_state import Conversation, EnsureQueue, Phase
+from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
 from proxy.relay.settling import confirm
 
 _ANSWERS = frozenset(

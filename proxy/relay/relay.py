@@ -13,17 +13,25 @@ from collections.abc import Callable
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.method_frames import connection_close_ok
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.auditing import ConnectionAudit
+from proxy.relay.broker_frames import Delivering
 from proxy.relay.channel import Channel
-from proxy.relay.conversation import Asked, Conversation, LookUpExchange, Phase, QueueInventory, RelayLimits, Request
+from proxy.relay.connection_audit import ConnectionAudit
+from proxy.relay.connection_state import (
+    Asked,
+    Conversation,
+    LookUpExchange,
+    Phase,
+    QueueInventory,
+    RelayLimits,
+    Request,
+)
 from proxy.relay.counters import RelayCounters
-from proxy.relay.declare.own_bindings import ask_reach
-from proxy.relay.delivering import Delivering
+from proxy.relay.declare.token_bindings import ask_reach
+from proxy.relay.delayed_confirms import Lines
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
 from proxy.relay.publish.publishing import Publishing
 from proxy.relay.remote.lane import Remotes
-from proxy.relay.withheld import Lines
 
 
 class Relay:

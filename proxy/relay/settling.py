@@ -14,7 +14,7 @@ from proxy.amqp.frames import FRAME_END, METHOD, body_frames
 from proxy.amqp.method_frames import basic_return
 from proxy.amqp.methods import method_frame
 from proxy.relay.channel import Channel, PendingPublish
-from proxy.relay.conversation import Conversation
+from proxy.relay.connection_state import Conversation
 
 _NO_ROUTE = 312
 #: a whole frame of Basic.Ack

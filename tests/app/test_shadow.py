@@ -35,7 +35,7 @@ from tests.broker.delivery.site import Site, standing
 from tests.client import split
 from tests.producer import until
 from tests.rabbitmq import Broker
-from tests.relay.relaying import REPORT, publish
+from tests.relay.wire import REPORT, publish
 from tests.routing.building import NOW, arguments, no_draw, to_queue
 from tests.rules.loading import load
 from tests.sidecar import PROGRAM

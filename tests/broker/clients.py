@@ -16,7 +16,7 @@ from proxy.broker.connection import ControlConnection
 from proxy.broker.declared.store import declared_exchange, stored_binding, with_copies
 from proxy.broker.methods import Method, bind_token, declare_carrier, unbind_token
 from proxy.broker.settings import ControlSettings
-from proxy.relay.declare.stored import exchange_arguments, kept_rows, signed_copy
+from proxy.relay.declare.storage import exchange_arguments, kept_rows, signed_copy
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Declared, Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.routing.router import Router

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from proxy.broker.declared.store import BindingListings, Store
 from proxy.broker.management_api import BindingInfo
-from proxy.relay.declare.stored import STORAGE, pack
+from proxy.relay.declare.storage import STORAGE, pack
 from proxy.relay.vhost import OwnedExchange, StoredBinding
 from proxy.routing.router import Router
 from proxy.values import Value

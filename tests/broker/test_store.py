@@ -7,7 +7,7 @@ from proxy.amqp.tables import encode_table
 from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
 from proxy.broker.declared.store import Store
 from proxy.broker.management_api import ExchangeInfo
-from proxy.relay.declare.stored import pack
+from proxy.relay.declare.storage import pack
 from proxy.relay.vhost import Declared, Delivery
 from proxy.routing.router import Router
 from proxy.values import Table, Value

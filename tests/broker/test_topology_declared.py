@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from proxy.broker.declared.snapshot import Snapshot, records_of
 from proxy.broker.settings import DeclaredSettings
 from proxy.broker.topology import Topology
-from proxy.relay.declare.stored import KEPT, exchange_arguments, kept_arguments, pack
+from proxy.relay.declare.storage import KEPT, exchange_arguments, kept_arguments, pack
 from proxy.relay.original_address import longstr_entry
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, VhostState

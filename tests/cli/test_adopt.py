@@ -14,7 +14,7 @@ import yaml
 
 from proxy.amqp.tables import decode_table
 from proxy.cli import main as cli
-from proxy.relay.declare.stored import kept_arguments, pack
+from proxy.relay.declare.storage import kept_arguments, pack
 from proxy.relay.tokens import token
 from proxy.values import Table, Value
 from tests.broker.delivery.applications import Application, entries

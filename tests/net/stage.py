@@ -20,10 +20,10 @@ from proxy.net.context import SessionContext, SessionLimits
 from proxy.net.listener import Listener, ListenerLimits
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import ControlPlane, Vhosts
-from proxy.relay.allowance import Allowances
-from proxy.relay.conversation import RelayLimits
+from proxy.relay.connection_state import RelayLimits
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
+from proxy.relay.rate_limits import Allowances
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy.net.vhosts import ClientConnections
-from proxy.relay.conversation import Asked
+from proxy.relay.connection_state import Asked
 from proxy.relay.vhost import Delivery, OwnedExchange
 
 QUEUE = ("queue", b"q")

@@ -6,7 +6,7 @@ from proxy.net.tls import Contexts
 from proxy.relay.counters import RemoteCounters
 from proxy.relay.remote.lane import RemoteResult
 from proxy.relay.remote.link import Credentials
-from tests.relay.far import Told
+from tests.relay.remote_broker import Told
 
 
 async def driver() -> RemoteDriver:

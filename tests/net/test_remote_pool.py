@@ -18,7 +18,7 @@ from proxy.relay.counters import Counters
 from proxy.relay.remote.lane import RemoteResult, Way
 from tests.client import Frame
 from tests.net.stage import Gone, Peer
-from tests.relay.far import Told
+from tests.relay.remote_broker import Told
 
 FAR = Remote(b"far", b"far", None, None)
 LIMITS = RemoteLimits(deadline_seconds=30.0, messages=4, message_bytes=1 << 20)

@@ -8,7 +8,7 @@ from pamqp import commands
 from structlog.testing import capture_logs
 
 from proxy.net.context import SessionLimits
-from proxy.relay.conversation import RelayLimits
+from proxy.relay.connection_state import RelayLimits
 from tests import client
 from tests.net.stage import (
     ANSWER_SECONDS,

@@ -5,7 +5,7 @@ import asyncio
 from pamqp import commands
 
 from proxy.net.context import SessionLimits
-from proxy.relay.allowance import Allowances, Rates
+from proxy.relay.rate_limits import Allowances, Rates
 from tests import client
 from tests.net.stage import Peer, eventually, staged
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from proxy.net.vhosts import ControlPlane, Vhosts
-from proxy.relay.conversation import NO_INVENTORY
+from proxy.relay.connection_state import NO_INVENTORY
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
 from proxy.relay.vhost import VhostState

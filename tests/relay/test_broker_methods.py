@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.relay.conversation import Phase
+from proxy.relay.connection_state import Phase
 from proxy.relay.tokens import token
 from tests.client import content, content_header, method, names, split
-from tests.relay.relaying import (
+from tests.relay.wire import (
     OWN,
     Ears,
     Wire,

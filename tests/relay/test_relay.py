@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.relay.conversation import BindDestinations, LookUpExchange, Phase
+from proxy.relay.connection_state import BindDestinations, LookUpExchange, Phase
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Value
 from tests.client import HEARTBEAT, content, frame, method, names, split
-from tests.relay.relaying import (
+from tests.relay.wire import (
     REPORT,
     TUNING,
     Ears,

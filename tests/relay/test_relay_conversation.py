@@ -15,7 +15,7 @@ from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Table, Value
 from tests import client
 from tests.client import HEARTBEAT, PROTOCOL_HEADER, content, frame, method
-from tests.relay.relaying import TUNING, Ears, Wire, routed, several
+from tests.relay.wire import TUNING, Ears, Wire, routed, several
 
 #: Every letter, nested tables and arrays, names that are no text, twice the same, empty and as long as they may be.
 EVERYTHING: Table = (

@@ -6,8 +6,8 @@ from pamqp import commands
 from proxy.relay.remote.lane import RemoteResult
 from tests import client
 from tests.client import names, split
-from tests.relay.linked import Linked, to
-from tests.relay.relaying import ack, address_of, say
+from tests.relay.address_table_wire import Linked, to
+from tests.relay.wire import ack, address_of, say
 
 
 def test_tags_of_both_brokers_are_told_apart() -> None:

@@ -10,7 +10,7 @@ from proxy.routing.bindings.binding import NO_REACH, Binding
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from tests.relay.relaying import owned, routed, state
+from tests.relay.wire import owned, routed, state
 from tests.routing.building import decide, exchange, to_exchange, to_queue
 
 

@@ -36,7 +36,7 @@ from proxy.amqp.tables import decode_table
 from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.errors import ProtocolError
-from proxy.relay.declare.stored import DELIVERY, StoredArguments, signed_fields, storage_key, unpack
+from proxy.relay.declare.storage import DELIVERY, StoredArguments, signed_fields, storage_key, unpack
 from proxy.relay.tokens import token
 from proxy.relay.vhost import (
     BindingCopy,

@@ -19,7 +19,7 @@ from proxy.broker.reconcile.checks import standing
 from proxy.broker.reconcile.executor import Declarer
 from proxy.broker.reconcile.observer import Presence
 from proxy.errors import UpstreamError
-from proxy.relay.declare.stored import kept_rows
+from proxy.relay.declare.storage import kept_rows
 from proxy.relay.tokens import UNKEYED, Tokens
 from proxy.relay.vhost import BindingCopy, Destination, OwnedExchange, StoredBinding, VhostState
 

@@ -40,11 +40,19 @@ from proxy.amqp.methods import method_frame
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, Expected
-from proxy.relay.conversation import Conversation, Phase
-from proxy.relay.declare import script
+from proxy.relay.connection_state import Conversation, Phase
 from proxy.relay.declare.exchanges import refuse_nested
-from proxy.relay.declare.own_bindings import ask_reach, bind_step, bind_tokens, unbind_step, withdraw
-from proxy.relay.declare.stored import kept_rows, refuse_own_arguments, signed_copy, storage_key
+from proxy.relay.declare.injected_methods import (
+    InjectedMethod,
+    hold_channel,
+    inject,
+    inject_and_reply,
+    inject_held,
+    is_held,
+    reply_and_resume,
+)
+from proxy.relay.declare.storage import kept_rows, refuse_own_arguments, signed_copy, storage_key
+from proxy.relay.declare.token_bindings import ask_reach, bind_step, bind_tokens, unbind_step, withdraw
 from proxy.relay.tokens import grant_key
 from proxy.relay.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.routing.bindings.binding import Binding
@@ -275,7 +283,7 @@ class _Planned(NamedTuple):
 
     made: _Made
     binding: Binding
-    keep: list[script.Step]
+    keep: list[InjectedMethod]
     chosen: list[Destination]
     named: list[Destination]
 
@@ -400,7 +408,7 @@ class ClientBindings:
         def answered() -> None:
             if made.tokens and not is_mark and not self._stands(made):
                 # Somebody has unbound meanwhile what it relied on.
-                script.send(self._conversation, channel, self._mark_steps(made, made.asked.receiver), answered)
+                inject_held(self._conversation, channel, self._mark_steps(made, made.asked.receiver), answered)
                 return
             channel.binds.discard(identity)
             if is_mark:
@@ -409,23 +417,26 @@ class ClientBindings:
             if channel.binds:
                 self._conversation.say(channel, answer)
             else:
-                script.go_on(self._conversation, channel, answer)
+                reply_and_resume(self._conversation, channel, answer)
 
         if steps:
-            script.hold(self._conversation, channel)
+            hold_channel(self._conversation, channel)
             channel.binds.add(identity)
-            script.send(self._conversation, channel, steps, answered)
+            inject_held(self._conversation, channel, steps, answered)
         else:
-            script.run(self._conversation, channel, steps, partial(self._bound, made))
+            inject_and_reply(self._conversation, channel, steps, partial(self._bound, made))
 
-    def _mark_steps(self, made: _Made, destination: Destination) -> list[script.Step]:
+    def _mark_steps(self, made: _Made, destination: Destination) -> list[InjectedMethod]:
         """Bind tokens; until somebody takes them away they are known to be ours."""
         (self._now(made.owned) or made.owned).sure[destination] = self._binder
         return self._token_steps(bind_step, made, destination)
 
     def _token_steps(
-        self, make: Callable[[int, bytes, Destination, bytes], script.Step], made: _Made, destination: Destination
-    ) -> list[script.Step]:
+        self,
+        make: Callable[[int, bytes, Destination, bytes], InjectedMethod],
+        made: _Made,
+        destination: Destination,
+    ) -> list[InjectedMethod]:
         """Bind or unbind every token of a destination."""
         number, carrier = made.channel.number, made.owned.carrier
         return [make(number, carrier, destination, key) for key in self._state.tokens.of(*destination)]
@@ -459,19 +470,19 @@ class ClientBindings:
             owned.bound.update(made.tokens)
             self._reach.ask(owned, planned.chosen, reached)
 
-        script.ahead(self._conversation, channel, mark or self._look_steps(channel, asked), marked, asked.method)
+        inject(self._conversation, channel, mark or self._look_steps(channel, asked), marked, asked.method)
 
     def _reached(self, planned: _Planned, fresh: list[Destination]) -> None:
         """It is known now what the client may bind: keep the binding, or refuse it."""
         made, keep, named = planned.made, planned.keep, planned.named
         channel, owned = made.channel, made.owned
-        held = script.held(self._conversation, channel)
+        held = is_held(self._conversation, channel)
         refusal = self._reach.refusal(owned, named, made.asked.ids)
         if held and refusal is None:
             if keep:
-                script.run(self._conversation, channel, keep, partial(self._bound, made))
+                inject_and_reply(self._conversation, channel, keep, partial(self._bound, made))
             else:
-                script.go_on(self._conversation, channel, self._bound(made))
+                reply_and_resume(self._conversation, channel, self._bound(made))
             return
         if held and refusal is not None:
             self._conversation.refuse(channel, refusal)
@@ -521,32 +532,32 @@ class ClientBindings:
             if stored.has_mark and not needless and asked.receiver in owned.bound:
                 self._replace(made, steps)
             else:
-                script.ahead(self._conversation, channel, steps, partial(self._unbound, made))
+                inject(self._conversation, channel, steps, partial(self._unbound, made))
         else:
             permitted = partial(self._permitted, made)
             # Whether it exists makes no difference, as on the broker.
-            script.ahead(self._conversation, channel, [], lambda: self._reach.ask(owned, [asked.receiver], permitted))
+            inject(self._conversation, channel, [], lambda: self._reach.ask(owned, [asked.receiver], permitted))
         return False
 
-    def _replace(self, made: _Made, steps: list[script.Step]) -> None:
+    def _replace(self, made: _Made, steps: list[InjectedMethod]) -> None:
         """Others lead there by the binding that goes: a token comes in its place first."""
         channel, owned, receiver = made.channel, made.owned, made.asked.receiver
         drop = partial(self._drop, made, steps)
         if self._conversation.own.number is None:
-            script.ahead(self._conversation, channel, self._token_steps(bind_step, made, receiver), drop)
+            inject(self._conversation, channel, self._token_steps(bind_step, made, receiver), drop)
         else:
             # Elsewhere it may be refused, where the queue has just gone: unbinding is no error then.
             mark = partial(bind_tokens, self._conversation, [(owned, receiver)], drop, {})
-            script.ahead(self._conversation, channel, [], mark)
+            inject(self._conversation, channel, [], mark)
 
-    def _drop(self, made: _Made, steps: list[script.Step]) -> None:
+    def _drop(self, made: _Made, steps: list[InjectedMethod]) -> None:
         """Unbind, now that a token stands."""
-        if script.held(self._conversation, made.channel):
-            script.ahead(self._conversation, made.channel, steps, partial(self._unbound, made))
+        if is_held(self._conversation, made.channel):
+            inject(self._conversation, made.channel, steps, partial(self._unbound, made))
 
     def _permitted(self, made: _Made) -> None:
         """It is known now whether the client may unbind, where no binding on the broker says so."""
-        if not script.held(self._conversation, made.channel):
+        if not is_held(self._conversation, made.channel):
             return
         refusal = self._reach.refusal(made.owned, [made.asked.receiver], made.asked.ids)
         if refusal is None:
@@ -563,7 +574,7 @@ class ClientBindings:
                 owned.taken(one)
             known = None if made.stored is None else owned.clients.get(made.stored.binding.identity)
         if owned is None or known is None:
-            script.go_on(self._conversation, made.channel, made.asked.answer(made.channel))
+            reply_and_resume(self._conversation, made.channel, made.asked.answer(made.channel))
             return
         state.remove_binding(known)
         self._conversation.inventory.changed(owned.name)
@@ -573,7 +584,7 @@ class ClientBindings:
         owned = made.owned
         if owned.ends and self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)  # the broker has dropped it with its last binding
-        script.go_on(self._conversation, made.channel, made.asked.answer(made.channel))
+        reply_and_resume(self._conversation, made.channel, made.asked.answer(made.channel))
 
     def _owned(self, asked: BindRequest) -> OwnedExchange | None:
         """The source, where binding to it is ours to judge: not what stays the broker's own beside it."""
@@ -647,7 +658,7 @@ class ClientBindings:
         if strict and exchange.binds(asked.kind, asked.destination, asked.routing_key):
             raise ProtocolError(406, "binding arguments do not match", Scope.CHANNEL, *asked.ids)
 
-    def _look_steps(self, channel: Channel, asked: BindRequest) -> list[script.Step]:
+    def _look_steps(self, channel: Channel, asked: BindRequest) -> list[InjectedMethod]:
         """Ask whether the destination exists, and nothing else."""
         if asked.kind == QUEUE:
             bits = (True, False, False, False, False)

@@ -25,10 +25,17 @@ from proxy.amqp.method_frames import empty_ok, exchange_declare, exchange_delete
 from proxy.amqp.tables import MAX_NESTING, decode_table, too_deep
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, Expected
-from proxy.relay.conversation import Conversation, LookUpExchange
-from proxy.relay.declare import script
-from proxy.relay.declare.own_bindings import withdraw
-from proxy.relay.declare.stored import DELIVERY, exchange_arguments, refuse_own_arguments
+from proxy.relay.connection_state import Conversation, LookUpExchange
+from proxy.relay.declare.injected_methods import (
+    InjectedMethod,
+    hold_channel,
+    inject,
+    inject_and_reply,
+    is_held,
+    reply_and_resume,
+)
+from proxy.relay.declare.storage import DELIVERY, exchange_arguments, refuse_own_arguments
+from proxy.relay.declare.token_bindings import withdraw
 from proxy.relay.vhost import Declared, Delivery, OwnedExchange
 from proxy.routing.erlang_terms import TYPE_NAMES
 from proxy.routing.exchange import Exchange
@@ -192,7 +199,7 @@ class Declaring:
         if asked.if_unused and owned.clients:
             text = f"exchange '{_text(owned.name)}' in vhost '{self._state.name}' in use"
             raise ProtocolError(406, text, Scope.CHANNEL, *_DELETE)
-        delete: list[script.Step] = []
+        delete: list[InjectedMethod] = []
         if owned.delivery is Delivery.CARRIER:
             frame = exchange_delete(channel.number, owned.carrier, if_unused=asked.if_unused)
             delete.append((frame, methods.EXCHANGE_DELETE_OK))
@@ -203,14 +210,14 @@ class Declaring:
             return b"" if asked.nowait else empty_ok(channel.number, methods.EXCHANGE_DELETE_OK)
 
         def free() -> None:
-            if script.held(self._conversation, channel):
-                script.run(self._conversation, channel, delete, done)
+            if is_held(self._conversation, channel):
+                inject_and_reply(self._conversation, channel, delete, done)
 
         if asked.if_unused and (owned.bound or owned.grants):  # ours, but they count as use to the broker
-            script.hold(self._conversation, channel)
+            hold_channel(self._conversation, channel)
             withdraw(self._conversation, owned, sorted(owned.bound), list(owned.grants), free)
         else:
-            script.run(self._conversation, channel, delete, done)
+            inject_and_reply(self._conversation, channel, delete, done)
         return False
 
     def _gone(self, owned: OwnedExchange) -> None:
@@ -232,7 +239,7 @@ class Declaring:
         if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
             self._pass(channel, asked.nowait, methods.EXCHANGE_DECLARE_OK)
             return True
-        script.run(self._conversation, channel, [], partial(_declared, channel, asked))
+        inject_and_reply(self._conversation, channel, [], partial(_declared, channel, asked))
         return False
 
     def _again(self, channel: Channel, asked: ExchangeDeclare, owned: OwnedExchange) -> bool:
@@ -243,11 +250,11 @@ class Declaring:
         text = inequivalence(owned, table, asked, self._state.name)
         if text:
             raise self._inequivalent(text)
-        steps: list[script.Step] = []
+        steps: list[InjectedMethod] = []
         if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
             # The broker compares the flags and the alternate exchange, and asks for the client's permission.
             steps.append((self._carrier_frame(channel, asked, 0), methods.EXCHANGE_DECLARE_OK))
-        script.run(self._conversation, channel, steps, partial(_declared, channel, asked))
+        inject_and_reply(self._conversation, channel, steps, partial(_declared, channel, asked))
         return False
 
     @staticmethod
@@ -269,17 +276,17 @@ class Declaring:
         """An exchange that is not known here: look whether the broker has one of that name."""
         fresh = _Fresh(channel, asked, *self._make(asked))
         if _is_reserved(asked.exchange):
-            script.hold(self._conversation, channel)
+            hold_channel(self._conversation, channel)
             self._looked_up(fresh, None)  # the broker refuses it
             return
         look_up = LookUpExchange(channel, asked.exchange, partial(self._looked_up, fresh))
         # Behind what the client asked before: it may have deleted an exchange of that name.
-        script.ahead(self._conversation, channel, [], partial(self._conversation.requests.append, look_up))
+        inject(self._conversation, channel, [], partial(self._conversation.requests.append, look_up))
 
     def _looked_up(self, fresh: _Fresh, found: str | None) -> None:
         """Before the declare: is there an exchange of that name that is not ours?"""
         channel, asked, owned = fresh.channel, fresh.asked, fresh.owned
-        if not script.held(self._conversation, channel):
+        if not is_held(self._conversation, channel):
             return
         known = self._state.exchanges.get(owned.name)
         try:
@@ -298,12 +305,12 @@ class Declaring:
         # Two may have declared at once, and the broker does not compare: look again behind the declare-ok.
         again = LookUpExchange(channel, asked.exchange, partial(self._compared, fresh))
         made = partial(self._conversation.requests.append, again)
-        script.ahead(self._conversation, channel, [(frame, methods.EXCHANGE_DECLARE_OK)], made)
+        inject(self._conversation, channel, [(frame, methods.EXCHANGE_DECLARE_OK)], made)
 
     def _compared(self, fresh: _Fresh, _: str | None) -> None:
         """Behind the declare: is it what was declared first?"""
         channel, owned = fresh.channel, fresh.owned
-        if not script.held(self._conversation, channel):
+        if not is_held(self._conversation, channel):
             return
         known = self._state.exchanges.get(owned.name)
         if known is None:
@@ -312,7 +319,7 @@ class Declaring:
             self._conversation.refuse(channel, self._inequivalent(text))
             return
         self._conversation.inventory.changed(owned.name)
-        script.go_on(self._conversation, channel, _declared(channel, fresh.asked))
+        reply_and_resume(self._conversation, channel, _declared(channel, fresh.asked))
 
     def _make(self, asked: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
         """Check the arguments of a new open exchange and make it."""

@@ -18,12 +18,12 @@ from proxy.amqp.method_frames import channel_close_ok, connection_close_ok
 from proxy.amqp.tables import decode_value, pick
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, Content, Expected, Life
-from proxy.relay.conversation import Conversation, Phase
-from proxy.relay.declare import script
+from proxy.relay.connection_state import Conversation, Phase
 from proxy.relay.declare.bindings import ClientBindings
 from proxy.relay.declare.exchanges import Declaring, refuse_nested
-from proxy.relay.declare.own_bindings import bind_tokens, tokens_of
-from proxy.relay.declare.stored import refuse_own_arguments
+from proxy.relay.declare.injected_methods import count_unanswerable, hold_channel
+from proxy.relay.declare.storage import refuse_own_arguments
+from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
 from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
 from proxy.values import RESERVED
 
@@ -206,7 +206,7 @@ class ProducerFrames:
                 self._declare_exclusive(channel, asked)
                 return False
             inventory.queue_declared(asked.queue, asked.exclusive)
-            script.count_unanswerable(conversation, channel)
+            count_unanswerable(conversation, channel)
         return True
 
     def _declare_exclusive(self, channel: Channel, asked: QueueDeclare) -> None:
@@ -223,7 +223,7 @@ class ProducerFrames:
                 go_on()
             return False
 
-        script.hold(conversation, channel)
+        hold_channel(conversation, channel)
         channel.replies.append(Expected(methods.QUEUE_DECLARE_OK, taken=declared))
         declare = methods.method_frame(channel.number, methods.QUEUE_DECLARE, 0, *asked._replace(nowait=False))
         conversation.to_upstream.append(declare)

@@ -14,13 +14,13 @@ from proxy.amqp.properties import table_span
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.audit_sink import LineTemplate
 from proxy.relay.channel import Channel, Collected, Content, PendingPublish
-from proxy.relay.conversation import BindDestinations, Conversation
+from proxy.relay.connection_state import BindDestinations, Conversation
 from proxy.relay.original_address import ADDRESS_HEADER as ORIGINAL
 from proxy.relay.original_address import refuse_forged
 from proxy.relay.publish.address_plan import find_plan
-from proxy.relay.publish.copies import fitting, send_collected
 from proxy.relay.publish.outgoing import CC_BCC, PUBLISH, Outgoing, refuse_reserved
 from proxy.relay.publish.plan import ExchangePlan
+from proxy.relay.publish.split_publish import fitting, send_collected
 from proxy.values import RESERVED
 
 KIND_NAMES = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}

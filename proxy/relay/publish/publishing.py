@@ -26,7 +26,7 @@ from proxy.amqp.frames import (
 )
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, Content, PendingPublish
-from proxy.relay.conversation import Conversation
+from proxy.relay.connection_state import Conversation
 from proxy.relay.original_address import ADDRESS_HEADER as ORIGINAL
 from proxy.relay.publish.known_heads import Head, KnownHeads
 from proxy.relay.publish.known_publishes import KnownPublishes

@@ -14,11 +14,11 @@ from typing import Final
 from proxy.amqp.frames import CONTENT_HEAD, FRAME_END, FRAME_HEAD, OVERHEAD, U32
 from proxy.errors import ProtocolError
 from proxy.relay.channel import Channel, Content, Life, PendingPublish
-from proxy.relay.conversation import Conversation, Phase
+from proxy.relay.connection_state import Conversation, Phase
 from proxy.relay.publish.address_plan import TranslatedPlan
-from proxy.relay.publish.copies import ledger_of
 from proxy.relay.publish.shapes import Shapes
-from proxy.relay.remote.copies import way_to
+from proxy.relay.publish.split_publish import ledger_of
+from proxy.relay.remote.forwarding import way_to
 from proxy.relay.remote.lane import RemoteMessage, RemoteResult, Way
 from proxy.relay.settling import confirm
 from proxy.values import RESERVED

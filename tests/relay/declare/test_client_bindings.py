@@ -8,8 +8,8 @@ from pamqp import commands
 from proxy.amqp.method_arguments import read_queue_bind, read_queue_unbind
 from proxy.amqp.method_frames import exchange_bind, queue_bind, queue_unbind
 from proxy.amqp.tables import encode_table
-from proxy.relay.conversation import Asked, BindDestinations
-from proxy.relay.declare.stored import STORAGE
+from proxy.relay.connection_state import Asked, BindDestinations
+from proxy.relay.declare.storage import STORAGE
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.tokens import grant_key, token
 from proxy.relay.vhost import Delivery
@@ -17,7 +17,7 @@ from proxy.routing.decision import QueueNames
 from proxy.values import Table, Value
 from tests import client
 from tests.client import Frame, names, split
-from tests.relay.relaying import OWN, TYPE, Wire, owned, publish, routed, say, state, with_tokens
+from tests.relay.wire import OWN, TYPE, Wire, owned, publish, routed, say, state, with_tokens
 from tests.routing.building import arguments, exchange, to_queue
 
 WANTED: Table = ((b"x-?hkv= kind", Value("S", b"b")),)

@@ -10,14 +10,14 @@ from pamqp import commands
 
 from proxy.amqp.method_arguments import read_queue_unbind
 from proxy.relay.declare.bindings import ASKED_AT_ONCE, ClientReach
-from proxy.relay.declare.stored import storage_key
+from proxy.relay.declare.storage import storage_key
 from proxy.relay.tokens import grant_key, token
 from proxy.relay.vhost import BindingCopy, Destination, StoredBinding
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.exchange_types import compile_open
 from proxy.routing.decision import QueueNames
 from tests.client import split
-from tests.relay.relaying import OWN, Wire, owned, routed, say, state
+from tests.relay.wire import OWN, Wire, owned, routed, say, state
 from tests.routing.building import Plain, exchange, many, to_exchange, to_queue
 
 A, B, E = ("queue", b"a"), ("queue", b"b"), ("exchange", b"e")

@@ -6,8 +6,8 @@ from pamqp import commands
 from proxy.relay.vhost import Delivery
 from proxy.values import Table, Value
 from tests.client import names, split
-from tests.relay.linked import Linked, to
-from tests.relay.relaying import address_of, publish, routed, say, table_of
+from tests.relay.address_table_wire import Linked, to
+from tests.relay.wire import address_of, publish, routed, say, table_of
 
 KEYS = Value("A", (Value("S", b"k"),))
 CARBONS: Table = ((b"CC", KEYS), (b"BCC", KEYS))

@@ -6,7 +6,7 @@ from proxy.relay.channel import Channel, PendingPublish
 from proxy.relay.publish.known_publishes import KnownPublishes
 from proxy.relay.publish.plan import ExchangePlan
 from tests.client import method
-from tests.relay.relaying import Wire, routed
+from tests.relay.wire import Wire, routed
 
 CHANNEL = Channel(1)
 

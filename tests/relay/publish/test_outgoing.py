@@ -13,7 +13,7 @@ from proxy.relay.tokens import NOWHERE, token
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange
 from proxy.routing.decision import Decision, Outcome
 from proxy.values import Table, Value
-from tests.relay.relaying import owned, state, table
+from tests.relay.wire import owned, state, table
 from tests.routing.building import Plain, exchange, many
 
 FROM = OriginalAddress(b"xo", b"key")

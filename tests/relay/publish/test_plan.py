@@ -18,7 +18,7 @@ from proxy.values import Table, Value
 from tests import client
 from tests.client import content_header, split
 from tests.relay.contents import properties, tables
-from tests.relay.relaying import REPORT, TYPE, Wire, owned, publish, routed, state, table, with_tokens
+from tests.relay.wire import REPORT, TYPE, Wire, owned, publish, routed, state, table, with_tokens
 from tests.routing.building import NOW, exchange, to_queue
 
 

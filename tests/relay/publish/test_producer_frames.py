@@ -6,9 +6,9 @@ import pytest
 from pamqp import base, commands
 
 from proxy.amqp import methods
-from proxy.relay.conversation import Phase, RelayLimits
+from proxy.relay.connection_state import Phase, RelayLimits
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
-from tests.relay.relaying import OWN, TUNING, Ears, Wire, chosen, closed, publish, routed, say, with_tokens
+from tests.relay.wire import OWN, TUNING, Ears, Wire, chosen, closed, publish, routed, say, with_tokens
 
 CLOSE, CLOSE_OK = commands.Channel.Close(200, "bye", 0, 0), commands.Channel.CloseOk()
 NOT_FOUND = commands.Channel.Close(404, "NOT_FOUND - no queue 'q'", 60, 70)

@@ -4,13 +4,13 @@ import pytest
 from pamqp import commands
 
 from proxy.amqp.tables import encode_table
-from proxy.relay.conversation import RelayLimits
+from proxy.relay.connection_state import RelayLimits
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.values import Value
 from tests.client import content_header, frame, names, split
-from tests.relay.relaying import (
+from tests.relay.wire import (
     REPORT,
     Wire,
     ack,

@@ -17,7 +17,7 @@ from proxy.values import Table, Value
 from tests import client
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
 from tests.relay.contents import properties, tables
-from tests.relay.relaying import (
+from tests.relay.wire import (
     REPORT,
     TUNING,
     Wire,

@@ -4,8 +4,8 @@ import pytest
 
 from tests import client
 from tests.client import split
-from tests.relay.linked import Linked, to
-from tests.relay.relaying import ack, closed
+from tests.relay.address_table_wire import Linked, to
+from tests.relay.wire import ack, closed
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

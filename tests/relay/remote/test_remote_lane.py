@@ -6,7 +6,7 @@ from pamqp import commands
 
 from proxy.relay.remote.lane import RemoteResult
 from tests import client
-from tests.relay.far import Far, Told
+from tests.relay.remote_broker import Far, Told
 
 
 def test_what_comes_before_the_channel_is_ready_waits_and_leaves_in_order() -> None:

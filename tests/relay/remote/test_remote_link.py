@@ -7,7 +7,7 @@ from proxy.relay.remote.lane import RemoteResult
 from proxy.relay.remote.link import RemoteLink
 from tests import client
 from tests.client import method
-from tests.relay.far import CREDENTIALS, Far, Told
+from tests.relay.remote_broker import CREDENTIALS, Far, Told
 
 
 def test_a_link_is_open_when_its_login_is_done() -> None:

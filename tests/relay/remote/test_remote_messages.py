@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.relay.far import Told
+from tests.relay.remote_broker import Told
 
 
 def test_a_message_weighs_what_is_held_for_it() -> None:

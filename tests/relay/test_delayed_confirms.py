@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.relay.conversation import Phase, RelayLimits
+from proxy.relay.connection_state import Phase, RelayLimits
 from tests import client
 from tests.client import split
-from tests.relay.relaying import Wire, ack, nack, publish, returned, routed, say, several
-from tests.relay.test_auditing import Log
+from tests.relay.test_connection_audit import Log
+from tests.relay.wire import Wire, ack, nack, publish, returned, routed, say, several
 
 
 class Disk(Log):

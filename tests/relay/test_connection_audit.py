@@ -9,7 +9,7 @@ from pamqp import commands
 from proxy.values import Table, Value
 from tests import client
 from tests.client import split
-from tests.relay.relaying import REPORT, Wire, ack, nack, publish, returned, routed, say
+from tests.relay.wire import REPORT, Wire, ack, nack, publish, returned, routed, say
 
 
 class Line:

@@ -8,13 +8,13 @@ from pamqp import commands
 from proxy.amqp.method_arguments import read_exchange_declare
 from proxy.amqp.method_frames import exchange_bind, exchange_declare, exchange_delete, queue_bind
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.conversation import LookUpExchange
-from proxy.relay.declare.stored import KEPT, MARK, unpack
+from proxy.relay.connection_state import LookUpExchange
+from proxy.relay.declare.storage import KEPT, MARK, unpack
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.vhost import Delivery
 from proxy.values import Value
 from tests.client import names, split
-from tests.relay.relaying import OWN, Wire, publish, routed, say
+from tests.relay.wire import OWN, Wire, publish, routed, say
 
 LIMIT = encode_table(((b"max-payload-size", Value("I", 10)),))
 OTHER_WIDTH = encode_table(((b"max-payload-size", Value("l", 10)),))

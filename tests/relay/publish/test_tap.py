@@ -8,8 +8,8 @@ from proxy.relay.publish.tap import ObservedDecision
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.decision import Outcome
 from proxy.values import Value
-from tests.relay.linked import Linked, to
-from tests.relay.relaying import REPORT, Wire, chosen, publish, routed, several
+from tests.relay.address_table_wire import Linked, to
+from tests.relay.wire import REPORT, Wire, chosen, publish, routed, several
 from tests.routing.building import NOW
 
 

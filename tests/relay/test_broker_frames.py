@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from pamqp import base, commands
 
 from proxy.amqp.tables import encode_table
-from proxy.relay.conversation import RelayLimits
+from proxy.relay.connection_state import RelayLimits
 from proxy.relay.original_address import OriginalAddress, entry
 from proxy.relay.vhost import Delivery
 from tests.client import HEARTBEAT, content, content_header, frame, method, names, split
-from tests.relay.relaying import (
+from tests.relay.wire import (
     OWN,
     REPORT,
     TUNING,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pamqp import base, commands
 
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.conversation import BindDestinations, EnsureQueue, QueueInventory, RelayLimits
+from proxy.relay.connection_state import BindDestinations, EnsureQueue, QueueInventory, RelayLimits
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import ClientRules, Plans, Sources

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.relay import allowance
-from proxy.relay.allowance import Allowance, Allowances, Bucket, Rates
+from proxy.relay.rate_limits import Allowance, Allowances, Bucket, Rates
 
 
 def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
@@ -83,7 +82,7 @@ def test_connections_of_one_user_share_what_it_may_and_a_new_one_begins_with_the
 
 
 def test_users_who_have_left_and_owe_nothing_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "REMEMBERED", 3)
+    monkeypatch.setattr("proxy.relay.rate_limits.REMEMBERED", 3)
     users = Allowances(Rates(publishes=10))
     stays, owes, gone = (users.enter(name, 0.0) for name in ("stays", "owes", "gone"))
     owes.take(100, 0, 0.0)

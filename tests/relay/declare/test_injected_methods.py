@@ -8,9 +8,9 @@ from pamqp import commands
 
 from proxy.amqp import methods
 from proxy.amqp.method_frames import queue_bind
-from proxy.relay.declare import script
+from proxy.relay.declare.injected_methods import inject, inject_and_reply, is_held
 from tests.client import split
-from tests.relay.relaying import Wire, publish, say
+from tests.relay.wire import Wire, publish, say
 
 FIRST, SECOND = queue_bind(1, b"a", b"e", b"1"), queue_bind(1, b"a", b"e", b"2")
 BIND_OK = say(1, commands.Queue.BindOk())
@@ -21,7 +21,7 @@ def running(*steps: bytes, answer: bytes = ANSWER) -> Wire:
     wire = Wire().open()
     conversation = wire.relay._conversation
     channel = conversation.channel(1)
-    script.run(conversation, channel, [(step, methods.QUEUE_BIND_OK) for step in steps], lambda: answer)
+    inject_and_reply(conversation, channel, [(step, methods.QUEUE_BIND_OK) for step in steps], lambda: answer)
     return wire
 
 
@@ -51,7 +51,7 @@ def test_without_methods_the_client_gets_its_answer_behind_those_it_waits_for() 
     wire = Wire().open()
     wire.produce(say(1, commands.Basic.Qos(prefetch_count=1)))
     conversation = wire.relay._conversation
-    script.run(conversation, conversation.channel(1), [], lambda: ANSWER)
+    inject_and_reply(conversation, conversation.channel(1), [], lambda: ANSWER)
     (frame,) = split(wire.upstream())
     assert (frame.name, frame.arguments["passive"]) == ("Exchange.Declare", True)
     qos_ok = say(1, commands.Basic.QosOk())
@@ -64,8 +64,8 @@ def test_what_follows_may_run_further_methods() -> None:
     conversation = wire.relay._conversation
     channel = conversation.channel(1)
     steps = [(FIRST, methods.QUEUE_BIND_OK)]
-    again = partial(script.run, conversation, channel, [(SECOND, methods.QUEUE_BIND_OK)], lambda: ANSWER)
-    script.ahead(conversation, channel, steps, again)
+    again = partial(inject_and_reply, conversation, channel, [(SECOND, methods.QUEUE_BIND_OK)], lambda: ANSWER)
+    inject(conversation, channel, steps, again)
     assert wire.upstream() == FIRST
     assert wire.answer(BIND_OK) == b""
     assert wire.upstream() == SECOND
@@ -76,9 +76,9 @@ def test_a_channel_is_held_until_it_goes_on_or_ends() -> None:
     wire = running(FIRST)
     conversation = wire.relay._conversation
     channel = conversation.channel(1)
-    assert script.held(conversation, channel)
+    assert is_held(conversation, channel)
     wire.answer(say(1, commands.Channel.Close(403, "ACCESS_REFUSED - no", 50, 20)))
-    assert not script.held(conversation, channel)
+    assert not is_held(conversation, channel)
 
 
 def test_a_refusal_is_the_brokers_own_and_ends_the_wait() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pamqp import commands
 
 from proxy.amqp import methods
-from proxy.relay.declare.own_bindings import (
+from proxy.relay.declare.token_bindings import (
     ask_reach,
     bind_frame,
     bind_step,
@@ -18,7 +18,7 @@ from proxy.relay.tokens import grant_key, token
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange
 from proxy.routing.bindings.binding import Reach
 from tests.client import names, split
-from tests.relay.relaying import OWN, Wire, owned, routed, say, state
+from tests.relay.wire import OWN, Wire, owned, routed, say, state
 from tests.routing.building import exchange, to_queue
 
 QUEUE: Destination = ("queue", b"mine")

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError
-from proxy.relay.publish.copies import fingerprint
+from proxy.relay.publish.split_publish import fingerprint
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Table, Value
 from tests.client import Frame, content, names, split
-from tests.relay.relaying import (
+from tests.relay.wire import (
     REPORT,
     TUNING,
     Wire,

@@ -16,10 +16,10 @@ from typing import TypeAlias
 from proxy.amqp import methods
 from proxy.amqp.method_frames import exchange_declare
 from proxy.relay.channel import Channel, Expected
-from proxy.relay.conversation import Conversation
+from proxy.relay.connection_state import Conversation
 
 #: a frame for the broker and the method that answers it
-Step: TypeAlias = tuple[bytes, int]
+InjectedMethod: TypeAlias = tuple[bytes, int]
 
 #: Declares without an answer after which one is asked for.
 _UNANSWERABLE = 256
@@ -28,19 +28,19 @@ _UNANSWERABLE = 256
 _ALWAYS_THERE = b"amq.direct"
 
 
-def hold(conversation: Conversation, channel: Channel) -> None:
-    """Keep the client's frames on a channel until `go_on`."""
+def hold_channel(conversation: Conversation, channel: Channel) -> None:
+    """Keep the client's frames on a channel until `reply_and_resume`."""
     if channel.held is None:
         channel.held = []
         conversation.shape += 1
 
 
-def held(conversation: Conversation, channel: Channel) -> bool:
+def is_held(conversation: Conversation, channel: Channel) -> bool:
     """Say whether a channel that was held still is: it may have been closed since."""
     return channel.held is not None and conversation.channels.get(channel.number) is channel
 
 
-def go_on(conversation: Conversation, channel: Channel, answer: bytes) -> None:
+def reply_and_resume(conversation: Conversation, channel: Channel, answer: bytes) -> None:
     """Answer the client and let its frames go on.
 
     Args:
@@ -53,31 +53,31 @@ def go_on(conversation: Conversation, channel: Channel, answer: bytes) -> None:
     conversation.resumable.append(channel)
 
 
-def ahead(
+def inject(
     conversation: Conversation,
     channel: Channel,
-    steps: Sequence[Step],
+    steps: Sequence[InjectedMethod],
     then: Callable[[], None],
     asked: int = 0,
 ) -> None:
-    """Run methods in order on a client's channel; the client's frames wait until `go_on`.
+    """Run methods in order on a client's channel; the client's frames wait until `reply_and_resume`.
 
     Args:
         conversation: the connection.
         channel: the client's channel.
         steps: methods of ours, none of them nowait. Where there are none, one runs that changes nothing: what the
             client asked before is answered before.
-        then: called when all were answered; ends in `go_on`, or goes further.
+        then: called when all were answered; ends in `reply_and_resume`, or goes further.
         asked: class id << 16 | method id of the client's request, where steps are declares that only look.
     """
-    hold(conversation, channel)
-    send(conversation, channel, steps or [_nothing(channel)], then, asked)
+    hold_channel(conversation, channel)
+    inject_held(conversation, channel, steps or [_nothing(channel)], then, asked)
 
 
-def send(
+def inject_held(
     conversation: Conversation,
     channel: Channel,
-    steps: Sequence[Step],
+    steps: Sequence[InjectedMethod],
     then: Callable[[], None],
     asked: int = 0,
 ) -> None:
@@ -88,7 +88,7 @@ def send(
         channel: the client's channel.
         steps: methods of ours, none of them nowait; at least one.
         then: called when all were answered.
-        asked: see `ahead`.
+        asked: see `inject`.
     """
 
     def answered(frame: bytes, last: bool) -> bool:
@@ -101,16 +101,18 @@ def send(
         channel.replies.append(Expected(reply, taken=partial(answered, last=index == len(steps)), asked=asked))
 
 
-def run(conversation: Conversation, channel: Channel, steps: Sequence[Step], done: Callable[[], bytes]) -> None:
-    """Run methods as `ahead` does, then answer the client and let its frames go on.
+def inject_and_reply(
+    conversation: Conversation, channel: Channel, steps: Sequence[InjectedMethod], done: Callable[[], bytes]
+) -> None:
+    """Run methods as `inject` does, then answer the client and let its frames go on.
 
     Args:
         conversation: the connection.
         channel: the client's channel.
-        steps: see `ahead`.
+        steps: see `inject`.
         done: called when all were answered; gives the frames for the client.
     """
-    ahead(conversation, channel, steps, lambda: go_on(conversation, channel, done()))
+    inject(conversation, channel, steps, lambda: reply_and_resume(conversation, channel, done()))
 
 
 def count_unanswerable(conversation: Conversation, channel: Channel) -> None:
@@ -126,6 +128,6 @@ def count_unanswerable(conversation: Conversation, channel: Channel) -> None:
         owed.unanswerable = 0
 
 
-def _nothing(channel: Channel) -> Step:
+def _nothing(channel: Channel) -> InjectedMethod:
     frame = exchange_declare(channel.number, _ALWAYS_THERE, b"direct", passive=True)
     return frame, methods.EXCHANGE_DECLARE_OK

@@ -14,14 +14,14 @@ from typing import NamedTuple, TypeAlias
 
 from proxy.amqp import method_frames
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.auditing import ConnectionAudit
 from proxy.relay.channel import Channel, Life, Owed
-from proxy.relay.declare.own_channel import OwnChannel
+from proxy.relay.connection_audit import ConnectionAudit
+from proxy.relay.declare.sidecar_channel import OwnChannel
+from proxy.relay.delayed_confirms import Lines, Withheld
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
 from proxy.relay.remote.lane import Remotes
 from proxy.relay.vhost import Destination, OwnedExchange
-from proxy.relay.withheld import Lines, Withheld
 from proxy.routing.bindings.binding import Reach
 
 #: Between two confirms of a connection that are timed.

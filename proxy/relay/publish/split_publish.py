@@ -17,10 +17,10 @@ from proxy.amqp.tables import without
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, Collected, PendingPublish
 from proxy.relay.confirms import Ledger, Returns
-from proxy.relay.conversation import Conversation
+from proxy.relay.connection_state import Conversation
 from proxy.relay.publish.outgoing import PUBLISH, Copy
 from proxy.relay.publish.plan import ExchangePlan, publish_frame
-from proxy.relay.remote.copies import marks, send_elsewhere
+from proxy.relay.remote.forwarding import marks, send_elsewhere
 
 _CONTENT_TOO_LARGE = 311
 _BCC = frozenset((b"BCC",))

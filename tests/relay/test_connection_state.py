@@ -7,11 +7,11 @@ import pytest
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, Collected, Life, PendingPublish
-from proxy.relay.conversation import Asked, Conversation, Phase, RelayLimits
+from proxy.relay.connection_state import Asked, Conversation, Phase, RelayLimits
 from proxy.routing.bindings.binding import Reach
 from proxy.routing.decision import QueueNames
 from tests.client import split
-from tests.relay.relaying import TUNING, Wire, closed, routed, state
+from tests.relay.wire import TUNING, Wire, closed, routed, state
 
 
 def conversation(limits: RelayLimits | None = None) -> Conversation:

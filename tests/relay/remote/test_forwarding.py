@@ -8,8 +8,8 @@ from pamqp import commands
 from proxy.relay.remote.lane import RemoteResult
 from tests import client
 from tests.client import names, split
-from tests.relay.linked import Linked, to
-from tests.relay.relaying import ack, closed, publish, routed, say
+from tests.relay.address_table_wire import Linked, to
+from tests.relay.wire import ack, closed, publish, routed, say
 
 
 @pytest.mark.parametrize("result", [RemoteResult.NACKED, RemoteResult.LOST])

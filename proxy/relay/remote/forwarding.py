@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 
 from proxy.addressing.targets import Remote, Target
 from proxy.relay.channel import Channel, Collected, Life, PendingPublish
-from proxy.relay.conversation import Conversation, Phase
+from proxy.relay.connection_state import Conversation, Phase
 from proxy.relay.publish.outgoing import Copy, Elsewhere
 from proxy.relay.remote.lane import RemoteMessage, RemoteResult, Way
 from proxy.relay.settling import confirm, give_back

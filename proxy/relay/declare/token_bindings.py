@@ -15,7 +15,7 @@ from functools import partial
 
 from proxy.amqp import methods
 from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind, queue_unbind
-from proxy.relay.conversation import Conversation
+from proxy.relay.connection_state import Conversation
 from proxy.relay.tokens import grant_key
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Reach

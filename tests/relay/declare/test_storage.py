@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.declare.stored import (
+from proxy.relay.declare.storage import (
     KEPT,
     LAST_SEQUENCE,
     MARK,

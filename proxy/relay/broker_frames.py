@@ -32,10 +32,10 @@ from proxy.amqp.method_arguments import read_return
 from proxy.errors import ProtocolError
 from proxy.relay.broker_methods import BrokerMethods
 from proxy.relay.channel import Channel, Life
-from proxy.relay.conversation import Conversation, Phase
+from proxy.relay.connection_state import Conversation, Phase
 from proxy.relay.original_address import restored_content
-from proxy.relay.publish.copies import fingerprint
 from proxy.relay.publish.shapes import Shapes
+from proxy.relay.publish.split_publish import fingerprint
 
 #: Shapes of contents remembered: a hundred bytes each.
 REMEMBERED = 1024

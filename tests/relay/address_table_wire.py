@@ -6,7 +6,7 @@ from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, Remote
 from proxy.relay.remote.lane import RemoteMessage, RemoteResult, Way
 from proxy.relay.vhost import VhostState
-from tests.relay.relaying import REPORT, Wire, publish
+from tests.relay.wire import REPORT, Wire, publish
 
 RULES = {
     b"out/*": b"archive/queue/$1",

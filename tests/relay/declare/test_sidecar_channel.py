@@ -4,7 +4,7 @@ from functools import partial
 
 from pamqp import base, commands
 
-from proxy.relay.declare.own_channel import OwnChannel
+from proxy.relay.declare.sidecar_channel import OwnChannel
 from tests.client import method, split
 
 BIND, OTHER = commands.Queue.Bind(0, "q", "e", "k"), commands.Queue.Bind(0, "other", "e", "k")

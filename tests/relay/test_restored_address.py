@@ -15,7 +15,7 @@ from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.values import Value
 from tests.client import content_header, method, split
-from tests.relay.relaying import address_of, chosen, owned, routed, several, state, table, table_of
+from tests.relay.wire import address_of, chosen, owned, routed, several, state, table, table_of
 from tests.routing.building import exchange, many
 
 QUEUE = routed("q", delivery=Delivery.QUEUE)
