@@ -47,7 +47,10 @@ from proxy.rules.comparison import KINDS
 from proxy.rules.loader import LoadedRules
 from proxy.yamlfile.kinds import HostPort
 
-_OK, _UNUSABLE = 200, 422
+#: Statuses of HTTP.
+_HTTP_OK, _HTTP_UNUSABLE, _HTTP_UNAVAILABLE = 200, 422, 503
+#: Exit statuses.
+_EXIT_OK, _EXIT_FAULTY = 0, 2
 
 
 class JointReload(ReloadLoop):
@@ -92,7 +95,7 @@ class JointReload(ReloadLoop):
         if not errors:
             use()
             self._counters.version = loaded.rules.version
-        return ReloadResult(errors, faulty=_UNUSABLE in {status for _, status, _ in told})
+        return ReloadResult(errors, faulty=_HTTP_UNUSABLE in {status for _, status, _ in told})
 
 
 def _wrong(number: int, status: int, text: bytes, version: str) -> str:
@@ -105,7 +108,7 @@ def _wrong(number: int, status: int, text: bytes, version: str) -> str:
         said = None
     if not isinstance(said, dict):  # an error page
         said = {}
-    if status != _OK:
+    if status != _HTTP_OK:
         return f"worker {number}: {'; '.join(said.get('errors', [])) or f'status {status}'}"
     if said.get("rules") != version:
         return f"worker {number}: has rules {said.get('rules')}, expected {version}: the files have changed meanwhile"
@@ -117,7 +120,6 @@ Report: TypeAlias = dict[str, Any]  # Any: JSON
 #: Asks every worker that runs, by a method and a body, and gives status and text of those that answered.
 Tell: TypeAlias = Callable[[str, bytes], Awaitable[Sequence[tuple[int, bytes]]]]
 
-_OK, _UNAVAILABLE = 200, 503
 _SUMS = ("compared", "equal", "different", "random")
 
 
@@ -140,7 +142,7 @@ class JointShadow:
     async def begin(self, body: bytes) -> tuple[int, object]:
         """Have every worker compare; where one refuses, none does."""
         answers = await self._tell("POST", body)
-        refused = [answer for answer in answers if answer[0] != _OK]
+        refused = [answer for answer in answers if answer[0] != _HTTP_OK]
         if refused:
             # What the others have begun must not go on.
             await self._tell("DELETE", b"")
@@ -157,10 +159,12 @@ class JointShadow:
 
 
 def _joined(answers: Sequence[tuple[int, bytes]]) -> tuple[int, object]:
-    reports = [json.loads(text) for status, text in answers if status == _OK]
+    reports = [json.loads(text) for status, text in answers if status == _HTTP_OK]
     if reports:
-        return _OK, added(reports)
-    return (answers[0][0], answers[0][1].decode()) if answers else (_UNAVAILABLE, {"errors": ["no worker answers"]})
+        return _HTTP_OK, added(reports)
+    return (
+        (answers[0][0], answers[0][1].decode()) if answers else (_HTTP_UNAVAILABLE, {"errors": ["no worker answers"]})
+    )
 
 
 def added(reports: Sequence[Report]) -> Report:
@@ -219,8 +223,6 @@ _LOOK_SECONDS = 0.1
 _PROMPT_SECONDS = 5.0
 #: Beyond `shutdown.deadline`, what a worker may take to end: close-oks, audit log.
 _END_SECONDS = 15.0
-_OK, _FAULTY = 0, 2
-_FOUND, _UNAVAILABLE, _UNUSABLE = 200, 503, 422
 #: Of the parent's numbers, what is none of its own: it serves nobody. Nor do its descriptors matter to producers.
 _NOT_OURS = "oxproxy_workers"
 
@@ -298,7 +300,7 @@ class Workers:
         self._stopping = asyncio.Event()
         self._all_ended = asyncio.Event()
         self._were_ready = False
-        self._status = _OK
+        self._status = _EXIT_OK
         self._signals = 0
         files = partial(rules_files, settings)
         self._tls = WantedTls(settings)
@@ -383,9 +385,9 @@ class Workers:
             if worker.shown is not None:
                 self._gone.add(worker.shown.growing())
                 worker.shown = None
-            if status == _FAULTY and not self._were_ready:
+            if status == _EXIT_FAULTY and not self._were_ready:
                 # As a single sidecar: what is wrong at the start does not get better by trying again.
-                self._status = _FAULTY
+                self._status = _EXIT_FAULTY
                 self._stopping.set()
                 return
             again = AGAIN_SECONDS if loop.time() - started >= STEADY_SECONDS else again
@@ -490,7 +492,7 @@ class Workers:
         own.series[PROCESS] = {labels: value for labels, value in mine.items() if not labels[-1].endswith("_fds")}
         portions = [own, self._gone]
         for worker, answer in await self._ask_all("GET", "/-/portion"):
-            if answer is not None and answer[0] == _FOUND:
+            if answer is not None and answer[0] == _HTTP_OK:
                 worker.shown = read_portion(answer[1])
                 portions.append(worker.shown)
             elif worker.shown is not None:
@@ -503,8 +505,8 @@ class Workers:
             answer = await worker.ask(method, page, body, accept=form)
             if answer is not None:
                 status, text = answer[0], answer[1].decode().removesuffix("\n")
-                return status, text if status == _FOUND else json.loads(text)
-        return _UNAVAILABLE, {"errors": ["no worker answers"]}
+                return status, text if status == _HTTP_OK else json.loads(text)
+        return _HTTP_UNAVAILABLE, {"errors": ["no worker answers"]}
 
     async def _tell_shadow(self, method: str, body: bytes) -> list[tuple[int, bytes]]:
         asked = [worker.ask(method, "/-/shadow", body) for worker in self._workers if worker.running]
@@ -514,7 +516,7 @@ class Workers:
 
     async def _reload_page(self, _body: bytes) -> tuple[int, object]:
         answer = await self._reload.reload("request")
-        status = _FOUND if not answer.errors else _UNUSABLE if answer.faulty else _UNAVAILABLE
+        status = _HTTP_OK if not answer.errors else _HTTP_UNUSABLE if answer.faulty else _HTTP_UNAVAILABLE
         return status, answer.as_json()
 
     def _check(self, loaded: LoadedRules) -> Use:

@@ -137,7 +137,7 @@ async def test_a_guarded_page_refuses_others_and_pages_in_a_browser(
         assert await response.text() == "reloaded"
     async with http.post(base + "/-/reload", headers={"Origin": "http://evil.example"}) as response:
         assert response.status == 403
-    monkeypatch.setattr("proxy.admin.server.Admin._is_allowed", lambda self, remote: False)
+    monkeypatch.setattr("proxy.admin.server.AdminServer._is_allowed", lambda self, remote: False)
     for method, path in (("POST", "/-/reload"), ("GET", "/status")):
         async with http.request(method, base + path) as response:
             assert response.status == 403

@@ -343,7 +343,7 @@ def test_a_wrong_configuration_is_named_by_file_and_line(serve: Serve) -> None:
 def test_wrong_rules_are_named_by_file_and_line(serve: Serve, tmp_path: Path) -> None:
     said = refused(serve("exchanges:\n  - name: x\n    bindings:\n      - {queue: a, arguments: {x-no-such: 1}}\n"))
     assert f"{tmp_path / 'rules.yaml'}:5:32: exchanges[0].bindings[0].arguments" in said
-    assert "Unknown or invalid argument's key" in said
+    assert "unknown operator x-no-such" in said
 
 
 def test_rules_whose_tests_fail_do_not_start(serve: Serve, tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ def test_serve_ends_with_a_line_of_the_log_whatever_happens(
     assert main(["serve", "--config", str(file)]) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert 'level=error event="ended by an unexpected error" error="KeyError: \'what nobody thought of\'"' in line
-    assert "test_app.py" in line  # where it happened
+    assert Path(__file__).name in line  # where it happened
 
 
 def test_a_configuration_that_is_not_there_is_an_error(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
