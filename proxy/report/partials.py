@@ -13,6 +13,7 @@ return that comes later than those is counted as unmatched.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import tempfile
@@ -374,6 +375,7 @@ def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[P
         yield from reader.pieces()
 
 
-def nothing() -> Iterator[Piece]:
-    """Yield all tables without a row, so that readers always find their columns."""
-    yield from Reader(traced=True).pieces()
+@functools.cache
+def nothing() -> tuple[Piece, ...]:
+    """Give all tables without a row, so that readers always find their columns."""
+    return tuple(Reader(traced=True).pieces())

@@ -1,0 +1,288 @@
+"""A segment is read once in its life: growing logs, copies, removed segments, kills, output of version 0.1."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from pyspark.sql import SparkSession
+
+from proxy.report import job, store
+from proxy.report.job import Summary, follow, run
+from proxy.report.request import Request
+from proxy.report.storage import Storage
+from proxy.report.tables import TABLES
+from tests.producer import until
+from tests.report.lines import PUBLISH, publish, segment, settle
+
+NOW = datetime(2026, 11, 22, 5, tzinfo=UTC)
+STREAM = """
+import sys
+from proxy.cli.main import main
+sys.exit(main(["report", "--input", *sys.argv[1:2], "--output", *sys.argv[2:], "--stream", "--once"]))
+"""
+
+
+class Place:
+    """A log and the report on it."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.input, self.output = spark, folder / "in", folder / "out"
+        self.input.mkdir()
+
+    def run(self, **more: Any) -> Summary:  # fields of a request
+        return run(self.spark, Request(str(self.input), str(self.output), now=NOW, **more))
+
+    def ask(self, question: str) -> list[tuple[Any, ...]]:  # values of any column
+        names = {name: f"read_parquet('{self.output}/{name}/*/*.parquet')" for name in TABLES}
+        with duckdb.connect() as duck:
+            return sorted(duck.execute(question.format_map(names)).fetchall())
+
+    def publishes(self) -> dict[str, int]:
+        return dict(self.ask("SELECT date::VARCHAR, sum(publishes)::BIGINT FROM {traffic} GROUP BY ALL"))
+
+
+@pytest.fixture
+def place(spark: SparkSession, tmp_path: Path) -> Place:
+    return Place(spark, tmp_path)
+
+
+def test_a_day_that_grows_is_read_where_it_is_new(place: Place) -> None:
+    segment(place.input, [publish(), publish(seq=2)])
+    segment(place.input, [publish(ts="2026-11-19T07:00:00Z")], "2026-11-19")
+    first = place.run()
+    assert (first.read, len(first.made)) == (2, 2)
+    opened = segment(place.input, [publish(seq=3)], hour=8)
+    hidden = opened.rename(opened.with_name(f"_{opened.name}"))
+    assert (place.run().read, place.run().made) == (0, ())
+    hidden.rename(opened)
+    grown = place.run()
+    assert (grown.read, list(map(str, grown.made))) == (1, ["2026-11-20"])
+    assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 3}
+
+
+def test_a_segment_that_changed_is_read_again_and_counts_as_it_is_now(place: Place) -> None:
+    path = segment(place.input, [publish(), publish(seq=2)], name="p-1-1.jsonl")
+    place.run()
+    path.write_text(publish(seq=9) + "\n")
+    assert place.run().read == 1
+    assert place.publishes() == {"2026-11-20": 1}
+
+
+def test_a_copy_counts_once_and_is_named(place: Place) -> None:
+    path = segment(place.input, [publish(), publish(seq=2)])
+    assert place.run().figures.duplicates == []
+    shutil.copy(path, path.with_name("audit-copy.jsonl.gz"))
+    (place.input / "other/date=2026-11-20/hour=09").mkdir(parents=True)
+    shutil.copy(path, place.input / "other/date=2026-11-20/hour=09/audit-moved.jsonl.gz")
+    summary = place.run()
+    assert place.publishes() == {"2026-11-20": 2}
+    assert summary.figures.duplicates == ["audit-moved.jsonl.gz", "audit-p-1-1.jsonl.gz"]
+    assert "counted once: audit-moved.jsonl.gz, audit-p-1-1.jsonl.gz" in str(summary)
+    assert "audit-moved.jsonl.gz" in (place.output / "report.html").read_text()
+
+
+def test_a_segment_that_was_moved_is_no_copy(place: Place) -> None:
+    path = segment(place.input, [publish()])
+    place.run()
+    path.rename(path.with_name("audit-p-1-2.jsonl.gz"))
+    assert place.run().figures.duplicates == []
+    assert place.publishes() == {"2026-11-20": 1}
+
+
+def test_partials_outlive_their_segments_until_they_are_forgotten(place: Place) -> None:
+    gone = segment(place.input, [publish(), publish(seq=2)])
+    segment(place.input, [publish(seq=3)], hour=8)
+    old = segment(place.input, [publish(ts="2026-11-19T07:00:00Z")], "2026-11-19")
+    place.run()
+    gone.unlink()
+    old.unlink()
+    place.run(since=None)
+    assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 3}
+    place.run(forget=True)
+    # Of the older day nothing is left, so it is not asked for and keeps its tables.
+    assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 1}
+    place.run()
+    assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 1}
+
+
+def test_a_return_finds_its_publish_in_another_segment_also_beyond_midnight(place: Place) -> None:
+    segment(
+        place.input, [publish(ts="2026-11-20T07:59:59.9Z", rk="k1"), publish(ts="2026-11-20T07:00:00Z", seq=5, rk="k5")]
+    )
+    segment(place.input, [publish(ts="2026-11-20T23:59:59.9Z", seq=2, rk="k2")], hour=23)
+    place.run()
+    assert place.ask("SELECT * FROM {unroutable}") == []
+    segment(place.input, [settle(ts="2026-11-20T08:00:00Z"), settle(ts="2026-11-20T08:10:00Z", seq=5)], hour=8)
+    segment(
+        place.input,
+        [settle(ts="2026-11-21T00:00:00.1Z", seq=2), settle(ts="2026-11-21T00:00:01Z", seq=77)],
+        "2026-11-21",
+        0,
+    )
+    summary = place.run()
+    assert place.ask("SELECT date::VARCHAR, example_rk, publishes, returned FROM {unroutable}") == [
+        ("2026-11-20", "k5", 3, 3)
+    ]
+    assert summary.figures.unmatched == 1
+    assert "1 return without a publish in the log" in str(summary)
+
+
+def test_the_following_day_is_read_for_returns_where_a_range_is_asked_for(place: Place) -> None:
+    segment(place.input, [publish(ts="2026-11-20T23:59:59.9Z")], hour=23)
+    segment(place.input, [settle(ts="2026-11-21T00:00:00.1Z")], "2026-11-21", 0)
+    segment(place.input, [publish(ts="2026-11-21T01:00:00.1Z")], "2026-11-21", 1)
+    day = datetime(2026, 11, 20, tzinfo=UTC).date()
+    summary = place.run(since=day, until=day)
+    assert summary.read == 2
+    assert place.ask("SELECT returned FROM {unroutable}") == [(1,)]
+
+
+def test_a_record_in_the_folder_of_another_day_counts_on_its_own(place: Place) -> None:
+    segment(place.input, [publish(), publish(ts="2026-11-19T07:00:00Z", seq=2)])
+    summary = place.run()
+    assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 1}
+    assert "1 record in the folder of another day" in str(summary)
+    assert "1 record in the folder of another day" in (place.output / "report.html").read_text()
+
+
+def test_the_peak_of_a_second_that_lies_in_two_segments_is_the_sum(place: Place) -> None:
+    segment(place.input, [publish(seq=number, ts=f"2026-11-20T07:30:0{number // 4}.0Z") for number in range(1, 8)])
+    segment(place.input, [publish(seq=number, ts="2026-11-20T07:30:01.5Z") for number in range(8, 11)], name="p-1-2")
+    place.run()
+    assert place.ask("SELECT peak_per_second FROM {producers}") == [(7,)]
+
+
+def test_the_trace_table_is_made_where_it_is_asked_for(place: Place) -> None:
+    segment(place.input, [publish(message_id="m")])
+    place.run()
+    assert not (place.output / "trace").exists()
+    summary = place.run(trace=True)
+    assert (summary.read, place.ask("SELECT message_id FROM {trace}")) == (1, [("m",)])
+    assert place.run(trace=True).read == 0
+    assert place.publishes() == {"2026-11-20": 1}
+
+
+def test_many_small_files_of_partials_become_one(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_MOST_FILES", 2)
+    for number in range(4):
+        segment(place.input, [publish(seq=number + 1), settle(seq=number + 1)], name=f"p-1-{number}")
+        place.run()
+    files = sorted(path.name for path in (place.output / "_partials/1").glob("*.parquet"))
+    assert [name.partition("-")[0] for name in files] == ["joined", "part"]
+    # As if the process had been killed before the old files were removed.
+    shutil.copy(place.output / "_partials/1" / files[0], place.output / "_partials/1/again.parquet")
+    segment(place.input, [publish(seq=9)], name="p-1-9")
+    assert place.run().read == 1
+    assert place.publishes() == {"2026-11-20": 5}
+    assert place.ask("SELECT publishes, returned FROM {unroutable}") == [(4, 4)]
+
+
+def test_output_of_version_0_1_stays_and_the_first_run_says_what_it_makes_again(place: Place) -> None:
+    for day in ("2026-11-18", "2026-11-20"):
+        for name in ("traffic", "trace"):
+            folder = place.output / name / f"date={day}"
+            folder.mkdir(parents=True)
+            with duckdb.connect() as duck:
+                duck.execute(
+                    f"""COPY (SELECT 7::INTEGER AS hour, 1::INTEGER AS minute, '/' AS vhost, 'e' AS exchange,
+                    'routed' AS outcome, 'p' AS proxy, 11::BIGINT AS publishes, 1::BIGINT AS bytes)
+                    TO '{folder}/part-0.parquet'"""
+                )
+    segment(place.input, [publish()])
+    summary = str(place.run())
+    assert "tables of an earlier version, rebuilt from the log (trace: --trace): 2026-11-20\n" in summary
+    assert "kept because their log is gone: 2026-11-18\n" in summary
+    assert place.publishes() == {"2026-11-18": 11, "2026-11-20": 1}
+    assert [path.name for path in (place.output / "trace").iterdir()] == ["date=2026-11-18"]
+    assert "earlier version" not in str(place.run())
+
+
+class KilledError(BaseException):
+    """Ends a run as a kill would, as far as the output can tell."""
+
+
+@pytest.mark.timeout(900)
+def test_stopped_before_any_change_of_the_output_nothing_is_lost_and_nothing_counted_twice(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        segment(place.input, [publish(seq=number + 1), settle(seq=number + 1)], name=f"p-1-{number}")
+    place.run()
+    segment(place.input, [publish(seq=3), "rubbish"], name="p-1-2")
+    segment(place.input, [publish(ts="2026-11-21T07:00:00Z")], "2026-11-21")
+    started = place.output.rename(place.output.with_name("started"))
+    left = 0
+
+    def counting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **more: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KilledError
+            return method(*arguments, **more)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        for name in ("remove", "make", "put", "move", "write"):
+            patch.setattr(Storage, name, counting(getattr(Storage, name)))
+        patch.setattr(store.Partials, "_run", counting(store.Partials._run))
+        for step in range(200):
+            shutil.rmtree(place.output, ignore_errors=True)
+            shutil.copytree(started, place.output)
+            left = step
+            try:
+                place.run()
+            except KilledError:
+                left = 1000
+                place.run()
+                assert place.publishes() == {"2026-11-20": 3, "2026-11-21": 1}, step
+                assert place.ask("SELECT returned FROM {unroutable}") == [(2,)], step
+                assert (place.output / "_rejected/date=2026-11-20").exists(), step
+                assert not (place.output / "_staging").exists(), step
+                continue
+            assert step > 20
+            return
+    raise AssertionError("the run has no end")
+
+
+@pytest.mark.timeout(300)
+def test_killed_while_tasks_run_nothing_is_lost_and_nothing_counted_twice(place: Place) -> None:
+    for number in range(6):
+        lines = [publish(seq=line + 1, queues=[f"q{number}"], proxy=f"p{number}") for line in range(40)]
+        segment(place.input, lines, name=f"p{number}-1-1")
+    command = [sys.executable, "-c", STREAM, str(place.input), str(place.output)]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    partials = place.output / "_partials/1"
+    try:
+        until(lambda: process.poll() is not None or partials.exists(), 140)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # with its Java virtual machine
+        process.wait()
+    done = subprocess.run(command, check=False, timeout=140, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("240 publishes in 6 segments")
+    counted = Counter(dict(place.ask("SELECT destination, publishes FROM {destinations}")))
+    assert counted == {f"q{number}": 40 for number in range(6)}
+
+
+def test_following_says_what_is_new(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "session", lambda _: nullcontext(place.spark))
+    segment(place.input, [publish()])
+    said: list[str] = []
+    for _ in range(2):
+        follow(Request(str(place.input), str(place.output)), said.append, once=True)
+    assert ["read 1 new segment" in text for text in said] == [True, False]
+    assert PUBLISH["proxy"] in str(place.ask("SELECT proxy FROM {producers}"))

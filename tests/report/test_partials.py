@@ -1,0 +1,156 @@
+"""What becomes of the lines of a segment, without Spark."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from proxy.report.partials import KEPT_LINES, TAIL, read
+from tests.report.lines import TS, gap, publish, settle
+
+RECORD, TORN, FOREIGN, NEWER, BLANK = "records", "torn", "foreign", "version", "blank"
+#: What each line is.
+JUDGED = {
+    publish(): RECORD,
+    settle(): RECORD,
+    gap(): RECORD,
+    publish(later_field={"a": 1}): RECORD,
+    publish(queues=None, bindings=None): RECORD,
+    publish(ts=TS[:19] + "Z"): RECORD,
+    publish(ts=TS[:23] + "Z"): RECORD,
+    f"  {publish()}\r": RECORD,
+    "": BLANK,
+    " \t\r": BLANK,
+    publish()[:-2]: TORN,
+    publish()[:40]: TORN,
+    "{": TORN,
+    f"{publish()} and more": TORN,
+    "\0\0\0\0": FOREIGN,
+    "this is not a record": FOREIGN,
+    "\ufffd": FOREIGN,
+    "42": FOREIGN,
+    "null": FOREIGN,
+    f"[{publish()}]": FOREIGN,
+    "{}": FOREIGN,
+    "]}": FOREIGN,
+    f"{publish()}{publish()}": FOREIGN,
+    f"{publish()},{publish()}": FOREIGN,
+    publish().replace('"', "'"): FOREIGN,
+    publish(kind="other"): FOREIGN,
+    publish(kind=None): FOREIGN,
+    publish(v=None): FOREIGN,
+    publish(v=0): FOREIGN,
+    publish(v=2): NEWER,
+    publish(v=2, kind="other", ts=None): NEWER,
+    publish(size=-1): FOREIGN,
+    publish(size="large"): FOREIGN,
+    publish(size=2**70): FOREIGN,
+    publish(seq=0): FOREIGN,
+    publish(proxy=None): FOREIGN,
+    publish(exchange=None): FOREIGN,
+    publish(ts="2026-11-20 07:30:00"): FOREIGN,
+    publish(ts="2026-11-20T07:30:00"): FOREIGN,
+    publish(ts="2026-11-20T07:30:00+01:00"): FOREIGN,
+    publish(ts="2026-13-20T07:30:00Z"): FOREIGN,
+    settle(result=None): FOREIGN,
+    gap(dropped=None): FOREIGN,
+}
+FOLDER = "/in/date=2026-11-20/hour=07"
+
+Row = dict[str, Any]  # values of any column
+
+
+def partial(folder: Path, *segments: tuple[str, bytes]) -> dict[str, list[Row]]:
+    """The tables of the partials of segments, given by name and content."""
+    found: dict[str, list[Row]] = {}
+    for number, piece in enumerate(read(((f"{FOLDER}/{name}", 1, content) for name, content in segments), traced=True)):
+        file = folder / f"{number}.parquet"
+        file.write_bytes(piece.data)
+        with duckdb.connect() as duck:
+            result = duck.execute(f"FROM '{file}'")
+            columns = [column[0] for column in result.description]
+            found.setdefault(piece.name, []).extend(dict(zip(columns, row, strict=True)) for row in result.fetchall())
+    return found
+
+
+def text(*lines: str) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def test_every_line_is_a_record_or_says_why_it_is_none(tmp_path: Path) -> None:
+    lines = list(JUDGED)
+    made = partial(tmp_path, *((f"{number}.jsonl", text(line)) for number, line in enumerate(lines)))
+    kinds = (RECORD, TORN, FOREIGN, NEWER)
+    judged = {}
+    for row in made["segments"]:
+        seen = [kind for kind in kinds if row[kind]]
+        judged[lines[int(row["name"].removesuffix(".jsonl"))]] = seen[0] if seen else BLANK
+    assert judged == JUDGED
+    kept = {row["line"] for row in made["rejected"]}
+    assert kept == {line.strip() for line, kind in JUDGED.items() if kind not in (RECORD, BLANK)}
+
+
+def test_bytes_that_are_no_text_are_a_line_that_is_no_record(tmp_path: Path) -> None:
+    made = partial(tmp_path, ("a.jsonl", b"\xff\xfe{}\n" + text(publish())))
+    assert [(row["records"], row["foreign"]) for row in made["segments"]] == [(1, 1)]
+
+
+def test_the_last_line_needs_no_end_and_a_segment_of_several_gzip_members_is_one(tmp_path: Path) -> None:
+    packed = gzip.compress(text(publish())) + gzip.compress(publish(seq=2).encode()) + b"\0" * 100
+    made = partial(tmp_path, ("a.jsonl.gz", packed), ("b.jsonl", publish().encode()), ("c.jsonl.gz", b""))
+    assert [(row["records"], row["damaged"]) for row in made["segments"]] == [(2, False), (1, False), (None, False)]
+
+
+@pytest.mark.parametrize("cut", [-3, -9, -3000])
+def test_of_a_damaged_segment_everything_before_the_damage_counts(tmp_path: Path, cut: int) -> None:
+    whole = gzip.compress(text(*(publish(seq=number, rk=f"k{number * 7919}") for number in range(1, 5001))))
+    noise = b"\x1f\x8b\x08\x00 this is no gzip"
+    made = partial(tmp_path, ("a.jsonl.gz", whole[:cut]), ("b.jsonl.gz", noise))
+    first, second = made["segments"]
+    assert (first["damaged"], second["damaged"], second["records"]) == (True, True, None)
+    assert 1 < first["records"] <= 5000
+    assert first["torn"] == 0
+
+
+def test_rejected_lines_are_all_counted_and_some_are_kept(tmp_path: Path) -> None:
+    made = partial(tmp_path, ("a.jsonl", text(*(f"rubbish {number}" for number in range(KEPT_LINES + 5)))))
+    assert made["segments"][0]["foreign"] == KEPT_LINES + 5
+    assert len(made["rejected"]) == KEPT_LINES
+
+
+def test_a_large_segment_keeps_the_publishes_that_a_later_one_can_still_ask_for(tmp_path: Path) -> None:
+    def at(number: int) -> str:
+        return f"2026-11-20T07:{number // 100:02d}:{number // 2 % 60:02d}.{number % 100:02d}Z"
+
+    lines = [publish(seq=number + 1, ts=at(number)) for number in range(TAIL + 500)]
+    made = partial(tmp_path, ("a.jsonl", text(*lines, settle(seq=7, ts=at(40)))))
+    kept = {row["seq"] for row in made["candidates"]}
+    assert len(kept) == TAIL + 1
+    assert 7 in kept
+    assert TAIL + 500 in kept
+
+
+def test_keys_become_patterns(tmp_path: Path) -> None:
+    keys = {
+        "orders.created": "orders.created",
+        "orders.17.created": "orders.*.created",
+        "orders.a17": "orders.*",
+        "": "",
+        "a.deadbeefdeadbeef.b": "a.*.b",
+        "a.beef.b": "a.beef.b",
+        "x.3f0a7c9e-1111-4222-8333-444455556666": "x.*",
+        "..": "..",
+    }
+    lines = [publish(outcome="unrouted", rk=key, seq=number) for number, key in enumerate(keys, 1)]
+    made = partial(tmp_path, ("a.jsonl", text(*lines)))
+    assert {row["example"]["rk"]: row["rk_pattern"] for row in made["unrouted"]} == keys
+
+
+def test_numbers_of_a_channel_are_ranges_however_they_come(tmp_path: Path) -> None:
+    lines = [publish(seq=number) for number in (3, 1, 2, 2, 7, 8, 20)]
+    made = partial(tmp_path, ("a.jsonl", text(*lines)))
+    assert sorted((row["first"], row["last"]) for row in made["ranges"]) == [(1, 3), (7, 8), (20, 20)]

@@ -1,0 +1,74 @@
+"""oxproxy trace, without Spark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from proxy.cli.main import main
+from proxy.report.job import run
+from proxy.report.request import Request
+from tests.report.lines import publish, segment, settle
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    ids = [publish(seq=number, message_id=f"m{number}") for number in range(10, 400)]
+    segment(folder, [publish(message_id='a "quoted" ü', ts="2026-11-20T07:59:59.9Z"), *ids, "rubbish"])
+    segment(
+        folder, [settle(ts="2026-11-20T08:00:00Z"), settle(ts="2026-11-20T08:00:00Z", seq=11)], hour=8, name="p-1-2"
+    )
+    far = publish(message_id='a "quoted" ü', proxy="far", ts="2026-11-20T08:00:01Z", seq=1)
+    segment(folder, [far], hour=8, name="far-1-1.jsonl")
+    segment(folder, [publish(message_id="other", rk='a "quoted" ü', proxy="x")], hour=9, name="x-1-1")
+    return folder
+
+
+def traced(capsys: pytest.CaptureFixture[str], log: Path, message_id: str, *more: str) -> tuple[int, list[str], str]:
+    status = main(["trace", message_id, "--input", str(log), *more])
+    said = capsys.readouterr()
+    records = [json.loads(line) for line in said.out.splitlines()]
+    return status, [f"{record['kind']} {record['proxy']} {record['seq']}" for record in records], said.err
+
+
+def test_every_record_of_a_message_is_printed_in_the_order_of_time(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert traced(capsys, log, 'a "quoted" ü') == (0, ["publish p 1", "settle p 1", "publish far 1"], "")
+
+
+def test_a_message_that_is_not_there_is_status_1(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, records, said = traced(capsys, log, "nobody")
+    assert (status, records) == (1, [])
+    assert "4 segments read, 0 left out" in said
+    status, _, said = traced(capsys, log, "m11", "--since", "2026-11-21", "--until", "2026-11-22")
+    assert (status, "0 segments read" in said) == (1, True)
+
+
+def test_segments_whose_partial_says_no_are_left_out(
+    log: Path, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    run(spark, Request(str(log), str(output)))
+    for number in range(10, 400, 30):
+        assert traced(capsys, log, f"m{number}", "--output", str(output))[0] == 0
+    status, _, said = traced(capsys, log, "surely nobody", "--output", str(output))
+    assert status == 1
+    assert "4 left out" in said
+    # A segment that the report has not read is read.
+    segment(log, [publish(message_id="new")], hour=10)
+    assert traced(capsys, log, "new", "--output", str(output))[1] == ["publish p 1"]
+
+
+def test_a_folder_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    program = str(Path(sys.executable).with_name("oxproxy"))
+    command = [program, "trace", "m", "--input", str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no such folder" in done.stderr
