@@ -24,9 +24,9 @@ from proxy.net.listener import ListenerLimits
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.tls_config import broker_tls
 from proxy.relay.connection_state import RelayLimits as RelayLimits
-from proxy.relay.declare.signing import Secrets
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.rate_limits import Rates
+from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
 from proxy.rules.brokers import password_of
 from proxy.rules.clock import SystemZone

@@ -15,9 +15,8 @@ from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.methods import bind_token, reason
 from proxy.broker.reconcile.token_migration import lacking_tokens, retire_tokens
 from proxy.broker.settings import ControlSettings
-from proxy.relay.declare.signing import Secrets
 from proxy.relay.declare.storage import kept_rows, signed_copy
-from proxy.relay.tokens import Tokens
+from proxy.relay.tokens import Secrets, Tokens
 from proxy.relay.vhost import Destination, StoredBinding, VhostState
 from proxy.routing.router import Router
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from pathlib import Path
 
-from proxy.relay.declare.signing import Secrets
+from proxy.relay.tokens import Secrets
 
 
 @dataclass(frozen=True, slots=True)

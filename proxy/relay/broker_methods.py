@@ -16,7 +16,6 @@ from proxy.amqp.methods import method_frame
 from proxy.relay.channel import Channel, Content, Expected, Life
 from proxy.relay.connection_state import Conversation, EnsureQueue, Phase
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
-from proxy.relay.settling import confirm
 
 _ANSWERS = frozenset(
     (
@@ -130,7 +129,7 @@ class BrokerMethods:
             channel.forget_mandatory()
             return True
         for producer_tag, acked in channel.ledger.settle(tag, multiple, ack):
-            confirm(conversation, channel, producer_tag, acked)
+            conversation.send_confirm(channel, producer_tag, acked)
         return False
 
     @staticmethod

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum
+from struct import Struct
 from typing import NamedTuple, TypeAlias
 
-from proxy.amqp import method_frames
+from proxy.amqp import method_frames, methods
+from proxy.amqp.frames import FRAME_END, METHOD, body_frames
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, Life, Owed
+from proxy.relay.channel import Channel, Life, Owed, PendingPublish
 from proxy.relay.connection_audit import ConnectionAudit
 from proxy.relay.declare.sidecar_channel import OwnChannel
 from proxy.relay.delayed_confirms import Lines, Withheld
@@ -26,6 +28,10 @@ from proxy.routing.bindings.binding import Reach
 
 #: Between two confirms of a connection that are timed.
 SAMPLE_SECONDS = 0.1
+_NO_ROUTE = 312
+#: a whole frame of Basic.Ack
+_ACK = Struct(">BHIIQBB")
+_ACK_BYTES = 13
 
 
 class Phase(Enum):
@@ -357,6 +363,52 @@ class Conversation:
                 self.audit.settled(channel, channel.sample[0], "acked", seconds * 1e6)
             channel.sample = None
             self.sample_after = self.now + SAMPLE_SECONDS
+
+    def send_confirm(self, channel: Channel, producer_tag: int, acked: bool) -> None:
+        """Ack or nack one publish whose confirm is ours to make, since several brokers or publishes have a part in it.
+
+        Args:
+            channel: where it came from; it has a ledger.
+            producer_tag: its delivery tag.
+            acked: False for a nack.
+        """
+        if channel.returns:
+            channel.returns.settled(producer_tag)
+        channel.settled.settle(producer_tag, False, channel.published)
+        if channel.sample is not None:
+            self.time_confirm(channel)
+        channel.forget_mandatory()
+        if acked:
+            self.counters.confirms_acked += 1
+            number = channel.number
+            frame = _ACK.pack(METHOD, number, _ACK_BYTES, methods.BASIC_ACK, producer_tag, 0, FRAME_END)
+            if not self.withhold(channel, frame):
+                self.say(channel, frame)
+            return
+        self.counters.confirms_nacked += 1
+        if self.audit is not None:
+            self.audit.settled(channel, producer_tag, "nacked")
+        frame = methods.method_frame(channel.number, methods.BASIC_NACK, producer_tag, False, False)
+        if not self.withhold(channel, frame):
+            self.say(channel, frame)
+
+    def send_return(self, publish: PendingPublish, header: bytes, body: bytes) -> None:
+        """Return a mandatory publish that no broker had a queue for.
+
+        Args:
+            publish: its method.
+            header: its content header frame, as it came.
+            body: its body.
+        """
+        channel = publish.channel
+        self.counters.returns += 1
+        if self.audit is not None:
+            self.audit.returned(channel, publish.exchange, publish.routing_key)
+        method = method_frames.basic_return(
+            channel.number, _NO_ROUTE, b"NO_ROUTE", publish.exchange, publish.routing_key
+        )
+        body_parts = body_frames(channel.number, body, self.tuning.frame_max_producer)
+        self.say(channel, b"".join((method, header, *body_parts)))
 
     def keep_held(self, channel: Channel, frames: list[bytes]) -> None:
         """Keep frames of the producer on a channel that is held."""

@@ -14,8 +14,7 @@ from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from proxy.addressing.targets import AddressBook
-from proxy.relay.declare.signing import Secrets
-from proxy.relay.tokens import Tokens, grant_key
+from proxy.relay.tokens import Secrets, Tokens, grant_key
 from proxy.routing.bindings.binding import NO_REACH, Binding, Reach
 from proxy.routing.bindings.compiled import count_regexes
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET

@@ -20,8 +20,8 @@ from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditMode, AuditPolicy
 from proxy.config.settings import Settings, load_settings, parse_settings
 from proxy.errors import ConfigError
-from proxy.relay.declare.signing import Secrets
 from proxy.relay.rate_limits import Allowances
+from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
 from proxy.yamlfile.kinds import Secret
 from proxy.yamlfile.nodes import Faults

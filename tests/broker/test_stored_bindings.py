@@ -7,9 +7,8 @@ import pytest
 from proxy.amqp.tables import encode_table
 from proxy.broker.declared.store import binding_of, declared_exchange, exchange_of, with_copies
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
-from proxy.relay.declare.signing import Secrets
 from proxy.relay.declare.storage import pack
-from proxy.relay.tokens import token
+from proxy.relay.tokens import Secrets, token
 from proxy.relay.vhost import Declared, Delivery, StoredBinding, VhostState
 from proxy.routing.router import Router
 from proxy.values import Table, Value

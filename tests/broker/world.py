@@ -16,8 +16,7 @@ import pika.adapters.blocking_connection
 import pika.exceptions
 
 from proxy.broker.settings import ControlSettings
-from proxy.relay.declare.signing import Secrets
-from proxy.relay.tokens import Tokens, is_keyed, token
+from proxy.relay.tokens import Secrets, Tokens, is_keyed, token
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange

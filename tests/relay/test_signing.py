@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.relay.declare.signing import Secrets
+from proxy.relay.tokens import Secrets
 
 NEW, OLD = bytes(range(32)), bytes(range(32, 64))
 

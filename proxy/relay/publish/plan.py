@@ -21,10 +21,10 @@ from proxy.amqp.tables import decode_table, decode_value, pick
 from proxy.errors import ProtocolError
 from proxy.relay.audit_sink import AuditSink
 from proxy.relay.counters import Counters
-from proxy.relay.declare.signing import Secrets
 from proxy.relay.original_address import OriginalAddress, refuse_forged
 from proxy.relay.publish.outgoing import CC_BCC, Copy, Outgoing, outgoing, refuse_reserved, table_entries
 from proxy.relay.publish.tap import Tap
+from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Facts, Interest

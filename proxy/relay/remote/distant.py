@@ -20,7 +20,6 @@ from proxy.relay.publish.shapes import Shapes
 from proxy.relay.publish.split_publish import ledger_of
 from proxy.relay.remote.forwarding import way_to
 from proxy.relay.remote.lane import RemoteMessage, RemoteResult, Way
-from proxy.relay.settling import confirm
 from proxy.values import RESERVED
 
 _HEAD = FRAME_HEAD.size
@@ -61,7 +60,7 @@ class _Only(RemoteMessage):
             and channel.life is Life.OPEN
             and conversation.channels.get(channel.number) is channel
         ):
-            confirm(conversation, channel, tag, result in _TAKEN)
+            conversation.send_confirm(channel, tag, result in _TAKEN)
             conversation.wake()
 
 

@@ -15,7 +15,6 @@ from proxy.relay.channel import Channel, Collected, Life, PendingPublish
 from proxy.relay.connection_state import Conversation, Phase
 from proxy.relay.publish.outgoing import Copy, Elsewhere
 from proxy.relay.remote.lane import RemoteMessage, RemoteResult, Way
-from proxy.relay.settling import confirm, give_back
 
 
 class _Copy(RemoteMessage):
@@ -119,9 +118,9 @@ def _settle(
     ):
         return
     if content is not None and (not channel.returns or channel.returns.returned(mark)):
-        give_back(conversation, publish, *content)
+        conversation.send_return(publish, *content)
     if tag and channel.ledger is not None:
         done = channel.ledger.settle_apart(tag, acked)
         if done is not None:
-            confirm(conversation, channel, tag, done)
+            conversation.send_confirm(channel, tag, done)
     conversation.wake()
