@@ -121,13 +121,6 @@ def _port(text: bytes) -> int | None:
     return int(number[1])
 
 
-def without_credentials(address: bytes) -> bytes:
-    """An address without user and password; one that ``parse_address`` refuses may keep them."""
-    start = _scheme_end(address)
-    domain, slash, name = address[start:].partition(b"/")
-    return address[:start] + domain.rpartition(b"@")[2] + slash + name
-
-
 def _scheme_end(address: bytes) -> int:
     found = _SCHEME.match(address)
     return found.end() if found else 0

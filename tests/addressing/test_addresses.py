@@ -8,7 +8,6 @@ from proxy.addressing.address import (
     Address,
     InvalidAddress,
     parse_address,
-    without_credentials,
     without_password,
 )
 
@@ -98,8 +97,3 @@ def test_what_can_be_parsed_is_shown_without_its_password(text: str) -> None:
     assert parsed.password == b"SECRET"
     assert b"SECRET" not in without_password(f"amqp://u:SECRET@{text}".encode())
     assert "SECRET" not in repr(parsed)
-
-
-def test_credentials_can_be_cut_out() -> None:
-    assert without_credentials(b"amqp://fred:pw@[::1]:1/a@b") == b"amqp://[::1]:1/a@b"
-    assert without_credentials(b"example.org/a@b") == b"example.org/a@b"
