@@ -193,13 +193,6 @@ def read_queue_delete(payload: bytes) -> QueueDelete:
     return QueueDelete._make(arguments(payload)[1:])
 
 
-def read_queue_name(payload: bytes) -> bytes:
-    """Read the queue that ``Queue.Purge``, ``Basic.Get`` or ``Basic.Consume`` names."""
-    name = arguments(payload)[1]
-    assert isinstance(name, bytes)  # noqa: S101 -- these three have it there
-    return name
-
-
 def read_publish(payload: bytes) -> Publish:
     """Read ``Basic.Publish``."""
     return Publish._make(arguments(payload)[1:])

@@ -82,11 +82,6 @@ def channel_open(channel: int) -> bytes:
     return method_frame(channel, methods.CHANNEL_OPEN, b"")
 
 
-def channel_open_ok(channel: int) -> bytes:
-    """Build ``Channel.OpenOk``."""
-    return method_frame(channel, methods.CHANNEL_OPEN_OK, b"")
-
-
 def channel_close(channel: int, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> bytes:
     """Build ``Channel.Close``; arguments as in `connection_close`."""
     return method_frame(channel, methods.CHANNEL_CLOSE, reply_code, text, class_id, method_id)
@@ -166,16 +161,6 @@ def basic_return(channel: int, reply_code: int, text: bytes, exchange: bytes, ke
         key: routing key of the publish.
     """
     return method_frame(channel, methods.BASIC_RETURN, reply_code, text, exchange, key)
-
-
-def basic_ack(channel: int, delivery_tag: int, *, multiple: bool = False) -> bytes:
-    """Build ``Basic.Ack``."""
-    return method_frame(channel, methods.BASIC_ACK, delivery_tag, multiple)
-
-
-def basic_nack(channel: int, delivery_tag: int, *, multiple: bool = False, requeue: bool = False) -> bytes:
-    """Build ``Basic.Nack``."""
-    return method_frame(channel, methods.BASIC_NACK, delivery_tag, multiple, requeue)
 
 
 def confirm_select(channel: int, *, nowait: bool = False) -> bytes:

@@ -174,5 +174,3 @@ _TAGS: dict[str, Callable[[Scalar], Value]] = {
     "!uint32": _integer("i", 32, signed=False),
     "!int64": _integer("l", 64, signed=True),
 }
-#: Tags that ask for a type that YAML has no scalar for.
-TAGS = frozenset(_TAGS)

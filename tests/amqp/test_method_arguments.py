@@ -63,15 +63,3 @@ def test_reader_gives_each_argument_under_its_own_name(reader: Callable[[bytes],
 def test_unbind_reads_as_a_bind_that_waits() -> None:
     frame = method_frame(1, methods.QUEUE_UNBIND, 0, b"q", b"e", b"k", b"\x01aV")
     assert read.read_queue_unbind(frame[7:-1]) == read.QueueBind(b"q", b"e", b"k", False, b"\x01aV")
-
-
-@pytest.mark.parametrize(
-    ("method", "values"),
-    [
-        (methods.QUEUE_PURGE, (0, b"q", False)),
-        (methods.BASIC_GET, (0, b"q", True)),
-        (methods.BASIC_CONSUME, (0, b"q", b"tag", False, True, False, False, b"")),
-    ],
-)
-def test_queue_name_is_read(method: int, values: tuple[Argument, ...]) -> None:
-    assert read.read_queue_name(method_frame(1, method, *values)[7:-1]) == b"q"

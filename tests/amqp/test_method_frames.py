@@ -17,7 +17,6 @@ TABLE = b"\x01aV"
         (frames.connection_close(320, b"gone", 10, 40), 0, methods.CONNECTION_CLOSE, (320, b"gone", 10, 40)),
         (frames.connection_close_ok(), 0, methods.CONNECTION_CLOSE_OK, ()),
         (frames.channel_open(7), 7, methods.CHANNEL_OPEN, (b"",)),
-        (frames.channel_open_ok(7), 7, methods.CHANNEL_OPEN_OK, (b"",)),
         (frames.channel_close(7, 406, b"no", 60, 40), 7, methods.CHANNEL_CLOSE, (406, b"no", 60, 40)),
         (frames.channel_close_ok(7), 7, methods.CHANNEL_CLOSE_OK, ()),
         (frames.empty_ok(7, methods.QUEUE_BIND_OK), 7, methods.QUEUE_BIND_OK, ()),
@@ -47,8 +46,6 @@ TABLE = b"\x01aV"
             frames.basic_return(1, 312, b"NO_ROUTE", b"e", b"k"),
             1, methods.BASIC_RETURN, (312, b"NO_ROUTE", b"e", b"k"),
         ),
-        (frames.basic_ack(1, 9, multiple=True), 1, methods.BASIC_ACK, (9, True)),
-        (frames.basic_nack(1, 9), 1, methods.BASIC_NACK, (9, False, False)),
         (frames.confirm_select(1), 1, methods.CONFIRM_SELECT, (False,)),
     ],
 )  # fmt: skip

@@ -20,6 +20,8 @@ CONSTANTS = {
     if name[0].isalpha() and isinstance(number, int) and number >> 16
 }
 
+METHODS = {name: number for number, name in methods.NAMES.items()}
+
 _kinds: dict[str, st.SearchStrategy[int] | st.SearchStrategy[bytes]] = {
     "bit": st.booleans(),
     "octet": st.integers(0, 2**8 - 1),
@@ -48,9 +50,10 @@ def payload_of(frame: bytes) -> bytes:
     return frame[7:-1]
 
 
-def test_every_method_has_its_constant() -> None:
+def test_constants_are_the_numbers_of_their_methods() -> None:
     named = {name.replace("_", "").lower(): number for name, number in CONSTANTS.items()}
-    assert named == {name.replace(".", "").lower(): number for number, name in methods.NAMES.items()}
+    numbers = {name.replace(".", "").lower(): number for name, number in METHODS.items()}
+    assert named.items() <= numbers.items()
 
 
 @given(calls, st.integers(0, 65535))
@@ -114,7 +117,7 @@ def test_bits_share_an_octet_lowest_first() -> None:
 )
 def test_arguments_that_do_not_fit_are_our_own_error(values: tuple[Argument, ...]) -> None:
     with pytest.raises(LocalProtocolError, match=r"Basic\.ConsumeOk"):
-        method_frame(1, methods.BASIC_CONSUME_OK, *values)
+        method_frame(1, METHODS["Basic.ConsumeOk"], *values)
 
 
 def test_number_that_is_too_large_is_our_own_error() -> None:
@@ -126,13 +129,13 @@ def test_nowait_bit_is_found_where_there_is_one() -> None:
     for wanted in (False, True):
         bind = method_frame(1, methods.QUEUE_BIND, 0, b"q", b"e", b"k", wanted, b"")
         assert methods.nowait(payload_of(bind)) is wanted
-    assert methods.nowait(payload_of(method_frame(1, methods.BASIC_QOS, 0, 1, True))) is False
+    assert methods.nowait(payload_of(method_frame(1, METHODS["Basic.Qos"], 0, 1, True))) is False
 
 
 def test_replies_pair_requests_with_their_answers() -> None:
-    assert methods.REPLIES[methods.BASIC_GET] == {methods.BASIC_GET_OK, methods.BASIC_GET_EMPTY}
+    assert methods.REPLIES[METHODS["Basic.Get"]] == {METHODS["Basic.GetOk"], METHODS["Basic.GetEmpty"]}
     assert methods.REPLIES[methods.CHANNEL_CLOSE] == {methods.CHANNEL_CLOSE_OK}
-    assert methods.REPLIES[methods.CONNECTION_UPDATE_SECRET] == {methods.CONNECTION_UPDATE_SECRET_OK}
+    assert methods.REPLIES[METHODS["Connection.UpdateSecret"]] == {METHODS["Connection.UpdateSecretOk"]}
     assert methods.BASIC_PUBLISH not in methods.REPLIES
     assert all(methods.REPLIES.values())
 

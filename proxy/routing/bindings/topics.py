@@ -40,7 +40,7 @@ class Topic:
         ignore_case: compare letters without case (``rktaci``), as Latin-1.
     """
 
-    __slots__ = ("_first", "_ignore_case", "_last", "_least", "_literal", "_middle", "pattern")
+    __slots__ = ("_first", "_ignore_case", "_last", "_least", "_middle", "pattern")
 
     def __init__(self, pattern: bytes, ignore_case: bool = False) -> None:
         """Split the pattern at its ``#`` into runs of words."""
@@ -59,7 +59,6 @@ class Topic:
         self._last = tuple(run) if runs else None
         self._middle = tuple(part for part in runs[1:] if part)
         self._least = sum(word != _ANY_WORDS for word in words)
-        self._literal = _ONE_WORD not in words and not runs
 
     def matches(self, key: bytes) -> bool:
         """Whether the routing key fits. Work grows with the product of the lengths at worst, never faster."""

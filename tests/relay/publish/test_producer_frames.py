@@ -5,7 +5,6 @@ import struct
 import pytest
 from pamqp import base, commands
 
-from proxy.amqp import methods
 from proxy.relay.connection_state import Phase, RelayLimits
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
 from tests.relay.wire import OWN, TUNING, Ears, Wire, chosen, closed, publish, routed, say, with_tokens
@@ -75,7 +74,7 @@ def test_a_request_goes_to_the_broker_as_it_is(command: base.Frame) -> None:
     [
         raw(30 << 16 | 10, b"\x05/data\x1f"),
         raw(60 << 16 | 200, b"\0\0\x01c\0\0\0\x05\0"),
-        raw(methods.BASIC_RECOVER_ASYNC, b"\1"),
+        raw(60 << 16 | 100, b"\1"),
         method(0, commands.Connection.UpdateSecret("secret", "it is time")),
     ],
 )
