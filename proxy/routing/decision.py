@@ -11,13 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from proxy.routing.bindings.binding import Reach
+from proxy.routing.trace import Trace
 from proxy.values import Destination, Table
-
-if TYPE_CHECKING:
-    from proxy.routing.bindings.binding import Reach
-    from proxy.routing.trace import Trace
 
 NO_PROPERTIES: Mapping[str, bytes | int] = MappingProxyType({})
 

@@ -110,7 +110,7 @@ def _of_routing_key(compiled: CompiledBinding, message: Message) -> Destination:
     """The queue that the routing key names, if the binding reaches it."""
     chosen = (QUEUE, message.routing_key)
     reach = compiled.binding.reach
-    return chosen if reach is None else next(iter(reach.limit((chosen,), message)))
+    return chosen if reach is None else next(iter(reach.limit((chosen,), message.asked)))
 
 
 def _step(

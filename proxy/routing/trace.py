@@ -7,9 +7,9 @@ left it out. It is plain data for `explain`; it decides nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from proxy.routing.bindings.binding import Binding
-from proxy.routing.bindings.operators import Verdict
 from proxy.values import Destination, Value
 
 
@@ -26,6 +26,14 @@ class FilterStep:
     name: bytes
     breach: str | None
     silent: bool
+
+
+class Verdict(Enum):
+    """The answer of an operator."""
+
+    MATCH = "match"
+    MISMATCH = "mismatch"
+    ABSENT = "absent"
 
 
 @dataclass(frozen=True, slots=True)

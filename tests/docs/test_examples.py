@@ -13,8 +13,7 @@ import yaml
 from proxy.cli.check import inspect
 from proxy.config.keys import entries
 from proxy.config.settings import Settings, load_settings, parse_settings
-from proxy.routing.bindings.operators import Verdict
-from proxy.routing.trace import BindingStep, Trace
+from proxy.routing.trace import BindingStep, Trace, Verdict
 from proxy.rules.compiler import OPERATORS
 from proxy.rules.file_tests import decide, mentioned_queues
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules

@@ -12,9 +12,9 @@ from proxy.routing.bindings.operators import (
     HeaderOperator,
     Operator,
     RoutingKeyOperator,
-    Verdict,
 )
 from proxy.routing.decision import Facts
+from proxy.routing.trace import Verdict
 from proxy.values import Value
 from tests.routing.building import Plain, arguments, exchange, message, queues, to_queue, value
 

@@ -16,12 +16,12 @@ from proxy.routing.bindings.operators import (
     HeaderOperator,
     PropertyOperator,
     RoutingKeyOperator,
-    Verdict,
     equals,
     header_access,
     present,
 )
 from proxy.routing.bindings.patterns import compile_pattern
+from proxy.routing.trace import Verdict
 from proxy.values import Value
 from tests.routing.building import facts, message, value
 

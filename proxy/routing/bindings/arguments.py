@@ -61,7 +61,6 @@ from proxy.routing.bindings.operators import (
     Judge,
     PropertyOperator,
     RoutingKeyOperator,
-    Verdict,
     header_access,
 )
 from proxy.routing.bindings.producer_routes import PatternRoute, begins_with_character
@@ -69,6 +68,7 @@ from proxy.routing.bindings.routes import QueueRoute
 from proxy.routing.bindings.topics import InvalidTopic, open_topic
 from proxy.routing.erlang_terms import refused
 from proxy.routing.message import Message, spelled_integer
+from proxy.routing.trace import Verdict
 from proxy.values import EXCHANGE, QUEUE, Table, Value
 
 # Section 4: headers.

@@ -19,12 +19,9 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from operator import itemgetter
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from proxy.values import QUEUE, Destination, Table, Value
-
-if TYPE_CHECKING:
-    from proxy.routing.message import Message
 
 _name = itemgetter(0)
 
@@ -118,12 +115,12 @@ class Reach:
         #: those that it could not, with the reason
         self.refused: dict[Destination, str] = {}
 
-    def limit(self, chosen: Collection[Destination], message: Message) -> Collection[Destination]:
+    def limit(self, chosen: Collection[Destination], asked: set[tuple[Reach, Destination]]) -> Collection[Destination]:
         """Give those of the destinations that are within reach, and `NOBODY` for the others.
 
         Args:
             chosen: destinations.
-            message: gets what has to be asked for.
+            asked: gets what has to be asked for.
         """
         if self.allowed.issuperset(chosen):
             return chosen
@@ -132,7 +129,7 @@ class Reach:
             if one in self.allowed:
                 kept.add(one)
             elif not self.closed and one not in self.refused:
-                message.asked.add((self, one))
+                asked.add((self, one))
         return kept
 
 

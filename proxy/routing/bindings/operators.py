@@ -18,19 +18,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from datetime import tzinfo
-from enum import Enum
 from operator import ge, gt, le, lt
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 from proxy.routing.bindings.binding import typed
 from proxy.routing.bindings.patterns import Pattern
 from proxy.routing.message import Message
+from proxy.routing.trace import Verdict
 from proxy.values import Value
 
-if TYPE_CHECKING:
-    from proxy.routing.message import Message
-
-Judge: TypeAlias = Callable[[Value, "Message"], bool]
+Judge: TypeAlias = Callable[[Value, Message], bool]
 
 INTEGERS = frozenset("bBsuIilLT")
 FLOATS = frozenset("fd")
@@ -115,14 +112,6 @@ def lacks_type(letters: frozenset[str]) -> Judge:
 def present(_value: Value, _message: Message) -> bool:
     """Whatever the value is, void included."""
     return True
-
-
-class Verdict(Enum):
-    """The answer of an operator."""
-
-    MATCH = "match"
-    MISMATCH = "mismatch"
-    ABSENT = "absent"
 
 
 MATCH = Verdict.MATCH

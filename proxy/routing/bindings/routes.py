@@ -56,9 +56,9 @@ class QueueRoute:
         else:
             message.limited += limited
         if not self.only_one:
-            return selected if reach is None else reach.limit(selected, message)
+            return selected if reach is None else reach.limit(selected, message.asked)
         if reach is not None and selected:
-            selected = sorted(one for one in reach.limit(selected, message) if one != NOBODY) or [NOBODY]
+            selected = sorted(one for one in reach.limit(selected, message.asked) if one != NOBODY) or [NOBODY]
         if len(selected) < 2:
             return selected
         message.keep = False
@@ -109,14 +109,14 @@ class Effects:
             deleted.update(_asked(header, message))
         if main is not None:
             routed.add(main)
-        routed.update(self.add if reach is None else reach.limit(self.add, message))
+        routed.update(self.add if reach is None else reach.limit(self.add, message.asked))
         if self.add_queues:
             message.charge(owner)
             for selection in self.add_queues:
                 routed.update(_unless_starved(selection.select(message, reach), message, owner))
         for header in self.granted_add:
             asked = _asked(header, message)
-            routed.update(asked if reach is None else reach.limit(asked, message))
+            routed.update(asked if reach is None else reach.limit(asked, message.asked))
         routed -= deleted
 
     @property
