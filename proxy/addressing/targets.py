@@ -25,7 +25,7 @@ _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 #: Publishes whose target is remembered: with keys of 255 bytes a few megabytes.
 _KEPT_TARGETS = 8192
 #: Destinations of rules whose target is remembered: the control plane asks about all of them at every look.
-_KEPT_STANDING = 1 << 16
+_KEPT_FIXED_TARGETS = 1 << 16
 #: Exchanges whose translated destinations are remembered.
 _KEPT_REWRITES = 1024
 ANY_HOST = b"*"
@@ -149,7 +149,7 @@ class Rewrites:
             name: publication for name, publication in known.items() if (QUEUE, name) in destinations
         }
         for kind, name in destinations - (before.destinations if before is not None else frozenset()):
-            target = book.standing(b"", name) if kind == QUEUE else None
+            target = book.fixed_target(b"", name) if kind == QUEUE else None
             if isinstance(target, Target) and target.remote is None:
                 self._queues[name] = target.publication
         self._targets = frozenset(self._queues.values())
@@ -180,13 +180,13 @@ class AddressBook:
         #: whether a rule may lead to this proxy's own broker
         self.stays_here = any(domain is None or domain.local for domain in self._domains)
         self._kept: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
-        self._standing: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
+        self._fixed_targets: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
         #: by exchange of the rules
         self._rewrites: dict[bytes, Rewrites] = {}
         #: rules that an address with a password in it has met, and whether that was told
         self._exposing: dict[int, bool] = {}
 
-    def apart(self) -> AddressBook:
+    def with_empty_cache(self) -> AddressBook:
         """The same with nothing remembered, for another thread."""
         return AddressBook(self.table, self._brokers)
 
@@ -228,18 +228,18 @@ class AddressBook:
             self._exposing.setdefault(translation.rule, False)
         return self.resolve(translation.rule, translation.address, publication)
 
-    def standing(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
+    def fixed_target(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
         """As `look_up`, for what rules name: kept apart from what publishes ask for, which comes and goes."""
         try:
-            return self._standing[exchange, routing_key]
+            return self._fixed_targets[exchange, routing_key]
         except KeyError:
             found = self._look_up(Publication(exchange, routing_key))
-        if len(self._standing) >= _KEPT_STANDING:
-            self._standing.clear()
-        self._standing[exchange, routing_key] = found
+        if len(self._fixed_targets) >= _KEPT_FIXED_TARGETS:
+            self._fixed_targets.clear()
+        self._fixed_targets[exchange, routing_key] = found
         return found
 
-    def takes_all(self, exchange: bytes) -> bool:
+    def covers_exchange(self, exchange: bytes) -> bool:
         """Whether some rule is for every publish to an exchange, whatever its routing key."""
         every = AddressPattern(address_of(Publication(exchange, b"*")))
         return bool(exchange) and any(pattern.covers(every) for pattern in self.table.patterns)
@@ -252,7 +252,7 @@ class AddressBook:
             if rule.translation is not None and (domain is None or domain.local)
         )
 
-    def exposing(self) -> list[int]:
+    def rules_exposing_passwords(self) -> list[int]:
         """Rules that have met an address with a password in it, which receivers will see; each is told once."""
         found = [rule for rule, told in tuple(self._exposing.items()) if not told]
         self._exposing.update(dict.fromkeys(found, True))
@@ -278,7 +278,7 @@ class AddressBook:
             return FailedTranslation(rule, str(why))
         return Target(rule, remote, publication)
 
-    def impossible(self, rule: int) -> str:
+    def certain_failure(self, rule: int) -> str:
         """Say why a rule's translation leads nowhere, whatever its variables hold; "" where it may lead somewhere."""
         found = self.table.rules[rule]
         if found.translation is None or fixed_domain(found) is None:

@@ -36,7 +36,7 @@ from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters, RulesCounters
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
-from proxy.routing.readdressing import relocations
+from proxy.routing.destination_translation import static_translations
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules, load_rules
 from proxy.rules.ruleset import VhostRules
@@ -386,7 +386,7 @@ def _unreached(state: VhostState) -> list[str]:
         if one not in owned.bound and not (owned.delivery is Delivery.QUEUE and _stands(state, one))
     }
     if state.addresses is not None:
-        moved = relocations(
+        moved = static_translations(
             state.addresses, {one for each in state.exchanges for one in state.router.destinations(each)}, state.router
         )
         found = {one for one in found if one not in moved.away or moved.away[one].failure}

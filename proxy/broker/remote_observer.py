@@ -19,7 +19,7 @@ from proxy.broker.reconcile.vhost_topology import VhostTopology
 from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError
 from proxy.relay.vhost import Destination
-from proxy.routing.readdressing import Relocation
+from proxy.routing.destination_translation import StaticTranslation
 from proxy.values import EXCHANGE, QUEUE
 
 #: Names that one log line shows at most.
@@ -79,7 +79,7 @@ class RemoteSurvey:
         return found
 
 
-def destination_of(one: Relocation) -> Destination | None:
+def destination_of(one: StaticTranslation) -> Destination | None:
     """Give what must exist at the other broker in the place of a destination."""
     if one.remote is None:
         return None

@@ -45,7 +45,7 @@ class Verdict:
         """Add destinations that are not there."""
         for each in named:
             text = f"the broker has no such {each.kind}"
-            if each.relocated:
+            if each.translated:
                 shown = each.name.decode("utf-8", "backslashreplace")
                 text = f"the broker has no {each.kind} {shown}, where the address table sends it"
             self.missing.append(ConfigWarning(each.place, each.path, text))

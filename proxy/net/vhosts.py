@@ -179,7 +179,7 @@ class Vhosts:
         """Say of each address rule once that it meets addresses with passwords; returns only by cancellation."""
         while True:
             for state in self.states:
-                for rule in state.addresses.exposing() if state.addresses is not None else ():
+                for rule in state.addresses.rules_exposing_passwords() if state.addresses is not None else ():
                     # As the sender wrote it, so the receiver sees it: specification of Messenger addressing, 3.3.
                     _log.warning("producers' addresses have passwords that receivers see", vhost=state.name, rule=rule)
             await asyncio.sleep(_WARN_SECONDS)

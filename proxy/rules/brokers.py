@@ -203,7 +203,7 @@ def address_book(drafts: Sequence[AddressDraft], brokers: Iterable[BrokerRule], 
     wrong = {finding.rule for finding in findings if finding.severity is Severity.ERROR}
     book = AddressBook(table, names)
     for index, draft in enumerate(drafts):
-        reason = "" if index in wrong else book.impossible(index)
+        reason = "" if index in wrong else book.certain_failure(index)
         if reason:
             message = f"leads nowhere, whatever the address: {reason}"
             faults.warn(draft.fields.place_of("translation"), draft.fields.at("translation"), message)

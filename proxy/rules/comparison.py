@@ -52,7 +52,7 @@ class ComparedSide:
     def __init__(self, loaded: LoadedRules) -> None:
         """Look addresses up apart from the tables that publishes are asking."""
         self.loaded = loaded
-        self._books = {name: book.apart() for name, book in loaded.books.items()}
+        self._books = {name: book.with_empty_cache() for name, book in loaded.books.items()}
         self._named = {name: {each.name for each in vhost.exchanges} for name, vhost in loaded.rules.vhosts.items()}
 
     def touches(self, vhost: str, exchange: bytes) -> bool:

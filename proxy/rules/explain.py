@@ -300,7 +300,7 @@ def _evaluated(
 def _book(loaded: LoadedRules, vhost: str) -> AddressBook | None:
     """The address table of a virtual host, apart from the one that publishes are asking."""
     book = loaded.books.get(vhost)
-    return None if book is None else book.apart()
+    return None if book is None else book.with_empty_cache()
 
 
 def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = None) -> Lookup:

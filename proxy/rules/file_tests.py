@@ -13,7 +13,7 @@ from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
 from proxy.errors import located
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Outcome, QueueNames
-from proxy.routing.readdressing import Readdressing, departure
+from proxy.routing.destination_translation import TranslatedDestinations, translate_destinations
 from proxy.routing.router import Router
 from proxy.routing.trace import Trace
 from proxy.rules.clock import instant
@@ -183,10 +183,10 @@ def result_of(
     """Say where a message goes, with the address table, the alternate exchange and ``unmatched: pass`` in it."""
     rule = next(each for each in vhost.exchanges if each.name == decision.exchange)
     outcome = decision.outcome.value
-    leaves = Readdressing(decision.queues, decision.exchanges)
+    leaves = TranslatedDestinations(decision.queues, decision.exchanges)
     if book is not None:
         evaluated = {each.name for each in vhost.exchanges}
-        leaves = departure(book, decision.queues, decision.exchanges, routing_key, evaluated)
+        leaves = translate_destinations(book, decision.queues, decision.exchanges, routing_key, evaluated)
     exchanges = {*leaves.exchanges, *(publication.exchange for publication in leaves.publications)}
     if decision.outcome is Outcome.UNROUTED and rule.unmatched_pass:
         outcome = PASSED

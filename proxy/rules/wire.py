@@ -22,7 +22,7 @@ from proxy.relay.publish.outgoing import Copy, Outgoing, PublishSource, outgoing
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision
-from proxy.routing.readdressing import departure
+from proxy.routing.destination_translation import translate_destinations
 from proxy.routing.router import Router
 from proxy.rules.message import DescribedMessage, named, plain, quoted, text
 from proxy.rules.ruleset import ExchangeRule, VhostRules
@@ -142,7 +142,7 @@ def evaluated(
         out = led_on(out, _address(message))
     chosen = _chosen(decision)
     if source is None and state.addresses is not None:
-        left = departure(
+        left = translate_destinations(
             state.addresses, decision.queues, decision.exchanges, message.facts.routing_key, state.exchanges
         )
         chosen = [("queue", name) for name in left.queues] + [("exchange", name) for name in left.exchanges]

@@ -177,7 +177,7 @@ def test_a_rule_that_meets_an_address_with_a_password_says_so_once() -> None:
     book = AddressBook(AddressTable(rules))
     for key in (b"amqp://h/x", b"user@h", b"a:b"):
         book.look_up(b"", key)
-    assert book.exposing() == []
+    assert book.rules_exposing_passwords() == []
     for key in (b"amqp://u:word@h/x", b"amqp://u:word@h/y"):
         book.look_up(b"", key)
-    assert (book.exposing(), book.exposing()) == ([0], [])
+    assert (book.rules_exposing_passwords(), book.rules_exposing_passwords()) == ([0], [])

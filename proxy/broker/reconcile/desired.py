@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 
 from proxy.addressing.targets import AddressBook
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange
+from proxy.routing.destination_translation import StaticTranslation, StaticTranslations, static_translations
 from proxy.routing.exchange import Exchange
-from proxy.routing.readdressing import Relocation, Relocations, relocations
 from proxy.routing.router import Router
 from proxy.values import Table
 
@@ -48,7 +48,7 @@ class Needs:
         published: exchanges that the sidecar publishes to itself, with the exchange on whose behalf; only those
             that rules files own.
         regex: whether any exchange chooses among all queues.
-        relocated: destinations that the address table sends elsewhere: they need not exist. What must exist in
+        translated: destinations that the address table sends elsewhere: they need not exist. What must exist in
             their place on this broker is among `existing`.
         elsewhere: those for which something must exist at another broker.
     """
@@ -60,8 +60,8 @@ class Needs:
     existing: Mapping[Destination, str]
     published: Mapping[bytes, bytes]
     regex: bool
-    relocated: Mapping[Destination, Relocation] = field(default_factory=dict)
-    elsewhere: tuple[Relocation, ...] = ()
+    translated: Mapping[Destination, StaticTranslation] = field(default_factory=dict)
+    elsewhere: tuple[StaticTranslation, ...] = ()
 
     def of(self, exchange: OwnedExchange) -> frozenset[Destination]:
         """Give the destinations whose tokens an exchange needs."""
@@ -203,7 +203,7 @@ def needs_of(
             if exchange.declared is None:
                 published.update(dict.fromkeys(_published(exchange, destinations, exchanges), name))
     named = {*holders, *existing}
-    moved = Relocations({}, ()) if book is None else relocations(book, named, router)
+    moved = StaticTranslations({}, ()) if book is None else static_translations(book, named, router)
     for one in moved.found:
         if one.here is not None and (one.here not in named or one.here in moved.away):
             kind, name = one.destination
@@ -219,7 +219,7 @@ def needs_of(
         existing=existing,
         published=published,
         regex=any(exchange.sees_queues for exchange in router.exchanges.values()),
-        relocated=moved.away,
+        translated=moved.away,
         elsewhere=tuple(one for one in moved.found if one.remote is not None),
     )
 

@@ -245,9 +245,9 @@ class Repair:
         reported = {
             destination: why
             for destination, why in missing.items()
-            if destination not in needs.relocated or needs.existing.get(destination) or destination in self._undeclared
+            if destination not in needs.translated or needs.existing.get(destination) or destination in self._undeclared
         }
-        for destination, found in needs.relocated.items():
+        for destination, found in needs.translated.items():
             if found.failure:
                 reported[destination] = f"its translation by the address table leads nowhere: {found.failure}"
         return reported

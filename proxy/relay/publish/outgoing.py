@@ -22,7 +22,7 @@ from proxy.relay.original_address import CC_ASIDE, OURS, OriginalAddress, entry
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
-from proxy.routing.readdressing import Readdressing, departure
+from proxy.routing.destination_translation import TranslatedDestinations, translate_destinations
 from proxy.values import RESERVED
 
 PUBLISH = (60, 40)
@@ -134,10 +134,12 @@ def outgoing(
         source: where the publish came from, if the address table has sent it here: it is asked no more.
         decide_us: microseconds that the decision took.
     """
-    leaves = Readdressing(decision.queues, decision.exchanges)
+    leaves = TranslatedDestinations(decision.queues, decision.exchanges)
     if state.addresses is not None and source is None:
         taken = state.exchanges.keys() | state.carriers
-        leaves = _unreserved(departure(state.addresses, decision.queues, decision.exchanges, routing_key, taken))
+        leaves = _unreserved(
+            translate_destinations(state.addresses, decision.queues, decision.exchanges, routing_key, taken)
+        )
     untouched = owned.unmatched_pass and decision.outcome is Outcome.UNROUTED
     outcome = "passed" if untouched else decision.outcome.value
     names = decision.queues + decision.exchanges
@@ -164,7 +166,7 @@ def outgoing(
     return Outgoing(decision, tally, copies + apart, unbound=unbound, record=record, elsewhere=elsewhere)
 
 
-def _unreserved(leaves: Readdressing) -> Readdressing:
+def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
     """Let translations fail that would make a token of a part of the producer's routing key."""
     reserved = [one for one in leaves.publications if one.routing_key.startswith(RESERVED)]
     if not reserved:
@@ -180,7 +182,7 @@ def labels(targets: Iterable[Target]) -> tuple[str, ...]:
 
 
 def _carrier_copies(
-    decision: Decision, leaves: Readdressing, owned: OwnedExchange, state: VhostState
+    decision: Decision, leaves: TranslatedDestinations, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
     wanted = [("queue", name) for name in leaves.queues]
     wanted += [("exchange", name) for name in leaves.exchanges]
@@ -197,7 +199,7 @@ def _carrier_copies(
 
 
 def _queue_copies(
-    decision: Decision, leaves: Readdressing, owned: OwnedExchange, state: VhostState
+    decision: Decision, leaves: TranslatedDestinations, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
     # The broker closes the connection on a short string that is not UTF-8 (501): no queue can have such a name.
     named = [name for name in leaves.queues if _is_text(name)]

@@ -23,7 +23,7 @@ from proxy.routing.bindings.binding import typed_arguments
 from proxy.routing.bindings.compiled import CompiledBinding, is_regex_key
 from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
 from proxy.routing.bindings.routes import STOP
-from proxy.routing.readdressing import relocations
+from proxy.routing.destination_translation import static_translations
 from proxy.routing.router import Router
 from proxy.rules.file_tests import decide, mentioned_queues, translated
 from proxy.rules.lint.satisfiability import always, why_never
@@ -211,7 +211,7 @@ class NamedDestination:
         name: its name.
         place: where it was written.
         path: its dotted path.
-        relocated: whether it is not what is written there, but what the address table puts in its place.
+        translated: whether it is not what is written there, but what the address table puts in its place.
     """
 
     vhost: str
@@ -219,7 +219,7 @@ class NamedDestination:
     name: bytes
     place: Place
     path: str
-    relocated: bool = False
+    translated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,13 +271,13 @@ def _relocated(
     found: dict[_Key, NamedDestination], vhost: str, book: AddressBook, router: Router
 ) -> dict[_Key, NamedDestination]:
     """Put what the address table makes of destinations in their place."""
-    moved = relocations(book, [key[1:] for key in found if key[0] == vhost], router)
+    moved = static_translations(book, [key[1:] for key in found if key[0] == vhost], router)
     kept = {key: each for key, each in found.items() if key[0] != vhost or key[1:] not in moved.away}
     for one in moved.found:
         if one.here is not None:
             kind, name = one.here
             written = found[vhost, *one.destination]
-            kept.setdefault((vhost, kind, name), replace(written, kind=kind, name=name, relocated=True))
+            kept.setdefault((vhost, kind, name), replace(written, kind=kind, name=name, translated=True))
     return kept
 
 

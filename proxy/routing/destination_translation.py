@@ -1,9 +1,12 @@
-"""Where does each destination of a decision really lead, once the address table has been asked?
+"""Translates the destinations of a decision by the address table.
 
 Each destination is looked up once: a queue as a publish to the default exchange under its name, an exchange as a
-publish to it under the message's key. What comes of it is not looked up again. Knows nothing of how a publish leaves.
+publish to it under the routing key of the message. The result is not looked up again.
 
-Source: architecture, "The path of one publish"; the messenger-addressing specification, 3.1 and 3.2.
+`translate_destinations` serves publishes. `static_translations` serves what must be known before there is a message:
+which destinations need not exist, and which must exist in their place.
+
+Source: the messenger-addressing specification, 3.1 and 3.2.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
 from proxy.routing.router import Router
 from proxy.values import EXCHANGE, QUEUE, Destination
 
+#: Two unlike routing keys: a translation that does not depend on the key leads both to the same place.
+_PROBE_KEYS = (b"a", b"b/c.d")
 #: Why a destination's translation to an exchange of the rules is none: nothing is evaluated behind a decision.
 EVALUATED_HERE = "an exchange that is evaluated here, behind one that was"
 
 
-class Readdressing(NamedTuple):
+class TranslatedDestinations(NamedTuple):
     """What the destinations of a decision have become.
 
     Args:
@@ -39,13 +44,13 @@ class Readdressing(NamedTuple):
     rule: int | None = None
 
 
-def departure(
+def translate_destinations(
     book: AddressBook,
     queues: Iterable[bytes],
     exchanges: Iterable[bytes],
     routing_key: bytes,
     evaluated: Container[bytes],
-) -> Readdressing:
+) -> TranslatedDestinations:
     """Ask the table about every destination.
 
     Args:
@@ -80,7 +85,7 @@ def departure(
             found[EXCHANGE, target.publication.exchange] = None
         else:
             publications[target.publication] = None
-    return Readdressing(
+    return TranslatedDestinations(
         tuple(name for kind, name in found if kind == QUEUE),
         tuple(name for kind, name in found if kind == EXCHANGE),
         tuple(publications),
@@ -90,7 +95,7 @@ def departure(
     )
 
 
-class Relocation(NamedTuple):
+class StaticTranslation(NamedTuple):
     """What the address table makes of a destination that rules name, as far as it is the same for every message.
 
     Args:
@@ -106,7 +111,7 @@ class Relocation(NamedTuple):
     failure: str = ""
 
 
-class Relocations(NamedTuple):
+class StaticTranslations(NamedTuple):
     """What the address table makes of the destinations that rules name.
 
     Args:
@@ -114,11 +119,11 @@ class Relocations(NamedTuple):
         found: what is known of all that the table is for.
     """
 
-    away: Mapping[Destination, Relocation]
-    found: tuple[Relocation, ...]
+    away: Mapping[Destination, StaticTranslation]
+    found: tuple[StaticTranslation, ...]
 
 
-def relocations(book: AddressBook, named: Iterable[Destination], router: Router) -> Relocations:
+def static_translations(book: AddressBook, named: Iterable[Destination], router: Router) -> StaticTranslations:
     """Ask the table about destinations before there is a message.
 
     Args:
@@ -127,17 +132,17 @@ def relocations(book: AddressBook, named: Iterable[Destination], router: Router)
         router: the rules.
     """
     evaluated = router.exchanges
-    found = [one for one in (relocation(book, each, evaluated) for each in sorted(set(named))) if one is not None]
+    found = [
+        one for one in (static_translation(book, each, evaluated) for each in sorted(set(named))) if one is not None
+    ]
     # What the table itself has sent to an exchange is looked up no more: its destinations are the rules' own.
     final = {one for name in evaluated if book.may_lead_to(name) for one in router.destinations(name)}
-    return Relocations({one.destination: one for one in found if one.destination not in final}, tuple(found))
+    return StaticTranslations({one.destination: one for one in found if one.destination not in final}, tuple(found))
 
 
-#: Routing keys that a fixed translation makes the same of.
-_PROBES = (b"a", b"b/c.d")
-
-
-def relocation(book: AddressBook, destination: Destination, evaluated: Container[bytes]) -> Relocation | None:
+def static_translation(
+    book: AddressBook, destination: Destination, evaluated: Container[bytes]
+) -> StaticTranslation | None:
     """Ask the table about a destination before there is a message.
 
     Args:
@@ -150,15 +155,15 @@ def relocation(book: AddressBook, destination: Destination, evaluated: Container
     """
     kind, name = destination
     if kind == QUEUE:
-        targets = [book.standing(b"", name)]
-    elif book.takes_all(name):
-        targets = [book.standing(name, key) for key in _PROBES]
+        targets = [book.fixed_target(b"", name)]
+    elif book.covers_exchange(name):
+        targets = [book.fixed_target(name, key) for key in _PROBE_KEYS]
     else:
         return None
     target = targets[0]
     if target is None:
         return None
-    found = Relocation(destination)
+    found = StaticTranslation(destination)
     if isinstance(target, FailedTranslation):
         return found._replace(failure=target.reason)
     exchange, key = target.publication

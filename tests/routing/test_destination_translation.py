@@ -4,7 +4,12 @@ import pytest
 
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, Publication
-from proxy.routing.readdressing import EVALUATED_HERE, Readdressing, departure, relocation
+from proxy.routing.destination_translation import (
+    EVALUATED_HERE,
+    TranslatedDestinations,
+    static_translation,
+    translate_destinations,
+)
 
 RULES = {
     b"moved": b"/queue/new",
@@ -21,12 +26,12 @@ RULES = {
 BOOK = AddressBook(AddressTable([AddressRule(*rule) for rule in RULES.items()]), [b"archive"])
 
 
-def leaves(*queues: bytes, exchanges: tuple[bytes, ...] = (), key: bytes = b"k") -> Readdressing:
-    return departure(BOOK, queues, exchanges, key, {b"open"})
+def leaves(*queues: bytes, exchanges: tuple[bytes, ...] = (), key: bytes = b"k") -> TranslatedDestinations:
+    return translate_destinations(BOOK, queues, exchanges, key, {b"open"})
 
 
 def test_what_no_rule_is_for_stays() -> None:
-    assert leaves(b"a", b"b", exchanges=(b"x",)) == Readdressing((b"a", b"b"), (b"x",))
+    assert leaves(b"a", b"b", exchanges=(b"x",)) == TranslatedDestinations((b"a", b"b"), (b"x",))
 
 
 def test_queues_that_become_the_same_one_are_one() -> None:
@@ -86,7 +91,7 @@ def test_what_stands_in_place_of_a_destination_before_there_is_a_message() -> No
     book = AddressBook(AddressTable([AddressRule(*rule) for rule in table.items()]), [b"archive"])
 
     def found(kind: str, name: bytes) -> tuple[object, ...] | None:
-        moved = relocation(book, (kind, name), {b"open"})
+        moved = static_translation(book, (kind, name), {b"open"})
         if moved is None:
             return None
         there = None if moved.remote is None else (moved.remote.publication.exchange, moved.remote.publication[1])
