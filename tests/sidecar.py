@@ -45,7 +45,7 @@ class Sidecar:
         rules: rules files, absolute or relative to the working directory.
         settings: configuration keys to add or to replace, as deep as they go.
         folder: an empty one for configuration and log, which then stay; else a temporary one.
-        program: what is run as ``oxproxy``.
+        program: what is run as ``oxproxy``; None is PROGRAM at the time of the call, which tests replace.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Sidecar:
         rules: Sequence[Path] = (),
         settings: Mapping[str, object] | None = None,
         folder: Path | None = None,
-        program: Sequence[str] = (str(PROGRAM),),
+        program: Sequence[str] | None = None,
     ) -> None:
-        self._program = program
+        self._program = program or (str(PROGRAM),)
         self.port = free_port()
         self.admin = f"http://127.0.0.1:{free_port(self.port)}"
         self.folder = (folder or Path(tempfile.mkdtemp(prefix="oxproxy-sidecar-"))).resolve()
