@@ -1,0 +1,103 @@
+"""docs/architecture.md describes the tree as it is: the picture, and every path, class, thread and bound that it names."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from deploy.package_map import FOUNDATION, PICTURE, PLACES, imports, picture
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+CODE = re.findall(r"`([^`\n]+)`", PAGE)
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(title: str) -> list[str]:
+    """The lines of the table in a section, without its head."""
+    return [line for line in section(title).splitlines() if line.startswith("| ")][1:]
+
+
+def test_the_picture_shows_the_imports_as_they_are() -> None:
+    assert PICTURE.read_text() == picture(), "run python -m deploy.package_map"
+
+
+def test_the_page_shows_the_picture_with_an_alternative_text() -> None:
+    shown = re.search(r"!\[([^\]]+)\]\(pictures/packages\.svg\)", PAGE)
+    assert shown is not None
+    assert all(name in shown[1] for name in PLACES)
+
+
+def test_every_package_has_its_place_in_the_picture() -> None:
+    assert imports().keys() == PLACES.keys()
+
+
+def test_every_arrow_of_the_picture_leads_downwards() -> None:
+    upwards = [
+        (name, target)
+        for name, targets in imports().items()
+        for target in targets - FOUNDATION
+        if PLACES[target].row <= PLACES[name].row
+    ]
+    assert upwards == []
+
+
+def test_every_package_has_its_row_on_the_page() -> None:
+    described = {name for line in rows("The packages") for name in re.findall(r"`proxy/(\w+)", line.split("|")[1])}
+    assert described == PLACES.keys()
+
+
+def test_every_path_that_the_page_names_exists() -> None:
+    named = {text for text in CODE if re.fullmatch(r"(?:proxy|tests|deploy|docs|config|helm)/[\w./-]*", text)}
+    assert len(named) > 50
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+def test_every_class_and_constant_that_the_page_names_exists() -> None:
+    defined: set[str] = set()
+    for path in (ROOT / "proxy").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                defined.add(node.id)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                defined.add(node.target.id)
+    classes = {text.split(".")[0] for text in CODE if re.fullmatch(r"(?:[A-Z][a-z]+)+(?:\.\w+)*", text)}
+    constants = {text for text in CODE if re.fullmatch(r"_?[A-Z]+(?:_[A-Z]+)*", text)} - {"BCC", "CC"}
+    assert len(classes) > 10
+    assert sorted((classes | constants) - defined) == []
+
+
+def test_every_thread_that_the_page_names_is_started() -> None:
+    started = {
+        keyword.value.value
+        for path in (ROOT / "proxy").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "threading.Thread"
+        for keyword in node.keywords
+        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
+    }
+    named = {name for line in rows("Threads and tasks") for name in re.findall(r"^\| `([\w-]+)` \|", line)}
+    assert named == started
+
+
+@pytest.mark.parametrize("row", rows("Caches"))
+def test_the_bounds_of_the_caches_are_those_of_the_code(row: str) -> None:
+    path = re.search(r"`proxy/([\w/]+)\.py`", row)
+    assert path is not None
+    module = importlib.import_module(f"proxy.{path[1].replace('/', '.')}")
+    bounds = re.findall(r"([\d,]+) \(`(\w+)`\)", row)
+    assert bounds
+    for number, name in bounds:
+        bound = getattr(module, name)
+        if hasattr(bound, "cache_parameters"):
+            bound = bound.cache_parameters()["maxsize"]
+        assert bound == int(number.replace(",", "")), name
