@@ -25,7 +25,7 @@ from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.tls_config import broker_tls
 from proxy.relay.connection_state import RelayLimits as RelayLimits
 from proxy.relay.publish.plan import ClientRules
-from proxy.relay.rate_limits import Rates
+from proxy.relay.rate_limits import RateLimits
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
 from proxy.rules.brokers import password_of
@@ -63,10 +63,10 @@ def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
     return ListenerLimits(limits.connections, per_peer, deadline_seconds, shared=shared)
 
 
-def rates(settings: Settings) -> Rates:
+def rates(settings: Settings) -> RateLimits:
     """Give what each user may publish."""
     limits = settings.limits
-    return Rates(
+    return RateLimits(
         limits.publish_rate or 0,
         limits.publish_bytes or 0,
         limits.burst_seconds,

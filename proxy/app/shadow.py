@@ -160,7 +160,7 @@ class Shadow:
         run.waiting.clear()
         return _OK, self._report(run)
 
-    def looks_at(self, vhost: str, exchange: bytes) -> bool:
+    def wants(self, vhost: str, exchange: bytes) -> bool:
         """Whether publishes to an exchange can differ: see `Watcher`. What clients declared is not compared."""
         run = self._run
         if run is None:

@@ -61,7 +61,7 @@ from proxy.observe.exposition import Exposition
 from proxy.observe.logs import LogSettings, configure
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
-from proxy.relay.rate_limits import Allowances
+from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.patterns import jit_compiles
 from proxy.rules.clock import SystemZone
@@ -441,7 +441,7 @@ class Sidecar:
             self._version,
             self._audit,
             self._remotes,
-            Allowances(rates(settings)),
+            UserRateLimits(rates(settings)),
             Reuse(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
         )
         limits = listener_limits(settings, shared=self._place is not None)

@@ -55,8 +55,8 @@ class RemoteSurvey:
         for remote, destinations in wanted.items():
             found = await self._ask(state.name, remote, destinations)
             missing.update({(remote.label, destination): why for destination, why in found.items()})
-        _log(state.name, state.missing_elsewhere, missing)
-        state.missing_elsewhere = missing
+        _log(state.name, state.missing_remote, missing)
+        state.missing_remote = missing
 
     async def _ask(self, vhost: str, remote: Remote, destinations: Iterable[Destination]) -> dict[Destination, str]:
         now = asyncio.get_running_loop().time()

@@ -77,7 +77,7 @@ def status_of(vhost: VhostTopology) -> VhostStatus:
         fault=vhost.fault,
         missing={
             **{f"{kind} {_text(name)}": why for (kind, name), why in sorted(vhost.missing.items())},
-            **{shown(*each): why for each, why in sorted(vhost.state.missing_elsewhere.items())},
+            **{shown(*each): why for each, why in sorted(vhost.state.missing_remote.items())},
         },
         foreign={
             _text(carrier): [str(binding) for binding in bindings] for carrier, bindings in vhost.survey.foreign.items()
@@ -405,7 +405,7 @@ class Topology:
     @property
     def missing_count(self) -> int:
         """How many destinations that rules name can't be reached."""
-        return sum(len(vhost.missing) + len(vhost.state.missing_elsewhere) for vhost in self._vhosts.values())
+        return sum(len(vhost.missing) + len(vhost.state.missing_remote) for vhost in self._vhosts.values())
 
     @property
     def foreign_count(self) -> int:

@@ -12,8 +12,8 @@ from proxy.net.upstream_pool import Reuse
 from proxy.net.vhosts import Vhosts
 from proxy.relay.connection_state import RelayLimits
 from proxy.relay.counters import Counters
-from proxy.relay.delayed_confirms import Lines
-from proxy.relay.rate_limits import Allowances, Rates
+from proxy.relay.delayed_confirms import AuditCommits
+from proxy.relay.rate_limits import RateLimits, UserRateLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class SessionLimits:
     relay: RelayLimits = field(default_factory=RelayLimits)
 
 
-class AuditGate(Lines, Protocol):
+class AuditGate(AuditCommits, Protocol):
     """The audit log as sessions see it: what has to wait for it."""
 
     @property
@@ -74,6 +74,6 @@ class SessionContext:
     version: str
     audit: AuditGate | None = None
     remotes: RemotePool | None = None
-    allowances: Allowances = field(default_factory=lambda: Allowances(Rates()))
+    allowances: UserRateLimits = field(default_factory=lambda: UserRateLimits(RateLimits()))
     reuse: Reuse | None = None
     pacing: Pacing = field(default_factory=Pacing)

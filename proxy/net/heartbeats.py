@@ -27,7 +27,7 @@ from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.net.link import Link
 from proxy.relay.counters import LimitCounters
 from proxy.relay.handshake.greeting import Tuning
-from proxy.relay.rate_limits import Allowance
+from proxy.relay.rate_limits import UserRateLimit
 from proxy.relay.relay import Relay
 
 #: Looks in each interval.
@@ -194,7 +194,7 @@ class Throttle:
 
     def __init__(
         self,
-        allowance: Allowance,
+        allowance: UserRateLimit,
         relay: Relay,
         counters: LimitCounters,
         pause: Callable[[bool], None],

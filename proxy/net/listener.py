@@ -229,7 +229,7 @@ class Listener:
             text = f"connections from {host}"
         else:
             return None
-        self._surroundings.counters.limits.turned_away[reason] += 1
+        self._surroundings.counters.limits.rejected_connections[reason] += 1
         _log.warning("too many connections", limit=limit, reason=reason, peer=name, repeat=reason)
         if len(self._sessions) - len(self._admitted) >= TOLD_AT_ONCE:
             return ""

@@ -213,7 +213,7 @@ class Opening:
                 self._tasks.start(self._connect(), "connect upstream")
             else:
                 self._failure = "refused"
-                handshake.turn_away(self._refusal)
+                handshake.reject(self._refusal)
                 self._go_on()
                 return
         if handshake.state is HandshakeState.OPEN:

@@ -24,7 +24,7 @@ from proxy.net.opening import Opening
 from proxy.net.remote.pool import Port
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import ControlPlane
-from proxy.relay.connection_state import Asked, BindDestinations, EnsureQueue, Phase, Request
+from proxy.relay.connection_state import BindDestinations, EnsureQueue, PermissionCheck, Phase, Request
 from proxy.relay.handshake.machine import Handshake
 from proxy.relay.relay import Relay
 
@@ -247,14 +247,14 @@ class Session:
 
     def audit_durable(self, sequence: int) -> None:
         """Audit lines up to a sequence are on disk: confirms that waited for them go to the producer."""
-        if self.relay is not None and self.relay.waits_for_lines:
-            self.relay.lines_durable(sequence)
+        if self.relay is not None and self.relay.has_delayed_confirms:
+            self.relay.audit_lines_durable(sequence)
             self._flush(self.relay, monotonic())
 
     def audit_failing(self) -> None:
         """The disk refuses audit lines, or does not answer."""
-        if self.relay is not None and self.relay.ends_later:
-            self.relay.lines_failing()
+        if self.relay is not None and self.relay.close_is_delayed:
+            self.relay.audit_lines_failing()
             self._flush(self.relay, monotonic())
 
     def audit_full(self, full: bool) -> None:
@@ -298,7 +298,7 @@ class Session:
         if wanted:
             await control.bind(vhost, request.exchange, wanted)
 
-    def ask(self, asked: Asked, done: Callable[[], None]) -> None:
+    def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
         """Ask the broker whether the client of this connection may bind a destination."""
         if self.relay is None or self._over:
             done()
@@ -332,7 +332,7 @@ class Session:
 
     def _close_producer(self, relay: Relay) -> None:
         """Close the producer's socket once it has everything, unless that is its own part (until the deadline)."""
-        if not relay.ends_later and not relay.producer_ends:
+        if not relay.close_is_delayed and not relay.producer_ends:
             self.producer.close()
 
     def _producer_writable(self, writable: bool) -> None:

@@ -18,7 +18,7 @@ from typing import Protocol
 import structlog
 
 from proxy.relay.audit_sink import AuditSink
-from proxy.relay.connection_state import NO_INVENTORY, Asked, QueueInventory
+from proxy.relay.connection_state import NO_INVENTORY, PermissionCheck, QueueInventory
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.publish.tap import Tap
@@ -29,7 +29,7 @@ from proxy.routing.router import Router
 class ClientConnection(Protocol):
     """A connection of a client."""
 
-    def ask(self, asked: Asked, done: Callable[[], None]) -> None:
+    def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
         """Ask the broker whether the client may bind a destination; `done` is called when it is known."""
 
 
@@ -56,7 +56,7 @@ class ClientConnections:
         """Whether some client is logged in to a virtual host."""
         return any(name == vhost for name, _ in self._open)
 
-    async def ask(self, vhost: str, asked: Iterable[Asked]) -> None:
+    async def ask(self, vhost: str, asked: Iterable[PermissionCheck]) -> None:
         """Ask clients what they may bind; what nobody can be asked about is refused until the client is there again."""
         waiting = []
         for each in asked:

@@ -159,9 +159,9 @@ def connections_total(reading: Reading) -> Rows:
     return [((side, result), count) for side, counted in sides for result, count in counted.results.items()]
 
 
-def turned_away(reading: Reading) -> Rows:
+def rejected_connections(reading: Reading) -> Rows:
     """Producers that were kept out by reason."""
-    return [((reason,), count) for reason, count in reading.counters.limits.turned_away.items()]
+    return [((reason,), count) for reason, count in reading.counters.limits.rejected_connections.items()]
 
 
 def limit_hits(reading: Reading) -> Rows:
@@ -449,7 +449,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "connections_turned_away_total",
         MetricKind.COUNTER,
         "reason",
-        turned_away,
+        rejected_connections,
         "Producers that a limit kept out: connections or connections_per_peer.",
     ),
     _metric(

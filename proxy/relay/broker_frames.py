@@ -32,7 +32,7 @@ from proxy.amqp.method_arguments import read_return
 from proxy.errors import ProtocolError
 from proxy.relay.broker_methods import BrokerMethods
 from proxy.relay.channel import Channel, Life
-from proxy.relay.connection_state import Conversation, Phase
+from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.original_address import restored_content
 from proxy.relay.publish.shapes import Shapes
 from proxy.relay.publish.split_publish import fingerprint
@@ -49,14 +49,14 @@ _CLOSES = frozenset((methods.CHANNEL_CLOSE, methods.CHANNEL_CLOSE_OK))
 _ENDED = frozenset((Phase.CLOSING, Phase.CLOSED))
 
 
-class Delivering:
+class BrokerFrames:
     """The broker's side of one connection.
 
     Args:
         conversation: what both directions share.
     """
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ConnectionState) -> None:
         """Start at a frame boundary."""
         self._conversation: Final = conversation
         self._methods: Final = BrokerMethods(conversation)

@@ -13,8 +13,8 @@ from proxy.amqp.frames import U32
 from proxy.amqp.method_arguments import read_ack, read_nack, read_queue_declare_ok, read_return
 from proxy.amqp.method_frames import connection_close_ok
 from proxy.amqp.methods import method_frame
-from proxy.relay.channel import Channel, Content, Expected, Life
-from proxy.relay.connection_state import Conversation, EnsureQueue, Phase
+from proxy.relay.channel import Channel, Content, ExpectedReply, Life
+from proxy.relay.connection_state import ConnectionState, EnsureQueue, Phase
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
 
 _ANSWERS = frozenset(
@@ -40,7 +40,7 @@ class BrokerMethods:
         conversation: what both directions share.
     """
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ConnectionState) -> None:
         """Find out which methods matter here."""
         self._conversation = conversation
         self._channel = {
@@ -172,7 +172,7 @@ class BrokerMethods:
             self._conversation.inventory.queue_deleted(expected.queue)
         return True
 
-    def _declared(self, channel: Channel, frame: bytes, asked: Expected) -> bool:
+    def _declared(self, channel: Channel, frame: bytes, asked: ExpectedReply) -> bool:
         """Keep a declare-ok back until the queue has its tokens."""
         conversation = self._conversation
         queue = read_queue_declare_ok(frame[7:-1]).queue

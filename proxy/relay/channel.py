@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from proxy.addressing.targets import Remote
 from proxy.relay.confirms import Ledger, Returns, Settled
-from proxy.relay.publish.outgoing import Copy, Elsewhere
+from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.publish.plan import ExchangePlan
 from proxy.relay.remote.lane import Way
 
@@ -65,7 +65,7 @@ class PendingPublish:
     ending: tuple[int, str] | None = None
 
 
-class Collected(NamedTuple):
+class CollectedPublish(NamedTuple):
     """A publish that leaves in several copies: its body is kept until it is whole.
 
     Args:
@@ -84,10 +84,10 @@ class Collected(NamedTuple):
     copies: Sequence[Copy]
     body_size: int
     body: bytearray
-    elsewhere: Elsewhere | None = None
+    elsewhere: RemoteTargets | None = None
 
 
-class Expected(NamedTuple):
+class ExpectedReply(NamedTuple):
     """An answer of the broker that is on its way; a channel's answers come in the order of its requests.
 
     Args:
@@ -109,7 +109,7 @@ class Expected(NamedTuple):
     weight: int = 1
 
 
-class Owed:
+class UnansweredRequests:
     """How many requests of one connection, on all its channels, the broker has not answered yet.
 
     Each costs memory until it is answered, and a broker that is stopped answers none: `count` is what limits them.
@@ -124,26 +124,26 @@ class Owed:
         self.unanswerable = 0
 
 
-class Replies(deque[Expected]):
+class Replies(deque[ExpectedReply]):
     """The answers that a channel waits for, in order.
 
     Args:
-        owed: counts those of the connection.
+        unanswered: counts those of the connection.
     """
 
     __slots__ = ("_owed",)
 
-    def __init__(self, owed: Owed) -> None:
+    def __init__(self, unanswered: UnansweredRequests) -> None:
         """Wait for none."""
         super().__init__()
-        self._owed = owed
+        self._owed = unanswered
 
-    def append(self, expected: Expected) -> None:
+    def append(self, expected: ExpectedReply) -> None:
         """Wait for one more."""
         self._owed.count += expected.weight
         super().append(expected)
 
-    def popleft(self) -> Expected:
+    def popleft(self) -> ExpectedReply:
         """The next one has come."""
         expected = super().popleft()
         self._owed.count -= expected.weight
@@ -200,7 +200,7 @@ class Channel:
         "ways",
     )
 
-    def __init__(self, number: int, owed: Owed | None = None) -> None:
+    def __init__(self, number: int, unanswered: UnansweredRequests | None = None) -> None:
         """Start as a channel that is open and idle."""
         self.number = number
         #: what each content header frame of the channel begins with
@@ -216,7 +216,7 @@ class Channel:
         self.owed_close_ok = False
         self.content = Content.METHOD
         self.publish: PendingPublish | None = None
-        self.collected: Collected | None = None
+        self.collected: CollectedPublish | None = None
         #: body bytes still to come
         self.remaining = 0
         self.confirming = False
@@ -235,7 +235,7 @@ class Channel:
         self.ledger: Ledger | None = None
         #: publishes in several copies that the broker may return one by one
         self.returns: Returns | None = None
-        self.replies = Replies(owed or Owed())
+        self.replies = Replies(unanswered or UnansweredRequests())
         #: the queue declared last, which an empty name in a bind means
         self.last_queue = b""
         self.held: list[bytes] | None = None

@@ -15,7 +15,7 @@ from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
 from proxy.relay.audit_sink import AuditSink, LineTemplate
 from proxy.relay.channel import Channel, PendingPublish
-from proxy.relay.delayed_confirms import Withheld
+from proxy.relay.delayed_confirms import DelayedConfirms
 
 #: Mandatory publishes of a channel that a return may still name; beyond that the oldest are forgotten. With confirms
 #: those that are settled go at once: the broker returns a message before it confirms it.
@@ -51,7 +51,9 @@ class ConnectionAudit:
         "ruled_only",
     )
 
-    def __init__(self, journal: AuditSink, conn: str, user: str, vhost: str, withheld: Withheld | None = None) -> None:
+    def __init__(
+        self, journal: AuditSink, conn: str, user: str, vhost: str, withheld: DelayedConfirms | None = None
+    ) -> None:
         """Start with no publish."""
         self._withheld = withheld
         self._journal = journal

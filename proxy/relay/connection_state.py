@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeAlias
 from proxy.amqp import method_frames, methods
 from proxy.amqp.frames import FRAME_END, METHOD, body_frames
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, Life, Owed, PendingPublish
+from proxy.relay.channel import Channel, Life, PendingPublish, UnansweredRequests
 from proxy.relay.connection_audit import ConnectionAudit
-from proxy.relay.declare.sidecar_channel import OwnChannel
-from proxy.relay.delayed_confirms import Lines, Withheld
+from proxy.relay.declare.sidecar_channel import SidecarChannel
+from proxy.relay.delayed_confirms import AuditCommits, DelayedConfirms
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
 from proxy.relay.remote.lane import Remotes
@@ -45,7 +45,7 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
-class Asked(NamedTuple):
+class PermissionCheck(NamedTuple):
     """Whether a destination is within a client's reach from an exchange: to be asked on a connection of the client."""
 
     owned: OwnedExchange
@@ -70,7 +70,7 @@ class BindDestinations(NamedTuple):
     channel: Channel
     exchange: bytes
     destinations: tuple[Destination, ...]
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[PermissionCheck, ...] = ()
 
 
 class LookUpExchange(NamedTuple):
@@ -98,8 +98,8 @@ class RelayLimits(NamedTuple):
         collected_bytes: of such bodies under way on all channels together; a further one is refused with 311.
         tokens: within one client's reach from one exchange at most.
         message_bytes: largest body; 0: as large as the broker takes.
-        owed: requests about exchanges, queues and bindings that the broker has not answered; reaching it stops the
-            reading of the producer until answers come.
+        unanswered: requests about exchanges, queues and bindings that the broker has not answered; reaching it stops
+            the reading of the producer until answers come.
     """
 
     held_bytes: int = 1 << 20
@@ -107,7 +107,7 @@ class RelayLimits(NamedTuple):
     collected_bytes: int = 16 << 20
     tokens: int = 10_000
     message_bytes: int = 0
-    owed: int = 4096
+    unanswered: int = 4096
 
 
 class QueueInventory(NamedTuple):
@@ -136,7 +136,7 @@ def _nobody() -> None:
     """Wake no driver: there is none that would not look by itself."""
 
 
-class Conversation:
+class ConnectionState:
     """State of one producer connection and its upstream connection.
 
     Args:
@@ -159,13 +159,13 @@ class Conversation:
         self.inventory = inventory
         self.limits = limits
         self.phase = Phase.OPEN
-        self.owed = Owed()
+        self.unanswered = UnansweredRequests()
         self.channels: dict[int, Channel] = {}
         self.to_upstream: list[bytes] = []
         self.to_producer: list[bytes] = []
         self.requests: list[Request] = []
         spare = tuning.channel_max_upstream > tuning.channel_max_producer
-        self.own = OwnChannel(tuning.channel_max_upstream if spare else None, self.to_upstream)
+        self.own = SidecarChannel(tuning.channel_max_upstream if spare else None, self.to_upstream)
         #: our Connection.Close, or the producer's, went upstream; and nothing more is expected from there
         self.upstream_closing = self.upstream_done = False
         self.blocked = False
@@ -179,7 +179,7 @@ class Conversation:
         self.released: list[Channel] = []
         self.audit: ConnectionAudit | None = None
         #: confirms that wait for their audit lines, where they have to
-        self.withheld: Withheld | None = None
+        self.withheld: DelayedConfirms | None = None
         #: links to other brokers, where there are any
         self.remotes: Remotes | None = None
         #: called when something is to be sent outside of the driver's own calls
@@ -206,14 +206,14 @@ class Conversation:
         #: no confirm is timed before
         self.sample_after = 0.0
 
-    def to_be_asked(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[Asked, ...]:
+    def permission_checks(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[PermissionCheck, ...]:
         """Give what exists of that which routes chose and nobody knows yet to be within a client's reach."""
         asked = []
         for reach, destination in sorted(unknown, key=lambda one: one[1]):
             owned = self.state.owner_of(reach)
             exists = destination[0] == "exchange" or self.state.has_queue(destination[1])
             if owned is not None and exists and len(reach.allowed) < self.limits.tokens:
-                asked.append(Asked(owned, reach, destination))
+                asked.append(PermissionCheck(owned, reach, destination))
         return tuple(asked)
 
     def next_sequence(self) -> int:
@@ -226,7 +226,7 @@ class Conversation:
         """Give the record of a channel number."""
         found = self.channels.get(number)
         if found is None:
-            found = self.channels[number] = Channel(number, self.owed)
+            found = self.channels[number] = Channel(number, self.unanswered)
         return found
 
     def forget(self, channel: Channel) -> None:
@@ -244,7 +244,7 @@ class Conversation:
     def _renew(self, channel: Channel) -> Channel:
         """End a channel and give the record of the next one of its number, which the broker still has to answer."""
         self._end(channel)
-        fresh = self.channels[channel.number] = Channel(channel.number, self.owed)
+        fresh = self.channels[channel.number] = Channel(channel.number, self.unanswered)
         fresh.discard_upstream = channel.discard_upstream
         fresh.owed_close_ok = channel.closes or channel.owed_close_ok
         fresh.deferred = channel.deferred
@@ -332,9 +332,11 @@ class Conversation:
         else:
             self.to_producer.append(frames)
 
-    def withhold_confirms(self, lines: Lines) -> None:
+    def delay_confirms(self, lines: AuditCommits) -> None:
         """Let confirms wait until the audit lines of their publishes are on disk."""
-        self.withheld = Withheld(lines, self.to_producer, lambda number, frames: self.say(self.channel(number), frames))
+        self.withheld = DelayedConfirms(
+            lines, self.to_producer, lambda number, frames: self.say(self.channel(number), frames)
+        )
 
     def withhold(self, channel: Channel, confirm: bytes) -> bool:
         """Keep a confirm for the producer, if it has to wait for an audit line."""

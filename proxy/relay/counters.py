@@ -347,7 +347,7 @@ class ConnectionCounters:
 
 
 #: Why a connection was turned away before its handshake.
-TURNED_AWAY = ("connections", "connections_per_peer")
+REJECTED_CONNECTIONS = ("connections", "connections_per_peer")
 #: Limits that producers run into: how often one was slowed down, or something of it was ended.
 LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "regex_budget")
 
@@ -357,12 +357,12 @@ class LimitCounters:
     """What limits do.
 
     Args:
-        turned_away: by a name of TURNED_AWAY, connections that were refused.
+        rejected_connections: by a name of TURNED_AWAY, connections that were refused.
         hits: by a name of LIMITS, how often it was reached.
         throttled: gauge, producers that wait since their user has published too much.
     """
 
-    turned_away: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TURNED_AWAY, 0))
+    rejected_connections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTED_CONNECTIONS, 0))
     hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0))
     throttled: int = 0
 

@@ -23,7 +23,7 @@ from proxy.relay.channel import Channel
 _ENTRY_BYTES = 128
 
 
-class Lines(Protocol):
+class AuditCommits(Protocol):
     """The audit log as confirms see it."""
 
     #: number of the last line that is on disk, all before it included
@@ -39,7 +39,7 @@ class Lines(Protocol):
         """Have what was appended written now."""
 
 
-class Withheld:
+class DelayedConfirms:
     """Confirms of one connection that wait.
 
     Args:
@@ -50,7 +50,7 @@ class Withheld:
 
     __slots__ = ("_before", "_last", "_lines", "_out", "_say", "_sealed", "_waiting", "_wrote", "size_bytes", "until")
 
-    def __init__(self, lines: Lines, out: list[bytes], say: Callable[[int, bytes], None]) -> None:
+    def __init__(self, lines: AuditCommits, out: list[bytes], say: Callable[[int, bytes], None]) -> None:
         """Start with nothing that waits."""
         self._lines = lines
         self._out = out

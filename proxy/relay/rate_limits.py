@@ -15,7 +15,7 @@ from typing import NamedTuple
 REMEMBERED = 1024
 
 
-class Bucket:
+class TokenBucket:
     """What one user may take of one thing.
 
     Args:
@@ -53,7 +53,7 @@ class Bucket:
         return self._level >= self._most
 
 
-class Rates(NamedTuple):
+class RateLimits(NamedTuple):
     """What each user may publish; 0 is no limit.
 
     Args:
@@ -69,7 +69,7 @@ class Rates(NamedTuple):
     patience_seconds: float = 0.0
 
 
-class Allowance:
+class UserRateLimit:
     """What one user may publish, over all of its connections.
 
     Args:
@@ -78,14 +78,14 @@ class Allowance:
 
     __slots__ = ("_publishes", "_read_bytes", "connections", "rates", "since")
 
-    def __init__(self, rates: Rates) -> None:
+    def __init__(self, rates: RateLimits) -> None:
         """Start with nothing taken."""
         self.rates = rates
         self.connections = 0
         #: when it began to owe, if it has not been below its limits since
         self.since: float | None = None
-        self._publishes = Bucket(rates.publishes, rates.burst_seconds) if rates.publishes else None
-        self._read_bytes = Bucket(rates.read_bytes, rates.burst_seconds) if rates.read_bytes else None
+        self._publishes = TokenBucket(rates.publishes, rates.burst_seconds) if rates.publishes else None
+        self._read_bytes = TokenBucket(rates.read_bytes, rates.burst_seconds) if rates.read_bytes else None
 
     def take(self, publishes: int, read_bytes: int, now: float) -> tuple[float, str]:
         """Charge what has been read.
@@ -120,7 +120,7 @@ class Allowance:
         return all(bucket.full(now) for bucket in (self._publishes, self._read_bytes) if bucket is not None)
 
 
-class Allowances:
+class UserRateLimits:
     """All users' allowances.
 
     Args:
@@ -129,25 +129,25 @@ class Allowances:
 
     __slots__ = ("_of", "_rates")
 
-    def __init__(self, rates: Rates) -> None:
+    def __init__(self, rates: RateLimits) -> None:
         """Start with nobody."""
         self._rates = rates
-        self._of: dict[str, Allowance] = {}
+        self._of: dict[str, UserRateLimit] = {}
 
     def __bool__(self) -> bool:
         """Whether there is any limit."""
         return bool(self._rates.publishes or self._rates.read_bytes)
 
-    def enter(self, user: str, now: float) -> Allowance:
+    def enter(self, user: str, now: float) -> UserRateLimit:
         """Give what a user may publish, at the start of one of its connections; `leave` ends that."""
         if len(self._of) >= REMEMBERED:
             self._of = {name: one for name, one in self._of.items() if one.connections or not one.full(now)}
         found = self._of.get(user)
         if found is None:
-            found = self._of[user] = Allowance(self._rates)
+            found = self._of[user] = UserRateLimit(self._rates)
         found.connections += 1
         return found
 
-    def leave(self, allowance: Allowance) -> None:
+    def leave(self, allowance: UserRateLimit) -> None:
         """One of the user's connections has ended."""
         allowance.connections -= 1

@@ -13,21 +13,21 @@ from collections.abc import Callable
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.amqp.method_frames import connection_close_ok
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.broker_frames import Delivering
+from proxy.relay.broker_frames import BrokerFrames
 from proxy.relay.channel import Channel
 from proxy.relay.connection_audit import ConnectionAudit
 from proxy.relay.connection_state import (
-    Asked,
-    Conversation,
+    ConnectionState,
     LookUpExchange,
+    PermissionCheck,
     Phase,
     QueueInventory,
     RelayLimits,
     Request,
 )
 from proxy.relay.counters import RelayCounters
-from proxy.relay.declare.token_bindings import ask_reach
-from proxy.relay.delayed_confirms import Lines
+from proxy.relay.declare.token_bindings import check_permission
+from proxy.relay.delayed_confirms import AuditCommits
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
 from proxy.relay.publish.publishing import Publishing
@@ -51,9 +51,9 @@ class Relay:
         self, tuning: Tuning, plans: Plans, inventory: QueueInventory, limits: RelayLimits, user: str = ""
     ) -> None:
         """Start open, with no channel."""
-        self._conversation = Conversation(tuning, plans, inventory, limits, user)
+        self._conversation = ConnectionState(tuning, plans, inventory, limits, user)
         self._publishing = Publishing(self._conversation)
-        self._delivering = Delivering(self._conversation)
+        self._delivering = BrokerFrames(self._conversation)
 
     @property
     def to_upstream(self) -> list[bytes]:
@@ -66,7 +66,7 @@ class Relay:
         withheld = self._conversation.withheld
         return self._conversation.to_producer if withheld is None else withheld.out
 
-    def audited(self, conn: str, user: str, lines: Lines | None = None) -> None:
+    def audited(self, conn: str, user: str, lines: AuditCommits | None = None) -> None:
         """Write this connection's publishes to the audit log, if there is one.
 
         Args:
@@ -78,26 +78,26 @@ class Relay:
         journal = conversation.plans.journal
         if journal is not None:
             if lines is not None:
-                conversation.withhold_confirms(lines)
+                conversation.delay_confirms(lines)
             conversation.audit = ConnectionAudit(journal, conn, user, self.vhost, conversation.withheld)
 
     @property
-    def waits_for_lines(self) -> bool:
+    def has_delayed_confirms(self) -> bool:
         """Whether confirms wait for audit lines, or the producer's last frames do."""
         return bool(self._conversation.withheld)
 
     @property
-    def ends_later(self) -> bool:
+    def close_is_delayed(self) -> bool:
         """Whether the end of a channel or of the connection waits for confirms."""
         withheld = self._conversation.withheld
         return withheld is not None and withheld.until is not None
 
-    def lines_durable(self, line: int) -> None:
+    def audit_lines_durable(self, line: int) -> None:
         """Audit lines up to a number are on disk."""
         if self._conversation.withheld is not None:
             self._conversation.withheld.durable(line)
 
-    def lines_failing(self) -> None:
+    def audit_lines_failing(self) -> None:
         """The disk refuses audit lines."""
         if self._conversation.withheld is not None:
             self._conversation.withheld.failing()
@@ -161,7 +161,7 @@ class Relay:
         """Whether so much is held, or unanswered, for the producer's channels that its socket must not be read."""
         conversation = self._conversation
         limits = conversation.limits
-        return conversation.held_bytes >= limits.held_bytes or conversation.owed.count >= limits.owed
+        return conversation.held_bytes >= limits.held_bytes or conversation.unanswered.count >= limits.unanswered
 
     @property
     def upstream_full(self) -> bool:
@@ -237,10 +237,10 @@ class Relay:
         self._conversation.resumable.append(channel)
         self._go_on()
 
-    def ask(self, asked: Asked, done: Callable[[], None]) -> None:
+    def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
         """Ask on this connection whether its client may bind a destination; `done` is called when it is known."""
         if self._conversation.phase is Phase.OPEN:
-            ask_reach(self._conversation, asked.owned, asked.reach, asked.destination, done)
+            check_permission(self._conversation, asked.owned, asked.reach, asked.destination, done)
         else:
             done()
 

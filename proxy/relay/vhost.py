@@ -34,7 +34,7 @@ class Delivery(Enum):
     QUEUE = "queue"
 
 
-class Declared(NamedTuple):
+class DeclaredExchange(NamedTuple):
     """How a client declared an exchange.
 
     Args:
@@ -164,7 +164,7 @@ class OwnedExchange:
     unmatched_pass: bool = False
     alternate: bytes | None = None
     arguments: Table = ()
-    declared: Declared | None = None
+    declared: DeclaredExchange | None = None
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
     bound: set[Destination] = field(default_factory=set)
@@ -255,7 +255,7 @@ class VhostState:
         exchanges: exchanges evaluated here, by the name producers use.
         queues: queues that exist, sorted, for regex routes.
         missing: destinations that rules name and that can't be reached, with the reason. Bounded by its writer.
-        missing_elsewhere: what the address table sends to other brokers that they do not have: label of the broker and
+        missing_remote: what the address table sends to other brokers that they do not have: label of the broker and
             destination there, with the reason.
         epoch: grows with every change that makes cached answers stale.
         last_sequence: of what clients declared through us, the latest.
@@ -277,7 +277,7 @@ class VhostState:
     last_sequence: int = 0
     carriers: frozenset[bytes] = field(init=False)
     addresses: AddressBook | None = None
-    missing_elsewhere: dict[tuple[str, Destination], str] = field(default_factory=dict)
+    missing_remote: dict[tuple[str, Destination], str] = field(default_factory=dict)
     restores: bool = field(init=False)
     own_routes: bool = False
     tokens: Tokens = field(default_factory=Tokens)
@@ -298,7 +298,7 @@ class VhostState:
         at = bisect_left(names, name)
         return at < len(names) and names[at] == name
 
-    def declared_anew(self, destination: Destination) -> None:
+    def redeclared(self, destination: Destination) -> None:
         """A destination may be another one of that name from now on, without tokens."""
         for owned in self.exchanges.values():
             owned.sure.pop(destination, None)

@@ -17,7 +17,7 @@ from proxy.addressing.targets import AddressBook, FailedTranslation, Target
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.relay.counters import Traffic
 from proxy.relay.original_address import OriginalAddress
-from proxy.relay.publish.address_plan import led_on
+from proxy.relay.publish.address_plan import readdressed
 from proxy.relay.publish.outgoing import Copy, Outgoing, PublishSource, outgoing, table_entries
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
@@ -99,7 +99,7 @@ class WireContext:
         if live is not None:
             exchanges, missing = dict(live.exchanges), dict(live.missing)
             state = VhostState(name, self.router, exchanges, live.queues, missing, addresses=self.book)
-            state.missing_elsewhere = dict(live.missing_elsewhere)
+            state.missing_remote = dict(live.missing_remote)
             return state
         exchanges = {rule.name: owned_exchange(rule) for rule in self.vhost.exchanges}
         for owned in exchanges.values():
@@ -139,7 +139,7 @@ def evaluated(
     came = None if source is None else PublishSource(_address(source), 0)
     out = outgoing(decision, owned, state, Traffic(), routing_key=message.facts.routing_key, source=came)
     if source is not None:
-        out = led_on(out, _address(message))
+        out = readdressed(out, _address(message))
     chosen = _chosen(decision)
     if source is None and state.addresses is not None:
         left = translate_destinations(
@@ -162,7 +162,7 @@ def _missing_elsewhere(state: VhostState, target: Target) -> list[tuple[Destinat
     exchange, key = target.publication
     kind, name = ("exchange", exchange) if exchange else ("queue", key)
     label = target.remote.label
-    why = state.missing_elsewhere.get((label, (kind, name)))
+    why = state.missing_remote.get((label, (kind, name)))
     return [] if why is None else [((kind, name + b" at broker " + label.encode()), why)]
 
 

@@ -20,7 +20,7 @@ from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditMode, AuditPolicy
 from proxy.config.settings import Settings, load_settings, parse_settings
 from proxy.errors import ConfigError
-from proxy.relay.rate_limits import Allowances
+from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
 from proxy.yamlfile.kinds import Secret
@@ -33,7 +33,7 @@ def configured(text: str) -> Settings:
 
 def test_without_a_word_in_the_configuration_nothing_is_limited_but_connections_and_handshakes() -> None:
     settings = Settings()
-    assert not Allowances(rates(settings))
+    assert not UserRateLimits(rates(settings))
     session = session_limits(settings)
     assert (session.channels, session.idle_seconds, session.relay.message_bytes) == (65535, 0, 0)
     assert session.handshake_seconds == 10

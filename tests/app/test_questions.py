@@ -10,7 +10,7 @@ import pytest
 
 from proxy.app.questions import Questions
 from proxy.app.reload import Answer, Reload, owned_exchanges
-from proxy.relay.vhost import Declared, Delivery, OwnedExchange, VhostState
+from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
 from tests.routing.building import NOW, to_queue
@@ -55,7 +55,9 @@ async def test_queues_that_exist_are_seen_by_regex_routes() -> None:
 
 async def test_what_clients_declared_is_explained() -> None:
     questions, state = asked()
-    theirs = OwnedExchange(b"xo", "x-open", Delivery.CARRIER, b"xo", declared=Declared(True, False, False, b"", 1))
+    theirs = OwnedExchange(
+        b"xo", "x-open", Delivery.CARRIER, b"xo", declared=DeclaredExchange(True, False, False, b"", 1)
+    )
     exchange = Exchange(b"xo", "x-open")
     exchange.bind(to_queue("theirs"))
     state.add_exchange(theirs, exchange)

@@ -26,7 +26,7 @@ from proxy.net.vhosts import Vhosts
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
 from proxy.relay.publish.tap import ObservedDecision
-from proxy.relay.vhost import Declared, Delivery, OwnedExchange, VhostState
+from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
@@ -114,7 +114,7 @@ async def test_a_candidate_that_is_not_good_is_refused_with_every_fault() -> Non
     errors = cast("Json", found)["errors"]
     assert [line.partition(": ")[0] for line in errors] == ["candidate:1:23", "candidate:2:9"]
     assert stage.shadow.version is None
-    assert not stage.shadow.looks_at("/", b"xo")
+    assert not stage.shadow.wants("/", b"xo")
 
 
 async def test_a_candidate_whose_tests_do_not_hold_is_refused() -> None:
@@ -167,7 +167,7 @@ async def test_a_shadow_that_nobody_asks_about_is_dropped(monkeypatch: pytest.Mo
     (task,) = stage.tasks.started
     await task
     assert stage.shadow.version is None
-    assert not stage.shadow.looks_at("/", b"xo")
+    assert not stage.shadow.wants("/", b"xo")
 
 
 async def test_another_candidate_takes_the_place() -> None:
@@ -207,14 +207,14 @@ async def test_examples_show_what_the_audit_log_would() -> None:
 async def test_bindings_of_clients_go_on_under_the_candidate() -> None:
     stage = Stage()
     theirs = OwnedExchange(
-        b"theirs", "x-open", Delivery.CARRIER, b"theirs", declared=Declared(True, False, False, b"", 1)
+        b"theirs", "x-open", Delivery.CARRIER, b"theirs", declared=DeclaredExchange(True, False, False, b"", 1)
     )
     exchange = Exchange(b"theirs", "x-open")
     exchange.bind(to_queue("chained"))
     stage.state.add_exchange(theirs, exchange)
     await stage.begin(LIVE.replace("queue: q", "exchange: theirs"))
-    assert not stage.shadow.looks_at("/", b"theirs")
-    assert stage.shadow.looks_at("/", b"xo")
+    assert not stage.shadow.wants("/", b"theirs")
+    assert stage.shadow.wants("/", b"xo")
     stage.see()
     found = (await stage.end())["exchanges"][0]["differences"][0]["candidate"]
     assert found["queues"] == ["chained"]
@@ -223,7 +223,7 @@ async def test_bindings_of_clients_go_on_under_the_candidate() -> None:
 async def test_only_what_either_side_touches_is_looked_at() -> None:
     stage = Stage()
     await stage.begin(OTHER.replace("name: xo", "name: new"))
-    assert [stage.shadow.looks_at("/", name) for name in (b"xo", b"new", b"else", b"")] == [True, True, False, False]
+    assert [stage.shadow.wants("/", name) for name in (b"xo", b"new", b"else", b"")] == [True, True, False, False]
 
 
 def test_a_request_brings_the_text_of_one_file_or_several() -> None:

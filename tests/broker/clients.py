@@ -18,7 +18,7 @@ from proxy.broker.methods import Method, bind_token, declare_carrier, unbind_tok
 from proxy.broker.settings import ControlSettings
 from proxy.relay.declare.storage import exchange_arguments, kept_rows, signed_copy
 from proxy.relay.tokens import token
-from proxy.relay.vhost import Declared, Delivery, OwnedExchange, StoredBinding, VhostState
+from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.world import every_token
@@ -62,7 +62,7 @@ def declare_here(
     auto_delete: bool = False,
 ) -> OwnedExchange:
     """Put a client's exchange and bindings into a state, as a relay does when the broker has answered."""
-    said = Declared(True, auto_delete, False, encode_table(arguments), sequence)
+    said = DeclaredExchange(True, auto_delete, False, encode_table(arguments), sequence)
     owned, exchange = declared_exchange(name.encode(), said, delivery, UTC)
     state.add_exchange(owned, exchange)
     for binding in bindings:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Snapshot, SnapshotRecords, decode, encode
-from proxy.relay.vhost import Declared, Delivery
+from proxy.relay.vhost import DeclaredExchange, Delivery
 
 NAMES = st.binary(max_size=20)
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -19,7 +19,7 @@ EXCHANGES = st.builds(
     st.text(max_size=10),
     NAMES,
     st.sampled_from(Delivery),
-    st.builds(Declared, st.booleans(), st.booleans(), st.booleans(), NAMES, NUMBERS),
+    st.builds(DeclaredExchange, st.booleans(), st.booleans(), st.booleans(), NAMES, NUMBERS),
 )
 BINDINGS = st.builds(
     BindingRecord,
@@ -36,7 +36,7 @@ BINDINGS = st.builds(
     st.lists(st.binary(max_size=255), max_size=3).map(tuple),
 )
 RECORDS = st.builds(SnapshotRecords, st.lists(EXCHANGES).map(tuple), st.lists(BINDINGS).map(tuple))
-ONE = SnapshotRecords((ExchangeRecord("/", b"ox", Delivery.QUEUE, Declared(True, False, False, b"\xff", 1)),))
+ONE = SnapshotRecords((ExchangeRecord("/", b"ox", Delivery.QUEUE, DeclaredExchange(True, False, False, b"\xff", 1)),))
 
 
 @given(RECORDS)

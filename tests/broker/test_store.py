@@ -8,7 +8,7 @@ from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Snapsh
 from proxy.broker.declared.store import Store
 from proxy.broker.management_api import ExchangeInfo
 from proxy.relay.declare.storage import pack
-from proxy.relay.vhost import Declared, Delivery
+from proxy.relay.vhost import DeclaredExchange, Delivery
 from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.clients import declare_here, stored, text
@@ -189,7 +189,7 @@ def test_faults_without_end_are_not_written_without_end(store: Store) -> None:
 
 
 def records(delivery: Delivery, *more: BindingRecord) -> SnapshotRecords:
-    exchange = ExchangeRecord("/", b"ox", delivery, Declared(True, False, False, b"", 3))
+    exchange = ExchangeRecord("/", b"ox", delivery, DeclaredExchange(True, False, False, b"", 3))
     return SnapshotRecords((exchange,), (BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), (), (4,)), *more))
 
 
@@ -223,7 +223,7 @@ async def test_a_snapshot_brings_clients_bindings_back_to_a_files_exchange() -> 
 async def test_a_record_that_makes_no_sense_is_said_and_the_others_are_taken(store: Store, known: State) -> None:
     odd = BindingRecord("/", b"ox", "queue", b"odd", b"", b"\x01a?", (1,))
     invalid = BindingRecord("/", b"ox", "queue", b"invalid", b"", encode_table(((b"x-no", text("")),)), (1,))
-    broken = ExchangeRecord("/", b"broken", Delivery.QUEUE, Declared(True, False, False, b"\x01a?", 3))
+    broken = ExchangeRecord("/", b"broken", Delivery.QUEUE, DeclaredExchange(True, False, False, b"\x01a?", 3))
     found = records(Delivery.QUEUE, odd, invalid)
     with capture_logs() as events:
         await store.remember(found._replace(exchanges=(*found.exchanges, broken)), carriers=False)

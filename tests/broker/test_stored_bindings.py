@@ -9,7 +9,7 @@ from proxy.broker.declared.store import binding_of, declared_exchange, exchange_
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.relay.declare.storage import pack
 from proxy.relay.tokens import Secrets, token
-from proxy.relay.vhost import Declared, Delivery, StoredBinding, VhostState
+from proxy.relay.vhost import DeclaredExchange, Delivery, StoredBinding, VhostState
 from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.clients import copied, stored, text
@@ -25,7 +25,7 @@ def marked(kept: str, alternate: str = "", **more: bool) -> ExchangeInfo:
 def test_an_exchange_is_made_of_what_is_kept_in_it() -> None:
     kept = pack(7, encode_table(ARGUMENTS)).decode()
     owned, exchange = exchange_of(marked(kept, "ae", durable=False, auto_delete=True, internal=True), UTC)
-    assert owned.declared == Declared(False, True, True, encode_table(ARGUMENTS), 7)
+    assert owned.declared == DeclaredExchange(False, True, True, encode_table(ARGUMENTS), 7)
     assert (owned.name, owned.carrier, owned.delivery) == (b"ox", b"ox", Delivery.CARRIER)
     assert (owned.arguments, owned.alternate) == (ARGUMENTS, b"ae")
     assert (exchange.type, exchange.alternate, len(exchange.filters)) == ("x-open", b"ae", 1)
@@ -54,7 +54,7 @@ def test_an_alternate_exchange_that_the_broker_was_not_told_is_an_error(alternat
 
 
 def test_delivery_is_as_it_was() -> None:
-    declared = Declared(True, False, False, b"", 1)
+    declared = DeclaredExchange(True, False, False, b"", 1)
     owned, _ = declared_exchange(b"ox", declared, Delivery.QUEUE, UTC)
     assert owned.delivery is Delivery.QUEUE
 

@@ -23,7 +23,7 @@ from proxy.net.vhosts import ControlPlane, Vhosts
 from proxy.relay.connection_state import RelayLimits
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
-from proxy.relay.rate_limits import Allowances
+from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
@@ -320,7 +320,7 @@ async def staged(
     upstream: Upstream | None = None,
     state: VhostState | None = None,
     control: ControlPlane | None = None,
-    allowances: Allowances | None = None,
+    allowances: UserRateLimits | None = None,
 ) -> AsyncIterator[Stage]:
     broker = broker or FakeBroker()
     if not broker.port:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy.net.vhosts import ClientConnections
-from proxy.relay.connection_state import Asked
+from proxy.relay.connection_state import PermissionCheck
 from proxy.relay.vhost import Delivery, OwnedExchange
 
 QUEUE = ("queue", b"q")
@@ -15,18 +15,18 @@ class Client:
     """A connection that says yes at once."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[PermissionCheck] = []
 
-    def ask(self, asked: Asked, done: Callable[[], None]) -> None:
+    def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
         self.asked.append(asked)
         asked.reach.allowed.add(asked.destination)
         done()
         done()
 
 
-def question(client: str = "client") -> Asked:
+def question(client: str = "client") -> PermissionCheck:
     owned = OwnedExchange(b"xo", "x-open", Delivery.CARRIER, b"xo")
-    return Asked(owned, owned.reach(client), QUEUE)
+    return PermissionCheck(owned, owned.reach(client), QUEUE)
 
 
 async def test_a_connection_of_the_client_is_asked() -> None:

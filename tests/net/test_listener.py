@@ -61,7 +61,7 @@ async def test_an_address_that_is_taken_is_an_error(authority: Authority) -> Non
                 await Listener([("127.0.0.1", stage.port)], stage.shared, QUICK, tls).start()
 
 
-async def turned_away(stage: Stage) -> tuple[int, str]:
+async def rejected_connections(stage: Stage) -> tuple[int, str]:
     """What a producer reads that comes when it may not."""
     return await told(await stage.connect())
 
@@ -83,10 +83,10 @@ async def test_one_connection_too_many_is_told_so_and_the_next_is_welcome_when_o
             first, _ = await stage.producer()
             await stage.producer()
             for _ in range(3):
-                found = await turned_away(stage)
+                found = await rejected_connections(stage)
                 assert found == (530, "NOT_ALLOWED - connection refused: limit of 2 connections is reached")
             await eventually(lambda: stage.counters.downstream.results["refused"] == 3)
-            assert stage.counters.limits.turned_away == {"connections": 3, "connections_per_peer": 0}
+            assert stage.counters.limits.rejected_connections == {"connections": 3, "connections_per_peer": 0}
             assert stage.counters.downstream.open == 2
             await first.vanish()
             await eventually(lambda: stage.counters.downstream.open == 1)
@@ -97,9 +97,9 @@ async def test_one_connection_too_many_is_told_so_and_the_next_is_welcome_when_o
 async def test_one_connection_too_many_from_one_address_is_told_so() -> None:
     async with staged(listener_limits=ListenerLimits(connections_per_peer=1, close_seconds=0.1)) as stage:
         first, _ = await stage.producer()
-        found = await turned_away(stage)
+        found = await rejected_connections(stage)
         assert found == (530, "NOT_ALLOWED - connection refused: limit of 1 connections from 127.0.0.1 is reached")
-        assert stage.counters.limits.turned_away["connections_per_peer"] == 1
+        assert stage.counters.limits.rejected_connections["connections_per_peer"] == 1
         await first.vanish()
         await eventually(lambda: stage.counters.downstream.open == 0)
         await stage.producer()
@@ -111,7 +111,7 @@ async def test_of_a_flood_beyond_the_limit_most_are_closed_without_a_word(monkey
     async with staged(listener_limits=ListenerLimits(connections=1, close_seconds=0.1)) as stage:
         await stage.producer()
         waiting = [await stage.connect() for _ in range(2)]
-        await eventually(lambda: stage.counters.limits.turned_away["connections"] == 2)
+        await eventually(lambda: stage.counters.limits.rejected_connections["connections"] == 2)
         flood = await stage.connect()
         assert await flood.is_gone()
         for peer in waiting:
@@ -147,7 +147,7 @@ async def test_a_peer_of_a_tls_listener_counts_before_its_handshake(
     async with sealed(authority, ListenerLimits(connections=5, close_seconds=0.1)) as (stage, port):
         peers = [await silent(port) for _ in range(40)]
         stage.peers += peers
-        await eventually(lambda: stage.counters.limits.turned_away["connections"] == 35)
+        await eventually(lambda: stage.counters.limits.rejected_connections["connections"] == 35)
         await eventually(lambda: sum(peer.reader.at_eof() for peer in peers) == 32)
         assert stage.counters.downstream.results["refused"] == 32
         assert await (await stage.connect()).is_gone()
@@ -160,7 +160,7 @@ async def test_a_peer_of_a_tls_listener_counts_before_its_handshake(
 async def test_peers_of_one_address_count_before_their_tls_handshake_and_others_come_in(authority: Authority) -> None:
     async with sealed(authority, ListenerLimits(connections_per_peer=2, close_seconds=0.1)) as (stage, port):
         peers = [await silent(port) for _ in range(4)]
-        await eventually(lambda: stage.counters.limits.turned_away["connections_per_peer"] == 2)
+        await eventually(lambda: stage.counters.limits.rejected_connections["connections_per_peer"] == 2)
         context = authority.client()
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", port, ssl=context, server_hostname="localhost", local_addr=("127.0.0.2", 0)

@@ -5,7 +5,7 @@ import asyncio
 from pamqp import commands
 
 from proxy.net.context import SessionLimits
-from proxy.relay.rate_limits import Allowances, Rates
+from proxy.relay.rate_limits import RateLimits, UserRateLimits
 from tests import client
 from tests.net.stage import Peer, eventually, staged
 
@@ -18,8 +18,8 @@ async def taken(link: Peer, publishes: int) -> None:
 
 
 async def test_a_producer_above_its_rate_is_not_read_until_its_debt_is_paid_and_loses_nothing() -> None:
-    rates = Rates(publishes=100, burst_seconds=0.1)
-    async with staged(allowances=Allowances(rates)) as stage:
+    rates = RateLimits(publishes=100, burst_seconds=0.1)
+    async with staged(allowances=UserRateLimits(rates)) as stage:
         producer, link = await stage.producer()
         for _ in range(3):
             producer.send(SMALL * 20)
@@ -33,7 +33,7 @@ async def test_a_producer_above_its_rate_is_not_read_until_its_debt_is_paid_and_
 
 
 async def test_other_users_are_not_slowed_down_and_other_connections_of_the_same_user_are() -> None:
-    async with staged(allowances=Allowances(Rates(publishes=10, burst_seconds=0.1))) as stage:
+    async with staged(allowances=UserRateLimits(RateLimits(publishes=10, burst_seconds=0.1))) as stage:
         greedy, link = await stage.producer()
         brother, _ = await stage.producer()
         greedy.send(SMALL * 100)
@@ -48,8 +48,8 @@ async def test_other_users_are_not_slowed_down_and_other_connections_of_the_same
 async def test_after_the_patience_the_one_channel_that_publishes_is_closed_with_406_and_what_was_published_stands() -> (
     None
 ):
-    rates = Rates(publishes=10, burst_seconds=0.1, patience_seconds=0.2)
-    async with staged(allowances=Allowances(rates)) as stage:
+    rates = RateLimits(publishes=10, burst_seconds=0.1, patience_seconds=0.2)
+    async with staged(allowances=UserRateLimits(rates)) as stage:
         producer, link = await stage.producer()
         producer.send(SMALL * 100)
         await taken(link, 100)
@@ -67,8 +67,8 @@ async def test_after_the_patience_the_one_channel_that_publishes_is_closed_with_
 
 
 async def test_where_two_channels_publish_the_connection_is_closed_with_320() -> None:
-    rates = Rates(read_bytes=1000, burst_seconds=0.1, patience_seconds=0.2)
-    async with staged(allowances=Allowances(rates)) as stage:
+    rates = RateLimits(read_bytes=1000, burst_seconds=0.1, patience_seconds=0.2)
+    async with staged(allowances=UserRateLimits(rates)) as stage:
         producer, link = await stage.producer()
         producer.send(SMALL * 100, client.publish(2, b"any", b"k", (), b"x"))
         await taken(link, 101)
@@ -83,8 +83,8 @@ async def test_where_two_channels_publish_the_connection_is_closed_with_320() ->
 
 
 async def test_amid_a_body_the_connection_is_closed_and_not_the_channel() -> None:
-    rates = Rates(read_bytes=1000, burst_seconds=0.1, patience_seconds=0.2)
-    async with staged(allowances=Allowances(rates)) as stage:
+    rates = RateLimits(read_bytes=1000, burst_seconds=0.1, patience_seconds=0.2)
+    async with staged(allowances=UserRateLimits(rates)) as stage:
         producer, link = await stage.producer()
         begun = client.publish(1, b"any", b"k", (), bytes(200_000))[:150_000]
         producer.send(begun)
@@ -94,8 +94,8 @@ async def test_amid_a_body_the_connection_is_closed_and_not_the_channel() -> Non
 
 
 async def test_the_end_of_a_throttled_connection_does_not_wait_for_its_debt() -> None:
-    rates = Rates(publishes=1, burst_seconds=0.1)
-    async with staged(SessionLimits(close_seconds=30), allowances=Allowances(rates)) as stage:
+    rates = RateLimits(publishes=1, burst_seconds=0.1)
+    async with staged(SessionLimits(close_seconds=30), allowances=UserRateLimits(rates)) as stage:
         producer, link = await stage.producer()
         producer.send(SMALL * 1000)
         await taken(link, 1000)
@@ -113,7 +113,7 @@ async def test_the_end_of_a_throttled_connection_does_not_wait_for_its_debt() ->
 
 
 async def test_publishes_of_channels_that_are_closed_again_are_charged_as_well() -> None:
-    async with staged(allowances=Allowances(Rates(publishes=10, burst_seconds=1))) as stage:
+    async with staged(allowances=UserRateLimits(RateLimits(publishes=10, burst_seconds=1))) as stage:
         producer, link = await stage.producer()
         closed = SMALL * 50 + client.method(1, commands.Channel.Close(200, "", 0, 0))
         producer.send(closed)

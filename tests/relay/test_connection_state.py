@@ -6,17 +6,17 @@ import pytest
 
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, Collected, Life, PendingPublish
-from proxy.relay.connection_state import Asked, Conversation, Phase, RelayLimits
+from proxy.relay.channel import Channel, CollectedPublish, Life, PendingPublish
+from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase, RelayLimits
 from proxy.routing.bindings.binding import Reach
 from proxy.routing.decision import QueueNames
 from tests.client import split
 from tests.relay.wire import TUNING, Wire, closed, routed, state
 
 
-def conversation(limits: RelayLimits | None = None) -> Conversation:
+def conversation(limits: RelayLimits | None = None) -> ConnectionState:
     wire = Wire(routed("a"), limits=limits)
-    return Conversation(TUNING, wire.plans, wire.heard.inventory(), limits or RelayLimits())
+    return ConnectionState(TUNING, wire.plans, wire.heard.inventory(), limits or RelayLimits())
 
 
 def said(pieces: list[bytes]) -> bytes:
@@ -54,7 +54,7 @@ def test_whatever_a_channel_kept_is_counted_off_when_it_ends() -> None:
     publish = PendingPublish(b"", None, b"", b"", channel, False)
     plan = both.plans.get(b"xo")
     assert plan is not None
-    channel.collected = Collected(publish, plan, b"", (), 7, bytearray())
+    channel.collected = CollectedPublish(publish, plan, b"", (), 7, bytearray())
     both.held_bytes, both.held_back_bytes, both.collected_bytes = 3, 5, 7
     both.forget(channel)
     assert (both.held_bytes, both.held_back_bytes, both.collected_bytes) == (0, 0, 0)
@@ -127,26 +127,29 @@ def test_what_exists_is_asked_about() -> None:
     own = both.state.exchanges[b"xo"]
     reach = own.reach("client")
     unknown = [(reach, ("queue", b"ghost")), (reach, ("queue", b"a")), (reach, ("exchange", b"e"))]
-    assert both.to_be_asked(unknown) == (Asked(own, reach, ("exchange", b"e")), Asked(own, reach, ("queue", b"a")))
+    assert both.permission_checks(unknown) == (
+        PermissionCheck(own, reach, ("exchange", b"e")),
+        PermissionCheck(own, reach, ("queue", b"a")),
+    )
 
 
 def test_a_reach_of_an_exchange_that_is_gone_is_not_asked_about() -> None:
     both = conversation()
-    assert both.to_be_asked([(Reach("client"), ("exchange", b"e"))]) == ()
+    assert both.permission_checks([(Reach("client"), ("exchange", b"e"))]) == ()
 
 
 def test_what_producers_make_us_ask_is_limited() -> None:
     both = conversation(RelayLimits(tokens=2))
     reach = both.state.exchanges[b"xo"].reach("client")
     reach.allowed |= {("queue", b"a"), ("queue", b"b")}
-    assert both.to_be_asked([(reach, ("exchange", b"e"))]) == ()
+    assert both.permission_checks([(reach, ("exchange", b"e"))]) == ()
 
 
 def test_without_a_channel_to_spare_there_is_none_of_ours() -> None:
     wire = Wire(state())
     tuning = replace(TUNING, channel_max_upstream=TUNING.channel_max_producer)
-    assert Conversation(tuning, wire.plans, wire.heard.inventory(), RelayLimits()).own.number is None
-    assert Conversation(TUNING, wire.plans, wire.heard.inventory(), RelayLimits()).own.number == 2047
+    assert ConnectionState(tuning, wire.plans, wire.heard.inventory(), RelayLimits()).own.number is None
+    assert ConnectionState(TUNING, wire.plans, wire.heard.inventory(), RelayLimits()).own.number == 2047
 
 
 def test_a_heartbeat_is_eight_bytes_on_channel_0() -> None:

@@ -40,7 +40,7 @@ def strict(disk: Disk, *channels: int, wire: Wire | None = None, confirm: bool =
 def written(wire: Wire, disk: Disk, line: int | None = None) -> bytes:
     """Lines get to the disk, all of them or up to one; what leaves to the producer then."""
     disk.durable = disk.appended if line is None else line
-    wire.relay.lines_durable(disk.durable)
+    wire.relay.audit_lines_durable(disk.durable)
     return wire.producer()
 
 
@@ -51,7 +51,7 @@ def test_a_confirm_waits_for_the_last_line_of_its_channel_and_has_it_written() -
     assert written(wire, disk, 1) == b""
     assert written(wire, disk) == ack(1)
     assert wire.answer(ack(2)) == ack(2)
-    assert not wire.relay.waits_for_lines
+    assert not wire.relay.has_delayed_confirms
 
 
 def test_channels_do_not_wait_for_each_other() -> None:
@@ -146,10 +146,10 @@ def test_the_end_waits_for_confirms_that_are_being_written(case: str) -> None:
     wire.answer(ack(1))
     wire.produce(asked)
     assert wire.answer(say(2, commands.Channel.Flow(True)), close) == say(2, commands.Channel.Flow(True))
-    assert wire.relay.ends_later
+    assert wire.relay.close_is_delayed
     assert wire.relay.upstream_full
     assert written(wire, disk) == ack(1) + close
-    assert not wire.relay.ends_later
+    assert not wire.relay.close_is_delayed
 
 
 @pytest.mark.parametrize("case", CLOSES)
@@ -164,10 +164,10 @@ def test_the_end_does_not_wait_for_a_disk_that_refuses_lines(case: str, late: bo
     found = wire.answer(close)
     if late:
         assert found == b""
-        wire.relay.lines_failing()
+        wire.relay.audit_lines_failing()
         found = wire.producer()
     assert found == close
-    assert not wire.relay.ends_later
+    assert not wire.relay.close_is_delayed
     assert written(wire, disk) == b""
 
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.relay.rate_limits import Allowance, Allowances, Bucket, Rates
+from proxy.relay.rate_limits import RateLimits, TokenBucket, UserRateLimit, UserRateLimits
 
 
 def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
-    bucket = Bucket(100, 2)
+    bucket = TokenBucket(100, 2)
     assert bucket.take(200, 0.0) == 0
     assert bucket.take(50, 0.0) == 0.5
     assert bucket.take(0, 0.25) == 0.25
@@ -17,7 +17,7 @@ def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
 
 
 def test_a_bucket_holds_no_more_than_its_burst() -> None:
-    bucket = Bucket(100, 1)
+    bucket = TokenBucket(100, 1)
     assert bucket.take(100, 0.0) == 0
     assert bucket.full(1000.0)
     assert bucket.take(110, 1000.0) == pytest.approx(0.1)
@@ -27,7 +27,7 @@ def test_a_bucket_holds_no_more_than_its_burst() -> None:
 def test_who_waits_as_long_as_it_is_told_never_gets_more_than_burst_and_rate(
     takes: list[tuple[int, float]], rate: int
 ) -> None:
-    bucket, now, taken, last = Bucket(rate, 1), 0.0, 0, 0
+    bucket, now, taken, last = TokenBucket(rate, 1), 0.0, 0, 0
     for amount, pause in takes:
         now += bucket.take(amount, now) + pause
         taken, last = taken + amount, amount
@@ -35,26 +35,26 @@ def test_who_waits_as_long_as_it_is_told_never_gets_more_than_burst_and_rate(
 
 
 def test_time_that_goes_back_takes_nothing_back() -> None:
-    bucket = Bucket(10, 1)
+    bucket = TokenBucket(10, 1)
     bucket.take(10, 5.0)
     assert bucket.take(0, 4.0) == 0
     assert bucket.take(1, 5.0) == pytest.approx(0.1)
 
 
 def test_the_limit_that_is_owed_more_is_named() -> None:
-    both = Allowance(Rates(publishes=10, read_bytes=1000, burst_seconds=1))
+    both = UserRateLimit(RateLimits(publishes=10, read_bytes=1000, burst_seconds=1))
     assert both.take(10, 1000, 0.0) == (0.0, "")
     assert both.take(5, 100, 0.0) == (0.5, "publish_rate")
     assert both.take(0, 900, 0.0) == (1.0, "publish_bytes")
 
 
 def test_what_is_not_limited_is_not_charged() -> None:
-    assert Allowance(Rates(read_bytes=10)).take(10**6, 1, 0.0) == (0.0, "")
-    assert Allowance(Rates(publishes=10)).take(1, 10**9, 0.0) == (0.0, "")
+    assert UserRateLimit(RateLimits(read_bytes=10)).take(10**6, 1, 0.0) == (0.0, "")
+    assert UserRateLimit(RateLimits(publishes=10)).take(1, 10**9, 0.0) == (0.0, "")
 
 
 def test_patience_runs_from_the_first_debt_and_begins_anew_once_the_buckets_are_full() -> None:
-    user = Allowance(Rates(publishes=10, patience_seconds=5))
+    user = UserRateLimit(RateLimits(publishes=10, patience_seconds=5))
     assert user.patience(0.0) == float("inf")
     user.take(20, 0, 0.0)
     assert user.patience(2.0) == 3.0
@@ -65,13 +65,13 @@ def test_patience_runs_from_the_first_debt_and_begins_anew_once_the_buckets_are_
 
 
 def test_without_a_patience_there_is_no_end_to_it() -> None:
-    user = Allowance(Rates(publishes=10))
+    user = UserRateLimit(RateLimits(publishes=10))
     user.take(10**6, 0, 0.0)
     assert user.patience(10.0**6) == float("inf")
 
 
 def test_connections_of_one_user_share_what_it_may_and_a_new_one_begins_with_the_debt_of_the_last() -> None:
-    users = Allowances(Rates(publishes=10))
+    users = UserRateLimits(RateLimits(publishes=10))
     first = users.enter("anna", 0.0)
     assert users.enter("anna", 0.0) is first
     assert users.enter("ben", 0.0) is not first
@@ -83,7 +83,7 @@ def test_connections_of_one_user_share_what_it_may_and_a_new_one_begins_with_the
 
 def test_users_who_have_left_and_owe_nothing_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.relay.rate_limits.REMEMBERED", 3)
-    users = Allowances(Rates(publishes=10))
+    users = UserRateLimits(RateLimits(publishes=10))
     stays, owes, gone = (users.enter(name, 0.0) for name in ("stays", "owes", "gone"))
     owes.take(100, 0, 0.0)
     users.leave(owes)
@@ -94,6 +94,8 @@ def test_users_who_have_left_and_owe_nothing_are_forgotten(monkeypatch: pytest.M
     assert users.enter("gone", 1.0) is not gone
 
 
-@pytest.mark.parametrize(("rates", "any_limit"), [(Rates(), False), (Rates(1), True), (Rates(0, 1), True)])
-def test_without_limits_there_is_nothing_to_ask(rates: Rates, any_limit: bool) -> None:
-    assert bool(Allowances(rates)) is any_limit
+@pytest.mark.parametrize(
+    ("rates", "any_limit"), [(RateLimits(), False), (RateLimits(1), True), (RateLimits(0, 1), True)]
+)
+def test_without_limits_there_is_nothing_to_ask(rates: RateLimits, any_limit: bool) -> None:
+    assert bool(UserRateLimits(rates)) is any_limit

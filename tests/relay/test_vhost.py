@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.amqp.tables import encode_table
-from proxy.relay.vhost import BindingCopy, Declared, Delivery, OwnedExchange, StoredBinding, VhostState
+from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.routing.bindings.binding import NO_REACH, Binding
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
@@ -127,7 +127,7 @@ def test_bindings_of_one_destination_are_found_together() -> None:
 
 def declared_by_client(name: str, *, auto_delete: bool, delivery: Delivery) -> tuple[Exchange, OwnedExchange]:
     made = exchange(name=name)
-    return made, owned(made, delivery, declared=Declared(True, auto_delete, False, b"", 1))
+    return made, owned(made, delivery, declared=DeclaredExchange(True, auto_delete, False, b"", 1))
 
 
 @pytest.mark.parametrize("delivery", Delivery)

@@ -17,7 +17,7 @@ from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.relay import Relay
 from proxy.relay.tokens import token
-from proxy.relay.vhost import Declared, Delivery, Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import DeclaredExchange, Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.values import Table, Value
@@ -68,7 +68,7 @@ def owned(
     carrier: str = "",
     unmatched_pass: bool = False,
     bound: Iterable[Destination] | None = None,
-    declared: Declared | None = None,
+    declared: DeclaredExchange | None = None,
 ) -> OwnedExchange:
     """What the relay knows of an exchange; ``bound`` None: all its destinations are."""
     return OwnedExchange(

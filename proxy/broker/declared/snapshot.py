@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from proxy.broker.supervision import Supervisor
-from proxy.relay.vhost import BindingCopy, Declared, Delivery, VhostState
+from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, VhostState
 
 _MAGIC = b"oxproxy-snapshot"
 _VERSION = b"1"
@@ -38,7 +38,7 @@ class ExchangeRecord(NamedTuple):
     vhost: str
     name: bytes
     delivery: Delivery
-    declared: Declared
+    declared: DeclaredExchange
 
 
 class BindingRecord(NamedTuple):
@@ -223,7 +223,7 @@ def _line(row: Iterable[object]) -> bytes:
 
 def _exchange(vhost: str, name: str, delivery: str, *values: Any) -> ExchangeRecord:  # JSON of any shape
     durable, auto_delete, internal, entries, sequence = values
-    declared = Declared(bool(durable), bool(auto_delete), bool(internal), b64decode(entries), int(sequence))
+    declared = DeclaredExchange(bool(durable), bool(auto_delete), bool(internal), b64decode(entries), int(sequence))
     return ExchangeRecord(vhost, _bytes(name), Delivery(delivery), declared)
 
 

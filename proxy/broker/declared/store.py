@@ -40,7 +40,7 @@ from proxy.relay.declare.storage import DELIVERY, StoredArguments, signed_fields
 from proxy.relay.tokens import token
 from proxy.relay.vhost import (
     BindingCopy,
-    Declared,
+    DeclaredExchange,
     Delivery,
     Destination,
     OwnedExchange,
@@ -74,7 +74,7 @@ def exchange_of(info: ExchangeInfo, local_time: tzinfo) -> tuple[OwnedExchange, 
         ValueError: what is kept in it was damaged, or says more than the broker was asked for.
     """
     kept = kept_of(info.kept)
-    declared = Declared(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
+    declared = DeclaredExchange(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
     owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
     # The broker asks for permission to write to the alternate exchange that it was told, and for no other.
     permitted = info.arguments.get(_ALTERNATE.decode())
@@ -84,7 +84,7 @@ def exchange_of(info: ExchangeInfo, local_time: tzinfo) -> tuple[OwnedExchange, 
 
 
 def declared_exchange(
-    name: bytes, declared: Declared, delivery: Delivery, local_time: tzinfo
+    name: bytes, declared: DeclaredExchange, delivery: Delivery, local_time: tzinfo
 ) -> tuple[OwnedExchange, Exchange]:
     """Make an open exchange from what a client said when it declared it.
 

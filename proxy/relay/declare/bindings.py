@@ -39,8 +39,8 @@ from proxy.amqp.method_frames import empty_ok, exchange_declare
 from proxy.amqp.methods import method_frame
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, Expected
-from proxy.relay.connection_state import Conversation, Phase
+from proxy.relay.channel import Channel, ExpectedReply
+from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.declare.exchanges import refuse_nested
 from proxy.relay.declare.injected_methods import (
     InjectedMethod,
@@ -52,7 +52,7 @@ from proxy.relay.declare.injected_methods import (
     reply_and_resume,
 )
 from proxy.relay.declare.storage import kept_rows, refuse_own_arguments, signed_copy, storage_key
-from proxy.relay.declare.token_bindings import ask_reach, bind_step, bind_tokens, unbind_step, withdraw
+from proxy.relay.declare.token_bindings import bind_step, bind_tokens, check_permission, unbind_step, withdraw
 from proxy.relay.tokens import grant_key
 from proxy.relay.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.routing.bindings.binding import Binding
@@ -113,7 +113,7 @@ class BindRequest(NamedTuple):
     def pass_on(self, channel: Channel) -> bool:
         """Take note that the broker answers it; gives True: it goes upstream as it came."""
         if not self.nowait:
-            channel.replies.append(Expected(_REPLIES[self.method]))
+            channel.replies.append(ExpectedReply(_REPLIES[self.method]))
         return True
 
 
@@ -158,7 +158,7 @@ class ClientReach:
         conversation: what both directions share.
     """
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ConnectionState) -> None:
         """Have asked nothing."""
         self._conversation = conversation
         self._state = conversation.state
@@ -189,7 +189,7 @@ class ClientReach:
 
         def further() -> None:
             if left and self._conversation.phase is Phase.OPEN:
-                ask_reach(self._conversation, owned, reach, left.pop(0), further)
+                check_permission(self._conversation, owned, reach, left.pop(0), further)
             else:
                 then()
 
@@ -295,7 +295,7 @@ class ClientBindings:
         conversation: what both directions share.
     """
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ConnectionState) -> None:
         """Start with nothing bound."""
         self._conversation = conversation
         self._state = conversation.state

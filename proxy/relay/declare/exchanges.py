@@ -24,8 +24,8 @@ from proxy.amqp.method_arguments import ExchangeDeclare, read_exchange_declare, 
 from proxy.amqp.method_frames import empty_ok, exchange_declare, exchange_delete
 from proxy.amqp.tables import MAX_NESTING, decode_table, too_deep
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, Expected
-from proxy.relay.connection_state import Conversation, LookUpExchange
+from proxy.relay.channel import Channel, ExpectedReply
+from proxy.relay.connection_state import ConnectionState, LookUpExchange
 from proxy.relay.declare.injected_methods import (
     InjectedMethod,
     hold_channel,
@@ -36,7 +36,7 @@ from proxy.relay.declare.injected_methods import (
 )
 from proxy.relay.declare.storage import DELIVERY, exchange_arguments, refuse_own_arguments
 from proxy.relay.declare.token_bindings import withdraw
-from proxy.relay.vhost import Declared, Delivery, OwnedExchange
+from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
 from proxy.routing.erlang_terms import TYPE_NAMES
 from proxy.routing.exchange import Exchange
 from proxy.values import Table, Value
@@ -54,7 +54,7 @@ _COMPARED = (
     DELIVERY,
 )
 #: how the control plane declares what a rules file names
-_BY_FILE = Declared(durable=True, auto_delete=False, internal=False, entries=b"", sequence=0)
+_BY_FILE = DeclaredExchange(durable=True, auto_delete=False, internal=False, entries=b"", sequence=0)
 
 
 def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str, ids: tuple[int, int]) -> None:
@@ -150,14 +150,14 @@ class _Fresh(NamedTuple):
     exchange: Exchange
 
 
-class Declaring:
+class ClientExchanges:
     """Takes exchange.declare and exchange.delete of one connection.
 
     Args:
         conversation: what both directions share.
     """
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ConnectionState) -> None:
         """Start without anything declared."""
         self._conversation = conversation
         self._state = conversation.state
@@ -233,7 +233,7 @@ class Declaring:
     @staticmethod
     def _pass(channel: Channel, nowait: bool, reply: int) -> None:
         if not nowait:
-            channel.replies.append(Expected(reply))
+            channel.replies.append(ExpectedReply(reply))
 
     def _passive(self, channel: Channel, asked: ExchangeDeclare, owned: OwnedExchange) -> bool:
         if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
@@ -330,7 +330,7 @@ class Declaring:
             exchange = Exchange(asked.exchange, OPEN.decode(), table, rules.local_time, alternate)
         except ProtocolError as error:
             raise ProtocolError(error.reply_code, error.text, Scope.CHANNEL, *_DECLARE) from error
-        declared = Declared(
+        declared = DeclaredExchange(
             asked.durable,
             asked.auto_delete,
             asked.internal,

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from proxy.amqp import methods
 from proxy.amqp.method_frames import exchange_declare
-from proxy.relay.channel import Channel, Expected
-from proxy.relay.connection_state import Conversation
+from proxy.relay.channel import Channel, ExpectedReply
+from proxy.relay.connection_state import ConnectionState
 
 #: a frame for the broker and the method that answers it
 InjectedMethod: TypeAlias = tuple[bytes, int]
@@ -28,19 +28,19 @@ _UNANSWERABLE = 256
 _ALWAYS_THERE = b"amq.direct"
 
 
-def hold_channel(conversation: Conversation, channel: Channel) -> None:
+def hold_channel(conversation: ConnectionState, channel: Channel) -> None:
     """Keep the client's frames on a channel until `reply_and_resume`."""
     if channel.held is None:
         channel.held = []
         conversation.shape += 1
 
 
-def is_held(conversation: Conversation, channel: Channel) -> bool:
+def is_held(conversation: ConnectionState, channel: Channel) -> bool:
     """Say whether a channel that was held still is: it may have been closed since."""
     return channel.held is not None and conversation.channels.get(channel.number) is channel
 
 
-def reply_and_resume(conversation: Conversation, channel: Channel, answer: bytes) -> None:
+def reply_and_resume(conversation: ConnectionState, channel: Channel, answer: bytes) -> None:
     """Answer the client and let its frames go on.
 
     Args:
@@ -54,7 +54,7 @@ def reply_and_resume(conversation: Conversation, channel: Channel, answer: bytes
 
 
 def inject(
-    conversation: Conversation,
+    conversation: ConnectionState,
     channel: Channel,
     steps: Sequence[InjectedMethod],
     then: Callable[[], None],
@@ -75,7 +75,7 @@ def inject(
 
 
 def inject_held(
-    conversation: Conversation,
+    conversation: ConnectionState,
     channel: Channel,
     steps: Sequence[InjectedMethod],
     then: Callable[[], None],
@@ -98,11 +98,11 @@ def inject_held(
 
     for index, (frame, reply) in enumerate(steps, 1):
         conversation.to_upstream.append(frame)
-        channel.replies.append(Expected(reply, taken=partial(answered, last=index == len(steps)), asked=asked))
+        channel.replies.append(ExpectedReply(reply, taken=partial(answered, last=index == len(steps)), asked=asked))
 
 
 def inject_and_reply(
-    conversation: Conversation, channel: Channel, steps: Sequence[InjectedMethod], done: Callable[[], bytes]
+    conversation: ConnectionState, channel: Channel, steps: Sequence[InjectedMethod], done: Callable[[], bytes]
 ) -> None:
     """Run methods as `inject` does, then answer the client and let its frames go on.
 
@@ -115,17 +115,17 @@ def inject_and_reply(
     inject(conversation, channel, steps, lambda: reply_and_resume(conversation, channel, done()))
 
 
-def count_unanswerable(conversation: Conversation, channel: Channel) -> None:
+def count_unanswerable(conversation: ConnectionState, channel: Channel) -> None:
     """Count a request that the broker does not answer; after some of them ask for something, so that answers come."""
-    owed = conversation.owed
-    owed.count += 1
-    owed.unanswerable += 1
-    if owed.unanswerable >= _UNANSWERABLE:
+    unanswered = conversation.unanswered
+    unanswered.count += 1
+    unanswered.unanswerable += 1
+    if unanswered.unanswerable >= _UNANSWERABLE:
         frame, reply = _nothing(channel)
         conversation.to_upstream.append(frame)
-        owed.count -= owed.unanswerable
-        channel.replies.append(Expected(reply, taken=lambda _: False, weight=owed.unanswerable))
-        owed.unanswerable = 0
+        unanswered.count -= unanswered.unanswerable
+        channel.replies.append(ExpectedReply(reply, taken=lambda _: False, weight=unanswered.unanswerable))
+        unanswered.unanswerable = 0
 
 
 def _nothing(channel: Channel) -> InjectedMethod:

@@ -29,7 +29,7 @@ class _State(Enum):
     WAITING = "waiting"
 
 
-class OwnChannel:
+class SidecarChannel:
     """The one channel of a leased connection that is ours.
 
     Args:

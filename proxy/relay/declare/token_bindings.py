@@ -15,7 +15,7 @@ from functools import partial
 
 from proxy.amqp import methods
 from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind, queue_unbind
-from proxy.relay.connection_state import Conversation
+from proxy.relay.connection_state import ConnectionState
 from proxy.relay.tokens import grant_key
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Reach
@@ -62,7 +62,7 @@ def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Dest
 
 
 def bind_tokens(
-    conversation: Conversation,
+    conversation: ConnectionState,
     wanted: Sequence[tuple[OwnedExchange, Destination]],
     done: Callable[[], None],
     refused: dict[Destination, str],
@@ -104,8 +104,8 @@ def _unheeded(text: str | None) -> None:
     """Of a destination's tokens the current one's answer counts."""
 
 
-def ask_reach(
-    conversation: Conversation,
+def check_permission(
+    conversation: ConnectionState,
     owned: OwnedExchange,
     reach: Reach,
     destination: Destination,
@@ -154,7 +154,7 @@ def ask_reach(
 
 
 def withdraw(
-    conversation: Conversation,
+    conversation: ConnectionState,
     owned: OwnedExchange,
     tokens: Iterable[Destination],
     grants: Iterable[bytes],

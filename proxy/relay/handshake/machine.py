@@ -269,7 +269,7 @@ class Handshake:
         self._upstream_failed(str(failure) if failure is not None else "connection lost")
         self._run()
 
-    def turn_away(self, text: str) -> None:
+    def reject(self, text: str) -> None:
         """Tell the producer that there is no place for it (530, as RabbitMQ at its limits); its header has come."""
         said = reply_text(_NOT_ALLOWED, text.encode())
         self._end(connection_close(_NOT_ALLOWED, said), Ending(HandshakeSide.PRODUCER, _NOT_ALLOWED, said.decode()))

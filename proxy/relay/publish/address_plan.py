@@ -19,9 +19,9 @@ from proxy.relay.publish.outgoing import (
     CC_BCC,
     TRANSLATION_FAILED,
     Copy,
-    Elsewhere,
     Outgoing,
     PublishSource,
+    RemoteTargets,
     labels,
     outgoing,
     refuse_reserved,
@@ -168,9 +168,9 @@ class TranslatedPlan(AddressPlan):
         exchanges: tuple[bytes, ...] = ()
         remotes: tuple[str, ...] = ()
         if isinstance(target, FailedTranslation):
-            elsewhere = Elsewhere((), (target,))
+            elsewhere = RemoteTargets((), (target,))
         elif target.remote is not None:
-            elsewhere = Elsewhere((target,), ())
+            elsewhere = RemoteTargets((target,), ())
             remotes = labels((target,))
         else:
             copies = (Copy(*target.publication, (), moved=True, plain=True),)
@@ -216,10 +216,10 @@ class EvaluatedPlan(AddressPlan):
         decision, took_us = self._decide(facts)
         from_here = (self.owned, plans.state, plans.traffic, plans.journal)
         out = outgoing(decision, *from_here, source=self._source, decide_us=took_us)
-        return led_on(out, OriginalAddress(self.owned.name, self._key))
+        return readdressed(out, OriginalAddress(self.owned.name, self._key))
 
 
-def led_on(out: Outgoing, address: OriginalAddress) -> Outgoing:
+def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
     """Give what leaves of a publish that the address table has sent to an exchange which is evaluated here.
 
     Args:
@@ -245,7 +245,7 @@ def watched(plans: Plans, watcher: Tap, plan: ExchangePlan | None, exchange: byt
         plan: of the publish, None: it passes.
         exchange: of the publish.
     """
-    if not watcher.looks_at(plans.state.name, exchange) or (plan is None and exchange in plans.state.carriers):
+    if not watcher.wants(plans.state.name, exchange) or (plan is None and exchange in plans.state.carriers):
         return plan
     return WatchedPlan(PassingPlan(exchange, plans) if plan is None else plan, plans, watcher, exchange)
 

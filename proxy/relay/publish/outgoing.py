@@ -71,7 +71,7 @@ class Copy(NamedTuple):
     together: int = 1
 
 
-class Elsewhere(NamedTuple):
+class RemoteTargets(NamedTuple):
     """What of a publish does not go to the producer's own broker.
 
     Args:
@@ -103,7 +103,7 @@ class Outgoing:
     untouched: bool = False
     unbound: tuple[Destination, ...] = ()
     record: LineTemplate | None = None
-    elsewhere: Elsewhere | None = None
+    elsewhere: RemoteTargets | None = None
 
     @property
     def waits(self) -> bool:
@@ -158,7 +158,7 @@ def outgoing(
     if untouched or decision.outcome is Outcome.REJECTED:
         return Outgoing(decision, tally, untouched=untouched, record=record)
     make = _queue_copies if owned.delivery is Delivery.QUEUE else _carrier_copies
-    elsewhere = Elsewhere(leaves.remotes, leaves.failed) if leaves.remotes or leaves.failed else None
+    elsewhere = RemoteTargets(leaves.remotes, leaves.failed) if leaves.remotes or leaves.failed else None
     apart = tuple(Copy(*publication, (), moved=True, hide_cc=True) for publication in leaves.publications)
     if (elsewhere or apart) and not leaves.queues and not leaves.exchanges:
         return Outgoing(decision, tally, apart, record=record, elsewhere=elsewhere)

@@ -17,10 +17,10 @@ from proxy.amqp.method_arguments import QueueDeclare, read_queue_declare, read_q
 from proxy.amqp.method_frames import channel_close_ok, connection_close_ok
 from proxy.amqp.tables import decode_value, pick
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, Content, Expected, Life
-from proxy.relay.connection_state import Conversation, Phase
+from proxy.relay.channel import Channel, Content, ExpectedReply, Life
+from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.declare.bindings import ClientBindings
-from proxy.relay.declare.exchanges import Declaring, refuse_nested
+from proxy.relay.declare.exchanges import ClientExchanges, refuse_nested
 from proxy.relay.declare.injected_methods import count_unanswerable, hold_channel
 from proxy.relay.declare.storage import refuse_own_arguments
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
@@ -45,13 +45,13 @@ class ProducerFrames:
         conversation: what both directions share.
     """
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ConnectionState) -> None:
         """Start with nothing published."""
         self._conversation = conversation
         self.publishes = PublishFrames(conversation)
         #: the frames taken are those that a channel held, not new ones
         self.resuming = False
-        declaring = Declaring(conversation)
+        declaring = ClientExchanges(conversation)
         self._bindings = ClientBindings(conversation)
         self._taken = {
             methods.BASIC_PUBLISH: self.publishes.method,
@@ -198,9 +198,9 @@ class ProducerFrames:
         channel.last_queue = asked.queue or channel.last_queue
         if asked.exclusive:  # such a queue lives as long as its connection
             conversation.may_be_kept = False
-        conversation.state.declared_anew(("queue", asked.queue))
+        conversation.state.redeclared(("queue", asked.queue))
         if not asked.nowait:
-            channel.replies.append(Expected(methods.QUEUE_DECLARE_OK, asked.queue, asked.exclusive, asked.passive))
+            channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, asked.queue, asked.exclusive, asked.passive))
         elif asked.queue and not asked.passive:
             if asked.exclusive and inventory.interested(asked.queue):
                 self._declare_exclusive(channel, asked)
@@ -224,7 +224,7 @@ class ProducerFrames:
             return False
 
         hold_channel(conversation, channel)
-        channel.replies.append(Expected(methods.QUEUE_DECLARE_OK, taken=declared))
+        channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, taken=declared))
         declare = methods.method_frame(channel.number, methods.QUEUE_DECLARE, 0, *asked._replace(nowait=False))
         conversation.to_upstream.append(declare)
 
@@ -272,16 +272,16 @@ def _refuse_dead_letter_key(asked: QueueDeclare) -> None:
             raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.QUEUE_DECLARE, 1 << 16))
 
 
-def _delete(conversation: Conversation, channel: Channel, payload: bytes) -> None:
+def _delete(conversation: ConnectionState, channel: Channel, payload: bytes) -> None:
     delete = read_queue_delete(payload)
     queue = delete.queue or channel.last_queue
     if not delete.nowait:
-        channel.replies.append(Expected(methods.QUEUE_DELETE_OK, queue))
+        channel.replies.append(ExpectedReply(methods.QUEUE_DELETE_OK, queue))
     else:
         conversation.inventory.queue_deleted(queue)
 
 
-def _confirm(conversation: Conversation, channel: Channel, payload: bytes) -> None:
+def _confirm(conversation: ConnectionState, channel: Channel, payload: bytes) -> None:
     if not channel.confirming:
         # Tags count from the publish after confirm.select (RabbitMQ guide "Publisher confirms").
         channel.confirming = True
@@ -289,11 +289,11 @@ def _confirm(conversation: Conversation, channel: Channel, payload: bytes) -> No
         channel.published = 0
 
 
-def _transaction(conversation: Conversation, channel: Channel, payload: bytes) -> None:
+def _transaction(conversation: ConnectionState, channel: Channel, payload: bytes) -> None:
     channel.transactional = True
 
 
-def _close(conversation: Conversation, channel: Channel, payload: bytes) -> None:
+def _close(conversation: ConnectionState, channel: Channel, payload: bytes) -> None:
     channel.closes = True
 
 

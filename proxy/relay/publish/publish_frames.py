@@ -13,8 +13,8 @@ from proxy.amqp.method_arguments import read_publish
 from proxy.amqp.properties import table_span
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.audit_sink import LineTemplate
-from proxy.relay.channel import Channel, Collected, Content, PendingPublish
-from proxy.relay.connection_state import BindDestinations, Conversation
+from proxy.relay.channel import Channel, CollectedPublish, Content, PendingPublish
+from proxy.relay.connection_state import BindDestinations, ConnectionState
 from proxy.relay.original_address import ADDRESS_HEADER as ORIGINAL
 from proxy.relay.original_address import refuse_forged
 from proxy.relay.publish.address_plan import find_plan
@@ -37,7 +37,7 @@ class PublishFrames:
 
     __slots__ = ("_conversation", "published")
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ConnectionState) -> None:
         """Start with nothing published."""
         self._conversation = conversation
         #: set when the last frame taken was a Basic.Publish method
@@ -121,7 +121,7 @@ class PublishFrames:
         if outgoing.decision.error:
             raise ProtocolError(406, outgoing.decision.error, Scope.CHANNEL, *PUBLISH)
         if several:
-            self._collect(channel, Collected(publish, plan, frame, copies, body_size, bytearray(), elsewhere))
+            self._collect(channel, CollectedPublish(publish, plan, frame, copies, body_size, bytearray(), elsewhere))
             return False
         conversation.to_upstream.append(head or publish.frame + frame)
         self._count(channel)
@@ -180,7 +180,7 @@ class PublishFrames:
             channel.content = Content.METHOD
             channel.publish = None
 
-    def _collect(self, channel: Channel, collected: Collected) -> None:
+    def _collect(self, channel: Channel, collected: CollectedPublish) -> None:
         """Begin a publish that leaves in several copies, once its body is whole."""
         conversation = self._conversation
         channel.published += 1
@@ -196,7 +196,7 @@ class PublishFrames:
     ) -> bool:
         """Let a publish wait until its destinations are bound; False where there is nothing to wait for."""
         conversation = self._conversation
-        asked = conversation.to_be_asked(outgoing.decision.asked)
+        asked = conversation.permission_checks(outgoing.decision.asked)
         if not outgoing.unbound and not asked:
             return False
         channel.held = [publish.frame, header]

@@ -26,7 +26,7 @@ from proxy.amqp.frames import (
 )
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, Content, PendingPublish
-from proxy.relay.connection_state import Conversation
+from proxy.relay.connection_state import ConnectionState
 from proxy.relay.original_address import ADDRESS_HEADER as ORIGINAL
 from proxy.relay.publish.known_heads import Head, KnownHeads
 from proxy.relay.publish.known_publishes import KnownPublishes
@@ -50,7 +50,7 @@ class Publishing:
         conversation: what both directions share.
     """
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: ConnectionState) -> None:
         """Start at a frame boundary."""
         self._conversation: Final = conversation
         self._frames: Final = ProducerFrames(conversation)

@@ -15,9 +15,9 @@ from proxy.amqp.frames import U16, body_frames
 from proxy.amqp.properties import table_span
 from proxy.amqp.tables import without
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, Collected, PendingPublish
+from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
 from proxy.relay.confirms import Ledger, Returns
-from proxy.relay.connection_state import Conversation
+from proxy.relay.connection_state import ConnectionState
 from proxy.relay.publish.outgoing import PUBLISH, Copy
 from proxy.relay.publish.plan import ExchangePlan, publish_frame
 from proxy.relay.remote.forwarding import marks, send_elsewhere
@@ -29,7 +29,7 @@ _AROUND_KEYS, _AROUND_KEY = 9, 5
 
 
 def fitting(
-    conversation: Conversation,
+    conversation: ConnectionState,
     plan: ExchangePlan,
     publish: PendingPublish,
     header: bytes,
@@ -56,7 +56,7 @@ def fitting(
     return [part for copy in copies for part in _divided(plan, publish.routing_key, header, copy, limit)]
 
 
-def send_collected(conversation: Conversation, collected: Collected) -> None:
+def send_collected(conversation: ConnectionState, collected: CollectedPublish) -> None:
     """Send every copy of a publish whose body is whole; the channel has counted the publish already."""
     publish, plan = collected.publish, collected.plan
     channel = publish.channel
@@ -99,7 +99,7 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
     return exchange, routing_key, header[11 : span[0] - 4], entries, header[span[1] :]
 
 
-def ledger_of(conversation: Conversation, channel: Channel) -> Ledger:
+def ledger_of(conversation: ConnectionState, channel: Channel) -> Ledger:
     """Give the channel's ledger; the first call takes over all publishes before the current one."""
     if channel.ledger is None:
         before = channel.published - 1

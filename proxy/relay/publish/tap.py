@@ -69,7 +69,7 @@ class ObservedDecision(NamedTuple):
 class Tap(Protocol):
     """Who watches."""
 
-    def looks_at(self, vhost: str, exchange: bytes) -> bool:
+    def wants(self, vhost: str, exchange: bytes) -> bool:
         """Whether publishes to the exchange are to be told of."""
 
     def saw(self, sight: ObservedDecision) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from proxy.amqp.frames import CONTENT_HEAD, FRAME_END, FRAME_HEAD, OVERHEAD, U32
 from proxy.errors import ProtocolError
 from proxy.relay.channel import Channel, Content, Life, PendingPublish
-from proxy.relay.connection_state import Conversation, Phase
+from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.publish.address_plan import TranslatedPlan
 from proxy.relay.publish.shapes import Shapes
 from proxy.relay.publish.split_publish import ledger_of
@@ -37,7 +37,7 @@ class _Only(RemoteMessage):
 
     def __init__(
         self,
-        conversation: Conversation,
+        conversation: ConnectionState,
         channel: Channel,
         tag: int,
         exchange: bytes,
@@ -72,7 +72,7 @@ class Distant:
         shapes: of contents, by the fixed part of their header frame.
     """
 
-    def __init__(self, conversation: Conversation, shapes: Shapes) -> None:
+    def __init__(self, conversation: ConnectionState, shapes: Shapes) -> None:
         """Start with none remembered."""
         self._conversation: Final = conversation
         self._shapes: Final = shapes

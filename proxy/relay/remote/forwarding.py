@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from proxy.addressing.targets import Remote, Target
-from proxy.relay.channel import Channel, Collected, Life, PendingPublish
-from proxy.relay.connection_state import Conversation, Phase
-from proxy.relay.publish.outgoing import Copy, Elsewhere
+from proxy.relay.channel import Channel, CollectedPublish, Life, PendingPublish
+from proxy.relay.connection_state import ConnectionState, Phase
+from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.remote.lane import RemoteMessage, RemoteResult, Way
 
 
@@ -23,7 +23,7 @@ class _Copy(RemoteMessage):
     __slots__ = ("_conversation", "_mark", "_origin", "_publish", "_tag")
 
     def __init__(
-        self, conversation: Conversation, collected: Collected, target: Target, tag: int, mark: Hashable
+        self, conversation: ConnectionState, collected: CollectedPublish, target: Target, tag: int, mark: Hashable
     ) -> None:
         publish = collected.publish
         exchange, key = target.publication
@@ -50,13 +50,13 @@ class _Copy(RemoteMessage):
 _TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 
 
-def marks(elsewhere: Elsewhere, producer_tag: int) -> list[Hashable]:
+def marks(elsewhere: RemoteTargets, producer_tag: int) -> list[Hashable]:
     """Names of the copies that go elsewhere, by which their returns are known."""
     return [("elsewhere", producer_tag, index) for index in range(len(elsewhere.targets) + len(elsewhere.failed))]
 
 
 def send_elsewhere(
-    conversation: Conversation, collected: Collected, elsewhere: Elsewhere, names: Sequence[Hashable]
+    conversation: ConnectionState, collected: CollectedPublish, elsewhere: RemoteTargets, names: Sequence[Hashable]
 ) -> None:
     """Send the copies of a publish that go to other brokers; ledger and returns know of them already.
 
@@ -80,7 +80,7 @@ def send_elsewhere(
         _refuse(conversation, collected, tag, name)
 
 
-def way_to(conversation: Conversation, channel: Channel, remote: Remote | None) -> Way | None:
+def way_to(conversation: ConnectionState, channel: Channel, remote: Remote | None) -> Way | None:
     """Give the way of a channel to another broker, None where there is none."""
     if remote is None:
         return None
@@ -95,14 +95,14 @@ def way_to(conversation: Conversation, channel: Channel, remote: Remote | None) 
     return found
 
 
-def _refuse(conversation: Conversation, collected: Collected, tag: int, mark: Hashable) -> None:
+def _refuse(conversation: ConnectionState, collected: CollectedPublish, tag: int, mark: Hashable) -> None:
     publish = collected.publish
     content = (collected.header, bytes(collected.body)) if publish.mandatory else None
     _settle(conversation, publish, tag, mark, content, acked=False)
 
 
 def _settle(
-    conversation: Conversation,
+    conversation: ConnectionState,
     publish: PendingPublish,
     tag: int,
     mark: Hashable,

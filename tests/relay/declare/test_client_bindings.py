@@ -8,7 +8,7 @@ from pamqp import commands
 from proxy.amqp.method_arguments import read_queue_bind, read_queue_unbind
 from proxy.amqp.method_frames import exchange_bind, queue_bind, queue_unbind
 from proxy.amqp.tables import encode_table
-from proxy.relay.connection_state import Asked, BindDestinations
+from proxy.relay.connection_state import BindDestinations, PermissionCheck
 from proxy.relay.declare.storage import STORAGE
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.tokens import grant_key, token
@@ -464,7 +464,7 @@ def test_a_message_that_chooses_what_is_not_known_waits_for_the_clients_answer()
     assert made.produce(message) == b""
     request = made.request()
     assert isinstance(request, BindDestinations)
-    assert request.asked == (Asked(owned, owned.reach(""), C),)
+    assert request.asked == (PermissionCheck(owned, owned.reach(""), C),)
     made.relay.ask(request.asked[0], lambda: made.relay.resume(request.channel))
     made.answer(OWN_BIND_OK)
     made.upstream()

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.amqp.method_arguments import ExchangeDeclare
 from proxy.relay.declare.exchanges import inequivalence, inequivalent_type
-from proxy.relay.vhost import Declared, Delivery, OwnedExchange
+from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
 from proxy.values import Table, Value
 
 LIMIT: Table = ((b"max-payload-size", Value("I", 10)),)
@@ -14,7 +14,7 @@ LIMIT: Table = ((b"max-payload-size", Value("I", 10)),)
 
 def compared(before: Table, now: Table, delivery: Delivery = Delivery.CARRIER, **flags: bool) -> str:
     owned = OwnedExchange(
-        b"e", "x-open", delivery, b"e", arguments=before, declared=Declared(True, False, False, b"", 1)
+        b"e", "x-open", delivery, b"e", arguments=before, declared=DeclaredExchange(True, False, False, b"", 1)
     )
     asked = ExchangeDeclare(
         b"e", b"x-open", False, flags.get("durable", True), flags.get("auto_delete", False), False, False, b""

@@ -4,7 +4,7 @@ from functools import partial
 
 from pamqp import base, commands
 
-from proxy.relay.declare.sidecar_channel import OwnChannel
+from proxy.relay.declare.sidecar_channel import SidecarChannel
 from tests.client import method, split
 
 BIND, OTHER = commands.Queue.Bind(0, "q", "e", "k"), commands.Queue.Bind(0, "other", "e", "k")
@@ -18,7 +18,7 @@ class Channel:
     def __init__(self, number: int | None = 7) -> None:
         self._out: list[bytes] = []
         self.answers: list[tuple[str, str | None]] = []
-        self.own = OwnChannel(number, self._out)
+        self.own = SidecarChannel(number, self._out)
 
     def run(self, command: base.Frame) -> list[str]:
         queue = str(dict(command)["queue"])

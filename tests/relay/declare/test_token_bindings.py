@@ -6,10 +6,10 @@ from pamqp import commands
 
 from proxy.amqp import methods
 from proxy.relay.declare.token_bindings import (
-    ask_reach,
     bind_frame,
     bind_step,
     bind_tokens,
+    check_permission,
     tokens_of,
     unbind_step,
     withdraw,
@@ -70,7 +70,7 @@ class Question:
         self.owned: OwnedExchange = self.wire.state.exchanges[b"xo"]
         self.reach: Reach = self.owned.reach("client")
         self.answers: list[bool] = []
-        ask_reach(self.wire.relay._conversation, self.owned, self.reach, destination, self._done)
+        check_permission(self.wire.relay._conversation, self.owned, self.reach, destination, self._done)
         self.wire.answer(say(OWN, commands.Channel.OpenOk()))
 
     def _done(self) -> None:

@@ -400,7 +400,7 @@ def test_connection_methods_out_of_turn_are_left_for_the_broker_to_refuse() -> N
 
 
 def test_a_producer_is_read_no_further_while_the_broker_owes_it_too_many_answers() -> None:
-    wire = Wire(limits=RelayLimits(owed=3)).open(1, 2)
+    wire = Wire(limits=RelayLimits(unanswered=3)).open(1, 2)
     wire.produce(say(1, commands.Queue.Declare(0, "a")), say(2, commands.Exchange.Declare(0, "b", "fanout")))
     full = [wire.relay.producer_full]
     wire.produce(say(1, commands.Queue.Bind(0, "a", "b", "k")))
@@ -412,7 +412,7 @@ def test_a_producer_is_read_no_further_while_the_broker_owes_it_too_many_answers
 
 @pytest.mark.parametrize("closing", [404, 0])
 def test_a_channel_that_ends_is_owed_nothing(closing: int) -> None:
-    wire = Wire(limits=RelayLimits(owed=2)).open(1, 2)
+    wire = Wire(limits=RelayLimits(unanswered=2)).open(1, 2)
     wire.produce(*[say(1, commands.Queue.Declare(0, "a", passive=True))] * 2)
     assert wire.relay.producer_full
     if closing:  # by the broker: the producer's close-ok must be read
@@ -424,7 +424,7 @@ def test_a_channel_that_ends_is_owed_nothing(closing: int) -> None:
 
 
 def test_declares_without_an_answer_are_answered_for_by_a_question_of_ours() -> None:
-    wire = Wire(limits=RelayLimits(owed=600)).open()
+    wire = Wire(limits=RelayLimits(unanswered=600)).open()
     asked = []
     for number in range(600):
         frames = split(wire.produce(say(1, commands.Queue.Declare(0, f"q{number}", nowait=True))))

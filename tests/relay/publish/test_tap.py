@@ -20,7 +20,7 @@ class Eyes(list[ObservedDecision]):
         super().__init__()
         self._only = only
 
-    def looks_at(self, vhost: str, exchange: bytes) -> bool:
+    def wants(self, vhost: str, exchange: bytes) -> bool:
         return self._only in (None, exchange)
 
     def saw(self, sight: ObservedDecision) -> None:
