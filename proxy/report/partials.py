@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
+import operator
 import tempfile
 import uuid
 import zlib
@@ -68,7 +70,7 @@ _FIELDS: dict[str, Any] = {  # as from_json takes them
 }
 #: Bytes of text that are parsed at once, that are aggregated at once, and of compressed data that are inflated at once.
 _CHUNK, _GROUP, _FED = 4 << 20, 96 << 20, 256 << 10
-_LONGEST_LINE = 16 << 20
+_LONGEST_LINE, _LINES_AT_ONCE = 16 << 20, 4096
 
 #: Lines as they are judged, with the number of their segment, ``sid``. Fields of another type than expected are null,
 #: like missing ones. ``sender`` stands for a connection, ``id`` for a message id: comparing numbers is cheaper, and the
@@ -105,6 +107,7 @@ _SETUP = """
     SET threads = 1;
     SET preserve_insertion_order = false;
     SET memory_limit = '512MB';
+    SET temp_directory = '{tempfile.gettempdir()}/oxproxy-spill';
     SET TimeZone = 'UTC';
     CREATE MACRO total(x) AS least(sum(x), 9223372036854775807)::BIGINT;
     CREATE MACRO rounded(x, digits) AS CASE WHEN x = 0 THEN 0.0 ELSE
@@ -252,14 +255,14 @@ def inflated(content: bytes, packed: bool) -> Iterator[bytes]:
         at = min(at, len(content)) - len(member.unused_data)
 
 
-def texts(content: bytes, packed: bool) -> Iterator[str]:
+def texts(pieces: Iterable[bytes]) -> Iterator[str]:
     """Yield text in pieces that end where a line ends.
 
     Raises:
         DamagedError: after the last line that is whole.
     """
     rest = b""
-    for piece in inflated(content, packed):
+    for piece in pieces:
         rest += piece
         end = rest.rfind(b"\n") + 1 or (len(rest) if len(rest) > _LONGEST_LINE else 0)
         if end:
@@ -290,12 +293,12 @@ class Reader:
         self._duck.execute(f"CREATE OR REPLACE TEMP TABLE lines AS {_LINES}", {"texts": [""], "sids": [0]})
         self._duck.execute(_VIEWS.replace("CREATE", "CREATE OR REPLACE"))
 
-    def add(self, path: str, modified: int, content: bytes) -> None:
-        """Read a segment."""
+    def add(self, path: str, modified: int, size: int, pieces: Iterable[bytes], digest: hashlib.blake2b) -> None:
+        """Read a segment; ``digest`` is that of its content once all pieces of its text have been taken."""
         damaged = False
         sid = uuid.uuid4().int >> 66
         try:
-            for text in texts(content, path.endswith(".gz")):
+            for text in texts(pieces):
                 self._texts.append(text)
                 self._sids.append(sid)
                 self._waiting += len(text)
@@ -303,8 +306,7 @@ class Reader:
                     self._parse()
         except DamagedError:
             damaged = True
-        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-        values = [sid, path, path.rpartition("/")[2], digest, len(content), modified, folder_day(path), damaged]
+        values = [sid, path, path.rpartition("/")[2], digest.hexdigest(), size, modified, folder_day(path), damaged]
         self._duck.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", [*values, self._traced])
 
     def _parse(self) -> None:
@@ -364,9 +366,37 @@ def folder_day(path: str) -> date | None:
 
 def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:
     """Read the segments of a task (path, time of modification, content) and give their partials."""
+    whole = (
+        (path, modified, len(content), inflated(bytes(content), path.endswith(".gz")), _digest(content))
+        for path, modified, content in segments
+    )
+    yield from _read(whole, traced)
+
+
+def read_lines(lines: Iterable[tuple[str, int, int, bytes]], traced: bool) -> Iterator[Piece]:
+    """Read segments of any size, line by line (path, time of modification, size, line), and give their partials."""
+
+    def ended(rows: Iterable[tuple[str, int, int, bytes]], digest: hashlib.blake2b) -> Iterator[bytes]:
+        while piece := b"".join(bytes(row[3]) + b"\n" for row in itertools.islice(rows, _LINES_AT_ONCE)):
+            digest.update(piece)
+            yield piece
+
+    def streams() -> Iterator[tuple[str, int, int, Iterator[bytes], hashlib.blake2b]]:
+        for segment, rows in itertools.groupby(lines, key=operator.itemgetter(0, 1, 2)):
+            digest = _digest(b"")
+            yield (*segment, ended(rows, digest), digest)
+
+    yield from _read(streams(), traced)
+
+
+def _digest(content: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(content, digest_size=16)
+
+
+def _read(segments: Iterable[tuple[str, int, int, Iterator[bytes], hashlib.blake2b]], traced: bool) -> Iterator[Piece]:
     reader, some = Reader(traced), False
-    for path, modified, content in segments:
-        reader.add(path, modified, bytes(content))
+    for segment in segments:
+        reader.add(*segment)
         some = True
         if reader.bytes >= _GROUP:
             yield from reader.pieces()

@@ -9,17 +9,17 @@ its content.
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import duckdb
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from proxy.report import partials
@@ -33,6 +33,9 @@ PACKING = 12
 #: Text that one job of Spark reads, so that a run that is killed keeps most of what it did, and bytes of segments that
 #: are worth a task of their own.
 _JOB_TEXT, _TASK_BYTES = 8 << 30, 8 << 20
+#: A segment up to this size is in memory as it is stored, one for each core; others come line by line. Those of a
+#: sidecar have at most 128 MiB of text, a tenth of it as they are stored.
+_WHOLE_BYTES = 24 << 20
 #: Files up to this size are joined into one when there are so many.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
 _ROW = "batch STRING, name STRING, data BINARY"
@@ -103,7 +106,9 @@ class Partials:
         Raises:
             StorageError: a segment can't be read, or partials not be written.
         """
-        for job in _jobs(segments):
+        small = [segment for segment in segments if segment.size <= _WHOLE_BYTES]
+        large = [segment for segment in segments if segment.size > _WHOLE_BYTES]
+        for job in (*_jobs(small), *_jobs(large)):
             try:
                 self._run(job, traced)
             except (Py4JJavaError, PySparkException) as error:
@@ -112,12 +117,24 @@ class Partials:
     def _run(self, job: Sequence[Segment], traced: bool) -> None:
         spark = self._spark
         size = sum(segment.size for segment in job)
-        task = max(_TASK_BYTES, size // (3 * spark.sparkContext.defaultParallelism))
+        # A task never reads part of a file.
+        task = max(_TASK_BYTES, size // (3 * spark.sparkContext.defaultParallelism), max(at.size for at in job))
         spark.conf.set("spark.sql.files.maxPartitionBytes", str(task))
         spark.conf.set("spark.sql.files.openCostInBytes", str(64 << 10))
-        files = spark.read.format("binaryFile").load([literal(segment.path) for segment in job])
-        rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
-        made = rows.mapPartitions(partial(partials.read, traced=traced))
+        if max(at.size for at in job) <= _WHOLE_BYTES:
+            files = spark.read.format("binaryFile").load([literal(at.path) for at in job])
+            rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
+            made = rows.mapPartitions(functools.partial(partials.read, traced=traced))
+        else:
+            # Spark writes paths otherwise than it lists them, so each file says its own.
+            several = [
+                spark.read.option("lineSep", "\n")
+                .text(literal(at.path))
+                .select(F.lit(at.path), F.lit(at.modified), F.lit(at.size), F.col("value").cast("binary"))
+                for at in job
+            ]
+            lines = functools.reduce(DataFrame.unionAll, several)
+            made = lines.rdd.mapPartitions(functools.partial(partials.read_lines, traced=traced))
         frame = spark.createDataFrame(made, _ROW, verifySchema=False)
         frame.write.mode("append").parquet(self._folder)
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import duckdb
 
 from proxy.errors import ConfigError
-from proxy.report.partials import BLOOM_HASHES, DamagedError, bloom_place, texts
+from proxy.report.partials import BLOOM_HASHES, DamagedError, bloom_place, inflated, texts
 from proxy.report.request import Request
 from proxy.report.segments import Segment, find
 from proxy.report.storage import Entry, StorageError
@@ -175,7 +175,7 @@ class _Search:
         content = local.read_bytes()
         local.unlink()
         try:
-            for text in texts(content, segment.path.endswith(".gz")):
+            for text in texts(inflated(content, segment.path.endswith(".gz"))):
                 if any(part in text for part in written):
                     yield from filter(None, map(_record, (x for x in text.split("\n") if any(p in x for p in written))))
         except DamagedError:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from proxy.report import store
 from proxy.report.job import run
 from proxy.report.request import Request
 from tests.report.generator import Day
@@ -120,9 +121,13 @@ def spread(rnd: random.Random, folder: Path, made: list[tuple[datetime, dict[str
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_nasty_input_has_the_numbers_that_duckdb_finds(spark: SparkSession, tmp_path: Path, seed: int) -> None:
-    rnd = random.Random(seed)
+@pytest.mark.parametrize("whole", [True, False], ids=["segments that come whole", "segments that come line by line"])
+def test_nasty_input_has_the_numbers_that_duckdb_finds(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    if not whole:
+        monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
+    rnd = random.Random(whole)
     made = nasty(rnd, 1500)
     bad = spread(rnd, tmp_path / "in", made)
     # In two runs, the first of them over part of the log.
@@ -135,6 +140,7 @@ def test_nasty_input_has_the_numbers_that_duckdb_finds(spark: SparkSession, tmp_
         path.with_name(f"_{path.name}").rename(path)
     summary = run(spark, request)
     assert summary.read == len(later)
+    assert run(spark, request).read == 0
     assert summary.figures.publishes == sum(record["kind"] == "publish" for _, record in made)
     assert sum(summary.figures.rejected.values()) == bad
     assert summary.figures.unmatched == 0
