@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
 from proxy.routing.bindings.operators import INTEGERS, NUMBERS, TEXTS
-from proxy.routing.erlang_terms import refused
+from proxy.routing.error_texts import precondition_failed
 from proxy.routing.message import Message
 from proxy.values import Table, Value
 
@@ -183,7 +183,7 @@ def _unknown(name: bytes, known: Collection[bytes]) -> ArgumentFault:
 
 def _limit(value: Value) -> int:
     if value.letter not in _SIZES:
-        raise refused("Invalid exchange argument.")
+        raise precondition_failed("Invalid exchange argument.")
     return cast("int", value.value)
 
 

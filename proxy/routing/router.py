@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames
-from proxy.routing.erlang_terms import reply_text
+from proxy.routing.error_texts import encode_error_text
 from proxy.routing.exchange import Exchange, joined
 from proxy.routing.message import Message
 from proxy.routing.trace import ExchangeStep, Trace
@@ -117,7 +117,7 @@ class Router:
                 if isinstance(routed, bytes):
                     return _rejected(exchange, routed, message, trace)
             elif not breach[1]:
-                return _rejected(exchange, reply_text(breach[0]), message, trace)
+                return _rejected(exchange, encode_error_text(breach[0]), message, trace)
             else:
                 routed = set()
                 if current.name == exchange:

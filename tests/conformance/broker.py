@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from proxy.routing.decision import Facts
-from proxy.routing.erlang_terms import TYPE_NAMES, characters
+from proxy.routing.error_texts import TYPE_NAMES, decode_text
 
 _USER = "guest"
 
@@ -32,7 +32,7 @@ def delivery_mode_is_known(mode: object) -> bool:
 
 def _text(facts: Facts, name: str) -> str | None:
     value = facts.properties.get(name)
-    return characters(value) if isinstance(value, bytes) else None
+    return decode_text(value) if isinstance(value, bytes) else None
 
 
 def _user_id(facts: Facts) -> str | None:

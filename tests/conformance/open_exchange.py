@@ -13,7 +13,7 @@ from datetime import UTC
 
 from proxy.errors import ProtocolError
 from proxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames
-from proxy.routing.erlang_terms import reply_text
+from proxy.routing.error_texts import encode_error_text
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.routing.trace import Trace
@@ -76,7 +76,7 @@ def result(vector: Json, made_of: type[Exchange] = Exchange, modes_are_checked: 
         return {"bind_error": refused}
     text = refusal(facts, modes_are_checked)
     if text is not None:
-        return {"publish_error": _error(reply_text(text))}
+        return {"publish_error": _error(encode_error_text(text))}
     return _published(vector, Router(exchanges), facts)
 
 

@@ -37,7 +37,7 @@ from proxy.relay.declare.injected_methods import (
 from proxy.relay.declare.storage import DELIVERY, exchange_arguments, refuse_own_arguments
 from proxy.relay.declare.token_bindings import withdraw
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
-from proxy.routing.erlang_terms import TYPE_NAMES
+from proxy.routing.error_texts import TYPE_NAMES
 from proxy.routing.exchange import Exchange
 from proxy.values import Table, Value
 

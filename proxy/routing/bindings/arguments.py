@@ -66,7 +66,7 @@ from proxy.routing.bindings.operators import (
 from proxy.routing.bindings.producer_routes import PatternRoute, begins_with_character
 from proxy.routing.bindings.routes import QueueRoute
 from proxy.routing.bindings.topics import InvalidTopic, open_topic
-from proxy.routing.erlang_terms import refused
+from proxy.routing.error_texts import precondition_failed
 from proxy.routing.message import Message, spelled_integer
 from proxy.routing.trace import Verdict
 from proxy.values import EXCHANGE, QUEUE, Table, Value
@@ -103,7 +103,7 @@ def _different(_key: bytes, value: Value) -> Judge:
 def _ordered(sign: bytes) -> Callable[[bytes, Value], Judge]:
     def judge_of(_key: bytes, value: Value) -> Judge:
         if value.letter not in NUMBERS:
-            raise refused("Type's value of comparison's operators < and > must be numeric")
+            raise precondition_failed("Type's value of comparison's operators < and > must be numeric")
         return operators.compares(sign, value)
 
     return judge_of
@@ -162,7 +162,7 @@ def _key_topic(negated: bool, ignore_case: bool) -> Reader:
         try:
             topic = open_topic(source, ignore_case)
         except InvalidTopic as error:
-            raise refused("Invalid AMQP topic") from error
+            raise precondition_failed("Invalid AMQP topic") from error
         access = None if negated or ignore_case else topic_access(source)
         draft.others.append(RoutingKeyOperator(key, value, lambda seen, _: topic.matches(seen) is not negated, access))
 
@@ -186,7 +186,7 @@ def property_key(draft: Draft, key: bytes, value: Value) -> None:
     else:
         raise unknown_key(key)
     if read is None:
-        raise refused("Invalid property match operator")
+        raise precondition_failed("Invalid property match operator")
     draft.others.append(read)
 
 
@@ -356,7 +356,7 @@ def _place(what: str, key: bytes, value: Value) -> int:
     if value.letter not in INTEGERS or not isinstance(number, int) or number <= 0:
         raise unknown_key(key)
     if not LEAST_ORDER <= number <= GREATEST_ORDER:
-        raise refused(f"Binding's {what} must be an integer between {LEAST_ORDER} and {GREATEST_ORDER}")
+        raise precondition_failed(f"Binding's {what} must be an integer between {LEAST_ORDER} and {GREATEST_ORDER}")
     return number
 
 
@@ -486,11 +486,11 @@ def _match_type(value: Value) -> MatchType:
         return named
     found = _SET.fullmatch(name)
     if found is None:
-        raise refused("Invalid binding type")
+        raise precondition_failed("Invalid binding type")
     sign, digits = found.groups(default=b"")
     digits = digits.lstrip(b"0")
     if sign == b"-" and digits:
-        raise refused("Invalid binding type")
+        raise precondition_failed("Invalid binding type")
     least = int(digits or b"0") if len(digits) <= 18 else _OUT_OF_REACH
     return MatchType(f"set {least}", lambda draft: match_set(draft.headers, draft.others, least))
 
@@ -501,18 +501,18 @@ def _refuse_lists(arguments: Table, under_any: bool) -> None:
         _refuse_list(key, under_any)
     for _, elements in lists:
         if any(element.letter == "A" for element in elements):
-            raise refused("Invalid use of list in list")
+            raise precondition_failed("Invalid use of list in list")
 
 
 def _refuse_list(key: bytes, under_any: bool) -> None:
     if under_any and (key == b"x-?rk!=" or key.startswith(_DIFFERENT)):
-        raise refused(_NO_LIST_FOR_DIFFERENT)
+        raise precondition_failed(_NO_LIST_FOR_DIFFERENT)
     if not under_any and (key == b"x-?rk=" or key.startswith(_EQUAL)):
-        raise refused(_NO_LIST_FOR_EQUAL)
+        raise precondition_failed(_NO_LIST_FOR_EQUAL)
     if key.startswith(_ROUTES):
-        raise refused(_NO_LIST_FOR_ROUTE)
+        raise precondition_failed(_NO_LIST_FOR_ROUTE)
     if key.startswith(_COMPARISONS):
-        raise refused(_NO_LIST_FOR_COMPARISON)
+        raise precondition_failed(_NO_LIST_FOR_COMPARISON)
 
 
 def _refuse_element(key: bytes, element: Value) -> None:
@@ -522,9 +522,9 @@ def _refuse_element(key: bytes, element: Value) -> None:
 
 def _read(draft: Draft, key: bytes, value: Value) -> None:
     if value.letter == "D":
-        raise refused("Usage of decimal type is forbidden")
+        raise precondition_failed("Usage of decimal type is forbidden")
     if not key:
-        raise refused("Binding's argument key can't be empty")
+        raise precondition_failed("Binding's argument key can't be empty")
     if not key.startswith(b"x-"):
         plain_key(draft, key, value)
         return
@@ -551,7 +551,7 @@ def refuse_unreal_numbers(arguments: Sequence[tuple[bytes, Value]]) -> None:
     for key, value in arguments:
         if value.letter in "fdAF" and not _is_real(value):
             shown = key.decode(errors="backslashreplace")
-            raise refused(f"Argument '{shown}' holds a number that is infinite or not a number")
+            raise precondition_failed(f"Argument '{shown}' holds a number that is infinite or not a number")
 
 
 def _is_real(value: Value) -> bool:

@@ -48,7 +48,7 @@ from proxy.routing.bindings.operators import (
 from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern
 from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES, begins_with_character, invalid_regex
 from proxy.routing.bindings.routes import Effects, EffectsDraft
-from proxy.routing.erlang_terms import binary, refused
+from proxy.routing.error_texts import format_binary, precondition_failed
 from proxy.routing.message import Message
 from proxy.values import EXCHANGE, Destination, Table, Value
 
@@ -239,7 +239,7 @@ HeaderReader: TypeAlias = Callable[[Draft, bytes, Value, bytes], None]
 def unknown_key(key: bytes) -> ProtocolError:
     """The refusal of a key that is not known, or whose value is of the wrong type."""
     opening = "Unknown or invalid argument's key '"
-    return refused(f"{opening}{binary(key, len(opening))}'")
+    return precondition_failed(f"{opening}{format_binary(key, len(opening))}'")
 
 
 def text_of(key: bytes, value: Value) -> bytes:
@@ -263,7 +263,7 @@ def pattern_of(key: bytes, value: Value) -> Pattern:
     try:
         return compile_pattern(source)
     except InvalidPattern as error:
-        raise refused(invalid_regex(source, str(error))) from error
+        raise precondition_failed(invalid_regex(source, str(error))) from error
 
 
 def count_regexes(arguments: Table) -> int:

@@ -18,7 +18,7 @@ from proxy.routing.bindings.binding import Binding, by_name
 from proxy.routing.bindings.compiled import CompiledBinding, Draft, Match, count_regexes, match_all, match_any
 from proxy.routing.bindings.operators import ROUTING_KEY, HeaderOperator, Operator, RoutingKeyOperator, header_access
 from proxy.routing.bindings.topics import Topic
-from proxy.routing.erlang_terms import TYPE_NAMES, binary, refused, term
+from proxy.routing.error_texts import TYPE_NAMES, format_binary, format_term, precondition_failed
 from proxy.values import Value
 
 OPEN = "x-open"
@@ -32,7 +32,7 @@ _X_MATCH = b"x-match"
 def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
     """An open exchange: everything is in the arguments."""
     if binding.routing_key:
-        raise refused("Forbidden declaration of binding's routing key")
+        raise precondition_failed("Forbidden declaration of binding's routing key")
     destination = (binding.destination_type, binding.destination)
     draft = Draft(destination, local_time)
     match_type = read_arguments(by_name(binding.arguments), draft)
@@ -104,11 +104,13 @@ def _headers_match_type(value: Value) -> str:
     if value.letter != "S":
         kind = TYPE_NAMES[value.letter]
         opening = f"Invalid x-match field type {kind} (value "
-        raise refused(f"{opening}{term(value, len(opening))}); expected longstr")
+        raise precondition_failed(f"{opening}{format_term(value, len(opening))}); expected longstr")
     name = cast("bytes", value.value)
     if name not in (b"all", b"any", b"all-with-x", b"any-with-x"):
         opening = "Invalid x-match field value "
-        raise refused(f"{opening}{binary(name, len(opening))}; expected all, any, all-with-x, or any-with-x")
+        raise precondition_failed(
+            f"{opening}{format_binary(name, len(opening))}; expected all, any, all-with-x, or any-with-x"
+        )
     return name.decode()
 
 

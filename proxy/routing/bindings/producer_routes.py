@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, cast
 
 from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern
-from proxy.routing.erlang_terms import characters, reply_text
+from proxy.routing.error_texts import decode_text, encode_error_text
 from proxy.values import EXCHANGE, QUEUE, Destination, Table, Value
 
 RESULTS = (b"true", b"false")
@@ -66,7 +66,7 @@ class ProducerRoutes:
         try:
             pattern = compile_pattern(source)
         except InvalidPattern as error:
-            self.error = self.error or reply_text(invalid_regex(source, str(error)))
+            self.error = self.error or encode_error_text(invalid_regex(source, str(error)))
             return
         self.patterns.setdefault(name, PatternRoute(pattern, PATTERN_ROUTES[name]))
 
@@ -92,4 +92,4 @@ def begins_with_character(text: bytes) -> bool:
 
 def invalid_regex(source: bytes, reason: str) -> str:
     """The error text for a regex that is empty or does not compile: the plugin's, and why."""
-    return f"Invalid regex '{characters(source)}': {reason}"
+    return f"Invalid regex '{decode_text(source)}': {reason}"

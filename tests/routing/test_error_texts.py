@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import Scope
-from proxy.routing.erlang_terms import binary, characters, refused, reply_text, term
+from proxy.routing.error_texts import decode_text, encode_error_text, format_binary, format_term, precondition_failed
 from proxy.values import Value
 from tests.routing.building import many, table
 
@@ -27,13 +27,13 @@ _COLUMN = len("Unknown or invalid argument's key '")
     ],
 )
 def test_binary_is_printed_as_text_where_all_of_it_is_printable(content: bytes, printed: str) -> None:
-    assert binary(content, _COLUMN) == printed
+    assert format_binary(content, _COLUMN) == printed
 
 
 def test_long_list_of_bytes_is_broken_under_its_opening() -> None:
     # As io_lib:format("Unknown or invalid argument's key '~p'", [Key]) of Erlang/OTP 25 gives it.
     indent = "\n" + " " * (_COLUMN + 2)
-    assert binary(bytes([128] * 24), _COLUMN) == (
+    assert format_binary(bytes([128] * 24), _COLUMN) == (
         "<<" + "128," * 10 + indent + "128," * 10 + indent + "128,128,128,128>>"
     )
 
@@ -61,24 +61,24 @@ def test_long_list_of_bytes_is_broken_under_its_opening() -> None:
     ],
 )
 def test_values_are_printed_as_erlang_terms(value: Value, printed: str) -> None:
-    assert term(value) == printed
+    assert format_term(value) == printed
 
 
 def test_text_is_utf8_where_it_can_be_and_latin1_else() -> None:
-    assert characters("é€".encode()) == "é€"
-    assert characters(b"\xff(") == "ÿ("
+    assert decode_text("é€".encode()) == "é€"
+    assert decode_text(b"\xff(") == "ÿ("
 
 
 def test_reply_text_is_latin1_where_it_can_be_and_utf8_else() -> None:
-    assert reply_text("é") == b"\xe9"
-    assert reply_text("é€") == "é€".encode()
+    assert encode_error_text("é") == b"\xe9"
+    assert encode_error_text("é€") == "é€".encode()
 
 
 @pytest.mark.parametrize("letter", ["a", "é", "€"])
 @pytest.mark.parametrize("length", [232, 233, 234, 400])
 def test_reply_text_fits_a_short_string_together_with_its_opening(letter: str, length: int) -> None:
     whole = letter * length
-    cut = reply_text(whole)
+    cut = encode_error_text(whole)
     assert len(cut) <= 255 - len("PRECONDITION_FAILED - ")
     encoded = whole.encode("latin-1") if letter != "€" else whole.encode()
     if len(encoded) <= 233:
@@ -91,7 +91,7 @@ def test_reply_text_fits_a_short_string_together_with_its_opening(letter: str, l
 
 @given(st.text(max_size=300))
 def test_reply_text_is_never_cut_inside_a_character(text: str) -> None:
-    cut = reply_text(text)
+    cut = encode_error_text(text)
     try:
         text.encode("latin-1")
     except UnicodeEncodeError:
@@ -100,5 +100,5 @@ def test_reply_text_is_never_cut_inside_a_character(text: str) -> None:
 
 
 def test_refusal_is_a_406_of_the_channel() -> None:
-    error = refused("No.")
+    error = precondition_failed("No.")
     assert (error.reply_code, error.text, error.scope) == (406, b"No.", Scope.CHANNEL)

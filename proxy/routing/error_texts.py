@@ -1,8 +1,7 @@
-"""What do the broker's error texts look like?
+"""Formats error texts as RabbitMQ does.
 
-RabbitMQ prints keys and values as Erlang terms (``~p``: lines of 80 columns, Latin-1), sends the text as
-Latin-1 where it fits, and cuts what is longer than a short string. This module reproduces that for the texts
-that rules can cause; it doesn't know which they are.
+RabbitMQ prints keys and values as Erlang terms (``~p``: lines of 80 columns, Latin-1), sends the text as Latin-1 where
+it fits, and truncates it to a short string. Clients and the recorded vectors compare these texts byte by byte.
 
 Sources: the open-exchange specification, section 11; Erlang/OTP 25, io_lib:format/2; RabbitMQ 3.10,
 rabbit_binary_generator:map_exception/3.
@@ -60,12 +59,12 @@ TYPE_NAMES = {
 }
 
 
-def refused(text: str) -> ProtocolError:
+def precondition_failed(text: str) -> ProtocolError:
     """The channel error with which a declaration is refused."""
-    return ProtocolError(PRECONDITION_FAILED, reply_text(text), Scope.CHANNEL)
+    return ProtocolError(PRECONDITION_FAILED, encode_error_text(text), Scope.CHANNEL)
 
 
-def reply_text(text: str) -> bytes:
+def encode_error_text(text: str) -> bytes:
     """The bytes of an error text without the code's name, cut so that the whole fits into a short string.
 
     Latin-1 where every character fits, as the broker sends it; else UTF-8, cut between characters.
@@ -83,7 +82,7 @@ def reply_text(text: str) -> bytes:
     return encoded
 
 
-def characters(text: bytes) -> str:
+def decode_text(text: bytes) -> str:
     """Bytes as ``~ts`` shows them: UTF-8 where they are that, else one character a byte."""
     try:
         return text.decode()
@@ -91,7 +90,7 @@ def characters(text: bytes) -> str:
         return text.decode("latin-1")
 
 
-def binary(content: bytes, column: int = 0) -> str:
+def format_binary(content: bytes, column: int = 0) -> str:
     """A binary as ``~p`` prints it, behind `column` characters on the same line."""
     if not content:
         return "<<>>"
@@ -121,19 +120,21 @@ def _broken(numbers: list[str], column: int, whole: int) -> str:
     return "".join(parts)
 
 
-def term(value: Value, column: int = 0) -> str:
+def format_term(value: Value, column: int = 0) -> str:
     """The value of a field as ``~p`` prints it. Lists and tables are not broken over lines."""
     letter, content = value
     match letter:
         case "A":
             elements = cast("tuple[Value, ...]", content)
-            return "[" + ",".join(f"{{{TYPE_NAMES[each.letter]},{term(each)}}}" for each in elements) + "]"
+            return "[" + ",".join(f"{{{TYPE_NAMES[each.letter]},{format_term(each)}}}" for each in elements) + "]"
         case "F":
             entries = cast("Table", content)
-            printed = (f"{{{binary(name)},{TYPE_NAMES[each.letter]},{term(each)}}}" for name, each in entries)
+            printed = (
+                f"{{{format_binary(name)},{TYPE_NAMES[each.letter]},{format_term(each)}}}" for name, each in entries
+            )
             return "[" + ",".join(printed) + "]"
         case "S" | "x":
-            return binary(cast("bytes", content), column)
+            return format_binary(cast("bytes", content), column)
         case "D":
             return "{{{},{}}}".format(*cast("tuple[int, int]", content))
         case "t":
