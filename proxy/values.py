@@ -36,7 +36,7 @@ class Value(NamedTuple):
 Table: TypeAlias = tuple[tuple[bytes, Value], ...]
 
 #: No producer may use a routing key or CC entry that begins so: tokens are ours alone.
-RESERVED = b"x.o.p.e.n.x."
+RESERVED_PREFIX = b"x.o.p.e.n.x."
 
 #: The kinds of destinations.
 QUEUE = "queue"

@@ -5,7 +5,7 @@ AMQP 0-9-1 spec, 4.2.3: type (1 byte), channel (2), size (4), payload, frame-end
 How are whole frames got out of a stream that arrives in pieces? Knows nothing of what the frames mean.
 
 `FrameBuffer` is for the handshake, where nothing is hot: it holds what has arrived and is not yet asked for.
-`Remainder` is for the relay, which reads frames in place and leaves what is not whole.
+`PartialFrame` is for the relay, which reads frames in place and leaves what is not whole.
 
 Source: AMQP 0-9-1 spec, 4.2.3 "General frame format".
 """
@@ -101,7 +101,7 @@ class RawFrame(NamedTuple):
     raw: bytes
 
 
-class Remainder:
+class PartialFrame:
     """Bytes that are no whole frame yet, kept as they came and joined once.
 
     A frame may be as large as frame-max and comes in reads of some 100 KiB: joining them at each read costs the square

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from proxy.broker.management_api import BindingInfo, ManagementApi, NotListed, exchange_info
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class Removal(ManagementApi):
         found = []
         for item in await self._get("/exchanges?columns=name,vhost,type,internal,durable,auto_delete,arguments"):
             info, vhost = exchange_info(item), str(item["vhost"])
-            if (wanted and vhost not in wanted) or not (info.marked or info.name.startswith(RESERVED)):
+            if (wanted and vhost not in wanted) or not (info.marked or info.name.startswith(RESERVED_PREFIX)):
                 continue
             ours: list[BindingInfo] = []
             foreign: list[BindingInfo] = []
             for binding in await self.bindings(vhost, info.name):
-                is_ours = binding.routing_key.startswith(RESERVED) or info.name.startswith(RESERVED)
+                is_ours = binding.routing_key.startswith(RESERVED_PREFIX) or info.name.startswith(RESERVED_PREFIX)
                 (ours if is_ours else foreign).append(binding)
             found.append(Leftover(vhost, info.name, tuple(ours), tuple(foreign)))
         return sorted(found, key=lambda each: (each.vhost, each.exchange))

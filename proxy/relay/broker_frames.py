@@ -24,7 +24,7 @@ from proxy.amqp.frames import (
     OVERHEAD,
     U32,
     U64,
-    Remainder,
+    PartialFrame,
     body_frames,
     check_head,
 )
@@ -60,7 +60,7 @@ class BrokerFrames:
         """Start at a frame boundary."""
         self._conversation: Final = conversation
         self._methods: Final = BrokerMethods(conversation)
-        self._rest: Final = Remainder()
+        self._rest: Final = PartialFrame()
         #: the largest frame that may go to the producer, in bytes
         self._least_max: Final = min(conversation.tuning.frame_max_producer, conversation.tuning.frame_max_upstream)
         self._shapes: Final = Shapes(self._least_max, REMEMBERED)

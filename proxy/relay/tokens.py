@@ -21,10 +21,10 @@ from hashlib import blake2b, sha256
 from itertools import chain
 
 from proxy.amqp.frames import U32
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 
 #: A key that is never bound: publishing to it reaches nobody.
-NOWHERE = RESERVED + b"n.0000000000000000"
+NOWHERE = RESERVED_PREFIX + b"n.0000000000000000"
 
 
 @lru_cache(maxsize=65536)
@@ -39,11 +39,11 @@ def token(kind: str, name: bytes) -> bytes:
         ``x.o.p.e.n.x.q.<hash>`` or ``x.o.p.e.n.x.e.<hash>``, hash being 16 hex digits of BLAKE2b of the name.
     """
     letter = b"q." if kind == "queue" else b"e."
-    return RESERVED + letter + blake2b(name, digest_size=8).hexdigest().encode()
+    return RESERVED_PREFIX + letter + blake2b(name, digest_size=8).hexdigest().encode()
 
 
 #: What the keys of grants begin with.
-GRANTS = RESERVED + b"r."
+GRANTS = RESERVED_PREFIX + b"r."
 
 
 @lru_cache(maxsize=65536)
@@ -64,7 +64,7 @@ def grant_key(client: str, kind: str, name: bytes) -> bytes:
 _KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
 _KEYED_PREFIXES = tuple(_KEYED.values())
 #: What the exchanges begin with that say which tokens are bound no more (see `Tokens.markers`).
-_MARKERS = RESERVED + b"f."
+_MARKERS = RESERVED_PREFIX + b"f."
 #: stands for the key of unkeyed tokens
 UNKEYED = b""
 #: Destinations whose tokens are remembered; a hash costs a microsecond.

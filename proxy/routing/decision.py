@@ -89,8 +89,8 @@ class Decision:
         error: for REJECTED, the reply text behind ``PRECONDITION_FAILED - ``.
         matched: ids of the bindings that were true, in visiting order, with their exchange: (exchange, id).
         keep: whether the decision may be cached (False after a random draw).
-        limited: patterns that ran into the match limit.
-        spent: whose regex budgets were spent: rules (those of rules files), client, message; sorted.
+        match_limit_hits: patterns that ran into the match limit.
+        spent_budgets: whose regex budgets were spent: rules (those of rules files), client, message; sorted.
         asked: what routes of clients' bindings chose and nobody knows yet to be within their reach.
         trace: what was visited, where it was asked for.
     """
@@ -103,7 +103,7 @@ class Decision:
     error: bytes = b""
     matched: tuple[tuple[bytes, str], ...] = ()
     keep: bool = True
-    limited: int = 0
-    spent: tuple[str, ...] = ()
+    match_limit_hits: int = 0
+    spent_budgets: tuple[str, ...] = ()
     asked: frozenset[tuple[Reach, Destination]] = frozenset()
     trace: Trace | None = field(default=None, compare=False)

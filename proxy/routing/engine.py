@@ -40,7 +40,7 @@ def route(entries: Iterable[Entry], message: Message, matched: list[tuple[bytes,
             if true:
                 routed.add(compiled.destination)  # type: ignore[arg-type]  # plain ones have a destination
             continue
-        jump = settle(compiled, true, routed, message)
+        jump = apply_result(compiled, true, routed, message)
         if jump is None:
             return None
         if jump == STOP:
@@ -71,13 +71,13 @@ def route_traced(
         if floor > compiled.order:
             continue
         before = frozenset(routed)
-        spent, message.spent = message.spent, set()
+        spent, message.spent_budgets = message.spent_budgets, set()
         true = compiled.truth(message) if found is None or compiled in found else False
         if true:
             matched.append(compiled.mark)
-        jump = settle(compiled, true, routed, message)
+        jump = apply_result(compiled, true, routed, message)
         steps.append(_step(compiled, true, before, routed, jump, message))
-        message.spent |= spent
+        message.spent_budgets |= spent
         if jump is None:
             return None
         if jump == STOP:
@@ -86,7 +86,7 @@ def route_traced(
     return routed
 
 
-def settle(compiled: CompiledBinding, true: bool, routed: set[Destination], message: Message) -> int | None:
+def apply_result(compiled: CompiledBinding, true: bool, routed: set[Destination], message: Message) -> int | None:
     """Do what a binding does for its result.
 
     Returns:
@@ -139,5 +139,5 @@ def _step(
         jump if jump and compiled.order < jump < STOP else None,
         jump == STOP,
         message.producer.error if jump is None else b"",
-        tuple(sorted(message.spent)),
+        tuple(sorted(message.spent_budgets)),
     )

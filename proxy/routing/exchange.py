@@ -91,7 +91,7 @@ class InterestCount:
         )
 
 
-def joined(interests: Iterable[Interest]) -> Interest:
+def join_interests(interests: Iterable[Interest]) -> Interest:
     """What matters to any of several exchanges."""
     result = _NO_INTEREST
     for each in interests:

@@ -49,18 +49,18 @@ class Message:
         "_regex_budget",
         "_sorted",
         "asked",
+        "budget_exceeded",
         "draw",
         "first",
         "headers",
         "keep",
-        "limited",
+        "match_limit_hits",
         "now",
         "properties",
         "queues",
         "routing_key",
         "size",
-        "spent",
-        "starved",
+        "spent_budgets",
     )
 
     def __init__(
@@ -89,11 +89,11 @@ class Message:
         #: Whether the decision may be kept: not once a random pick was made.
         self.keep = True
         #: Searches that ran into the match limit.
-        self.limited = 0
+        self.match_limit_hits = 0
         #: Whether a search was not made, or not finished, since its owner's budget is spent; `note_spent` clears it.
-        self.starved = False
+        self.budget_exceeded = False
         #: Kinds of owners whose budget is spent: rules, client, message.
-        self.spent: set[str] = set()
+        self.spent_budgets: set[str] = set()
         self._regex_budget = regex_budget
         self._budget = Budget(regex_budget)
         self._payer: Hashable = None
@@ -130,33 +130,40 @@ class Message:
     def search(self, pattern: Pattern, subject: bytes) -> bool:
         """Whether the pattern is found in `subject`; running into the match limit counts as no.
 
-        A search that the budget does not suffice for sets `starved`.
+        A search that the budget does not suffice for sets `budget_exceeded`.
         """
         budget = self._budget
         found = None if budget.spent else pattern.search(subject, budget)
         if found is None:
             if budget.spent:
-                self.starved = True
+                self.budget_exceeded = True
             else:
-                self.limited += 1
+                self.match_limit_hits += 1
             return False
         return found
 
     def note_spent(self, owner: Hashable) -> None:
         """A binding, or a route, is given up since its owner's budget is spent."""
-        self.starved = False
-        self.spent.add("rules" if owner is None else "message" if owner is PRODUCER else "client")
+        self.budget_exceeded = False
+        self.spent_budgets.add("rules" if owner is None else "message" if owner is PRODUCER else "client")
 
     @contextmanager
     def uncharged(self) -> Iterator[None]:
         """Let a trace search again, or more than the decision does, without any effect on what is counted."""
-        kept = self._budgets, self._budget, self._payer, self.limited, self.starved, self.spent
-        self._budget, self._payer, self.spent = Budget(self._regex_budget), None, set()
+        kept = self._budgets, self._budget, self._payer, self.match_limit_hits, self.budget_exceeded, self.spent_budgets
+        self._budget, self._payer, self.spent_budgets = Budget(self._regex_budget), None, set()
         self._budgets = {None: self._budget}
         try:
             yield
         finally:
-            self._budgets, self._budget, self._payer, self.limited, self.starved, self.spent = kept
+            (
+                self._budgets,
+                self._budget,
+                self._payer,
+                self.match_limit_hits,
+                self.budget_exceeded,
+                self.spent_budgets,
+            ) = kept
 
     def clock(self, zone: tzinfo) -> bytes:
         """The time in a zone as 20 characters: ``YYYYMMDD HHmmSS d We`` with ISO weekday and ISO week."""

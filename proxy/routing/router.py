@@ -14,7 +14,7 @@ from types import MappingProxyType
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames
 from proxy.routing.error_texts import encode_error_text
-from proxy.routing.exchange import Exchange, joined
+from proxy.routing.exchange import Exchange, join_interests
 from proxy.routing.message import Message
 from proxy.routing.trace import ExchangeStep, Trace
 from proxy.values import EXCHANGE, QUEUE, Destination
@@ -139,8 +139,8 @@ class Router:
             b"",
             tuple(matched),
             message.keep and not message.asked,
-            message.limited,
-            tuple(sorted(message.spent)),
+            message.match_limit_hits,
+            tuple(sorted(message.spent_budgets)),
             frozenset(message.asked),
             trace,
         )
@@ -178,7 +178,7 @@ class _Reach:
         self._destinations: frozenset[Destination] | None = None
         self.exchanges = _reachable(owned, start)
         self._changes = [each.changes for each in self.exchanges]
-        self.interest = joined(each.interest for each in self.exchanges)
+        self.interest = join_interests(each.interest for each in self.exchanges)
 
     @property
     def destinations(self) -> frozenset[Destination]:
@@ -233,7 +233,7 @@ def _rejected(exchange: bytes, error: bytes, message: Message, trace: Trace | No
         Outcome.REJECTED,
         error=error,
         keep=message.keep,
-        limited=message.limited,
-        spent=tuple(sorted(message.spent)),
+        match_limit_hits=message.match_limit_hits,
+        spent_budgets=tuple(sorted(message.spent_budgets)),
         trace=trace,
     )

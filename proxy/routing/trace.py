@@ -70,8 +70,8 @@ class BindingStep:
         jump: order at which the visit went on, None where at the next binding.
         stopped: whether nothing was visited behind it.
         error: reply text for an invalid regex of the producer, which ended everything.
-        spent: whose regex budget was spent, so that the binding is false or its routes chose nothing: rules (those of
-            rules files), client, message.
+        spent_budgets: whose regex budget was spent, so that the binding is false or its routes chose nothing: rules
+            (those of rules files), client, message.
     """
 
     binding: Binding
@@ -85,7 +85,7 @@ class BindingStep:
     jump: int | None = None
     stopped: bool = False
     error: bytes = b""
-    spent: tuple[str, ...] = ()
+    spent_budgets: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -369,7 +369,7 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
         "goto": step.jump,
         "stop": step.stopped,
         "error": text(step.error) if step.error else None,
-        "regex_budget_spent": list(step.spent),
+        "regex_budget_spent": list(step.spent_budgets),
     }
 
 
@@ -425,7 +425,7 @@ def _binding_lines(step: BindingStep) -> Iterator[str]:
     yield f"  {step.order} {step.id} -> {_destination(step.binding)}: {verdict} ({step.match_type})"
     for each in step.operators:
         yield f"      {_operator_words(each)}"
-    for owner in step.spent:
+    for owner in step.spent_budgets:
         whose = {"rules": "rules files", "client": "its client", "message": "the message's headers"}[owner]
         yield f"      the regex budget of {whose} is spent: a condition is not evaluated, a regex route chooses nothing"
     if step.added:

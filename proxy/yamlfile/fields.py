@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, join, shown
 
 #: AMQP 0-9-1 spec, 4.2.5.3: names and routing keys are short strings.
@@ -202,6 +202,6 @@ def short_fault(name: bytes) -> str | None:
     """Say what is wrong with a name or routing key that rules may use, None if nothing is."""
     if len(name) > MAX_SHORT_BYTES:
         return f"{len(name)} bytes, the protocol allows {MAX_SHORT_BYTES}"
-    if name.startswith(RESERVED):
-        return f"a name under the prefix {RESERVED.decode()}, which is reserved for the proxy"
+    if name.startswith(RESERVED_PREFIX):
+        return f"a name under the prefix {RESERVED_PREFIX.decode()}, which is reserved for the proxy"
     return None

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.broker.cleanup import Removal
 from proxy.relay.tokens import token
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 from tests.broker.world import Outside, settings
 from tests.rabbitmq import Broker
 
@@ -24,7 +24,7 @@ def outside(broker: Broker, vhost: str) -> Outside:
     made.make_exchange("ours", x_open_exchange=True)
     made.make_queue("q")
     made.bind("ours", "q", token("queue", b"q").decode())
-    made.bind("ours", "q", (RESERVED + b"b.0123").decode(), x=1)
+    made.bind("ours", "q", (RESERVED_PREFIX + b"b.0123").decode(), x=1)
     made.make_exchange("theirs")
     return made
 

@@ -7,7 +7,7 @@ this view tells a fault of ours from that row.
 
 from __future__ import annotations
 
-from proxy.routing.engine import settle
+from proxy.routing.engine import apply_result
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
 from proxy.routing.trace import ExchangeStep
@@ -28,7 +28,7 @@ class PluginExchange(Exchange):
             plain = compiled.on_true is None and compiled.on_false is None
             if floor > compiled.order and not plain:
                 continue
-            jump = settle(compiled, compiled.truth(message), routed, message)
+            jump = apply_result(compiled, compiled.truth(message), routed, message)
             if jump is None:
                 return message.producer.error
             floor = jump

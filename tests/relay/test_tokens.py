@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.relay.tokens import NOWHERE, UNKEYED, Tokens, is_grant, is_keyed, token
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 
 NAMES = st.binary(max_size=255)
 
@@ -23,7 +23,7 @@ def test_token_has_eight_words_of_letters_and_digits_only(name: bytes) -> None:
     made = token("queue", name)
     assert re.fullmatch(rb"[a-z0-9.]+", made)
     assert len(made.split(b".")) == 8
-    assert made.startswith(RESERVED)
+    assert made.startswith(RESERVED_PREFIX)
 
 
 @given(NAMES, NAMES)
@@ -34,7 +34,7 @@ def test_tokens_of_different_destinations_differ(one: bytes, other: bytes) -> No
 
 
 def test_nowhere_is_under_the_reserved_prefix() -> None:
-    assert NOWHERE.startswith(RESERVED)
+    assert NOWHERE.startswith(RESERVED_PREFIX)
 
 
 # -- keyed ------------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_a_keyed_token_is_one_of_its_secret_virtual_host_kind_and_name(name: byt
     assert len(made) == 8
     for key in made:
         assert re.fullmatch(rb"[a-z0-9.]+", key)
-        assert key.startswith(RESERVED)
+        assert key.startswith(RESERVED_PREFIX)
         assert is_keyed(key)
         assert not is_grant(key)
     assert not is_keyed(token("queue", name))

@@ -153,5 +153,5 @@ def test_explaining_changes_nothing(bindings: list[Binding], seen: list[Facts]) 
             matched: list[tuple[bytes, str]] = []
             of = Message(each, NOW, QUEUES, lambda count: count - 1)
             routed = route_traced(made.entries, of, matched, []) if traced else route(made.entries, of, matched)
-            runs.append((routed, matched, of.limited, of.keep))
+            runs.append((routed, matched, of.match_limit_hits, of.keep))
         assert runs[0] == runs[1]

@@ -36,7 +36,7 @@ def test_index_changes_no_decision(kind: str, data: st.DataObject) -> None:
             Router([each]).decide(b"xo", seen, NOW, QUEUES, lambda count: count - 1) for each in (indexed, naive)
         ]
         # Bindings that are left out search nothing, so that only the count of searches given up may differ.
-        assert replace(answers[0], limited=0) == replace(answers[1], limited=0)
+        assert replace(answers[0], match_limit_hits=0) == replace(answers[1], match_limit_hits=0)
 
 
 @given(bindings=BINDINGS["x-open"], seen=messages, data=st.data())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.routing.bindings.producer_routes import PATTERN_ROUTES
 from proxy.routing.decision import Facts, Interest, QueueNames
-from proxy.routing.exchange import Exchange, joined
+from proxy.routing.exchange import Exchange, join_interests
 from proxy.routing.router import Router
 from tests.routing.building import NOW, Plain, arguments, exchange, many, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
@@ -94,11 +94,11 @@ def test_interest_is_the_same_object_while_nothing_new_is_asked() -> None:
 def test_joined_interests_ask_for_everything_that_one_asks_for() -> None:
     one = Interest(True, frozenset({b"a"}), frozenset({"type"}), (10, 20), True, False)
     other = Interest(False, frozenset({b"b"}), frozenset({"app_id"}), (5, 20), False, True)
-    assert joined([one, other]) == Interest(
+    assert join_interests([one, other]) == Interest(
         True, frozenset({b"a", b"b"}), frozenset({"type", "app_id"}), (5, 10, 20), True, True
     )
-    assert joined([one, Interest(headers=None)]).headers is None
-    assert joined([]) == Interest()
+    assert join_interests([one, Interest(headers=None)]).headers is None
+    assert join_interests([]) == Interest()
 
 
 def _mixed(interest: Interest, seen: Facts, other: Facts) -> Facts:

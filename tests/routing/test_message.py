@@ -57,9 +57,9 @@ def test_search_that_gives_up_is_no_match_and_is_counted() -> None:
     seen = message()
     assert seen.search(compile_pattern(b"b"), b"abc")
     assert not seen.search(compile_pattern(b"^b"), b"abc")
-    assert seen.limited == 0
+    assert seen.match_limit_hits == 0
     assert not seen.search(compile_pattern(b"(a+)+$"), b"a" * 60 + b"b")
-    assert seen.limited == 1
+    assert seen.match_limit_hits == 1
 
 
 @pytest.mark.parametrize(

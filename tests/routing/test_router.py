@@ -209,7 +209,7 @@ def test_random_pick_is_not_kept() -> None:
 def test_searches_given_up_are_counted() -> None:
     made = exchange(to_queue("q", {"x-?hkv!re a": "(x+)+$"}))
     decision = decide(made, facts(headers={"a": "x" * 60 + "y"}))
-    assert (decision.queues, decision.limited) == ((b"q",), 1)
+    assert (decision.queues, decision.match_limit_hits) == ((b"q",), 1)
 
 
 def test_odd_numbers_of_a_producer_harm_nobody() -> None:
@@ -237,7 +237,7 @@ def test_chains_give_one_answer_whichever_way_they_are_asked(data: st.DataObject
     indexed, naive = Router(one for one, _ in made), Router(other for _, other in made)
 
     def asked(router: Router, seen: Facts, trace: Trace | None = None) -> Decision:
-        return replace(router.decide(b"e1", seen, NOW, QUEUES, lambda count: count - 1, trace), limited=0)
+        return replace(router.decide(b"e1", seen, NOW, QUEUES, lambda count: count - 1, trace), match_limit_hits=0)
 
     for seen in data.draw(st.lists(messages, min_size=1, max_size=3)):
         assert asked(indexed, seen) == asked(naive, seen) == asked(indexed, seen, Trace())

@@ -62,7 +62,7 @@ def test_searches_given_up_are_counted_for_each_message() -> None:
     names = queue_names("x" * 60 + "y")
     for seen in (message(names=names), message(names=names)):
         assert route.select(seen) == []
-        assert seen.limited == 1
+        assert seen.match_limit_hits == 1
 
 
 def test_one_of_several_queues_is_drawn_and_the_decision_not_kept() -> None:

@@ -20,9 +20,9 @@ from proxy.amqp.frames import shortstr
 from proxy.broker.connection import ControlConnection, cause_of
 from proxy.broker.supervision import Supervisor
 from proxy.errors import UpstreamError
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 
-EXCHANGE = (RESERVED + b"announce").decode()
+EXCHANGE = (RESERVED_PREFIX + b"announce").decode()
 #: Changes within this time are one message.
 _GATHER_SECONDS = 0.05
 #: Names in one message; more are said as "everything".

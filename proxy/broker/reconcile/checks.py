@@ -13,13 +13,13 @@ from proxy.broker.management_api import BindingInfo, ExchangeInfo, QueueInfo
 from proxy.broker.methods import MARK, unnameable
 from proxy.relay.tokens import GRANTS, Tokens, is_grant, token
 from proxy.relay.vhost import Destination, OwnedExchange
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 _UNKEYED = Tokens()
 #: The words of a token before its hash: queue or exchange, keyed or not.
 _TOKEN_WORDS = tuple(
-    (*prefix.rstrip(b".").split(b"."), letter) for prefix in (RESERVED, GRANTS) for letter in (b"q", b"e")
+    (*prefix.rstrip(b".").split(b"."), letter) for prefix in (RESERVED_PREFIX, GRANTS) for letter in (b"q", b"e")
 )
 _HEX_DIGITS = frozenset(b"0123456789abcdef")
 _HASH_LENGTH = 16

@@ -59,7 +59,7 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.compiled import CompiledBinding, count_regexes
 from proxy.routing.bindings.exchange_types import compile_binding
 from proxy.routing.bindings.patterns import Budget
-from proxy.values import EXCHANGE, QUEUE, RESERVED
+from proxy.values import EXCHANGE, QUEUE, RESERVED_PREFIX
 
 #: what answers each of the methods
 _REPLIES = {
@@ -353,8 +353,9 @@ class ClientBindings:
         asked = read_bind_request(channel, index, frame)
         refuse_nested(asked.entries, f"binding to {asked.kind}", asked.destination, self._state.name, asked.ids)
         refuse_own_arguments(asked.entries, asked.ids)
-        if asked.routing_key.startswith(RESERVED):
-            text = f"routing key '{_text(asked.routing_key)}' begins with '{_text(RESERVED)}', which is the proxy's own"
+        if asked.routing_key.startswith(RESERVED_PREFIX):
+            prefix = _text(RESERVED_PREFIX)
+            text = f"routing key '{_text(asked.routing_key)}' begins with '{prefix}', which is the proxy's own"
             raise ProtocolError(403, text, Scope.CHANNEL, *asked.ids)
         return asked
 

@@ -22,7 +22,7 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay.original_address import longstr_entry
 from proxy.relay.vhost import BindingCopy, Destination, StoredBinding, VhostState
 from proxy.routing.bindings.binding import Binding, typed_arguments
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 
 #: argument that marks an exchange of ours on the broker
 MARK = b"x-open-exchange"
@@ -32,7 +32,7 @@ KEPT = b"x-oxproxy"
 SIGNATURE = b"x-oxproxy-signature"
 #: argument by which a client chooses the delivery of an exchange it declares
 DELIVERY = b"x-delivery"
-STORAGE = RESERVED + b"b."
+STORAGE = RESERVED_PREFIX + b"b."
 #: Sequences are microseconds since 1970: no clock that runs gives a greater one (the year 2255).
 LAST_SEQUENCE = 2**53 - 1
 _MARK_ENTRY = b"\x0f" + MARK + b"t\x01"

@@ -23,7 +23,7 @@ from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
 from proxy.routing.destination_translation import TranslatedDestinations, translate_destinations
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 
 PUBLISH = (60, 40)
 #: why a publish could not go where a rule of the address table sends it, as audit records say it
@@ -148,7 +148,7 @@ def outgoing(
     if journal is not None:
         bindings = [name for _, name in decision.matched]
         reason = "unmatched" if untouched else TRANSLATION_FAILED if leaves.failed else None
-        if decision.spent:
+        if decision.spent_budgets:
             reason = REGEX_BUDGET
         exchange, rule = (owned.name, leaves.rule) if source is None else (source.address.exchange, source.rule)
         exchanges = leaves.exchanges + tuple(publication.exchange for publication in leaves.publications)
@@ -168,7 +168,7 @@ def outgoing(
 
 def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
     """Let translations fail that would make a token of a part of the producer's routing key."""
-    reserved = [one for one in leaves.publications if one.routing_key.startswith(RESERVED)]
+    reserved = [one for one in leaves.publications if one.routing_key.startswith(RESERVED_PREFIX)]
     if not reserved:
         return leaves
     failed = FailedTranslation(leaves.rule or 0, "a routing key under the reserved prefix")
@@ -292,12 +292,12 @@ def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] 
         ProtocolError: 403 on the channel.
     """
     keys = [routing_key]
-    if RESERVED in entries and b"CC" in entries:
+    if RESERVED_PREFIX in entries and b"CC" in entries:
         for _, raw in pick(entries, 0, len(entries), names):
             value = decode_value(raw).value
             if isinstance(value, tuple):
                 keys += [item.value for item in value if isinstance(getattr(item, "value", None), bytes)]
     for key in keys:
-        if key.startswith(RESERVED):
-            text = f"routing keys that begin with '{RESERVED.decode()}' are reserved"
+        if key.startswith(RESERVED_PREFIX):
+            text = f"routing keys that begin with '{RESERVED_PREFIX.decode()}' are reserved"
             raise ProtocolError(403, text, Scope.CHANNEL, *PUBLISH)

@@ -382,9 +382,9 @@ class ExchangePlan:
         )
         seconds = sources.timer() - begin
         self._timing.observe(seconds)
-        self._counters.regex_limit_hits += decision.limited
-        if decision.spent:
-            self._counters.spend(decision.spent)
+        self._counters.regex_limit_hits += decision.match_limit_hits
+        if decision.spent_budgets:
+            self._counters.spend(decision.spent_budgets)
         return decision, seconds * 1e6
 
 

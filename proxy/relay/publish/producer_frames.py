@@ -25,7 +25,7 @@ from proxy.relay.declare.injected_methods import count_unanswerable, hold_channe
 from proxy.relay.declare.storage import refuse_own_arguments
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
 from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 
 _CONNECTION = 10
 _QUEUE_DECLARE = (50, 10)
@@ -263,12 +263,12 @@ def _refuse_dead_letter_key(asked: QueueDeclare) -> None:
     Raises:
         ProtocolError: 403 on the channel.
     """
-    if asked.passive or RESERVED not in asked.arguments or _DEAD_LETTER_KEY not in asked.arguments:
+    if asked.passive or RESERVED_PREFIX not in asked.arguments or _DEAD_LETTER_KEY not in asked.arguments:
         return
     picked = pick(asked.arguments, 0, len(asked.arguments), frozenset((_DEAD_LETTER_KEY,)))
     for value in (decode_value(raw).value for _, raw in picked):
-        if isinstance(value, bytes) and value.startswith(RESERVED):
-            text = f"values of {_DEAD_LETTER_KEY.decode()} that begin with '{RESERVED.decode()}' are reserved"
+        if isinstance(value, bytes) and value.startswith(RESERVED_PREFIX):
+            text = f"values of {_DEAD_LETTER_KEY.decode()} that begin with '{RESERVED_PREFIX.decode()}' are reserved"
             raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.QUEUE_DECLARE, 1 << 16))
 
 

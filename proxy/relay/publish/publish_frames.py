@@ -21,7 +21,7 @@ from proxy.relay.publish.address_plan import find_plan
 from proxy.relay.publish.outgoing import CC_BCC, PUBLISH, Outgoing, refuse_reserved
 from proxy.relay.publish.plan import ExchangePlan
 from proxy.relay.publish.split_publish import fitting, send_collected
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 
 KIND_NAMES = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
 #: bytes of the shortest content header frame
@@ -140,7 +140,7 @@ class PublishFrames:
         """Let a publish go to an exchange that is not evaluated here."""
         conversation = self._conversation
         restores = conversation.state.restores
-        if RESERVED in header or (restores and ORIGINAL in header):
+        if RESERVED_PREFIX in header or (restores and ORIGINAL in header):
             span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
             entries = b"" if span is None else header[slice(*span)]
             refuse_reserved(publish.routing_key, entries, CC_BCC)

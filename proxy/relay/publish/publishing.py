@@ -21,7 +21,7 @@ from proxy.amqp.frames import (
     KINDS,
     METHOD,
     OVERHEAD,
-    Remainder,
+    PartialFrame,
     check_head,
 )
 from proxy.errors import ProtocolError, Scope
@@ -33,7 +33,7 @@ from proxy.relay.publish.known_publishes import KnownPublishes
 from proxy.relay.publish.producer_frames import ProducerFrames
 from proxy.relay.publish.shapes import WHOLE_BYTES, Shape, Shapes, header_may_come, whole_may_come
 from proxy.relay.remote.distant import Distant
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 
 #: Publishes remembered by their method frame: an active connection may hold about a MiB, an idle one holds none.
 REMEMBERED = 2048
@@ -58,7 +58,7 @@ class Publishing:
         #: method and header frame together up to this size can't break the broker's frame-max
         self._safe_bytes: Final = conversation.tuning.frame_max_upstream
         #: an unfinished frame or small publish
-        self._rest: Final = Remainder()
+        self._rest: Final = PartialFrame()
         #: where frames go on behind a fault in the bytes that are being taken
         self._behind_fault = 0
         self._publishes: Final = KnownPublishes(REMEMBERED)
@@ -319,10 +319,10 @@ class Publishing:
             Whether it is in the header frame.
         """
         self._searched = header_at + _SEARCHED_BYTES if stop - header_at < _SMALL_BYTES else body_at
-        if data.find(RESERVED, header_at, self._searched) < 0:
+        if data.find(RESERVED_PREFIX, header_at, self._searched) < 0:
             return False
         # In a body, perhaps: from here on header by header.
-        found = data.find(RESERVED, header_at, body_at) >= 0
+        found = data.find(RESERVED_PREFIX, header_at, body_at) >= 0
         self._searched = header_at if found else body_at
         return found
 

@@ -20,7 +20,7 @@ from proxy.relay.publish.shapes import Shapes
 from proxy.relay.publish.split_publish import ledger_of
 from proxy.relay.remote.forwarding import way_to
 from proxy.relay.remote.lane import RemoteMessage, RemoteResult, Way
-from proxy.values import RESERVED
+from proxy.values import RESERVED_PREFIX
 
 _HEAD = FRAME_HEAD.size
 #: Publishes remembered by their method frame, headers by what came.
@@ -146,7 +146,7 @@ class Distant:
             header = data[header_at:body_at]
             body = data[body_at + _HEAD : stop - 1] if body_size else b""
             # Under the reserved prefix there may be a key to refuse, which is for the frame-by-frame path.
-            if RESERVED in header or not self._send(publish, plan, way, header, body):
+            if RESERVED_PREFIX in header or not self._send(publish, plan, way, header, body):
                 return at if at > first else 0
             at = stop
             if not starts(publish.frame, stop):

@@ -93,7 +93,7 @@ def binding_hash(destination_type: str, destination: bytes, routing_key: bytes, 
 
 
 #: In the place of what is out of reach: a name that nobody has, so that the message counts as routed all the same.
-NOBODY: Destination = (QUEUE, b"")
+UNREACHABLE: Destination = (QUEUE, b"")
 
 
 class Reach:
@@ -116,7 +116,7 @@ class Reach:
         self.refused: dict[Destination, str] = {}
 
     def limit(self, chosen: Collection[Destination], asked: set[tuple[Reach, Destination]]) -> Collection[Destination]:
-        """Give those of the destinations that are within reach, and `NOBODY` for the others.
+        """Give those of the destinations that are within reach, and `UNREACHABLE` for the others.
 
         Args:
             chosen: destinations.
@@ -124,7 +124,7 @@ class Reach:
         """
         if self.allowed.issuperset(chosen):
             return chosen
-        kept = {NOBODY}
+        kept = {UNREACHABLE}
         for one in chosen:
             if one in self.allowed:
                 kept.add(one)

@@ -333,7 +333,7 @@ class CompiledBinding:
         """Whether it is true; a binding that needs a search when its owner's budget is spent is false."""
         message.charge(self.binding.owner)
         true = self.match.truth(message)
-        if message.starved:
+        if message.budget_exceeded:
             message.note_spent(self.binding.owner)
             return False
         return true

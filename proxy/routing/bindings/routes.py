@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 
-from proxy.routing.bindings.binding import NOBODY, Reach
+from proxy.routing.bindings.binding import UNREACHABLE, Reach
 from proxy.routing.bindings.operators import HEADER, QUEUE_NAMES, Need
 from proxy.routing.bindings.patterns import Pattern
 from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES, PatternRoute
@@ -49,16 +49,18 @@ class QueueRoute:
         """The destinations for this message, as far as they are within reach."""
         queues, selected, limited = self._kept
         if message.queues is not queues:
-            before = message.limited
+            before = message.match_limit_hits
             selected = _matching(PatternRoute(self.pattern, self.negated), message)
-            if not message.starved:
-                self._kept = (message.queues, selected, message.limited - before)
+            if not message.budget_exceeded:
+                self._kept = (message.queues, selected, message.match_limit_hits - before)
         else:
-            message.limited += limited
+            message.match_limit_hits += limited
         if not self.only_one:
             return selected if reach is None else reach.limit(selected, message.asked)
         if reach is not None and selected:
-            selected = sorted(one for one in reach.limit(selected, message.asked) if one != NOBODY) or [NOBODY]
+            selected = sorted(one for one in reach.limit(selected, message.asked) if one != UNREACHABLE) or [
+                UNREACHABLE
+            ]
         if len(selected) < 2:
             return selected
         message.keep = False
@@ -104,7 +106,7 @@ class Effects:
             message.charge(owner)
         for route in self.delete_queues:
             chosen = [each for each in routed if each[0] == QUEUE and _selects(route, each[1], message)]
-            deleted.update(_unless_starved(chosen, message, owner))
+            deleted.update(_unless_budget_exceeded(chosen, message, owner))
         for header in self.granted_delete:
             deleted.update(_asked(header, message))
         if main is not None:
@@ -113,7 +115,7 @@ class Effects:
         if self.add_queues:
             message.charge(owner)
             for selection in self.add_queues:
-                routed.update(_unless_starved(selection.select(message, reach), message, owner))
+                routed.update(_unless_budget_exceeded(selection.select(message, reach), message, owner))
         for header in self.granted_add:
             asked = _asked(header, message)
             routed.update(asked if reach is None else reach.limit(asked, message.asked))
@@ -168,8 +170,10 @@ def _matching(route: PatternRoute, message: Message) -> list[Destination]:
     return [(QUEUE, name) for name in message.queues.names if _selects(route, name, message)]
 
 
-def _unless_starved(chosen: Collection[Destination], message: Message, owner: Hashable) -> Collection[Destination]:
-    if not message.starved:
+def _unless_budget_exceeded(
+    chosen: Collection[Destination], message: Message, owner: Hashable
+) -> Collection[Destination]:
+    if not message.budget_exceeded:
         return chosen
     message.note_spent(owner)
     return ()
@@ -183,4 +187,4 @@ def _asked(header: bytes, message: Message) -> set[Destination]:
     if route is None:
         return set()
     message.charge(PRODUCER)
-    return set(_unless_starved(_matching(route, message), message, PRODUCER))
+    return set(_unless_budget_exceeded(_matching(route, message), message, PRODUCER))
