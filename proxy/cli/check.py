@@ -1,16 +1,20 @@
-"""Are these files good? What ``oxproxy check`` finds in configuration and rules files and in the tests they carry.
+"""``oxproxy check``: what is wrong with configuration and rules files, and whether the tests in rules files hold.
 
-Files are told apart by their keys. A configuration brings the rules files that it names; those given beside it are
-looked at as one set, the way a sidecar would load them.
+Files are told apart by their keys. A configuration brings the rules files that it names; rules files given in addition
+are checked as one set, as a sidecar would load them.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Environment
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proxy.cli.console import DONE, NO, WRONG, print_errors, print_line, read_bytes
 from proxy.config.keys import members
 from proxy.config.settings import Settings, parse_settings, rules_files
 from proxy.errors import ConfigError, ConfigErrors
@@ -26,15 +30,51 @@ from proxy.yamlfile.nodes import ConfigWarning, Faults, Mapping, Place
 _SETTINGS_KEYS = tuple(member.name for member in members(Settings))
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    parser.add_argument(
+        "files", metavar="FILE", type=Path, nargs="+", help="configuration or rules file; - for standard input"
+    )
+    parser.add_argument("--json", action="store_true", help="print every finding as JSON")
+    parser.add_argument("--coverage", action="store_true", help="say which bindings no test makes true")
+    parser.add_argument(
+        "--broker",
+        metavar="URL",
+        help="ask a broker what it would refuse and which destinations exist: http(s)://USER:PASSWORD@HOST:15672 or "
+        "amqp(s)://...; TLS as the configuration says under upstream.tls",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the findings; 2 where the sidecar would not start, 1 where a test fails."""
+    findings = check_files(options.files, os.environ, lambda path: read_bytes(str(path)))
+    if findings.uses_tls:
+        _check_tls_files(findings)
+    if options.broker is not None:
+        _check_broker(options.broker, findings)
+    if options.json:
+        print_line(json.dumps(findings.as_json(), indent=2, ensure_ascii=False))
+    else:
+        print_errors((*findings.warnings, *findings.errors, *findings.failures))
+        print_errors(findings.uncovered if options.coverage else ())
+    if findings.errors:
+        return WRONG
+    if findings.failures:
+        return NO
+    if not options.json:
+        print_line(f"ok: {findings.summary}")
+    return DONE
+
+
 @dataclass(slots=True)
 class Findings:
-    """What was found.
+    """The results of a check.
 
     Args:
-        errors: faults; with any of them the sidecar would not start.
-        warnings: what its author may not want.
-        failures: tests that do not hold.
-        files: how many files were read.
+        errors: with any of them the sidecar would not start.
+        warnings: what works and its author may not want.
+        failures: tests that fail.
+        files: the files that were read.
         sets: every set of rules that could be compiled.
         uncovered: bindings that no test makes true.
         destinations: what must exist on the broker.
@@ -52,23 +92,23 @@ class Findings:
     exchanges: list[Evaluated] = field(default_factory=list)
     settings: list[Settings] = field(default_factory=list)
 
-    def take(self, faults: Faults) -> None:
-        """Add what was found elsewhere; errors stay in the order of files and places."""
+    def add(self, faults: Faults) -> None:
+        """Add errors and warnings; errors stay in the order of files and places."""
         self.warnings += faults.warnings
         self.errors += faults.errors
         self.errors.sort(key=lambda error: (error.file, error.line, error.column))
 
     @property
-    def secured(self) -> bool:
-        """Whether anything is said of TLS."""
-        sections: list[object] = [one.upstream.tls for one in self.settings]
-        sections += [each.tls for one in self.settings for each in one.listen]
+    def uses_tls(self) -> bool:
+        """Whether a configuration or a broker has TLS."""
+        sections: list[object] = [settings.upstream.tls for settings in self.settings]
+        sections += [listener.tls for settings in self.settings for listener in settings.listen]
         vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
         return any(sections) or any(broker.tls for vhost in vhosts for broker in vhost.brokers)
 
     @property
     def summary(self) -> str:
-        """One line: what was checked."""
+        """What was checked, in one line."""
         vhosts = [vhost for loaded in self.sets for vhost in loaded.rules.vhosts.values()]
         exchanges = [exchange for vhost in vhosts for exchange in vhost.exchanges]
         counts = (
@@ -81,17 +121,20 @@ class Findings:
         return ", ".join(counts) + (f"; rules {' '.join(versions)}" if versions else "")
 
     def as_json(self) -> dict[str, object]:
-        """Give everything as plain data; `ok` is what the exit status says."""
+        """Return everything as plain data; `ok` is true where the exit status is 0."""
         return {
             "ok": not self.errors and not self.failures,
             "summary": self.summary,
-            "errors": [_fault(each.file, each.line, each.column, each.key, each.message) for each in self.errors],
-            "warnings": [_fault(*each.place, each.key, each.message) for each in self.warnings],
+            "errors": [_fault(error.file, error.line, error.column, error.key, error.message) for error in self.errors],
+            "warnings": [_fault(*warning.place, warning.key, warning.message) for warning in self.warnings],
             "failures": [
-                {**_fault(*each.test.place, each.test.path, "; ".join(each.differences)), "test": each.test.name}
-                for each in self.failures
+                {
+                    **_fault(*failure.test.place, failure.test.path, "; ".join(failure.differences)),
+                    "test": failure.test.name,
+                }
+                for failure in self.failures
             ],
-            "uncovered": [_fault(*each.place, each.key, each.message) for each in self.uncovered],
+            "uncovered": [_fault(*warning.place, warning.key, warning.message) for warning in self.uncovered],
         }
 
 
@@ -99,8 +142,8 @@ def _fault(file: str, line: int, column: int, key: str, message: str) -> dict[st
     return {"file": file, "line": line, "column": column, "key": key, "message": message}
 
 
-class _Contents:
-    """Contents of files, each read once: standard input and pipes can't be read again.
+class _FileContents:
+    """Contents of files, which are read only once: standard input and pipes can't be read again.
 
     Args:
         read: reads a file.
@@ -112,7 +155,7 @@ class _Contents:
         self._known: dict[Path, bytes] = {}
 
     def of(self, path: Path, faults: Faults) -> bytes | None:
-        """Give the content of a file; None, and an error, where it can't be read."""
+        """Return the content of a file; None, and an error, where it can't be read."""
         if path not in self._known:
             try:
                 self._known[path] = self._read(path)
@@ -122,7 +165,7 @@ class _Contents:
         return self._known[path]
 
 
-def inspect(
+def check_files(
     paths: Sequence[Path], environ: Environment[str, str], read: Callable[[Path], bytes] = Path.read_bytes
 ) -> Findings:
     """Check files.
@@ -133,19 +176,19 @@ def inspect(
         read: reads a file; none is read twice.
     """
     findings = Findings(files=set(paths))
-    contents = _Contents(read)
+    contents = _FileContents(read)
     faults = Faults()
     kinds = {path: _kind(path, contents, faults) for path in dict.fromkeys(paths)}
-    findings.take(faults)
+    findings.add(faults)
     configured = [path for path, kind in kinds.items() if kind == "settings"]
-    named = [each for path in configured for each in _settings(path, contents, environ, findings)]
+    named = [rules for path in configured for rules in _settings(path, contents, environ, findings)]
     covered = {path.resolve() for path in named}
     alone = [path for path, kind in kinds.items() if kind == "rules" and path.resolve() not in covered]
     _rules(alone, contents, environ, (), findings)
     return findings
 
 
-def _kind(path: Path, contents: _Contents, faults: Faults) -> str | None:
+def _kind(path: Path, contents: _FileContents, faults: Faults) -> str | None:
     """Tell a configuration from a rules file by its keys; a file that can't be read as either is a fault."""
     data = contents.of(path, faults)
     if data is None:
@@ -160,17 +203,17 @@ def _kind(path: Path, contents: _Contents, faults: Faults) -> str | None:
         faults.errors += own.errors
         return None
     keys = [key.text for key, _ in root.entries]
-    found = [name for name, known in (("settings", _SETTINGS_KEYS), ("rules", TOP_KEYS)) if set(keys) & set(known)]
-    if len(found) == 1:
-        return found[0]
-    seen = "keys of both a configuration and a rules file" if found else f"the keys {', '.join(keys) or '(none)'}"
+    kinds = [name for name, known in (("settings", _SETTINGS_KEYS), ("rules", TOP_KEYS)) if set(keys) & set(known)]
+    if len(kinds) == 1:
+        return kinds[0]
+    seen = "keys of both a configuration and a rules file" if kinds else f"the keys {', '.join(keys) or '(none)'}"
     expected = f"a configuration ({', '.join(_SETTINGS_KEYS)}) or rules ({', '.join(TOP_KEYS)})"
     faults.error(root.place, "", f"seen {seen}, expected those of {expected}")
     return None
 
 
-def _settings(path: Path, contents: _Contents, environ: Environment[str, str], findings: Findings) -> list[Path]:
-    """Check a configuration and the rules files that it names; give those."""
+def _settings(path: Path, contents: _FileContents, environ: Environment[str, str], findings: Findings) -> list[Path]:
+    """Check a configuration and the rules files that it names; return their paths."""
     faults = Faults()
     data = contents.of(path, faults)
     try:
@@ -179,21 +222,25 @@ def _settings(path: Path, contents: _Contents, environ: Environment[str, str], f
         findings.settings.append(settings)
         named = rules_files(settings)
     except ConfigErrors as error:
-        findings.take(Faults([*error.errors]))
+        findings.add(Faults([*error.errors]))
         return []
-    listening = [(each.address.host, each.address.port) for each in settings.listen]
+    listening = [(listener.address.host, listener.address.port) for listener in settings.listen]
     _rules(named, contents, environ, listening, findings)
     return named
 
 
 def _rules(
-    paths: Sequence[Path], contents: _Contents, environ: Environment[str, str], listening: Listening, findings: Findings
+    paths: Sequence[Path],
+    contents: _FileContents,
+    environ: Environment[str, str],
+    listening: Listening,
+    findings: Findings,
 ) -> None:
     if not paths:
         return
     findings.files.update(paths)
 
-    def look(files: Sequence[FileDraft], loaded: LoadedRules) -> None:
+    def lint(files: Sequence[FileDraft], loaded: LoadedRules) -> None:
         findings.warnings += [*loaded.warnings, *examine(files, loaded)]
         findings.uncovered += untouched(files, loaded)
         findings.destinations += destinations(files, loaded)
@@ -202,27 +249,26 @@ def _rules(
     faults = Faults()
     texts = [(str(path), data) for path in paths if (data := contents.of(path, faults)) is not None]
     try:
-        loaded = compile_rules(texts, faults, look)
+        loaded = compile_rules(texts, faults, lint)
     except ConfigErrors as error:
-        findings.take(Faults([*error.errors]))
+        findings.add(Faults([*error.errors]))
         return
     findings.failures += loaded.failures()
     findings.sets.append(loaded)
-    here = Faults()
-    check_loops(loaded, listening, here)
+    faults = Faults()
+    check_loops(loaded, listening, faults)
     for vhost in loaded.rules.vhosts.values():
         for broker in vhost.brokers:
-            password_of(broker, environ, here, required=False)
-    findings.take(here)
+            password_of(broker, environ, faults, required=False)
+    findings.add(faults)
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def check_tls_files(findings: Findings) -> None:
-    """Add what is wrong with files of TLS to what `oxproxy check` has found in configurations and rules files."""
-    # Imported here: it brings ssl and the sockets, which most files do not ask for.
+def _check_tls_files(findings: Findings) -> None:
+    # Imported here: it loads ssl and sockets, which most files do not need.
     from proxy.net.tls_config import broker_tls, check_settings
 
     faults = Faults()
@@ -232,4 +278,17 @@ def check_tls_files(findings: Findings) -> None:
         for vhost in loaded.rules.vhosts.values():
             for broker in vhost.brokers:
                 broker_tls(broker, faults, required=False)
-    findings.take(faults)
+    findings.add(faults)
+
+
+def _check_broker(url: str, findings: Findings) -> None:
+    # Imported here: it loads the network libraries.
+    from proxy.cli.check_broker import ask_broker
+
+    try:
+        answer = ask_broker(url, findings.destinations, findings.exchanges, findings.settings)
+    except ConfigErrors as errors:
+        findings.errors += errors.errors
+    else:
+        findings.warnings += answer.missing
+        findings.errors += answer.conflicts

@@ -1,8 +1,8 @@
-"""What of a set of rules would a broker refuse, and which destinations does it not have?
+"""``oxproxy check --broker``: what a broker would refuse of a set of rules, and which destinations it does not have.
 
-It is asked by its management API or over AMQP, with TLS as a sidecar of the same configuration would speak it. Nothing
-is made: queues and exchanges are listed, or looked for passively; over AMQP an exchange that is there is declared as a
-sidecar would declare it, so that the broker compares.
+The broker is asked over its management API or over AMQP, with TLS as a sidecar of the same configuration would use it.
+Nothing is created: queues and exchanges are listed, or declared passively; over AMQP an exchange that exists is
+declared as a sidecar would declare it, so that the broker compares.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ _CARRIER = "carrier"
 
 
 @dataclass(slots=True)
-class Verdict:
-    """What a broker says of rules.
+class BrokerAnswer:
+    """What a broker lacks and refuses.
 
     Args:
-        missing: one warning for each destination that is not there.
-        conflicts: for what the start would be refused.
+        missing: one warning for each destination that does not exist.
+        conflicts: why a sidecar with these rules would not start.
     """
 
     missing: list[ConfigWarning] = field(default_factory=list)
     conflicts: list[ConfigError] = field(default_factory=list)
 
-    def lacks(self, named: Iterable[NamedDestination]) -> None:
-        """Add destinations that are not there."""
-        for each in named:
-            text = f"the broker has no such {each.kind}"
-            if each.translated:
-                shown = each.name.decode("utf-8", "backslashreplace")
-                text = f"the broker has no {each.kind} {shown}, where the address table sends it"
-            self.missing.append(ConfigWarning(each.place, each.path, text))
+    def add_missing(self, destinations: Iterable[NamedDestination]) -> None:
+        """Add destinations that do not exist."""
+        for destination in destinations:
+            text = f"the broker has no such {destination.kind}"
+            if destination.translated:
+                shown = destination.name.decode("utf-8", "backslashreplace")
+                text = f"the broker has no {destination.kind} {shown}, where the address table sends it"
+            self.missing.append(ConfigWarning(destination.place, destination.path, text))
 
-    def refuses(self, exchange: Evaluated, why: str) -> None:
-        """Add an exchange that stops the start."""
+    def add_conflict(self, exchange: Evaluated, reason: str) -> None:
+        """Add an exchange that prevents the start."""
         place = exchange.place
-        self.conflicts.append(ConfigError(place.source, place.line, exchange.path, why, place.column))
+        self.conflicts.append(ConfigError(place.source, place.line, exchange.path, reason, place.column))
 
 
 def ask_broker(
@@ -61,18 +61,18 @@ def ask_broker(
     named: Sequence[NamedDestination],
     exchanges: Sequence[Evaluated] = (),
     configured: Iterable[Settings] = (),
-) -> Verdict:
+) -> BrokerAnswer:
     """Ask a broker.
 
     Args:
         address: ``http(s)://user:password@host:port`` of the management API, or ``amqp(s)://user:password@host:port``.
         named: the destinations of the rules.
         exchanges: the exchanges of the rules.
-        configured: the first of these with `upstream.tls` says how TLS is spoken; else it is the system's authorities
-            that are trusted.
+        configured: the first of these with `upstream.tls` defines TLS; without one, the system's authorities are
+            trusted.
 
     Raises:
-        ConfigErrors: the address is none, the broker could not be asked, or files of TLS can't be used; never with a
+        ConfigErrors: the address is invalid, the broker could not be asked, or files of TLS can't be used; never with a
             password in it.
     """
     try:
@@ -99,8 +99,8 @@ def ask_broker(
 
 
 def _tls(address: str, configured: Iterable[Settings]) -> WantedTls:
-    """Say how TLS is spoken: as if the configuration named this broker."""
-    secured = (one for one in configured if one.upstream.tls is not None)
+    """Return the TLS settings as if the configuration named this broker."""
+    secured = (settings for settings in configured if settings.upstream.tls is not None)
     settings = next(secured, Settings(upstream=UpstreamSection(tls=UpstreamTls())))
     wanted = WantedTls(replace(settings, upstream=replace(settings.upstream, management=address)))
     try:
@@ -121,17 +121,17 @@ async def _ask(
     exchanges: Sequence[Evaluated],
     passively: bool,
     default: str,
-) -> Verdict:
-    verdict = Verdict()
-    vhosts = sorted({each.vhost for each in named} | {each.vhost for each in exchanges})
+) -> BrokerAnswer:
+    answer = BrokerAnswer()
+    vhosts = sorted({destination.vhost for destination in named} | {exchange.vhost for exchange in exchanges})
     if not vhosts and not passively:
         await _reach(settings)
-    # Rules that need nothing are no reason to say that a broker is fine which nobody has asked.
+    # A broker that was not asked must not be reported as fine, even if the rules need nothing of it.
     for vhost in vhosts or ([default] if passively else []):
-        here = [each for each in named if each.vhost == vhost]
-        owned = [each for each in exchanges if each.vhost == vhost]
-        await (_passively if passively else _listed)(settings, vhost, here, owned, verdict)
-    return verdict
+        here = [destination for destination in named if destination.vhost == vhost]
+        owned = [exchange for exchange in exchanges if exchange.vhost == vhost]
+        await (_passively if passively else _listed)(settings, vhost, here, owned, answer)
+    return answer
 
 
 async def _reach(settings: ControlSettings) -> None:
@@ -147,7 +147,7 @@ async def _listed(
     vhost: str,
     named: Iterable[NamedDestination],
     exchanges: Iterable[Evaluated],
-    verdict: Verdict,
+    answer: BrokerAnswer,
 ) -> None:
     inventory = ManagementApi(settings, settings.management or "")
     try:
@@ -155,7 +155,7 @@ async def _listed(
     finally:
         await inventory.close()
     known: dict[str, Container[bytes]] = {"queue": queues, "exchange": there}
-    verdict.lacks(each for each in named if each.name not in known[each.kind])
+    answer.add_missing(destination for destination in named if destination.name not in known[destination.kind])
     for exchange in exchanges:
         name = exchange.rule.name
         why = None
@@ -164,7 +164,7 @@ async def _listed(
             why = carrier_conflict(owned, found) or carrier_difference(owned, found)
         why = why or internal_conflicts(dict.fromkeys(exchange.published, name), there).get(name)
         if why is not None:
-            verdict.refuses(exchange, why)
+            answer.add_conflict(exchange, why)
 
 
 async def _passively(
@@ -172,20 +172,24 @@ async def _passively(
     vhost: str,
     named: Iterable[NamedDestination],
     exchanges: Iterable[Evaluated],
-    verdict: Verdict,
+    answer: BrokerAnswer,
 ) -> None:
     connection = ControlConnection(settings, vhost)
     await connection.connect()
     try:
         declarer = Declarer(connection, Presence(), settings.username)
-        asked = {(each.kind, each.name): each for each in named}
+        asked = {(destination.kind, destination.name): destination for destination in named}
         absent = await declarer.lacking(list(asked))
-        verdict.lacks(asked[destination] for destination in absent)
-        carried = {("exchange", each.rule.carrier): each for each in exchanges if each.rule.delivery == _CARRIER}
+        answer.add_missing(asked[destination] for destination in absent)
+        carried = {
+            ("exchange", exchange.rule.carrier): exchange
+            for exchange in exchanges
+            if exchange.rule.delivery == _CARRIER
+        }
         lacking = await declarer.lacking(list(carried))
         for destination, exchange in carried.items():
             if destination not in lacking:
                 for why in await declarer.carriers([owned_exchange(exchange.rule)]):
-                    verdict.refuses(exchange, why)
+                    answer.add_conflict(exchange, why)
     finally:
         await connection.close()

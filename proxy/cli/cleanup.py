@@ -1,41 +1,43 @@
-"""How is a broker freed of everything that sidecars made on it? Listed first, removed when told so."""
+"""``oxproxy cleanup``: lists everything that sidecars made on the broker, and removes it with ``--yes``."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 from proxy.broker.cleanup import Removal
 from proxy.broker.settings import ControlSettings
+from proxy.cli.console import DONE, NO, print_line, read_settings
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import WantedTls
 
 
-def clean_up(settings: Settings, vhosts: Sequence[str], removing: bool, say: Callable[[str], None]) -> bool:
-    """List what is there, and remove it.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="the configuration file")
+    parser.add_argument("--vhost", metavar="NAME", action="append", default=[], help="only there; may be repeated")
+    parser.add_argument("--yes", action="store_true", help="remove what is listed")
 
-    Args:
-        settings: the configuration, whose control user and management API are used.
-        vhosts: virtual hosts to look at; none: all.
-        removing: whether to remove what is found.
-        say: takes each line.
 
-    Returns:
-        Whether nothing is left that had to be.
+def run(options: argparse.Namespace) -> int:
+    """List what is there and remove it with ``--yes``; the answer is no where something had to stay.
 
     Raises:
         ConfigErrors: the management API is not configured, can't be reached or refuses; there is no such virtual host.
     """
-    control, management = control_of(settings)
+    control, management = control_settings(read_settings(options.config))
     try:
-        return asyncio.run(_clean_up(Removal(control, management), vhosts, removing, say))
+        complete = asyncio.run(_clean_up(Removal(control, management), options.vhost, options.yes))
     except UpstreamError as error:
         raise ConfigErrors([ConfigError("upstream.management", 0, "", str(error))]) from error
+    return DONE if complete else NO
 
 
-def control_of(settings: Settings) -> tuple[ControlSettings, str]:
-    """Give how to act as the control user, and the address of the management API.
+def control_settings(settings: Settings) -> tuple[ControlSettings, str]:
+    """Return how to connect as the control user, and the address of the management API.
 
     Raises:
         ConfigErrors: the management API is not configured, or files of TLS can't be used.
@@ -47,7 +49,7 @@ def control_of(settings: Settings) -> tuple[ControlSettings, str]:
     tls = WantedTls(settings)
     tls.read({})()
     control = ControlSettings(
-        hosts=tuple((one.host, one.port) for one in upstream.addresses),
+        hosts=tuple((address.host, address.port) for address in upstream.addresses),
         username=upstream.control.username,
         password=upstream.control.password.reveal(),
         tls=tls.control(),
@@ -57,24 +59,25 @@ def control_of(settings: Settings) -> tuple[ControlSettings, str]:
     return control, upstream.management
 
 
-async def _clean_up(removal: Removal, vhosts: Sequence[str], removing: bool, say: Callable[[str], None]) -> bool:
-    whole = True
+async def _clean_up(removal: Removal, vhosts: Sequence[str], removing: bool) -> bool:
+    """Return whether nothing is left that had to be removed."""
+    complete = True
     try:
         unknown = sorted(set(vhosts) - await removal.vhosts()) if vhosts else []
         if unknown:
             message = "the broker has no such virtual host, or the control user may not see it"
             raise ConfigErrors([ConfigError("--vhost", 0, name, message) for name in unknown])
-        found = await removal.leftovers(vhosts)
-        for leftover in found:
-            say(str(leftover))
+        leftovers = await removal.leftovers(vhosts)
+        for leftover in leftovers:
+            print_line(str(leftover))
             if removing:
-                whole = await removal.remove(leftover) and whole
+                complete = await removal.remove(leftover) and complete
     finally:
         await removal.close()
-    if not found:
-        say("nothing of ours is there")
+    if not leftovers:
+        print_line("nothing of ours is there")
     elif not removing:
-        say("nothing was removed: stop every sidecar, then add --yes")
+        print_line("nothing was removed: stop every sidecar, then add --yes")
     else:
-        say("removed" if whole else "removed, but for exchanges that others have bound to")
-    return whole
+        print_line("removed" if complete else "removed, but for exchanges that others have bound to")
+    return complete

@@ -1,6 +1,6 @@
-"""How does an explanation look to a person at a terminal? The same walk as the plain text, as a coloured tree.
+"""The explanation of one message as a coloured tree, for a terminal; elsewhere the plain text is written.
 
-It adds nothing and leaves nothing out; where the output is no terminal the plain text is written.
+The tree has all that the plain text has, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from proxy.rules.message import plain
 from proxy.values import Destination
 
 _VERDICTS = {Verdict.MATCH: ("✓", "green"), Verdict.MISMATCH: ("✗", "red"), Verdict.ABSENT: ("∅", "yellow")}
-_QUIET = "dim"
+_DIM = "dim"
 
 
-def show(explanation: Explanation, console: Console | None = None) -> None:
+def print_tree(explanation: Explanation, console: Console | None = None) -> None:
     """Write an explanation to standard output."""
     console = console or Console(highlight=False)
     if not console.is_terminal:
@@ -31,20 +31,20 @@ def show(explanation: Explanation, console: Console | None = None) -> None:
         console.print(_exchange(step))
     for lookup in explanation.lookups:
         for line in as_lines(lookup):
-            console.print(_safe(line))
+            console.print(_printable(line))
     console.print(_result(explanation))
     for line in wire.as_lines(explanation.wire):
-        console.print(_safe(line), style="yellow" if line.startswith("missing") else _QUIET)
+        console.print(_printable(line), style="yellow" if line.startswith("missing") else _DIM)
 
 
 def _head(explanation: Explanation) -> RenderableType:
     message, facts = explanation.message, explanation.message.facts
     grid = _grid()
-    grid.add_row("exchange", _safe(message.exchange))
-    grid.add_row("vhost", _safe(explanation.vhost))
-    grid.add_row("key", _safe(facts.routing_key))
+    grid.add_row("exchange", _printable(message.exchange))
+    grid.add_row("vhost", _printable(explanation.vhost))
+    grid.add_row("key", _printable(facts.routing_key))
     for name, value in facts.headers:
-        grid.add_row("header", Text.assemble(_safe(name), " = ", _safe(value)))
+        grid.add_row("header", Text.assemble(_printable(name), " = ", _printable(value)))
     grid.add_row("body", f"{facts.body_size_bytes} bytes")
     grid.add_row("rules", explanation.version)
     return grid
@@ -52,37 +52,37 @@ def _head(explanation: Explanation) -> RenderableType:
 
 def _grid() -> Table:
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style=_QUIET)
+    grid.add_column(style=_DIM)
     grid.add_column(overflow="fold")
     return grid
 
 
 def _exchange(step: ExchangeStep) -> Tree:
-    tree = Tree(Text.assemble(("exchange ", "bold"), (_plain(step.name), "bold cyan"), f" ({step.type})"))
-    for each in step.filters:
-        tree.add(_filter(each))
+    tree = Tree(Text.assemble(("exchange ", "bold"), (_escaped(step.name), "bold cyan"), f" ({step.type})"))
+    for check in step.filters:
+        tree.add(_filter(check))
     for visit in step.visits:
         tree.add(_binding(visit))
     if step.alternate is not None:
-        tree.add(Text(f"no destination: goes on to the alternate exchange {_plain(step.alternate)}", "yellow"))
+        tree.add(Text(f"no destination: goes on to the alternate exchange {_escaped(step.alternate)}", "yellow"))
     return tree
 
 
 def _filter(step: FilterStep) -> Text:
-    words = "passed" if step.breach is None else f"{step.breach} {'dropped' if step.silent else 'channel closed'}"
-    return Text(f"filter {_plain(step.name)}: {words}", _QUIET if step.breach is None else "red")
+    verdict = "passed" if step.breach is None else f"{step.breach} {'dropped' if step.silent else 'channel closed'}"
+    return Text(f"filter {_escaped(step.name)}: {verdict}", _DIM if step.breach is None else "red")
 
 
 def _binding(step: BindingStep) -> Tree:
-    style = "bold green" if step.true else _QUIET
+    style = "bold green" if step.true else _DIM
     destination = _named((step.binding.destination_type, step.binding.destination))
     sign = "✓" if step.true else "✗"
-    title = f"{sign} {step.order} {_plain(step.id)} → {destination} ({step.match_type})"
+    title = f"{sign} {step.order} {_escaped(step.id)} → {destination} ({step.match_type})"
     tree = Tree(Text(title, style))
     if step.operators:
         grid = Table.grid(padding=(0, 2))
-        for each in step.operators:
-            grid.add_row(*_operator(each))
+        for operator in step.operators:
+            grid.add_row(*_operator(operator))
         tree.add(grid)
     for line, line_style in _effects(step):
         tree.add(Text(line, line_style))
@@ -92,9 +92,9 @@ def _binding(step: BindingStep) -> Tree:
 def _operator(step: OperatorStep) -> tuple[RenderableType, ...]:
     sign, style = _VERDICTS[step.verdict]
     seen: RenderableType = (
-        Text("absent", _QUIET) if step.seen is None else Text.assemble(("saw ", _QUIET), _safe(step.seen))
+        Text("absent", _DIM) if step.seen is None else Text.assemble(("saw ", _DIM), _printable(step.seen))
     )
-    return Text(sign, style), _safe(step.key), _safe(step.expected), seen
+    return Text(sign, style), _printable(step.key), _printable(step.expected), seen
 
 
 def _effects(step: BindingStep) -> list[tuple[str, str]]:
@@ -108,7 +108,7 @@ def _effects(step: BindingStep) -> list[tuple[str, str]]:
     if step.stopped:
         lines.append(("stops here", "yellow"))
     if step.error:
-        lines.append((_plain(step.error), "red"))
+        lines.append((_escaped(step.error), "red"))
     return lines
 
 
@@ -118,24 +118,24 @@ def _result(explanation: Explanation) -> RenderableType:
     good = bool(result.queues or result.exchanges or result.remotes) and not result.error
     grid.add_row("outcome", Text(result.outcome, "bold green" if good else "bold red"))
     if result.error:
-        grid.add_row("error", Text(_plain(result.error), "red"))
-    for what, names in (("queues", result.queues), ("exchanges", result.exchanges), ("remotes", result.remotes)):
+        grid.add_row("error", Text(_escaped(result.error), "red"))
+    for kind, names in (("queues", result.queues), ("exchanges", result.exchanges), ("remotes", result.remotes)):
         if names:
-            grid.add_row(what, _safe(", ".join(names)))
-    for why in result.failed:
-        grid.add_row("failed", Text(_plain(why), "red"))
+            grid.add_row(kind, _printable(", ".join(names)))
+    for reason in result.failed:
+        grid.add_row("failed", Text(_escaped(reason), "red"))
     return Group("", grid)
 
 
 def _named(destination: Destination) -> str:
-    return f"{destination[0]} {_plain(destination[1])}"
+    return f"{destination[0]} {_escaped(destination[1])}"
 
 
-def _safe(seen: object) -> Text:
-    return Text(_plain(seen))
+def _printable(value: object) -> Text:
+    return Text(_escaped(value))
 
 
-def _plain(seen: object) -> str:
-    """Write a value so that nothing in it can steer the terminal."""
-    text = str(plain(seen))
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+def _escaped(value: object) -> str:
+    """Escape control characters, with which a message could steer the terminal."""
+    text = str(plain(value))
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,14 +1,14 @@
-"""``oxproxy init``: a directory with a configuration, a rules file and a secret, to begin with.
-
-Nothing that is there is overwritten. The secret comes from the caller.
-"""
+"""``oxproxy init``: writes a configuration, a rules file and a secret to begin with, and overwrites nothing."""
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Iterator
+import secrets
 from pathlib import Path
 
+from proxy.cli.console import DONE, print_line
+from proxy.config.settings import SECRET_BYTES
 from proxy.errors import ConfigError, ConfigErrors
 
 _SETTINGS = """\
@@ -56,34 +56,39 @@ tests:
 """
 
 
-def begin(directory: Path, secret: bytes) -> Iterator[Path]:
-    """Write the files.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    parser.add_argument("directory", metavar="DIR", type=Path, help="where to; nothing that is there is overwritten")
 
-    Args:
-        directory: where to; it is made where it does not exist.
-        secret: for ``secrets/current``.
 
-    Yields:
-        Each file that was written.
+def run(options: argparse.Namespace) -> int:
+    """Write the files and print their names.
 
     Raises:
         ConfigErrors: a file is there already (then nothing is written), or can't be written.
     """
+    directory: Path = options.directory
     files = {
         directory / "oxproxy.yaml": (_SETTINGS.encode(), 0o644),
         directory / "rules" / "orders.yaml": (_RULES.encode(), 0o644),
-        directory / "secrets" / "current": (secret, 0o600),
+        directory / "secrets" / "current": (secrets.token_bytes(SECRET_BYTES), 0o600),
     }
     present = [path for path in files if os.path.lexists(path)]
     if present:
         raise ConfigErrors([ConfigError(str(path), 0, "", "is there already; nothing was written") for path in present])
     for path, (content, mode) in files.items():
-        try:
-            path.parent.mkdir(mode=0o700 if mode == 0o600 else 0o755, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with open(descriptor, "wb") as file:
-                file.write(content)
-        except OSError as error:
-            message = f"can't be written: {error.strerror or error}"
-            raise ConfigErrors([ConfigError(str(path), 0, "", message)]) from error
-        yield path
+        _write(path, content, mode)
+        print_line(str(path))
+    print_line(f"next: oxproxy check {directory / 'oxproxy.yaml'}")
+    return DONE
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    try:
+        path.parent.mkdir(mode=0o700 if mode == 0o600 else 0o755, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        message = f"can't be written: {error.strerror or error}"
+        raise ConfigErrors([ConfigError(str(path), 0, "", message)]) from error

@@ -1,14 +1,18 @@
-"""What can an editor know of the two file formats? Both as JSON Schema, for completion and for marks under errors.
+"""``oxproxy schema``: the JSON Schema of the configuration file or of rules files, for editors.
 
-The configuration's is made of the settings' own declarations; that of rules files lists the keys that `schema`,
-`remotes`, `message` and `expectations` read. They say less than ``oxproxy check``, never something else.
+The configuration's is made of the keys that `config.settings` declares; that of rules files lists the keys that the
+readers in `rules` know. A schema accepts more than ``oxproxy check``, never less.
+
 Source: JSON Schema, draft 2020-12.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from typing import TYPE_CHECKING
 
+from proxy.cli.console import DONE, print_line
 from proxy.config.keys import members
 from proxy.config.settings import Settings
 from proxy.rules.field_values import MAX_NAME_BYTES
@@ -30,8 +34,20 @@ _TABLE: _Schema = {"type": "object"}
 _TIME: _Schema = {"type": "string", "description": "a time with its zone such as 2026-11-21T08:00:00Z"}
 
 
-def settings_schema() -> _Schema:
-    """Describe the configuration file."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    parser.add_argument("format", choices=("config", "rules"), help="the configuration file, or rules files")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the schema."""
+    schema = config_schema() if options.format == "config" else rules_schema()
+    print_line(json.dumps(schema, indent=2, ensure_ascii=False))
+    return DONE
+
+
+def config_schema() -> _Schema:
+    """Return the schema of the configuration file."""
     return {"$schema": _DRAFT, "title": "oxproxy configuration", **_section(Settings)}
 
 
@@ -49,7 +65,7 @@ def _section(kind: type[DataclassInstance]) -> _Schema:
 
 
 def rules_schema() -> _Schema:
-    """Describe rules files."""
+    """Return the schema of rules files."""
     queue: _Schema = {
         "anyOf": [_NAME, _closed({"name": _NAME, "arguments": _TABLE}, "name")],
         "description": "declared durable; one that exists is taken as it is",
@@ -140,7 +156,7 @@ def _test() -> _Schema:
 
 
 def _closed(properties: _Schema, *required: str) -> _Schema:
-    """Describe a mapping with these keys and no others."""
+    """Return the schema of a mapping with these keys and no others."""
     schema: _Schema = {"type": "object", "properties": properties, "additionalProperties": False}
     if required:
         schema["required"] = list(required)

@@ -1,10 +1,11 @@
-"""What does a person at a terminal see of a shadow? Rules files brought to a running sidecar, and its report as tables.
+"""``oxproxy shadow``: brings rules files to a running sidecar and prints its report as tables or JSON.
 
-It asks the admin port as anybody may, over HTTP, and takes the candidate away again, whatever happens meanwhile.
+It uses the admin port over HTTP, as any client may, and removes the candidate again, whatever happens meanwhile.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -20,20 +21,41 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from proxy.cli.console import DONE, NO, print_line
 from proxy.errors import ConfigError, ConfigErrors
 
-#: What the sidecar answers: plain data.
+#: The sidecar's answer.
 Report: TypeAlias = dict[str, Any]  # Any: JSON
 
 #: Seconds that one answer may take: compiling ten thousand bindings is a second's work.
-ANSWER_SECONDS = 60.0
-#: Seconds between two looks at a shadow that is under way: the sidecar drops one that nobody asks about.
-LOOK_SECONDS = 30.0
+_ANSWER_SECONDS = 60.0
+#: Seconds between two requests for a shadow that is under way: the sidecar drops one that is not asked for.
+_POLL_SECONDS = 30.0
 #: Rows of bindings for people; JSON has them all.
 _BINDINGS = 30
 _UNUSABLE = 422
 #: ``file:line:column``, line and column where they are known
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    parser.add_argument("rules", metavar="RULES", type=Path, nargs="+", help="rules files, as one set")
+    parser.add_argument(
+        "--admin", metavar="URL", default="http://127.0.0.1:15693", help="of the running sidecar; default: %(default)s"
+    )
+    parser.add_argument("--seconds", metavar="N", type=float, help="default: until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report; the answer is no where messages would go elsewhere."""
+    report = compare(options.rules, AdminClient(options.admin), options.seconds)
+    if options.json:
+        print_line(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        print_tables(report)
+    return NO if report["different"] else DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +79,28 @@ class AdminClient:
             raise _failed(f"seen {self.url}, expected a URL such as http://127.0.0.1:15693")
         request = urllib.request.Request(address, body, method=method)  # noqa: S310 -- checked above
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
-                found: Report = json.load(answer)
+            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
+                report: Report = json.load(answer)
         except urllib.error.HTTPError as error:
             raise _refused(address, error) from error
         except (OSError, ValueError) as error:
             raise _failed(f"{address}: {getattr(error, 'reason', error)}") from error
-        return found
+        return report
 
 
-def _refused(address: str, error: urllib.error.HTTPError) -> ConfigErrors:
-    text = error.read().decode(errors="replace").strip()
-    if error.code != _UNUSABLE:
-        return _failed(f"{address}: {error.code} {text or error.reason}")
-    return ConfigErrors([_fault(str(each)) for each in json.loads(text)["errors"]])
+def _refused(address: str, refusal: urllib.error.HTTPError) -> ConfigErrors:
+    text = refusal.read().decode(errors="replace").strip()
+    if refusal.code != _UNUSABLE:
+        return _failed(f"{address}: {refusal.code} {text or refusal.reason}")
+    return ConfigErrors([_fault(str(error)) for error in json.loads(text)["errors"]])
 
 
 def _fault(text: str) -> ConfigError:
     """Read an error as the sidecar writes it, so that it keeps its place among the others."""
     place, _, rest = text.partition(": ")
-    found = _PLACE.fullmatch(place)
-    assert found is not None  # noqa: S101 -- it takes any text
-    file, line, column = found.groups(default="0")
+    match = _PLACE.fullmatch(place)
+    assert match is not None  # noqa: S101 -- it takes any text
+    file, line, column = match.groups(default="0")
     return ConfigError(file, int(line), "", rest, int(column))
 
 
@@ -86,7 +108,7 @@ def _failed(text: str) -> ConfigErrors:
     return ConfigErrors([ConfigError("oxproxy shadow", 0, "", text)])
 
 
-def run(files: Sequence[Path], admin: AdminClient, seconds: float | None) -> Report:
+def compare(files: Sequence[Path], admin: AdminClient, seconds: float | None) -> Report:
     """Let a running sidecar compare rules files with its own for some time.
 
     Args:
@@ -115,11 +137,11 @@ def run(files: Sequence[Path], admin: AdminClient, seconds: float | None) -> Rep
 def _wait(admin: AdminClient, seconds: float | None) -> None:
     end = None if seconds is None else time.monotonic() + seconds
     while end is None or time.monotonic() < end:
-        time.sleep(LOOK_SECONDS if end is None else max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
+        time.sleep(_POLL_SECONDS if end is None else max(0.0, min(_POLL_SECONDS, end - time.monotonic())))
         admin.ask("GET")
 
 
-def show(report: Report, console: Console | None = None) -> None:
+def print_tables(report: Report, console: Console | None = None) -> None:
     """Write a report as tables."""
     console = console or Console(highlight=False)
     console.print(
@@ -143,23 +165,25 @@ def show(report: Report, console: Console | None = None) -> None:
 
 
 def _exchanges(exchanges: Sequence[Report]) -> Table:
-    table = _table("exchange", right=("compared", "equal", "different", "random"))
-    several = len({each["vhost"] for each in exchanges}) > 1
-    for each in exchanges:
-        name = f"{each['vhost']} {each['exchange']}" if several else each["exchange"]
-        numbers = [str(each[column]) for column in ("compared", "equal", "different", "random")]
-        table.add_row(_safe(name), *numbers, style="bold red" if each["different"] else None)
+    columns = ("compared", "equal", "different", "random")
+    table = _table("exchange", right=columns)
+    several = len({exchange["vhost"] for exchange in exchanges}) > 1
+    for exchange in exchanges:
+        name = f"{exchange['vhost']} {exchange['exchange']}" if several else exchange["exchange"]
+        counts = [str(exchange[column]) for column in columns]
+        table.add_row(_printable(name), *counts, style="bold red" if exchange["different"] else None)
     return table
 
 
 def _differences(exchange: Report) -> Table:
     table = _table("live", "candidate", "for example", right=("publishes",))
-    table.title = _safe(f"differences of {exchange['exchange']}")
+    table.title = _printable(f"differences of {exchange['exchange']}")
     table.title_justify = "left"
     for kind in exchange["differences"]:
-        example = kind["example"]
-        shown = ", ".join([f"key {example['routing_key']!r}", *(f"{k}: {v}" for k, v in example["headers"].items())])
-        table.add_row(_safe(words(kind["live"])), _safe(words(kind["candidate"])), _safe(shown), str(kind["publishes"]))
+        headers = [f"{name}: {value}" for name, value in kind["example"]["headers"].items()]
+        example = ", ".join([f"key {kind['example']['routing_key']!r}", *headers])
+        live, candidate = destinations_text(kind["live"]), destinations_text(kind["candidate"])
+        table.add_row(_printable(live), _printable(candidate), _printable(example), str(kind["publishes"]))
     if exchange["further_differences"]:
         table.add_row("others", "", "", str(exchange["further_differences"]))
     return table
@@ -167,12 +191,12 @@ def _differences(exchange: Report) -> Table:
 
 def _bindings(bindings: Sequence[Report]) -> Table:
     table = _table("candidate's binding", right=("matches",))
-    rows = sorted(bindings, key=lambda each: -each["matches"])
-    for each in rows[:_BINDINGS]:
-        table.add_row(_safe(f"{each['exchange']}: {each['binding']}"), str(each["matches"]))
+    rows = sorted(bindings, key=lambda binding: -binding["matches"])
+    for binding in rows[:_BINDINGS]:
+        table.add_row(_printable(f"{binding['exchange']}: {binding['binding']}"), str(binding["matches"]))
     rest = rows[_BINDINGS:]
     if rest:
-        table.add_row(f"and {len(rest)} more", str(sum(each["matches"] for each in rest)))
+        table.add_row(f"and {len(rest)} more", str(sum(binding["matches"] for binding in rest)))
     return table
 
 
@@ -185,8 +209,8 @@ def _table(*left: str, right: Iterable[str]) -> Table:
     return table
 
 
-def words(result: Mapping[str, Any]) -> str:  # Any: JSON
-    """Say where a message goes, in a few words."""
+def destinations_text(result: Mapping[str, Any]) -> str:  # Any: JSON
+    """Return where a message goes, in one line."""
     parts = [f"{what[:-1]} {name}" for what in ("queues", "exchanges", "remotes") for name in result[what]]
     parts += [f"failed: {reason}" for reason in result["failed"]]
     if result["error"]:
@@ -194,6 +218,6 @@ def words(result: Mapping[str, Any]) -> str:  # Any: JSON
     return f"{result['outcome']}: {', '.join(parts)}" if parts else str(result["outcome"])
 
 
-def _safe(seen: str) -> Text:
-    """Write a text so that nothing in it can steer the terminal."""
-    return Text("".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in seen))
+def _printable(text: str) -> Text:
+    """Escape control characters, with which a message could steer the terminal."""
+    return Text("".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text))

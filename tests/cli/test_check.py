@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.check import Findings, inspect
+from proxy.cli.check import Findings, check_files
 
 GOOD = """
 exchanges: [{name: e, bindings: [{queue: q}]}]
@@ -26,7 +26,7 @@ def errors(findings: Findings, folder: Path) -> list[str]:
 
 def test_good_files_are_summed_up(tmp_path: Path) -> None:
     paths = write(tmp_path, rules=GOOD, more="exchanges: [{name: f}, {name: g}]")
-    findings = inspect(list(paths.values()), {})
+    findings = check_files(list(paths.values()), {})
     version = findings.sets[0].rules.version
     assert findings.summary == f"2 files, 3 exchanges, 1 binding, 1 test; rules {version}"
     assert (findings.errors, findings.warnings, findings.failures) == ([], [], [])
@@ -34,20 +34,20 @@ def test_good_files_are_summed_up(tmp_path: Path) -> None:
 
 def test_a_configuration_brings_the_rules_files_that_it_names(tmp_path: Path) -> None:
     paths = write(tmp_path, config="rules: [rules.yaml]", rules=GOOD)
-    findings = inspect([paths["config"]], {})
+    findings = check_files([paths["config"]], {})
     assert findings.summary.startswith("2 files, 1 exchange, 1 binding, 1 test; ")
 
 
 def test_a_rules_file_is_not_looked_at_twice(tmp_path: Path) -> None:
     paths = write(tmp_path, config="rules: [rules.yaml]", rules=GOOD)
-    findings = inspect([paths["rules"], paths["config"], paths["rules"]], {})
+    findings = check_files([paths["rules"], paths["config"], paths["rules"]], {})
     assert errors(findings, tmp_path) == []
     assert findings.summary.startswith("2 files, 1 exchange, 1 binding, 1 test; ")
 
 
 def test_a_configuration_without_rules_is_good(tmp_path: Path) -> None:
     paths = write(tmp_path, config="log: {level: debug}")
-    assert inspect([paths["config"]], {}).summary == "1 file, 0 exchanges, 0 bindings, 0 tests"
+    assert check_files([paths["config"]], {}).summary == "1 file, 0 exchanges, 0 bindings, 0 tests"
 
 
 def test_faults_of_all_files_are_found_at_once(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_faults_of_all_files_are_found_at_once(tmp_path: Path) -> None:
         plain="just a text\n",
         broken="a: [\n",
     )
-    found = errors(inspect([*paths.values(), tmp_path / "none.yaml"], {}), tmp_path)
+    found = errors(check_files([*paths.values(), tmp_path / "none.yaml"], {}), tmp_path)
     assert [line.split(": ")[0] for line in found] == [
         "both.yaml:1:1",
         "broken.yaml:2:1",
@@ -76,7 +76,7 @@ def test_faults_of_all_files_are_found_at_once(tmp_path: Path) -> None:
 
 def test_rules_files_given_together_are_one_set(tmp_path: Path) -> None:
     paths = write(tmp_path, a="exchanges: [{name: e}]", b="exchanges: [{name: e}]")
-    assert errors(inspect(list(paths.values()), {}), tmp_path) == [
+    assert errors(check_files(list(paths.values()), {}), tmp_path) == [
         f"b.yaml:1:14: exchanges[0].name: {paths['a']}:1 has an exchange of this name already".replace(
             f"{tmp_path}/", ""
         )
@@ -85,19 +85,19 @@ def test_rules_files_given_together_are_one_set(tmp_path: Path) -> None:
 
 def test_rules_beside_a_configuration_are_a_set_of_their_own(tmp_path: Path) -> None:
     paths = write(tmp_path, config="rules: [a.yaml]", a="exchanges: [{name: e}]", b="exchanges: [{name: e}]")
-    findings = inspect([paths["config"], paths["b"]], {})
+    findings = check_files([paths["config"], paths["b"]], {})
     assert errors(findings, tmp_path) == []
     assert len(findings.sets) == 2
 
 
 def test_a_pattern_of_a_configuration_that_matches_nothing_is_a_fault(tmp_path: Path) -> None:
     paths = write(tmp_path, config="rules: [none/*.yaml]")
-    assert errors(inspect([paths["config"]], {}), tmp_path) == ["none/*.yaml: rules: this pattern matches no file"]
+    assert errors(check_files([paths["config"]], {}), tmp_path) == ["none/*.yaml: rules: this pattern matches no file"]
 
 
 def test_tests_that_do_not_hold_are_failures(tmp_path: Path) -> None:
     paths = write(tmp_path, rules=GOOD.replace("queues: [q]", "queues: [r]"))
-    findings = inspect(list(paths.values()), {})
+    findings = check_files(list(paths.values()), {})
     assert findings.errors == []
     assert [failure.test.name for failure in findings.failures] == ["t"]
 
@@ -105,7 +105,7 @@ def test_tests_that_do_not_hold_are_failures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["password_env: NONE", "password_file: none"])
 def test_a_password_that_this_machine_does_not_have_is_a_warning(tmp_path: Path, way: str) -> None:
     paths = write(tmp_path, config=f"upstream: {{control: {{{way}}}}}")
-    findings = inspect([paths["config"]], {})
+    findings = check_files([paths["config"]], {})
     assert (findings.errors, len(findings.warnings)) == ([], 1)
 
 
@@ -114,7 +114,7 @@ def test_a_password_of_another_broker_that_this_machine_does_not_have_is_a_warni
     tmp_path: Path, way: str, line: int
 ) -> None:
     broker = f"brokers:\n  far:\n    address: far.example:5671\n    tls: {{}}\n    username: u\n    {way}\n"
-    findings = inspect([write(tmp_path, rules=broker)["rules"]], {})
+    findings = check_files([write(tmp_path, rules=broker)["rules"]], {})
     assert findings.errors == []
     assert [(each.place.line, each.key) for each in findings.warnings] == [(line, f"brokers.far.{way.split(':')[0]}")]
 
@@ -125,8 +125,8 @@ def test_a_way_back_to_where_the_configuration_listens_is_an_error(tmp_path: Pat
     )
     config = "listen: [{address: 127.0.0.1:7001}, {address: 0.0.0.0:7002}]\nrules: [rules.yaml]\n"
     paths = write(tmp_path, rules=rules, config=config)
-    assert errors(inspect([paths["config"]], {}), tmp_path) == [
+    assert errors(check_files([paths["config"]], {}), tmp_path) == [
         "rules.yaml:2:10: brokers.near.address: leads back to this proxy",
         "rules.yaml:4:18: addresses[0].translation: leads back to this proxy",
     ]
-    assert inspect([paths["rules"]], {}).errors == []
+    assert check_files([paths["rules"]], {}).errors == []

@@ -201,6 +201,32 @@ def test_check_and_explain_load_neither_network_nor_broker(rules: Path, tmp_path
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]"), done.stderr
 
 
+def test_a_command_loads_only_its_own_module() -> None:
+    program = (
+        "import sys; from proxy.cli.main import main\n"
+        "try: main(['--version'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted(name for name in sys.modules if name.startswith('proxy.')))\n"
+        "assert main(['schema', 'config']) == 0\n"
+        "print(sorted(name for name in sys.modules if name.startswith('proxy.cli.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert lines[1] == "['proxy.cli', 'proxy.cli.console', 'proxy.cli.main', 'proxy.errors']"
+    assert lines[-1] == "['proxy.cli.console', 'proxy.cli.main', 'proxy.cli.schema']"
+
+
+@pytest.mark.parametrize(
+    "command",
+    "serve check explain shadow report trace init import schema cleanup adopt".split(),
+)
+def test_each_command_is_listed_and_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert wrong_usage("--help") == 0
+    assert f"\n    {command} " in capsys.readouterr().out
+    assert wrong_usage(command, "--help") == 0
+    assert capsys.readouterr().out.startswith(f"usage: oxproxy {command} ")
+
+
 def test_output_into_a_closed_pipe_ends_quietly(rules: Path) -> None:
     command = [sys.executable, "-m", "proxy.cli.main", "check", str(rules)]
     reading, writing = os.pipe()

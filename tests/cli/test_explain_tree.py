@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from proxy.cli.explain_tree import show
+from proxy.cli.explain_tree import print_tree
 from proxy.rules.explain import as_text, explain, read_question
 from tests.routing.building import NOW
 from tests.rules.loading import load
@@ -23,7 +23,7 @@ exchanges:
 def shown(message: bytes, terminal: bool = True) -> str:
     written = io.StringIO()
     console = Console(file=written, force_terminal=terminal, width=100, highlight=False, color_system=None)
-    show(explain(load(RULES), read_question(message, "m"), NOW), console)
+    print_tree(explain(load(RULES), read_question(message, "m"), NOW), console)
     return written.getvalue()
 
 

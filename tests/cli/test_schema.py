@@ -1,18 +1,18 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from proxy.cli.schema import rules_schema, settings_schema
+from proxy.cli.main import main
+from proxy.cli.schema import config_schema, rules_schema
 from proxy.rules.schema import TOP_KEYS
 from proxy.yamlfile.document import read_document
 from proxy.yamlfile.nodes import Faults, Mapping, Node, Scalar
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
-SCHEMAS = {"oxproxy.schema.json": settings_schema, "rules.schema.json": rules_schema}
+SCHEMAS = {"config": config_schema, "rules": rules_schema}
 RULES = sorted([*CONFIG.glob("rules/*.yaml"), *CONFIG.glob("examples/*.yaml")])
 
 
@@ -36,10 +36,19 @@ def good(schema: dict[str, object], text: str) -> bool:
     return jsonschema.Draft202012Validator(schema).is_valid(document(text))
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_the_published_schema_is_up_to_date(name: str) -> None:
-    """Write it anew with ``python -m tests.cli.test_schema``."""
-    assert json.loads((CONFIG / name).read_text()) == SCHEMAS[name]()
+@pytest.mark.parametrize(("name", "file"), [("config", "oxproxy.schema.json"), ("rules", "rules.schema.json")])
+def test_the_command_prints_the_published_schema(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Update it with ``oxproxy schema config > config/oxproxy.schema.json``, and likewise for rules."""
+    assert main(["schema", name]) == 0
+    assert capsys.readouterr() == ((CONFIG / file).read_text(), "")
+
+
+@pytest.mark.parametrize("arguments", [["schema"], ["schema", "message"]])
+def test_another_format_is_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2
+    assert "usage: oxproxy schema" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -53,7 +62,7 @@ def test_rules_files_of_the_project_are_valid(path: Path) -> None:
 
 
 def test_the_configuration_of_the_project_is_valid() -> None:
-    jsonschema.Draft202012Validator(settings_schema()).validate(document((CONFIG / "oxproxy.yaml").read_text()))
+    jsonschema.Draft202012Validator(config_schema()).validate(document((CONFIG / "oxproxy.yaml").read_text()))
 
 
 def test_every_key_of_a_rules_file_is_in_the_schema() -> None:
@@ -80,9 +89,4 @@ def test_what_is_wrong_in_rules_is_marked(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["listen: []", "limits: {connections: 0}", "lsten: []", "log: {level: loud}"])
 def test_what_is_wrong_in_a_configuration_is_marked(text: str) -> None:
-    assert not good(settings_schema(), text)
-
-
-if __name__ == "__main__":
-    for file, make in SCHEMAS.items():
-        (CONFIG / file).write_text(json.dumps(make(), indent=2, ensure_ascii=False) + "\n")
+    assert not good(config_schema(), text)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from proxy.cli.shadow import AdminClient, Report, run, show, words
+from proxy.cli.shadow import AdminClient, Report, compare, destinations_text, print_tables
 from proxy.errors import ConfigErrors
 from tests.private_broker import free_port
 
@@ -51,7 +51,7 @@ REPORT: Report = {
 def said(report: Report) -> str:
     """What is written, one blank for any, without lines around it."""
     out = io.StringIO()
-    show(report, Console(file=out, width=200, highlight=False))
+    print_tables(report, Console(file=out, width=200, highlight=False))
     return " ".join("".join(" " if each in "│┃" else each for each in out.getvalue()).split())
 
 
@@ -82,12 +82,12 @@ def test_virtual_hosts_are_named_where_there_are_several() -> None:
     assert "two letters 12" in said(several)
 
 
-def test_where_a_message_goes_is_said_in_words() -> None:
-    assert words(NOWHERE) == "unrouted"
+def test_where_a_message_goes_is_said_in_destinations_text() -> None:
+    assert destinations_text(NOWHERE) == "unrouted"
     everything = {**NOWHERE, "outcome": "routed", "queues": ["q"], "exchanges": ["e"], "remotes": ["r"]}
-    assert words(everything) == "routed: queue q, exchange e, remote r"
-    assert words({**NOWHERE, "outcome": "rejected", "error": "too large"}) == 'rejected: 406 "too large"'
-    assert words({**NOWHERE, "failed": ["why"]}) == "unrouted: failed: why"
+    assert destinations_text(everything) == "routed: queue q, exchange e, remote r"
+    assert destinations_text({**NOWHERE, "outcome": "rejected", "error": "too large"}) == 'rejected: 406 "too large"'
+    assert destinations_text({**NOWHERE, "failed": ["why"]}) == "unrouted: failed: why"
 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "127.0.0.1:15693", "http://127.0.0.1:{port}"])
@@ -99,4 +99,4 @@ def test_a_sidecar_that_cannot_be_asked_is_said(url: str) -> None:
 
 def test_files_that_cannot_be_read_are_said_before_anybody_is_asked(tmp_path: Path) -> None:
     with pytest.raises(ConfigErrors, match="can't be read"):
-        run([tmp_path / "none.yaml"], AdminClient("nowhere"), 1)
+        compare([tmp_path / "none.yaml"], AdminClient("nowhere"), 1)

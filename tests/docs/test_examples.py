@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxy.cli.check import inspect
+from proxy.cli.check import check_files
 from proxy.config.keys import entries
 from proxy.config.settings import Settings, load_settings, parse_settings
 from proxy.routing.trace import BindingStep, Trace, Verdict
@@ -51,12 +51,12 @@ def untested_bindings(loaded: LoadedRules) -> set[tuple[bytes, str]]:
 
 @pytest.mark.parametrize("path", RULES_FILES, ids=named)
 def test_a_rules_file_is_good_and_its_tests_hold(path: Path) -> None:
-    findings = inspect([path], {})
+    findings = check_files([path], {})
     assert [str(found) for found in (*findings.errors, *findings.warnings, *findings.failures)] == []
 
 
 def test_the_examples_are_good_as_one_set() -> None:
-    findings = inspect([path for path in RULES_FILES if path.parent.name == "examples"], {})
+    findings = check_files([path for path in RULES_FILES if path.parent.name == "examples"], {})
     assert [str(found) for found in (*findings.errors, *findings.warnings, *findings.failures)] == []
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.check import Findings, inspect
+from proxy.cli.check import Findings, check_files
 from proxy.rules.lint.bindings import gives_up_on
 
 
@@ -34,7 +34,7 @@ tests:
   - {name: one, publish: {exchange: e, headers: {a: 1}}, expect: {queues: [jumps]}}
 """
     )
-    return inspect([tmp_path / "r.yaml"], {})
+    return check_files([tmp_path / "r.yaml"], {})
 
 
 def test_everything_in_vain_is_found_at_its_line(found: Findings) -> None:

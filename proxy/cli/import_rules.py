@@ -1,0 +1,27 @@
+"""``oxproxy import``: writes a rules file from the definitions of a broker."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from proxy.cli.console import DONE, print_errors, print_line, read_input
+from proxy.rules.definitions import import_definitions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    parser.add_argument("definitions", metavar="FILE", type=Path, help="definitions as JSON")
+    parser.add_argument("--vhost", metavar="NAME", default="/", help="virtual host to take from; default: /")
+    parser.add_argument(
+        "--exchange", metavar="NAME", action="append", default=[], help="only these; default: all but amq.*"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the rules to standard output and what is not certain to standard error."""
+    source = str(options.definitions)
+    text, warnings = import_definitions(read_input(source), source, options.vhost, options.exchange)
+    print_errors(warnings)
+    print_line(text.rstrip("\n"))
+    return DONE

@@ -1,0 +1,91 @@
+"""``oxproxy report``: tables and a page on audit logs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from proxy.audit.record import text
+from proxy.cli.console import DONE, print_line
+from proxy.errors import ConfigError, ConfigErrors
+from proxy.report.request import KnownBinding, Request, day, setting
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    parser.add_argument(
+        "--input", metavar="DIR", required=True, help="folder of the audit log, or URI such as s3a://..."
+    )
+    parser.add_argument("--output", metavar="DIR", required=True, help="folder of tables and page, likewise")
+    parser.add_argument(
+        "--rules", metavar="FILE", type=Path, action="append", help="tell dead bindings; may be repeated"
+    )
+    parser.add_argument("--stream", action="store_true", help="look for new segments every minute until SIGTERM")
+    parser.add_argument("--once", action="store_true", help="with --stream: end when what is there has been counted")
+    parser.add_argument("--trace", action="store_true", help="also the table of all messages, as large as the log")
+    parser.add_argument("--forget", action="store_true", help="no longer count segments that are gone")
+    add_days_and_spark(parser, "of a Spark cluster; default: this machine, or what spark-submit says")
+
+
+def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
+    """Define the arguments that `oxproxy trace` has as well.
+
+    Args:
+        parser: takes them.
+        master: what ``--master`` is for.
+    """
+    parser.add_argument("--since", metavar="DAY", help="such as 2026-11-21 (UTC), or yesterday; default: all days")
+    parser.add_argument("--until", metavar="DAY", help="the last day; default: the newest")
+    parser.add_argument("--master", metavar="URL", help=master)
+    parser.add_argument("--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting of Spark")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make the report and print its path, or follow the audit log until SIGTERM."""
+    known = None if options.rules is None else _known_bindings(options.rules)
+    with faults_of("oxproxy report"):
+        request = Request(
+            options.input,
+            options.output,
+            None if options.since is None else day(options.since, "--since"),
+            None if options.until is None else day(options.until, "--until"),
+            options.master,
+            known,
+            tuple(map(setting, options.conf)),
+            options.trace,
+            options.forget,
+        )
+        from proxy.report.job import follow, report
+
+        if options.stream:
+            follow(request, print_line, options.once)
+        else:
+            print_line(str(report(request)))
+    return DONE
+
+
+def _known_bindings(paths: list[Path]) -> tuple[KnownBinding, ...]:
+    # Imported here: without --rules, and for `oxproxy trace`, the rules are not needed.
+    from proxy.rules.loader import load_rules
+
+    rules = load_rules(paths).rules
+    return tuple(
+        KnownBinding(vhost, text(exchange.name), binding.id, rules.version)
+        for vhost, content in rules.vhosts.items()
+        for exchange in content.exchanges
+        for binding in exchange.bindings
+    )
+
+
+@contextlib.contextmanager
+def faults_of(command: str) -> Iterator[None]:
+    """Report a missing library of the extra ``report``, and faults of the request, as faults of a command."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = f"needs {error.name}: pip install 'open-exchange-proxy[report]'"
+        raise ConfigErrors([ConfigError(command, 0, "", missing)]) from error
+    except ConfigError as error:
+        raise ConfigErrors([error]) from error

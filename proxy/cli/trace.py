@@ -1,0 +1,40 @@
+"""``oxproxy trace``: every record of one message in audit logs, as JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from proxy.cli.console import DONE, NO, print_errors, print_line
+from proxy.cli.report import add_days_and_spark, faults_of
+from proxy.report.request import Request, day, setting
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    parser.add_argument("message_id", metavar="MESSAGE_ID", help="as the audit log has it")
+    parser.add_argument("--input", metavar="DIR", required=True, help="folder of the audit log, a path or URI")
+    parser.add_argument("--output", metavar="DIR", help="that of oxproxy report, to read only segments that matter")
+    add_days_and_spark(parser, "of Spark, which reads paths that are not of this machine")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the records; the answer is no where there are none."""
+    with faults_of("oxproxy trace"):
+        request = Request(
+            options.input,
+            "",
+            None if options.since is None else day(options.since, "--since"),
+            None if options.until is None else day(options.until, "--until"),
+            options.master,
+            settings=tuple(map(setting, options.conf)),
+        )
+        from proxy.report.trace import trace
+
+        found = trace(options.message_id, request, options.output)
+    for record in found.records:
+        print_line(json.dumps(record))
+    if not found.records:
+        print_errors([f"no record of it in {found.read} segments read, {found.skipped} left out"])
+        return NO
+    return DONE
