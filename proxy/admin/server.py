@@ -46,7 +46,7 @@ LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"
 STOP_SECONDS = 1.0
 #: Bytes of a request's body: a message for `/explain` with its headers, not its body. More is 413.
 MAX_BODY_BYTES = 1 << 20
-#: Connections at a time; for one more, the one that has been idle for longest is closed (`net.descriptors` has room).
+#: Connections at a time; for one more, the one that has been idle for longest is closed (`net.listener` has room).
 MOST_CONNECTIONS = 64
 #: Seconds for a request to come whole, and for its answer to be read.
 REQUEST_SECONDS = 30.0

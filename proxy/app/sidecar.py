@@ -42,20 +42,19 @@ from proxy.app.worker import WorkerSlot
 from proxy.app.workers import Workers
 from proxy.audit.record import LineRenderer, PublishLog
 from proxy.audit.writer import AuditWriter
-from proxy.broker.remote_observer import RemoteSurvey
+from proxy.broker.remote_observer import RemoteObserver
 from proxy.broker.settings import ControlSettings, DeclaredSettings, TlsSettings
 from proxy.broker.topology import Topology
 from proxy.config.settings import Changed, Settings, changed_since, load_settings, rules_files
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError, UpstreamFailure
 from proxy.net.context import SessionContext
-from proxy.net.descriptors import admitted
-from proxy.net.listener import Listener, ListenError
+from proxy.net.listener import Listener, ListenError, admitted_connections
 from proxy.net.remote.endpoints import Endpoint, endpoint
 from proxy.net.remote.pool import RemotePool
 from proxy.net.tasks import Tasks
-from proxy.net.tls_config import WantedTls
+from proxy.net.tls_config import SidecarTls
 from proxy.net.upstream import Upstream
-from proxy.net.upstream_pool import MOST_KEPT, Reuse
+from proxy.net.upstream_pool import MOST_KEPT, UpstreamPool
 from proxy.net.vhosts import Vhosts
 from proxy.observe.exposition import Exposition
 from proxy.observe.logs import LogSettings, configure
@@ -165,7 +164,7 @@ class Sidecar:
         counters.rules.version = loaded.rules.version
         counters.rules.last_success_seconds = time.time()
         name_traffic(counters, loaded)
-        self._tls = WantedTls(settings)
+        self._tls = SidecarTls(settings)
         self._secrets = secrets_of(settings)
         self._topology = self._make_topology()
         counters.control_failures = self._topology.supervisor.failures
@@ -251,7 +250,7 @@ class Sidecar:
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, publish_log)
         warn = self._topology.supervisor.keep("warnings", vhosts.warn, steady_seconds=_STEADY_SECONDS)
         tasks.start(warn, "warnings")
-        self._topology.elsewhere = RemoteSurvey(self._reach_elsewhere)
+        self._topology.remote_observer = RemoteObserver(self._reach_elsewhere)
         self._topology.in_use, self._topology.released = vhosts.in_use, vhosts.forget
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
@@ -428,7 +427,7 @@ class Sidecar:
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings, upstream = self._settings, self._settings.upstream
-        surroundings = SessionContext(
+        context = SessionContext(
             Upstream(
                 tuple((one.host, one.port) for one in upstream.addresses),
                 upstream.connect_timeout_seconds,
@@ -442,14 +441,14 @@ class Sidecar:
             self._audit,
             self._remotes,
             UserRateLimits(rates(settings)),
-            Reuse(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
+            UpstreamPool(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
         )
         limits = listener_limits(settings, shared=self._place is not None)
-        kept = MOST_KEPT if surroundings.reuse else 0
+        kept = MOST_KEPT if context.reuse else 0
         asked = "limits.connections" in settings.places
         return Listener(
             tuple((one.address.host, one.address.port) for one in settings.listen),
-            surroundings,
-            replace(limits, connections=admitted(limits.connections, kept, asked)),
+            context,
+            replace(limits, connections=admitted_connections(limits.connections, kept, asked)),
             self._tls.providers(),
         )

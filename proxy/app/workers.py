@@ -39,7 +39,7 @@ from proxy.app.worker import JSON, TEXT, Worker
 from proxy.broker.supervision import Supervisor
 from proxy.config.settings import Changed, Settings, changed_since, rules_files
 from proxy.net.tasks import Tasks
-from proxy.net.tls_config import WantedTls
+from proxy.net.tls_config import SidecarTls
 from proxy.observe.exposition import PROCESS, Exposition
 from proxy.observe.merging import JointPage, WorkerMetrics, read_portion
 from proxy.relay.counters import Counters, RulesCounters
@@ -303,7 +303,7 @@ class Workers:
         self._status = _EXIT_OK
         self._signals = 0
         files = partial(rules_files, settings)
-        self._tls = WantedTls(settings)
+        self._tls = SidecarTls(settings)
         self._check(loaded)()
         rules = self._counters.rules
         changed = partial(changed_since, settings, environ)

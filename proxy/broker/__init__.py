@@ -1,13 +1,16 @@
-"""The control plane: what is declared on RabbitMQ and what exists there. Owner of aio_pika, aiormq and the HTTP client.
+"""The control plane: what is declared on RabbitMQ and what exists there. Owns aio_pika, aiormq and the HTTP client.
 
-`topology` is what other rooms call; `discovery` finds the virtual hosts that clients declared something in;
-`vhost_topology` keeps one of them in step, at its `pace`: `survey` looks (through `inventory`, which reads rows as
-`listed`, into `presence` and `store`), `repair` decides what lacks (from `needs`), `declarer` declares it
-(`declarations`, over `connection` and `login`), `strays` unbinds what nothing needs any more, `notices` takes what
-relays say, `demand` binds what publishes ask for, `changeover` brings new rules in (`inheritance`: with what clients
-declared), `checks` finds what contradicts the rules.
-
-What clients declared: `store` has it, `binding_listings` brings listings into it, `restoring` makes it again from
-bytes, `recorder` keeps it in a `snapshot`, `announcements` tells other sidecars. `status` is for operators, `settings`
-has the limits.
+| question | open |
+|---|---|
+| what other packages call; readiness and status of the control plane | `topology` |
+| how one virtual host is kept in step with its rules | `reconcile` |
+| how what clients declared is stored, read back and shared between sidecars | `declared` |
+| requests to the management API, and what its rows mean | `management_api` |
+| the AMQP connection of the control user, its channels and deadlines | `connection` |
+| the AMQP methods it sends, and the meaning of a refusal | `methods` |
+| credentials, deadlines and limits of the control plane | `settings` |
+| background tasks that fail and are started again | `supervision` |
+| destinations that the address table names at other brokers | `remote_observer` |
+| `oxproxy adopt`: signing bindings that carry no current signature | `adoption` |
+| `oxproxy cleanup`: removing what sidecars left on a broker | `cleanup` |
 """

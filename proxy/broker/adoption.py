@@ -1,7 +1,8 @@
-"""Which bindings of clients stand on a broker without a signature by the current secret, and how do they get one?
+"""Finds bindings of clients without a signature by the current secret, and signs them (`oxproxy adopt`).
 
-Version 0.1 signed nothing, and a secret is replaced now and then. The signed binding is made before the old one goes,
-under the same routing key and with the same sequence number, so that no message misses its queue and no order changes.
+Version 0.1 signed nothing, and a secret is replaced now and then. The signed binding is made before the old one is
+removed, under the same routing key and with the same sequence number, so that no message misses its queue and no order
+changes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from proxy.routing.router import Router
 
 
 @dataclass(frozen=True, slots=True)
-class Unadopted:
+class UnsignedBinding:
     """A client's binding that the current secret did not sign.
 
     Args:
@@ -43,7 +44,7 @@ class Unadopted:
         return self.stored.copies[0].secret
 
     @property
-    def doubtful(self) -> bool:
+    def foreign_signature(self) -> bool:
         """Whether it has a signature that is none of ours: no version of ours has left it so."""
         return self.secret is None and bool(self.info.signature)
 
@@ -63,14 +64,14 @@ class Adoption:
 
     Args:
         settings: the control user; `declared.secrets` sign.
-        inventory: the management API.
+        management: the management API.
     """
 
-    def __init__(self, settings: ControlSettings, inventory: ManagementApi) -> None:
+    def __init__(self, settings: ControlSettings, management: ManagementApi) -> None:
         """Connect to nothing yet."""
         self._settings = settings
         self._secrets: Secrets = settings.declared.secrets
-        self._inventory = inventory
+        self._management = management
         self._connections: dict[str, ControlConnection] = {}
 
     async def vhosts(self) -> set[str]:
@@ -79,7 +80,7 @@ class Adoption:
         Raises:
             UpstreamError: the management API can't be asked.
         """
-        return await self._inventory.vhosts()
+        return await self._management.vhosts()
 
     async def carriers(self, vhost: str) -> list[bytes]:
         """Give the exchanges of a virtual host that sidecars evaluate.
@@ -87,9 +88,9 @@ class Adoption:
         Raises:
             UpstreamError: the management API can't be asked.
         """
-        return sorted(name for name, info in (await self._inventory.exchanges(vhost)).items() if info.marked)
+        return sorted(name for name, info in (await self._management.exchanges(vhost)).items() if info.marked)
 
-    async def find(self, vhost: str, exchanges: Collection[bytes] = ()) -> list[Unadopted]:
+    async def find(self, vhost: str, exchanges: Collection[bytes] = ()) -> list[UnsignedBinding]:
         """Find what the current secret did not sign; what was damaged is left out, since no sidecar reads it.
 
         Args:
@@ -99,11 +100,11 @@ class Adoption:
         Raises:
             UpstreamError: the management API can't be asked.
         """
-        found: list[Unadopted] = []
+        found: list[UnsignedBinding] = []
         for carrier in await self.carriers(vhost):
             if exchanges and carrier not in exchanges:
                 continue
-            for info in await self._inventory.bindings(vhost, carrier):
+            for info in await self._management.bindings(vhost, carrier):
                 if not info.stores:
                     continue
                 try:
@@ -111,10 +112,10 @@ class Adoption:
                 except ValueError:
                     continue
                 if stored.copies[0].secret != 0:
-                    found.append(Unadopted(vhost, carrier, info, stored))
+                    found.append(UnsignedBinding(vhost, carrier, info, stored))
         return found
 
-    async def sign(self, found: Unadopted) -> str | None:
+    async def sign(self, found: UnsignedBinding) -> str | None:
         """Put a signed binding in the place of one; say why where that can't be.
 
         Raises:
@@ -129,7 +130,7 @@ class Adoption:
         refusal = await connection.call(bind_token(found.carrier, destination, key, entries))
         if refusal is not None:
             return reason(refusal.code, refusal.text, destination[0])
-        await self._inventory.remove_binding(found.vhost, found.carrier, found.info)
+        await self._management.remove_binding(found.vhost, found.carrier, found.info)
         return None
 
     async def lacking_tokens(self, vhost: str) -> list[tuple[bytes, Destination]]:
@@ -138,7 +139,7 @@ class Adoption:
         Raises:
             UpstreamError: the management API can't be asked.
         """
-        return await lacking_tokens(self._inventory, Tokens(vhost, self._secrets.token_keys))
+        return await lacking_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 
     async def retire_tokens(self, vhost: str) -> int:
         """End the transition to the current tokens; give how many bindings under others sidecars have to take away.
@@ -146,13 +147,13 @@ class Adoption:
         Raises:
             UpstreamError: the management API can't be asked, or refused.
         """
-        return await retire_tokens(self._inventory, Tokens(vhost, self._secrets.token_keys))
+        return await retire_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
 
     async def close(self) -> None:
         """End every connection."""
         for connection in self._connections.values():
             await connection.close()
-        await self._inventory.close()
+        await self._management.close()
 
     def _state(self, vhost: str) -> VhostState:
         return VhostState(vhost, Router(()), secrets=self._secrets)

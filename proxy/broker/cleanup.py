@@ -1,7 +1,7 @@
-"""What have sidecars left on a broker, and how is it taken away again?
+"""Finds and removes what sidecars have left on a broker (`oxproxy cleanup`).
 
-Ours are the exchanges that carry our mark and whatever is bound under the reserved prefix. A binding that somebody
-else made on one of them is not ours: then the exchange stays. Source: delivery notes, "Words" and "The store".
+Ours are the exchanges that carry our mark and whatever is bound under the reserved prefix. An exchange with a binding
+that somebody else made stays. Source: delivery notes, "Words" and "The store".
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Leftover:
         return f"vhost {self.vhost}: exchange {name}: {counts}{others}"
 
 
-class Removal(ManagementApi):
+class Cleanup(ManagementApi):
     """Finds and removes, through the management API."""
 
     async def leftovers(self, vhosts: Iterable[str] = ()) -> list[Leftover]:

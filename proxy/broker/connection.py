@@ -1,14 +1,11 @@
-"""How the control user talks AMQP to one virtual host: one connection, many short-lived failures.
+"""The control user's AMQP connection to one virtual host.
 
-A refused declaration closes the channel it was made on, so every channel here is anonymous: taken, used for one
-method or one lane of many, thrown away once refused. One refusal disturbs nothing else. It must not know what the
-methods mean (see `declarations`). Sources: AMQP 0-9-1 spec, 2.2.7 and 4.8 (a channel exception closes the channel);
-RabbitMQ's guide on channels.
+A refused declaration closes its channel, so every channel here is anonymous: taken, used for one method or for one lane
+of a batch, and discarded once refused. One refusal disturbs nothing else. `log_in` maps what a broker says, or
+does not say, when it refuses a login: it closes with 403 where the client announced that it understands this.
 
-How a connection of the control user is opened, and what a broker that does not let us in means.
-
-It must not know what the connection is for. Sources: AMQP 0-9-1 spec, 2.2.4 (opening a connection); RabbitMQ's guide on
-authentication failures (the broker closes with 403 where a client can understand it).
+Sources: AMQP 0-9-1 spec, 2.2.4 (opening a connection), 2.2.7 and 4.8 (a channel exception closes the channel);
+RabbitMQ's guides on channels and on authentication failures.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ from proxy.errors import UpstreamError, UpstreamFailure
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)
 
 
-class LoggedIn(aiormq.Connection):
+class AmqpConnection(aiormq.Connection):
     """An open connection to one virtual host."""
 
     # aiormq drops its Channel.CloseOk when the queue of frames to write is full, and the broker then refuses the
@@ -50,7 +47,7 @@ class LoggedIn(aiormq.Connection):
     FRAME_BUFFER_SIZE = 1024
 
 
-async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) -> LoggedIn:
+async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) -> AmqpConnection:
     """Open a connection to one host.
 
     Args:
@@ -93,7 +90,7 @@ def cause_of(error: BaseException) -> str:
     return text or type(error).__name__
 
 
-def _prepared(settings: ControlSettings, vhost: str, host: str, port: int) -> LoggedIn:
+def _prepared(settings: ControlSettings, vhost: str, host: str, port: int) -> AmqpConnection:
     scheme = "amqp" if settings.tls is None else "amqps"
     user, password = quote(settings.username, safe=""), quote(settings.password, safe="")
     name = f"[{host}]" if ":" in host else host
@@ -101,7 +98,7 @@ def _prepared(settings: ControlSettings, vhost: str, host: str, port: int) -> Lo
     tls: dict[str, Any] = (
         {"server_hostname": settings.tls.server_name} if settings.tls and settings.tls.server_name else {}
     )
-    connection = LoggedIn(
+    connection = AmqpConnection(
         f"{scheme}://{user}:{password}@{name}:{port}/?heartbeat={settings.heartbeat_seconds}",
         context=settings.tls.context() if settings.tls is not None else None,
         client_properties={"connection_name": settings.connection_name, "product": "oxproxy"},
@@ -142,7 +139,7 @@ class ControlConnection:
         """Prepare; `connect` opens it."""
         self._settings = settings
         self._vhost = vhost
-        self._connection: LoggedIn | None = None
+        self._connection: AmqpConnection | None = None
         self._idle: list[aiormq.Channel] = []
         self._singles = asyncio.Semaphore(_SINGLES)
         self._bulk = asyncio.Semaphore(1)
@@ -305,7 +302,7 @@ class ControlConnection:
         except Exception as error:  # noqa: BLE001 - as in `_rpc`
             self._unavailable(cause_of(error), error)
 
-    def _number(self, connection: LoggedIn) -> int:
+    def _number(self, connection: AmqpConnection) -> int:
         # Round and round: aiormq would take the number of a refused channel again before its close-ok is written.
         for _ in range(self._channel_max):
             self._last_number = self._last_number % self._channel_max + 1

@@ -1,17 +1,12 @@
-"""What exists on the broker, as its management API lists it.
+"""Client of RabbitMQ's management HTTP API: listings, single lookups, and removal of bindings.
 
-Only listings that stay cheap and whole are asked: queues and exchanges of one virtual host with a few columns, and the
-bindings of one exchange. Never all bindings: on RabbitMQ 3.10 one odd key anywhere makes that listing fail.
-It must not know what the rules want. Source: RabbitMQ's management HTTP API reference.
+Only listings that stay cheap and complete are requested: queues and exchanges of one virtual host with a few columns,
+and the bindings of one exchange. Never all bindings: on RabbitMQ 3.10 one odd key anywhere makes that listing fail.
 
-What one row of a listing of the management API says about a queue, an exchange or a binding.
-
-It must not know how listings are asked for (see `inventory`). Source: RabbitMQ's management HTTP API reference.
-
-In which virtual hosts have clients declared something? Asked once, before the first producer is let in.
-
-A management API that does not answer yet is waited for a while: without it a sidecar would not know what it has to
-route. After that it goes without, says so, and asks again. It must not know what was declared (see `store`).
+`QueueInfo`, `ExchangeInfo` and `BindingInfo` are the rows of these listings. `VhostDiscovery` finds the virtual hosts
+in which clients declared something, before the first producer is accepted. It waits a limited time for a management API
+that does not answer: without it a sidecar does not know what it has to route. After that it reports the fault, goes on
+without it, and retries. Source: RabbitMQ's management HTTP API reference.
 """
 
 from __future__ import annotations
@@ -423,10 +418,10 @@ def _read(reader: Callable[[Mapping[str, Any]], T], listing: Iterable[Any], path
 
 
 async def listings(
-    inventory: ManagementApi, vhost: str
+    management: ManagementApi, vhost: str
 ) -> tuple[dict[bytes, QueueInfo] | UpstreamError, dict[bytes, ExchangeInfo] | UpstreamError]:
     """List queues and exchanges at the same time; what failed comes back as its error."""
-    queues, exchanges = await asyncio.gather(_attempt(inventory.queues, vhost), _attempt(inventory.exchanges, vhost))
+    queues, exchanges = await asyncio.gather(_attempt(management.queues, vhost), _attempt(management.exchanges, vhost))
     return queues, exchanges
 
 
@@ -440,24 +435,24 @@ async def _attempt(listing: Callable[[str], Awaitable[T]], vhost: str) -> T | Up
 log = structlog.get_logger(__name__)
 
 
-class Discovery:
+class VhostDiscovery:
     """Finds virtual hosts.
 
     Args:
         settings: how patient to be.
-        inventory: the management API, None where there is none.
+        management: the management API, None where there is none.
     """
 
-    def __init__(self, settings: ControlSettings, inventory: ManagementApi | None) -> None:
+    def __init__(self, settings: ControlSettings, management: ManagementApi | None) -> None:
         """Have asked nobody."""
         self._settings = settings
-        self._inventory = inventory
+        self._management = management
         #: Why nobody knows; empty where it is known, or there is nobody to ask.
         self.fault = ""
 
     async def find(self) -> set[str]:
         """Give the virtual hosts; none, with `fault` set, where the management API does not say in time."""
-        if self._inventory is None:
+        if self._management is None:
             log.warning(
                 "no management API: what clients declare through other sidecars is not seen, and after a restart "
                 "only what a snapshot keeps is known",
@@ -468,7 +463,7 @@ class Discovery:
         until = loop.time() + self._settings.patience_seconds
         while True:
             try:
-                return await self._ask(self._inventory)
+                return await self._ask(self._management)
             except UpstreamError as error:
                 if error.failure is UpstreamFailure.REFUSED or loop.time() >= until:
                     log.error("what clients declared can't be read back", error=self.fault)
@@ -477,14 +472,14 @@ class Discovery:
 
     async def find_later(self) -> set[str]:
         """Go on asking where `find` had no answer; give the virtual hosts once there is one."""
-        if self._inventory is None or not self.fault:
+        if self._management is None or not self.fault:
             return set()
         pause_seconds = self._settings.refresh_seconds
         while True:
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, self._settings.retry_limit_seconds)
             try:
-                found = await self._ask(self._inventory)
+                found = await self._ask(self._management)
             except UpstreamError:
                 continue
             if self.fault:
@@ -492,13 +487,13 @@ class Discovery:
             log.info("what clients declared can be read back again")
             return found
 
-    async def _ask(self, inventory: ManagementApi) -> set[str]:
+    async def _ask(self, management: ManagementApi) -> set[str]:
         faults: list[str] = []
         try:
             try:
-                found = await inventory.declared_vhosts()
+                found = await management.declared_vhosts()
             except Undecodable:
-                found = await self._ask_singly(inventory, faults)
+                found = await self._ask_singly(management, faults)
         except UpstreamError as error:
             self.fault = str(error)
             raise
@@ -506,12 +501,12 @@ class Discovery:
         return found
 
     @staticmethod
-    async def _ask_singly(inventory: ManagementApi, faults: list[str]) -> set[str]:
+    async def _ask_singly(management: ManagementApi, faults: list[str]) -> set[str]:
         """Ask for every virtual host by itself: one exchange that can't be decoded hides those of its own only."""
         found: set[str] = set()
-        for vhost in sorted(await inventory.vhosts()):
+        for vhost in sorted(await management.vhosts()):
             try:
-                listed = await inventory.exchanges(vhost)
+                listed = await management.exchanges(vhost)
             except Undecodable as error:
                 faults.append(str(error))
             else:

@@ -1,8 +1,8 @@
-"""Which AMQP methods declare what the rules need, and what a refusal of one means.
+"""The AMQP methods that the control plane sends, and what a refusal of each means.
 
-The methods are written here byte for byte: aiormq would send them, but pamqp refuses names that RabbitMQ allows
-(``orders~2``, ``Käse``) and changes the integer types of arguments. It must not know connections.
-Source: AMQP 0-9-1 spec, 1.6 (exchange class) and 1.7 (queue class); RabbitMQ's access control guide (permissions).
+The methods are encoded here byte for byte: aiormq would send them, but pamqp refuses names that RabbitMQ allows
+(``orders~2``, ``Käse``) and changes the integer types of arguments. Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and
+1.7 (queue class); RabbitMQ's access control guide (permissions).
 """
 
 from __future__ import annotations

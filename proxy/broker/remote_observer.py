@@ -1,7 +1,7 @@
-"""Looks at other brokers for what the address table puts in the place of destinations that rules name.
+"""Checks at other brokers whether the destinations exist that the address table names there.
 
-Only what is the same for every message can be looked for. A broker that does not answer is not this module's to
-report (see ``oxproxy_remote_up``): what it lacks is unknown then, not missing.
+Only destinations that are the same for every message can be checked. A broker that does not answer is reported by
+``oxproxy_remote_up``, not here: its destinations are unknown then, not missing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import structlog
 
 from proxy.addressing.targets import Remote
 from proxy.broker.connection import ControlConnection
-from proxy.broker.reconcile.executor import Declarer
-from proxy.broker.reconcile.observer import Presence
+from proxy.broker.reconcile.executor import Executor
+from proxy.broker.reconcile.observer import ObservedState
 from proxy.broker.reconcile.vhost_topology import VhostTopology
 from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError
@@ -30,7 +30,7 @@ _PAUSE_SECONDS = (30.0, 600.0)
 log = structlog.get_logger(__name__)
 
 
-class RemoteSurvey:
+class RemoteObserver:
     """Asks other brokers what they lack.
 
     Args:
@@ -47,7 +47,7 @@ class RemoteSurvey:
         """Ask for everything that a virtual host's rules need elsewhere; the answer is for its state."""
         state = vhost.state
         wanted: dict[Remote, dict[Destination, None]] = {}
-        for one in vhost.needs.elsewhere:
+        for one in vhost.desired.elsewhere:
             destination = destination_of(one)
             if destination is not None and one.remote is not None and one.remote.remote is not None:
                 wanted.setdefault(one.remote.remote, {})[destination] = None
@@ -69,7 +69,7 @@ class RemoteSurvey:
         connection = ControlConnection(settings, there)
         try:
             await connection.connect()
-            found = await Declarer(connection, Presence(), settings.username).lacking(list(destinations))
+            found = await Executor(connection, ObservedState(), settings.username).lacking(list(destinations))
         except UpstreamError:
             self._resting[vhost, remote] = (now + pause_seconds, min(2 * pause_seconds, longest))
             return {}

@@ -1,7 +1,4 @@
-"""How the control plane reaches the broker and how patient it is: the limits that `app` fills in.
-
-It must not know where the values come from.
-"""
+"""Credentials, deadlines and limits of the control plane. `app` fills them in from the configuration."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Runs the tasks of the control plane so that none of them ends unnoticed.
 
-Whatever a task raises is counted, logged with its traceback and holds readiness until the task has done its work
-again; the task is started again after a pause that doubles. Failures that are expected (`UpstreamError`: the broker
-is away or refuses) are for the tasks themselves and do not arrive here.
+Any exception of a task is counted, logged with its traceback and makes readiness false until the task has done its
+work again; the task is restarted after a pause that doubles. Expected failures (`UpstreamError`: the broker is
+unreachable or refuses) are handled by the tasks themselves and do not arrive here.
 """
 
 from __future__ import annotations

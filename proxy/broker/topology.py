@@ -1,10 +1,9 @@
-"""The control plane as the other rooms see it: one call per question, for every virtual host that is followed.
+"""The control plane as other packages see it: every virtual host that is followed.
 
-Followed are those that rules name, those that hold what clients declared, and each in which a client logs in. `app`
-builds it, awaits `start` and keeps `run` as a task; the relays call the rest. It must not know rules files: it
-is given the shared states. Source: docs/architecture.md (the broker is the store).
-
-What operators may know of one virtual host: plain data for a page.
+Followed are the virtual hosts that rules name, those that hold what clients declared, and each in which a client logs
+in. `app` builds it, awaits `start` and keeps `run` as a task; sessions and relays call the rest. Rules files are not
+known here: it is given the shared states. `VhostStatus` is what the status page shows of one virtual host.
+Source: docs/architecture.md (the broker is the store).
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from functools import partial
 import structlog
 
 from proxy.broker.declared.snapshot import Recorder, Snapshot, SnapshotRecords
-from proxy.broker.management_api import Discovery, ManagementApi
+from proxy.broker.management_api import ManagementApi, VhostDiscovery
 from proxy.broker.reconcile.desired import WantedQueue
 from proxy.broker.reconcile.rules_swap import Retirement
 from proxy.broker.reconcile.vhost_topology import VhostTopology
-from proxy.broker.remote_observer import RemoteSurvey, shown
+from proxy.broker.remote_observer import RemoteObserver, shown
 from proxy.broker.settings import ControlSettings
 from proxy.broker.supervision import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
@@ -80,13 +79,14 @@ def status_of(vhost: VhostTopology) -> VhostStatus:
             **{shown(*each): why for each, why in sorted(vhost.state.missing_remote.items())},
         },
         foreign={
-            _text(carrier): [str(binding) for binding in bindings] for carrier, bindings in vhost.survey.foreign.items()
+            _text(carrier): [str(binding) for binding in bindings]
+            for carrier, bindings in vhost.observer.foreign.items()
         },
         conflicts=vhost.conflicts,
-        inventory_failures=vhost.survey.failures,
-        queues=len(vhost.presence.queues),
-        old_tokens=vhost.survey.tokens(),
-        bypasses=vhost.survey.bypasses,
+        inventory_failures=vhost.observer.failures,
+        queues=len(vhost.observed.queues),
+        old_tokens=vhost.observer.tokens(),
+        bypasses=vhost.observer.bypasses,
         unsigned={_text(name): texts for name, texts in sorted(vhost.store.listings.unsigned.items())},
         previous_secret={_text(name): count for name, count in sorted(vhost.store.listings.previous.items())},
         declared={
@@ -127,12 +127,12 @@ class Topology:
         self._settings = settings
         #: Runs the tasks of the control plane.
         self.supervisor = Supervisor(settings.retry_seconds, settings.retry_limit_seconds)
-        self._inventory = ManagementApi(settings, settings.management) if settings.management else None
+        self._management = ManagementApi(settings, settings.management) if settings.management else None
         snapshot = settings.declared.snapshot
         self._recorder = None
         if snapshot is not None:
             self._recorder = Recorder(Snapshot(snapshot), self._states, self.supervisor)
-        self._discovery = Discovery(settings, self._inventory)
+        self._discovery = VhostDiscovery(settings, self._management)
         self._vhosts: dict[str, VhostTopology] = {}
         for name, state in states.items():
             self._follow(state, queues.get(name, ()))
@@ -142,7 +142,7 @@ class Topology:
         self._awaited = self._ruled
         self._tasks: asyncio.TaskGroup | None = None
         #: Looks at other brokers; None: nobody does.
-        self.elsewhere: RemoteSurvey | None = None
+        self.remote_observer: RemoteObserver | None = None
         #: Whether a client is logged in to a virtual host.
         self.in_use: Callable[[str], bool] = lambda vhost: False
         #: Called with the name of a virtual host that is not followed any more.
@@ -164,7 +164,7 @@ class Topology:
             self._follow(VhostState(name, Router(())))
         self._awaited = frozenset(self._vhosts)
         for name in sorted(remembered):
-            unread = self._inventory is None or bool(self._discovery.fault)
+            unread = self._management is None or bool(self._discovery.fault)
             await self._vhosts[name].store.remember(records, carriers=unread)
         names = list(self._vhosts)
         outcomes = await asyncio.gather(*(self._vhosts[name].connect() for name in names), return_exceptions=True)
@@ -199,8 +199,8 @@ class Topology:
         if self._recorder is not None:
             await self._recorder.close()
         await asyncio.gather(*(vhost.close() for vhost in self._vhosts.values()))
-        if self._inventory is not None:
-            await self._inventory.close()
+        if self._management is not None:
+            await self._management.close()
 
     def _keep(self, tasks: asyncio.TaskGroup, vhost: VhostTopology) -> None:
         tasks.create_task(self._run(vhost))
@@ -224,18 +224,18 @@ class Topology:
         name = vhost.state.name
         if name in self._ruled or vhost.has_rules or self.in_use(name):
             return False
-        if self._inventory is None:
+        if self._management is None:
             return True
         try:
-            return name not in await self._inventory.vhosts()
+            return name not in await self._management.vhosts()
         except UpstreamError:
             return False
 
     async def _look_elsewhere(self) -> None:
         """Look at other brokers again and again, where there is somebody to do so."""
-        while self.elsewhere is not None:
+        while self.remote_observer is not None:
             for vhost in list(self._vhosts.values()):
-                await self.elsewhere.look(vhost)
+                await self.remote_observer.look(vhost)
             self.supervisor.recovered("remotes")
             await asyncio.sleep(_ELSEWHERE_LOOKS * self._settings.refresh_seconds)
 
@@ -245,7 +245,7 @@ class Topology:
 
     def _follow(self, state: VhostState, queues: Sequence[WantedQueue] = ()) -> VhostTopology:
         record = self._recorder.record if self._recorder is not None else lambda: None
-        vhost = VhostTopology(self._settings, state, queues, self._inventory, record, self.supervisor)
+        vhost = VhostTopology(self._settings, state, queues, self._management, record, self.supervisor)
         self._vhosts[state.name] = vhost
         return vhost
 
@@ -304,12 +304,12 @@ class Topology:
     def interested(self, vhost: str, queue: bytes) -> bool:
         """Say whether a declare of the queue must wait for `ensure_queue`: cheap, never waits."""
         known = self._vhosts.get(vhost)
-        return known is not None and known.notices.interested(queue)
+        return known is not None and known.relay_events.interested(queue)
 
     def queue_declared(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
         """Take note of a queue that exists now."""
         if vhost in self._vhosts:
-            self._vhosts[vhost].notices.queue_declared(queue, exclusive)
+            self._vhosts[vhost].relay_events.queue_declared(queue, exclusive)
 
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         """Take note of a queue that is gone, and with it what clients bound to it."""
@@ -388,7 +388,7 @@ class Topology:
     def degraded(self) -> list[str]:
         """What is not known, not kept or not followed at the moment, though publishes are routed."""
         reasons: list[str] = []
-        if self._inventory is None:
+        if self._management is None:
             keeps = f"kept in {self._recorder.snapshot.path}" if self._recorder is not None else "not kept"
             reasons.append(f"no management API: what clients declare is {keeps} and not shared with other sidecars")
         elif self._discovery.fault:
@@ -398,8 +398,8 @@ class Topology:
         for name, vhost in sorted(self._vhosts.items()):
             if vhost.fault:
                 reasons.append(f"vhost {name}: {vhost.fault}")
-            elif vhost.survey.failures:
-                reasons.append(f"vhost {name}: inventory not complete: {vhost.survey.failures[0]}")
+            elif vhost.observer.failures:
+                reasons.append(f"vhost {name}: inventory not complete: {vhost.observer.failures[0]}")
         return reasons
 
     @property
@@ -410,17 +410,17 @@ class Topology:
     @property
     def foreign_count(self) -> int:
         """How many bindings on carriers are not ours."""
-        return sum(len(bindings) for vhost in self._vhosts.values() for bindings in vhost.survey.foreign.values())
+        return sum(len(bindings) for vhost in self._vhosts.values() for bindings in vhost.observer.foreign.values())
 
     @property
     def unkeyed_count(self) -> int:
         """How many bindings on carriers are under tokens that anybody can compute."""
-        return sum(vhost.survey.tokens()["unkeyed"] for vhost in self._vhosts.values())
+        return sum(vhost.observer.tokens()["unkeyed"] for vhost in self._vhosts.values())
 
     @property
     def bypass_count(self) -> int:
         """How many alternate and dead-letter exchanges lead to carriers."""
-        return sum(len(vhost.survey.bypasses) for vhost in self._vhosts.values())
+        return sum(len(vhost.observer.bypasses) for vhost in self._vhosts.values())
 
     @property
     def unsigned_count(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from proxy.app.composition import secrets_of
-from proxy.broker.adoption import Adoption, Unadopted
+from proxy.broker.adoption import Adoption, UnsignedBinding
 from proxy.broker.management_api import ManagementApi
 from proxy.cli.cleanup import control_settings
 from proxy.cli.console import DONE, NO, print_line, read_settings
@@ -68,7 +68,7 @@ async def _adopt(adoption: Adoption, options: argparse.Namespace) -> bool:
 
 async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespace) -> bool:
     bindings = await adoption.find(vhost, {name.encode() for name in options.exchange})
-    left: list[Unadopted] = []
+    left: list[UnsignedBinding] = []
     for binding in bindings:
         reason = await _sign(adoption, binding, options)
         print_line(f"{binding}: {reason or 'signed'}")
@@ -82,7 +82,7 @@ async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespa
     finished = not options.finish or await _finish(adoption, vhost, options.dry_run)
     if options.dry_run:
         return finished
-    return finished and not any(options.doubtful or not binding.doubtful for binding in left)
+    return finished and not any(options.doubtful or not binding.foreign_signature for binding in left)
 
 
 async def _finish(adoption: Adoption, vhost: str, dry_run: bool) -> bool:
@@ -103,9 +103,9 @@ async def _finish(adoption: Adoption, vhost: str, dry_run: bool) -> bool:
     return True
 
 
-async def _sign(adoption: Adoption, binding: Unadopted, options: argparse.Namespace) -> str | None:
+async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.Namespace) -> str | None:
     """Sign a binding; return why it was not signed."""
-    if binding.doubtful and not options.doubtful:
+    if binding.foreign_signature and not options.doubtful:
         return "left, since no version of oxproxy leaves it so (--doubtful signs it)"
     if options.dry_run:
         return "would be signed"

@@ -15,12 +15,12 @@ from urllib.parse import unquote, urlsplit
 from proxy.broker.connection import ControlConnection
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.checks import carrier_conflict, carrier_difference, internal_conflicts
-from proxy.broker.reconcile.executor import Declarer
-from proxy.broker.reconcile.observer import Presence
+from proxy.broker.reconcile.executor import Executor
+from proxy.broker.reconcile.observer import ObservedState
 from proxy.broker.settings import ControlSettings
 from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
-from proxy.net.tls_config import WantedTls
+from proxy.net.tls_config import SidecarTls
 from proxy.rules.lint.bindings import Evaluated, NamedDestination
 from proxy.rules.wire import owned_exchange
 from proxy.yamlfile.nodes import ConfigWarning
@@ -98,11 +98,11 @@ def ask_broker(
         raise _wrong(f"could not ask the broker: {error}") from error
 
 
-def _tls(address: str, configured: Iterable[Settings]) -> WantedTls:
+def _tls(address: str, configured: Iterable[Settings]) -> SidecarTls:
     """Return the TLS settings as if the configuration named this broker."""
     secured = (settings for settings in configured if settings.upstream.tls is not None)
     settings = next(secured, Settings(upstream=UpstreamSection(tls=UpstreamTls())))
-    wanted = WantedTls(replace(settings, upstream=replace(settings.upstream, management=address)))
+    wanted = SidecarTls(replace(settings, upstream=replace(settings.upstream, management=address)))
     try:
         if wanted.upstream is not None:
             wanted.contexts.of(wanted.upstream)
@@ -135,11 +135,11 @@ async def _ask(
 
 
 async def _reach(settings: ControlSettings) -> None:
-    inventory = ManagementApi(settings, settings.management or "")
+    management = ManagementApi(settings, settings.management or "")
     try:
-        await inventory.vhosts()
+        await management.vhosts()
     finally:
-        await inventory.close()
+        await management.close()
 
 
 async def _listed(
@@ -149,11 +149,11 @@ async def _listed(
     exchanges: Iterable[Evaluated],
     answer: BrokerAnswer,
 ) -> None:
-    inventory = ManagementApi(settings, settings.management or "")
+    management = ManagementApi(settings, settings.management or "")
     try:
-        queues, there = await inventory.queues(vhost), await inventory.exchanges(vhost)
+        queues, there = await management.queues(vhost), await management.exchanges(vhost)
     finally:
-        await inventory.close()
+        await management.close()
     known: dict[str, Container[bytes]] = {"queue": queues, "exchange": there}
     answer.add_missing(destination for destination in named if destination.name not in known[destination.kind])
     for exchange in exchanges:
@@ -177,7 +177,7 @@ async def _passively(
     connection = ControlConnection(settings, vhost)
     await connection.connect()
     try:
-        declarer = Declarer(connection, Presence(), settings.username)
+        declarer = Executor(connection, ObservedState(), settings.username)
         asked = {(destination.kind, destination.name): destination for destination in named}
         absent = await declarer.lacking(list(asked))
         answer.add_missing(asked[destination] for destination in absent)

@@ -7,12 +7,12 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from proxy.broker.cleanup import Removal
+from proxy.broker.cleanup import Cleanup
 from proxy.broker.settings import ControlSettings
 from proxy.cli.console import DONE, NO, print_line, read_settings
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
-from proxy.net.tls_config import WantedTls
+from proxy.net.tls_config import SidecarTls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     """
     control, management = control_settings(read_settings(options.config))
     try:
-        complete = asyncio.run(_clean_up(Removal(control, management), options.vhost, options.yes))
+        complete = asyncio.run(_clean_up(Cleanup(control, management), options.vhost, options.yes))
     except UpstreamError as error:
         raise ConfigErrors([ConfigError("upstream.management", 0, "", str(error))]) from error
     return DONE if complete else NO
@@ -46,7 +46,7 @@ def control_settings(settings: Settings) -> tuple[ControlSettings, str]:
     if upstream.management is None:
         message = "seen nothing, expected the management API: it alone lists what was made"
         raise ConfigErrors([ConfigError("configuration", 0, "upstream.management", message)])
-    tls = WantedTls(settings)
+    tls = SidecarTls(settings)
     tls.read({})()
     control = ControlSettings(
         hosts=tuple((address.host, address.port) for address in upstream.addresses),
@@ -59,7 +59,7 @@ def control_settings(settings: Settings) -> tuple[ControlSettings, str]:
     return control, upstream.management
 
 
-async def _clean_up(removal: Removal, vhosts: Sequence[str], removing: bool) -> bool:
+async def _clean_up(removal: Cleanup, vhosts: Sequence[str], removing: bool) -> bool:
     """Return whether nothing is left that had to be removed."""
     complete = True
     try:

@@ -1,14 +1,14 @@
-"""What do all sessions share? The way to RabbitMQ, virtual hosts, counters, limits, the audit log."""
+"""What all sessions share: the way to RabbitMQ, virtual hosts, counters, limits, the audit log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from proxy.net.heartbeats import Pacing
 from proxy.net.remote.pool import RemotePool
+from proxy.net.throttle import RegexPacing
 from proxy.net.upstream import Upstream
-from proxy.net.upstream_pool import Reuse
+from proxy.net.upstream_pool import UpstreamPool
 from proxy.net.vhosts import Vhosts
 from proxy.relay.connection_state import RelayLimits
 from proxy.relay.counters import Counters
@@ -75,5 +75,5 @@ class SessionContext:
     audit: AuditGate | None = None
     remotes: RemotePool | None = None
     allowances: UserRateLimits = field(default_factory=lambda: UserRateLimits(RateLimits()))
-    reuse: Reuse | None = None
-    pacing: Pacing = field(default_factory=Pacing)
+    reuse: UpstreamPool | None = None
+    pacing: RegexPacing = field(default_factory=RegexPacing)

@@ -1,8 +1,7 @@
-"""One socket: what has come, what goes out, who may be read. Nothing of AMQP.
+"""One socket of a session: bytes received, bytes to send, back-pressure. Nothing of AMQP.
 
-Back-pressure, as a rule: when a link can't be written, the other side's link is not read; below half it is again.
-
-Source: asyncio "Transports and Protocols", flow control.
+Back-pressure: while a link can't be written, the other side's link is not read; it is read again once less than the low
+water mark waits. Source: asyncio "Transports and Protocols", flow control.
 """
 
 from __future__ import annotations

@@ -1,35 +1,44 @@
-"""Where producers connect: listening sockets, the limits on connections, the sessions, and the drain at the end.
+"""Accepts producers: listening sockets, TLS handshakes, the limits on connections, and the drain at shutdown.
 
 A connection counts against the limits from the moment it is accepted, before TLS and before its first byte: otherwise
-peers that stay silent would use up the file descriptors that admin pages and control plane need.
+peers that stay silent would use up the file descriptors that admin pages and control plane need. For the same reason
+the number of connections is bounded by RLIMIT_NOFILE at startup.
 
-Draining is a state: stop accepting, let unsettled publishes settle until the deadline, Connection.Close 320 to every
-producer, then close what is left.
+A TLS handshake has a deadline and uses the context that is current when the connection arrives. A handshake that fails
+has no session; it is counted and logged here.
+
+Drain: stop accepting, wait for unsettled publishes until the deadline, send Connection.Close 320 to every producer,
+then abort what is left.
+
+Sources: asyncio "Event Loop", `connect_accepted_socket`; RFC 8446, 6.2 (alerts); getrlimit(2), RLIMIT_NOFILE.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from proxy.errors import ConfigError
 from proxy.net.context import SessionContext
 from proxy.net.link import peer_address
 from proxy.net.session import Session
 from proxy.net.tasks import Tasks
-from proxy.net.tls import Provider
-from proxy.net.tls_listener import TlsListener
+from proxy.net.tls import ContextProvider, words
+from proxy.relay.counters import ConnectionCounters
 
 _log = structlog.get_logger(__name__)
 #: How often a drain looks whether everything is settled.
 _LOOK_SECONDS = 0.05
 #: Producers beyond a limit that are told so at a time, within the handshake's deadline; more are closed without a word,
-#: so that a flood of them does not use up file descriptors (`descriptors.RESERVE` has room for these).
+#: so that a flood of them does not use up file descriptors (`RESERVED_DESCRIPTORS` has room for these).
 TOLD_AT_ONCE = 64
 _BACKLOG = 1024
 #: Connections accepted before the event loop does something else.
@@ -38,6 +47,11 @@ _ACCEPTED_AT_ONCE = 64
 _BREATH_SECONDS = 1.0
 #: What says that a host has no address of a family.
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+#: A producer's own socket and the one to the broker.
+DESCRIPTORS_PER_PRODUCER = 2
+#: For everything else: 64 producers that are told why they can't come in (`TOLD_AT_ONCE`), 64 connections to
+#: the admin address (`admin.MOST_CONNECTIONS`), and 128 for listeners, control plane, audit log and remote brokers.
+RESERVED_DESCRIPTORS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +86,137 @@ class ListenError(OSError):
         self.index = index
 
 
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """File descriptors of this process.
+
+    Args:
+        limit: descriptors that this process may have open.
+        wanted: descriptors that the permitted connections need.
+        connections: producers that can be let in.
+    """
+
+    limit: int
+    wanted: int
+    connections: int
+
+    @property
+    def enough(self) -> bool:
+        """Whether every permitted connection can be let in."""
+        return self.limit >= self.wanted
+
+
+def raise_descriptor_limit(connections: int, kept: int = 0) -> Descriptors:
+    """Raise this process's limit as far as needed and permitted.
+
+    Args:
+        connections: producers that may come at a time.
+        kept: upstream connections that may wait for another producer.
+    """
+    reserve = RESERVED_DESCRIPTORS + kept
+    wanted = DESCRIPTORS_PER_PRODUCER * connections + reserve
+    soft, hard = (wanted if limit == resource.RLIM_INFINITY else limit for limit in _descriptor_limits())
+    limit = max(soft, min(wanted, hard))
+    if limit > soft:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, _descriptor_limits()[1]))
+        except (OSError, ValueError):  # a system that permits less than it says
+            limit = soft
+    return Descriptors(limit, wanted, max(1, min(connections, (limit - reserve) // DESCRIPTORS_PER_PRODUCER)))
+
+
+def admitted_connections(connections: int, kept: int = 0, asked: bool = True) -> int:
+    """Say how many producers can be let in at a time, and log where they are fewer than permitted.
+
+    Args:
+        connections: how many are permitted.
+        kept: upstream connections that may wait for another producer.
+        asked: whether the operator asked for so many; fewer than the default are no reason to warn.
+    """
+    found = raise_descriptor_limit(connections, kept)
+    if not found.enough:
+        log = _log.warning if asked else _log.info
+        log(
+            "too few file descriptors for limits.connections: fewer producers are let in",
+            descriptors=found.limit,
+            needed=found.wanted,
+            permitted=connections,
+            admitted=found.connections,
+        )
+    return found.connections
+
+
+def _descriptor_limits() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+class TlsListener:
+    """TLS of one address where producers connect.
+
+    Args:
+        context: gives the context for a new connection.
+        counters: of producers' connections.
+        handshake_seconds: for each handshake.
+        close_seconds: for the peer's answer to our close.
+    """
+
+    def __init__(
+        self,
+        context: ContextProvider,
+        counters: ConnectionCounters,
+        handshake_seconds: float,
+        close_seconds: float,
+    ) -> None:
+        """Take what all handshakes share."""
+        self._context = context
+        self._counters = counters
+        self._handshake_seconds = handshake_seconds
+        self._close_seconds = close_seconds
+
+    async def handshake(self, connection: socket.socket, protocol: asyncio.Protocol, peer: str) -> None:
+        """Do the handshake and give the protocol its transport.
+
+        Args:
+            connection: accepted, not blocking; the caller closes it where this raises.
+            protocol: of the connection.
+            peer: its name in logs.
+
+        Raises:
+            OSError: it failed; that has been counted and logged.
+        """
+        try:
+            async with asyncio.timeout(self._handshake_seconds):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: protocol,
+                    connection,
+                    ssl=self._context(),
+                    ssl_handshake_timeout=self._handshake_seconds,
+                    ssl_shutdown_timeout=self._close_seconds,
+                )
+        except Exception as error:
+            if not self._told(error, peer):
+                raise
+            raise ConnectionAbortedError(str(error)) from error
+
+    def _told(self, error: BaseException, peer: str) -> bool:
+        """Count and log a handshake that failed; False for an error that is no peer's."""
+        if isinstance(error, (TimeoutError, ConnectionAbortedError)):  # the loop's own deadline gives the latter
+            result, reason = "timeout", f"no TLS handshake within {self._handshake_seconds:g} s"
+        elif isinstance(error, (ssl.SSLError, ConfigError)):
+            result, reason = "tls_error", words(error)
+        else:
+            return isinstance(error, OSError)  # a probe that connects and leaves is no event
+        self._counters.attempt(result)
+        _log.info("producer not connected", peer=peer, result=result, reason=reason)
+        return True
+
+
 class Listener:
     """The listening side.
 
     Args:
         addresses: (host, port) to listen on; port 0 picks a free one.
-        surroundings: what sessions share.
+        context: what sessions share.
         limits: see ListenerLimits.
         tls: of those addresses that are not plain TCP, what gives the context for a new connection.
     """
@@ -85,14 +224,14 @@ class Listener:
     def __init__(
         self,
         addresses: Sequence[tuple[str, int]],
-        surroundings: SessionContext,
+        context: SessionContext,
         limits: ListenerLimits,
-        tls: Mapping[tuple[str, int], Provider] | None = None,
+        tls: Mapping[tuple[str, int], ContextProvider] | None = None,
     ) -> None:
         """Start closed."""
         self._tls = tls or {}
         self._addresses = addresses
-        self._surroundings = surroundings
+        self._context = context
         self._limits = limits
         self._sockets: list[socket.socket] = []
         #: connections on their way to a session: plain ones for a moment, others for the time of their TLS handshake
@@ -125,9 +264,9 @@ class Listener:
     async def _listen(self, host: str, port: int) -> list[tuple[str, int]]:
         """Listen on each address of a host."""
         loop = asyncio.get_running_loop()
-        surroundings, context = self._surroundings, self._tls.get((host, port))
-        seconds = (surroundings.limits.handshake_seconds, surroundings.limits.close_seconds)
-        door = None if context is None else TlsListener(context, surroundings.counters.downstream, *seconds)
+        shared, tls = self._context, self._tls.get((host, port))
+        seconds = (shared.limits.handshake_seconds, shared.limits.close_seconds)
+        tls_listener = None if tls is None else TlsListener(tls, shared.counters.downstream, *seconds)
         infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         bound: list[tuple[str, int]] = []
         absent: OSError | None = None
@@ -147,7 +286,7 @@ class Listener:
                 continue
             listening.setblocking(False)
             self._sockets.append(listening)
-            loop.add_reader(listening, self._accept, listening, door)
+            loop.add_reader(listening, self._accept, listening, tls_listener)
             bound.append(listening.getsockname()[:2])
         if absent is not None and not bound:
             raise absent
@@ -168,7 +307,7 @@ class Listener:
         for session in self._sessions:
             session.audit_full(full)
 
-    def _accept(self, listening: socket.socket, door: TlsListener | None) -> None:
+    def _accept(self, listening: socket.socket, tls_listener: TlsListener | None) -> None:
         """Accept what has come; the rest comes in the next turn of the event loop."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
@@ -179,36 +318,38 @@ class Listener:
                 _log.warning("no connection can be accepted", error=error.strerror or str(error), repeat="accept")
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
-                loop.call_later(_BREATH_SECONDS, self._accept_again, listening, door)
+                loop.call_later(_BREATH_SECONDS, self._accept_again, listening, tls_listener)
                 return
             connection.setblocking(False)
-            self._receive(connection, *peer_address(address), door)
+            self._receive(connection, *peer_address(address), tls_listener)
 
-    def _accept_again(self, listening: socket.socket, door: TlsListener | None) -> None:
+    def _accept_again(self, listening: socket.socket, tls_listener: TlsListener | None) -> None:
         if not self.draining:
-            asyncio.get_running_loop().add_reader(listening, self._accept, listening, door)
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening, tls_listener)
 
-    def _receive(self, connection: socket.socket, host: str, name: str, door: TlsListener | None) -> None:
+    def _receive(self, connection: socket.socket, host: str, name: str, tls_listener: TlsListener | None) -> None:
         """Give a connection its session, or close it."""
         refusal = self._refusal(host, name)
         if refusal == "":
-            self._surroundings.counters.downstream.attempt("refused")
+            self._context.counters.downstream.attempt("refused")
             connection.close()
             return
-        session = Session(self._surroundings, self._ended, refusal)
+        session = Session(self._context, self._ended, refusal)
         self._sessions.add(session)
         if refusal is None:
             self._admitted[session] = host
             self._hosts[host] += 1
-        self._tasks.start(self._join(connection, session, name, door), "accept")
+        self._tasks.start(self._join(connection, session, name, tls_listener), "accept")
 
-    async def _join(self, connection: socket.socket, session: Session, name: str, door: TlsListener | None) -> None:
+    async def _join(
+        self, connection: socket.socket, session: Session, name: str, tls_listener: TlsListener | None
+    ) -> None:
         """Join a connection to its session, after the TLS handshake where there is one."""
         protocol = session.producer
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if door is not None:
-                await door.shake_hands(connection, protocol, name)
+            if tls_listener is not None:
+                await tls_listener.handshake(connection, protocol, name)
             else:
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
         except BaseException as error:
@@ -229,7 +370,7 @@ class Listener:
             text = f"connections from {host}"
         else:
             return None
-        self._surroundings.counters.limits.rejected_connections[reason] += 1
+        self._context.counters.limits.rejected_connections[reason] += 1
         _log.warning("too many connections", limit=limit, reason=reason, peer=name, repeat=reason)
         if len(self._sessions) - len(self._admitted) >= TOLD_AT_ONCE:
             return ""
@@ -260,8 +401,8 @@ class Listener:
         self.draining = True
         self._close_sockets()
         await self._tasks.ended()
-        if self._surroundings.reuse is not None:
-            await self._surroundings.reuse.stop()
+        if self._context.reuse is not None:
+            await self._context.reuse.stop()
 
     async def drain(self) -> None:
         """Stop accepting, let publishes settle, close every producer with 320, close the sockets.
@@ -274,8 +415,8 @@ class Listener:
         while self._settling():
             if loop.time() >= end:
                 _log.warning("publishes not settled in time", seconds=self._limits.settle_seconds)
-                if self._surroundings.remotes is not None:
-                    self._surroundings.remotes.give_up()
+                if self._context.remotes is not None:
+                    self._context.remotes.give_up()
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         for session in tuple(self._sessions):

@@ -1,9 +1,7 @@
-"""How do a producer's socket and one to RabbitMQ become an open connection? The handshake, with sockets and time.
+"""The AMQP handshake of a producer connection and its upstream connection, with sockets and deadlines.
 
-Decides nothing about AMQP: `amqp.handshake` gets the bytes and says what to send. Ends when the session takes over, or
-when the producer has been told why not.
-
-Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 2.2.4.
+`relay.handshake` is given the bytes and decides what to send. Ends when the session takes over, or when the producer
+has been told why it is refused. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 2.2.4.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ class Opening:
     """The time of a session before it is open.
 
     Args:
-        surroundings: what all sessions share.
+        context: what all sessions share.
         producer: the producer's side, connected.
         upstream: the broker's side, not connected yet.
         tasks: ends with the session.
@@ -43,7 +41,7 @@ class Opening:
 
     def __init__(
         self,
-        surroundings: SessionContext,
+        context: SessionContext,
         producer: Link,
         upstream: Link,
         tasks: Tasks,
@@ -52,22 +50,22 @@ class Opening:
         refusal: str | None = None,
     ) -> None:
         """Wait for the producer's first byte, until the deadline."""
-        self._shared = surroundings
+        self._shared = context
         self._producer = producer
         self._upstream = upstream
         self._tasks = tasks
         self._opened = opened
         self._log = log
         self._refusal = refusal
-        limits = surroundings.limits
+        limits = context.limits
         self._handshake = Handshake(
-            producer.peer_name, surroundings.version, HandshakeLimits(limits.frame_max, channel_max=limits.channels)
+            producer.peer_name, context.version, HandshakeLimits(limits.frame_max, channel_max=limits.channels)
         )
         self._loop = asyncio.get_running_loop()
         left = producer.begun + limits.handshake_seconds - monotonic()  # TLS has taken some of it
         self._deadline = self._loop.call_later(max(left, 0.0), self._timeout)
-        reuse = surroundings.reuse if refusal is None else None
-        self._stand_in = reuse.stand_in() if reuse is not None else None
+        reuse = context.reuse if refusal is None else None
+        self._negotiation = reuse.negotiation() if reuse is not None else None
         self._connecting = False
         self._adopting = False
         #: how it failed, where the handshake itself can't tell
@@ -80,15 +78,15 @@ class Opening:
 
     def from_upstream(self, data: bytes) -> None:
         """Take bytes of the broker."""
-        news = data if self._stand_in is None else self._stand_in.receive_from_upstream(data)
+        news = data if self._negotiation is None else self._negotiation.receive_from_upstream(data)
         self._handshake.receive_from_upstream(news)
         self._go_on()
 
     @property
     def lease(self) -> Lease | None:
         """What was said when the upstream connection was opened, if it may be kept for another producer."""
-        stand_in = self._stand_in
-        return stand_in.lease if stand_in is not None and stand_in.lease.open_ok else None
+        negotiation = self._negotiation
+        return negotiation.lease if negotiation is not None and negotiation.lease.open_ok else None
 
     def connected(self) -> None:
         """The broker's side has its socket."""
@@ -181,23 +179,23 @@ class Opening:
         for link in (self._producer, self._upstream):
             link.pause("adopting", paused)
 
-    def _consult(self, stand_in: LeaseNegotiation) -> None:
+    def _consult(self, negotiation: LeaseNegotiation) -> None:
         """Let the stand-in answer what it can in the broker's place."""
         handshake, reuse = self._handshake, self._shared.reuse
         while handshake.to_upstream:
-            answer = stand_in.take(handshake.to_upstream)
-            if stand_in.taken is not None and reuse is not None and not self._connecting:
+            answer = negotiation.take(handshake.to_upstream)
+            if negotiation.taken is not None and reuse is not None and not self._connecting:
                 self._connecting = True
-                reuse.hand_over(stand_in.taken, self._upstream)
+                reuse.lease_to(negotiation.taken, self._upstream)
             handshake.receive_from_upstream(answer)
 
     def _send(self) -> bool:
         """Send what the handshake has for either side; say whether it needs the broker."""
-        handshake, stand_in = self._handshake, self._stand_in
+        handshake, negotiation = self._handshake, self._negotiation
         source: Handshake | LeaseNegotiation = handshake
-        if stand_in is not None:
-            self._consult(stand_in)
-            source = stand_in
+        if negotiation is not None:
+            self._consult(negotiation)
+            source = negotiation
         if source.to_upstream and self._upstream.connected:
             self._upstream.send(source.to_upstream)
         if handshake.to_producer:

@@ -1,9 +1,7 @@
-"""One producer connection and the upstream connection it leases: sockets, heartbeats, back-pressure, ends.
+"""One producer connection and the upstream connection it leases: sockets, heartbeats, back-pressure, close.
 
-Decides nothing about AMQP: while it opens, `opening` has the bytes; then `amqp.relay` gets them and says what to send
-and when to end.
-
-Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 4.2.7.
+During the handshake `opening` handles the bytes; afterwards `relay.relay` is given them and decides what to send and
+when to end. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7.
 """
 
 from __future__ import annotations
@@ -18,11 +16,12 @@ import structlog
 
 from proxy.errors import UpstreamError
 from proxy.net.context import SessionContext
-from proxy.net.heartbeats import Heartbeats, Throttle
+from proxy.net.heartbeats import Heartbeats
 from proxy.net.link import AHEAD_MESSAGES, Link
 from proxy.net.opening import Opening
-from proxy.net.remote.pool import Port
+from proxy.net.remote.pool import ProducerRemotes
 from proxy.net.tasks import Tasks
+from proxy.net.throttle import Throttle
 from proxy.net.vhosts import ControlPlane
 from proxy.relay.connection_state import BindDestinations, EnsureQueue, PermissionCheck, Phase, Request
 from proxy.relay.handshake.machine import Handshake
@@ -35,19 +34,19 @@ class Session:
     """One producer connection.
 
     Args:
-        surroundings: what all sessions share.
+        context: what all sessions share.
         ended: called once when both sockets are gone.
         refusal: why the producer can't come in, if it can't: what it is told after its handshake.
     """
 
     def __init__(
         self,
-        surroundings: SessionContext,
+        context: SessionContext,
         ended: Callable[[Session], None],
         refusal: str | None = None,
     ) -> None:
         """Start with a producer that has not said anything."""
-        self._shared = surroundings
+        self._shared = context
         self._refusal = refusal
         self._ended = ended
         self._loop = asyncio.get_running_loop()
@@ -57,15 +56,15 @@ class Session:
         self._opening: Opening | None = None
         self.relay: Relay | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        idle = surroundings.limits.idle_seconds
-        self._beats = Heartbeats(self.producer, self._upstream, idle, self._flush, self._idle)
+        idle = context.limits.idle_seconds
+        self._heartbeats = Heartbeats(self.producer, self._upstream, idle, self._flush, self._idle)
         self._throttle: Throttle | None = None
         #: ends the rest of a producer that has spent a regex budget
         self._resting: asyncio.TimerHandle | None = None
         #: names the connection in audit records
         self.id, self._user = token_hex(6), ""
         self._over = self._held_full = self._woken = False
-        self._remotes: Port | None = None
+        self._remotes: ProducerRemotes | None = None
         self._keep: Callable[[], None] | None = None
         self._log = _log
 
@@ -101,7 +100,7 @@ class Session:
             self._remotes = self._shared.remotes.port(handshake.vhost, partial(self._pause_producer, "remote is slow"))
             relay.linked(self._remotes, self._wake)
         self._user = handshake.user
-        vhosts.speakers.enter(handshake.vhost, handshake.user, self)
+        vhosts.client_connections.enter(handshake.vhost, handshake.user, self)
         plans.state.clear_refusals(client=handshake.user)
         counters = self._shared.counters
         for side in (counters.downstream, counters.upstream):
@@ -110,7 +109,7 @@ class Session:
         self._log = self._log.bind(vhost=handshake.vhost, user=handshake.user, name=handshake.client_name)
         self._log.info("producer connected")
         now = monotonic()
-        self._beats.start(relay, tuning, now, self._log)
+        self._heartbeats.start(relay, tuning, now, self._log)
         if self._shared.allowances:
             pause, flush = partial(self._pause_producer, "throttled"), lambda: self._flush(relay, monotonic())
             allowance = self._shared.allowances.enter(handshake.user, now)
@@ -161,8 +160,8 @@ class Session:
     def _from_producer(self, data: bytes) -> None:
         relay = self.relay
         now = monotonic()
-        beats = self._beats
-        beats.heard_producer = now
+        beats = self._heartbeats
+        beats.read_producer_at = now
         if relay is not None:
             if beats.watches_idle:
                 beats.saw(data, now)
@@ -199,8 +198,8 @@ class Session:
     def _from_upstream(self, data: bytes) -> None:
         relay = self.relay
         now = monotonic()
-        beats = self._beats
-        beats.heard_upstream = now
+        beats = self._heartbeats
+        beats.read_upstream_at = now
         if relay is not None:
             if beats.watches_idle:
                 beats.saw(data, now)
@@ -214,10 +213,10 @@ class Session:
     def _flush(self, relay: Relay, now: float) -> None:
         """Send what the relay has for either side, start what it asks for, end what it has ended."""
         if relay.to_upstream:
-            self._beats.sent_upstream = now
+            self._heartbeats.wrote_upstream_at = now
             self._upstream.send(relay.to_upstream)
         if relay.to_producer:
-            self._beats.sent_producer = now
+            self._heartbeats.wrote_producer_at = now
             self.producer.send(relay.to_producer)
         if relay.requests:
             requests = tuple(relay.requests)
@@ -290,7 +289,7 @@ class Session:
                 self._flush(relay, monotonic())
 
     async def _bind(self, control: ControlPlane, vhost: str, request: BindDestinations) -> None:
-        await self._shared.vhosts.speakers.ask(vhost, request.asked)
+        await self._shared.vhosts.client_connections.ask(vhost, request.asked)
         reached = [one for one in request.asked if one.destination in one.reach.allowed]
         for name in {one.owned.name for one in reached}:
             control.changed(vhost, name)
@@ -385,7 +384,7 @@ class Session:
             return
         self._over = True
         self._cancel_deadline()
-        self._beats.stop()
+        self._heartbeats.stop()
         self._end_rest()
         if self._throttle is not None:
             self._throttle.end()
@@ -398,7 +397,7 @@ class Session:
             relay.ended()
             if self._remotes is not None:
                 self._remotes.close()
-            self._shared.vhosts.speakers.leave(relay.vhost, self._user, self)
+            self._shared.vhosts.client_connections.leave(relay.vhost, self._user, self)
             counters.downstream.open -= 1
             counters.upstream.open -= 1
             fault = relay.fault

@@ -1,6 +1,6 @@
-"""Which tasks are under way? A place that keeps a reference to each, logs its failure and ends it.
+"""A set of running tasks: holds a reference to each, logs its failure and cancels it at the end.
 
-Source: asyncio "Coroutines and Tasks": the loop itself keeps weak references only.
+Source: asyncio "Coroutines and Tasks": the event loop itself keeps weak references only.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""What does TLS need on either side, and which files is it made of? The one place that makes contexts.
+"""TLS contexts for producers and brokers, and the files they are made of. The only place that creates contexts.
 
-Contexts are made of files when the sidecar starts, and again when it is told to read its files; connections that stand
-keep theirs. Knows no sockets. Never shows a key, nor what is in a file.
+Contexts are created when the sidecar starts and again at a reload; established connections keep theirs. Neither a key
+nor the content of a file is ever shown.
 
-Source: RFC 5246, RFC 8446; RabbitMQ "TLS Support"; Python's `ssl`.
+The end of validity of our own certificates is read from their PEM text, since Python's `ssl` gives that of peers only.
+The parser sees only certificates that OpenSSL has accepted, so it checks nothing but what it reads.
 
-When does a certificate end? Read from its PEM text, since Python's `ssl` tells that of peers only.
-
-Knows neither files nor TLS. It looks at certificates that OpenSSL has taken, so it checks nothing but what it reads.
-
-Source: RFC 5280, 4.1 (certificate) and 4.1.2.5 (validity); X.690, 8.1 (DER).
+Sources: RFC 5246, RFC 8446; RabbitMQ "TLS Support"; Python's `ssl`; RFC 5280, 4.1 and 4.1.2.5; X.690, 8.1 (DER).
 """
 
 from __future__ import annotations
@@ -78,7 +75,7 @@ def _der_content(der: bytes, at: int) -> tuple[int, int]:
 
 
 #: Gives the context for the connection that is made now.
-Provider: TypeAlias = Callable[[], ssl.SSLContext]
+ContextProvider: TypeAlias = Callable[[], ssl.SSLContext]
 
 _OLDEST = ssl.TLSVersion.TLSv1_2
 #: OpenSSL's codes for a chain that leads to nobody who is trusted.
@@ -167,7 +164,7 @@ class ClientTls:
         return words(error)
 
 
-class Contexts:
+class TlsContexts:
     """The contexts in use, one for each way of TLS, replaced all at once."""
 
     def __init__(self) -> None:

@@ -1,12 +1,9 @@
-"""Which ways of TLS do configuration and rules ask for? Settings in, what `net.tls` and the control plane take out.
+"""TLS as configuration and rules ask for it, and checks of the files that they name.
 
-Source: the interface of the configuration; RabbitMQ "TLS Support", "Management Plugin" (TLS).
-
-Which key names a file that TLS can't use? What is wrong with files, said at the line that names them.
-
-It makes contexts to find out, and throws them away. Never shows what is in a file.
-
-Source: the interface of configuration and rules files.
+`SidecarTls` translates settings into what `net.tls` and the control plane take. `check_settings` and `broker_tls`
+create contexts to find files that can't be used, report them at the line that names them, and discard the contexts.
+The content of a file is never shown. Sources: the interface of the configuration and of rules files; RabbitMQ "TLS
+Support", "Management Plugin" (TLS).
 """
 
 from __future__ import annotations
@@ -22,12 +19,12 @@ from proxy.config.settings import Settings
 from proxy.errors import ConfigError
 from proxy.net.remote.endpoints import RemoteBroker
 from proxy.net.remote.pool import RemotePool
-from proxy.net.tls import ClientTls, Contexts, Provider, ServerTls
+from proxy.net.tls import ClientTls, ContextProvider, ServerTls, TlsContexts
 from proxy.rules.ruleset import BrokerRule
 from proxy.yamlfile.nodes import Faults, Place, join
 
 
-class WantedTls:
+class SidecarTls:
     """TLS of one sidecar: what it is made of, and its contexts in use.
 
     Args:
@@ -36,7 +33,7 @@ class WantedTls:
 
     def __init__(self, settings: Settings) -> None:
         """Look at the settings; no file is read yet."""
-        self.contexts = Contexts()
+        self.contexts = TlsContexts()
         self._management = settings.upstream.management
         self._addresses = settings.upstream.addresses
         #: what each section of the configuration asks for, by its dotted path
@@ -65,7 +62,7 @@ class WantedTls:
         self._remote: list[ClientTls] = []
 
     def read(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
-        """Read all files, those of brokers that the rules name as well; see `Contexts.read`.
+        """Read all files, those of brokers that the rules name as well; see `TlsContexts.read`.
 
         Args:
             brokers: by virtual host and name.
@@ -99,7 +96,7 @@ class WantedTls:
         """List the files that the configuration names, and those of brokers that the rules in force name."""
         return sorted({path for tls in (*self.sections.values(), *self._remote) for path in files_of(tls)})
 
-    def providers(self) -> dict[tuple[str, int], Provider]:
+    def providers(self) -> dict[tuple[str, int], ContextProvider]:
         """Give what makes contexts for producers, by (host, port) of the listener."""
         return {address: partial(self.contexts.of, tls) for address, tls in self.listeners.items()}
 
@@ -141,7 +138,7 @@ def check_settings(settings: Settings, faults: Faults) -> None:
         settings: the configuration.
         faults: takes the findings; a file that only the serving machine may read is a warning.
     """
-    for path, tls in WantedTls(settings).sections.items():
+    for path, tls in SidecarTls(settings).sections.items():
         if all(os.path.isfile(file) for file in files_of(tls)):
             above = settings.places.get(path, Place("configuration", 0))
             _check(tls, path, settings.places, above, faults, required=False)

@@ -1,4 +1,4 @@
-"""How is RabbitMQ reached? Addresses in turn, names resolved at each connect, TLS where asked for, one deadline."""
+"""Connects to RabbitMQ: addresses in turn, names resolved at each connect, TLS where configured, one deadline each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import ConfigError, UpstreamError, UpstreamFailure
-from proxy.net.tls import ClientTls, Contexts
+from proxy.net.tls import ClientTls, TlsContexts
 
 #: A close over TLS waits so long for what is still to be sent and for the peer's answer; sessions end it sooner.
 LONGEST_CLOSE_SECONDS = 3600.0
@@ -29,7 +29,7 @@ class Upstream:
     addresses: Sequence[tuple[str, int]]
     connect_seconds: float = 5.0
     tls: ClientTls | None = None
-    contexts: Contexts | None = None
+    contexts: TlsContexts | None = None
 
     async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
         """Connect the first address that answers.

@@ -1,10 +1,10 @@
-"""Which upstream connections wait for another producer, and for how long?
+"""Upstream connections that wait for the next producer.
 
-A producer that left its connection as it was at the beginning leaves it here; the next one with the same login,
-virtual host and limits gets it (`amqp.stand_in` says which). Meanwhile it answers heartbeats; whatever else the broker
-says on it, it is dropped without a word. Off unless configured.
+A producer that left its connection in its initial state returns it here; the next one with the same login, virtual host
+and limits leases it (`relay.handshake.lease` decides which). Meanwhile heartbeats are exchanged; anything else from the
+broker makes the connection unusable, and it is closed silently. Off unless configured.
 
-Source: AMQP 0-9-1 spec, 4.2.7; architecture, "One in, one out".
+Sources: AMQP 0-9-1 spec, 4.2.7; architecture, "One publish in, one publish out".
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 #: Connections kept at a time; the one that waits longest makes room. Each is a socket here, some 100 kB at the broker.
 MOST_KEPT = 256
 #: Seconds for the broker's answer to our goodbye.
-_GOODBYE_SECONDS = 5.0
+_CLOSE_OK_SECONDS = 5.0
 #: What a Connection.Close begins with, behind the frame's length.
 _CLOSE = b"\x00\x0a\x00\x32"
 
 
-class Reuse:
+class UpstreamPool:
     """All connections that wait.
 
     Args:
@@ -46,7 +46,7 @@ class Reuse:
         self._gone = asyncio.Event()
         self._stopped = False
 
-    def stand_in(self) -> LeaseNegotiation:
+    def negotiation(self) -> LeaseNegotiation:
         """Give what speaks for the broker in one handshake."""
         return LeaseNegotiation(self._leases, self._key)
 
@@ -54,7 +54,7 @@ class Reuse:
         """Those that can be had, the youngest first: it will live longest."""
         return (lease for lease in reversed(self._kept) if self._kept[lease].quiet)
 
-    def hand_over(self, lease: Lease, link: Link) -> None:
+    def lease_to(self, lease: Lease, link: Link) -> None:
         """Give a connection that waits to the next producer.
 
         Args:
@@ -81,7 +81,7 @@ class Reuse:
             return
         kept = _Kept(transport, heartbeat_seconds, self._drop)
         if self._stopped or transport.get_write_buffer_size():
-            self._say_goodbye(kept)
+            self._close_connection(kept)
             return
         if len(self._kept) >= MOST_KEPT:
             self._drop(next(iter(self._kept.values())))
@@ -104,10 +104,10 @@ class Reuse:
             if one is kept:
                 del self._kept[lease]
                 self._counters.kept_connections -= 1
-                self._say_goodbye(kept)
+                self._close_connection(kept)
                 break
 
-    def _say_goodbye(self, kept: _Kept) -> None:
+    def _close_connection(self, kept: _Kept) -> None:
         self._leaving.add(kept)
         kept.leave(self._left)
 
@@ -167,7 +167,7 @@ class _Kept(asyncio.Protocol):
             self.transport.close()
         else:
             self.transport.write(connection_close(200, b"Goodbye", 0, 0))
-        self._timers.append(self._loop.call_later(_GOODBYE_SECONDS, self.transport.abort))
+        self._timers.append(self._loop.call_later(_CLOSE_OK_SECONDS, self.transport.abort))
 
     def _beat(self) -> None:
         if monotonic() - self._heard > 2 * self._heartbeat:

@@ -1,9 +1,9 @@
-"""What does a session need to know of its virtual host? Plans and the control plane, also where no rules name it.
+"""What sessions need of their virtual host: plans, the control plane, and clients that can be asked for permissions.
 
-On whose connection can a client be asked what it may bind?
+Virtual hosts that no rules name have plans as well, made when the first producer logs in.
 
-What a client's bindings choose must be within that client's reach, which only a connection of the client can tell. Any
-of them will do: the producer whose message chose it is often somebody else.
+What a client's bindings choose must be within that client's permissions, which only one of its own connections can
+test. Any of them will do: the producer whose message chose the destination often belongs to another client.
 
 Source: delivery notes, "Tokens and bindings".
 """
@@ -40,16 +40,16 @@ class ClientConnections:
         """Know none."""
         self._open: dict[tuple[str, str], list[ClientConnection]] = {}
 
-    def enter(self, vhost: str, user: str, speaker: ClientConnection) -> None:
+    def enter(self, vhost: str, user: str, connection: ClientConnection) -> None:
         """A connection is open."""
-        self._open.setdefault((vhost, user), []).append(speaker)
+        self._open.setdefault((vhost, user), []).append(connection)
 
-    def leave(self, vhost: str, user: str, speaker: ClientConnection) -> None:
+    def leave(self, vhost: str, user: str, connection: ClientConnection) -> None:
         """A connection is open no more."""
-        speakers = self._open.get((vhost, user), [])
-        if speaker in speakers:
-            speakers.remove(speaker)
-        if not speakers:
+        client_connections = self._open.get((vhost, user), [])
+        if connection in client_connections:
+            client_connections.remove(connection)
+        if not client_connections:
             self._open.pop((vhost, user), None)
 
     def present(self, vhost: str) -> bool:
@@ -60,11 +60,11 @@ class ClientConnections:
         """Ask clients what they may bind; what nobody can be asked about is refused until the client is there again."""
         waiting = []
         for each in asked:
-            speakers = self._open.get((vhost, each.reach.client))
-            if speakers:
+            client_connections = self._open.get((vhost, each.reach.client))
+            if client_connections:
                 known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 waiting.append(known)
-                speakers[-1].ask(each, _once(known))
+                client_connections[-1].ask(each, _once(known))
             else:
                 each.reach.refused[each.destination] = f"{each.reach.client} is not connected"
         if waiting:
@@ -130,7 +130,7 @@ class Vhosts:
         journal: the audit log, if there is one.
     """
 
-    __slots__ = ("_control", "_counters", "_journal", "_plans", "_rules", "_sources", "_watcher", "speakers")
+    __slots__ = ("_control", "_counters", "_journal", "_plans", "_rules", "_sources", "_watcher", "client_connections")
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Vhosts:
         self._watcher: Tap | None = None
         self._plans = {state.name: self._make(state) for state in states}
         #: connections on which clients can be asked what they may bind
-        self.speakers = ClientConnections()
+        self.client_connections = ClientConnections()
 
     def plans(self, vhost: str) -> Plans:
         """Give the plans of a virtual host that a producer has logged in to (so their number is the broker's)."""
@@ -163,7 +163,7 @@ class Vhosts:
 
     def in_use(self, vhost: str) -> bool:
         """Whether some client is logged in to a virtual host."""
-        return self.speakers.present(vhost)
+        return self.client_connections.present(vhost)
 
     def forget(self, vhost: str) -> None:
         """A virtual host is gone: the next producer that logs in to one of that name finds a new one."""

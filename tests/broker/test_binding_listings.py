@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker.declared.store import BindingListings, Store
+from proxy.broker.declared.store import BindingListings, DeclarationStore
 from proxy.broker.management_api import BindingInfo
 from proxy.relay.declare.storage import STORAGE, pack
 from proxy.relay.vhost import OwnedExchange, StoredBinding
@@ -30,7 +30,7 @@ def ox(known: State) -> OwnedExchange:
 
 @pytest.fixture
 def listings(known: State, ox: OwnedExchange) -> BindingListings:
-    return Store(known).listings
+    return DeclarationStore(known).listings
 
 
 def row(binding: StoredBinding) -> BindingInfo:
@@ -231,7 +231,7 @@ async def test_only_new_rows_are_decoded(
 
 async def test_a_binding_that_the_file_has_is_the_files() -> None:
     known = state("/", {"ox": queues("a")})
-    listings, ox = Store(known).listings, known.exchanges[b"ox"]
+    listings, ox = DeclarationStore(known).listings, known.exchanges[b"ox"]
     await take(listings, ox, A, B)
     assert there(ox) == [b"b"]
     await take(listings, ox)

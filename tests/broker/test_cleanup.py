@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.broker.cleanup import Removal
+from proxy.broker.cleanup import Cleanup
 from proxy.relay.tokens import token
 from proxy.values import RESERVED_PREFIX
 from tests.broker.world import Outside, settings
@@ -12,8 +12,8 @@ from tests.rabbitmq import Broker
 
 
 @pytest.fixture
-async def removal(broker: Broker) -> AsyncIterator[Removal]:
-    made = Removal(settings(broker), broker.management)
+async def removal(broker: Broker) -> AsyncIterator[Cleanup]:
+    made = Cleanup(settings(broker), broker.management)
     yield made
     await made.close()
 
@@ -30,21 +30,21 @@ def outside(broker: Broker, vhost: str) -> Outside:
 
 
 async def test_marked_exchanges_and_what_is_bound_under_the_reserved_prefix_are_ours(
-    removal: Removal, outside: Outside
+    removal: Cleanup, outside: Outside
 ) -> None:
     (leftover,) = await removal.leftovers([outside.vhost])
     assert (leftover.exchange, len(leftover.bindings), leftover.foreign) == (b"ours", 2, ())
     assert str(leftover) == f"vhost {outside.vhost}: exchange ours: 1 tokens, 1 stored bindings"
 
 
-async def test_an_exchange_goes_with_its_bindings_and_may_be_gone_already(removal: Removal, outside: Outside) -> None:
+async def test_an_exchange_goes_with_its_bindings_and_may_be_gone_already(removal: Cleanup, outside: Outside) -> None:
     (leftover,) = await removal.leftovers([outside.vhost])
     assert await removal.remove(leftover)
     assert await removal.leftovers([outside.vhost]) == []
     assert await removal.remove(leftover)
 
 
-async def test_bindings_of_others_keep_their_exchange(removal: Removal, outside: Outside) -> None:
+async def test_bindings_of_others_keep_their_exchange(removal: Cleanup, outside: Outside) -> None:
     outside.bind("ours", "q", "theirs")
     (leftover,) = await removal.leftovers([outside.vhost])
     assert not await removal.remove(leftover)

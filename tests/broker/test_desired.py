@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.broker.reconcile.desired import Naming, needs_of
+from proxy.broker.reconcile.desired import TokenRights, desired_state
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
@@ -14,55 +14,55 @@ from tests.broker.world import exchanges, owned, queues, router
 
 def test_a_carried_exchange_needs_a_token_for_each_destination() -> None:
     documents = owned("documents")
-    needs = needs_of({b"documents": documents}, router({"documents": queues("a") | exchanges("x")}))
-    assert needs.carriers == (documents,)
-    assert needs.of(documents) == queues("a") | exchanges("x")
-    assert needs.holders == {("queue", b"a"): (documents,), ("exchange", b"x"): (documents,)}
-    assert needs.existing == {}
+    desired = desired_state({b"documents": documents}, router({"documents": queues("a") | exchanges("x")}))
+    assert desired.carriers == (documents,)
+    assert desired.of(documents) == queues("a") | exchanges("x")
+    assert desired.holders == {("queue", b"a"): (documents,), ("exchange", b"x"): (documents,)}
+    assert desired.existing == {}
 
 
 def test_one_destination_of_two_exchanges_has_two_holders() -> None:
     first, second = owned("first"), owned("second")
     rules = router({"first": queues("a"), "second": queues("a")})
-    needs = needs_of({b"first": first, b"second": second}, rules)
-    assert set(needs.holders["queue", b"a"]) == {first, second}
+    desired = desired_state({b"first": first, b"second": second}, rules)
+    assert set(desired.holders["queue", b"a"]) == {first, second}
 
 
 def test_queue_delivery_needs_no_carrier_but_its_destinations() -> None:
     direct = owned("direct", Delivery.QUEUE, alternate=b"ae")
-    needs = needs_of({b"direct": direct}, router({"direct": queues("a") | exchanges("x")}))
-    assert needs.carriers == ()
-    assert needs.of(direct) == frozenset()
-    assert needs.existing == {
+    desired = desired_state({b"direct": direct}, router({"direct": queues("a") | exchanges("x")}))
+    assert desired.carriers == ()
+    assert desired.of(direct) == frozenset()
+    assert desired.existing == {
         ("queue", b"a"): "",
         ("exchange", b"x"): "",
         ("exchange", b"ae"): "alternate exchange of direct",
     }
-    assert needs.published == {b"x": b"direct", b"ae": b"direct"}
+    assert desired.published == {b"x": b"direct", b"ae": b"direct"}
 
 
 def test_the_alternate_exchange_of_a_carrier_must_exist_unless_it_is_evaluated_here() -> None:
     named = {"first": queues("a"), "second": queues("b")}
     known = {b"first": owned("first", alternate=b"second"), b"second": owned("second", alternate=b"elsewhere")}
-    needs = needs_of(known, router(named))
-    assert needs.existing == {("exchange", b"elsewhere"): "alternate exchange of second"}
+    desired = desired_state(known, router(named))
+    assert desired.existing == {("exchange", b"elsewhere"): "alternate exchange of second"}
 
 
 def test_passing_unmatched_messages_on_needs_the_brokers_own_exchange() -> None:
     taken = owned("legacy", carrier=b"legacy.oxproxy", unmatched_pass=True)
-    needs = needs_of({b"legacy": taken}, router({"legacy": queues("a")}))
-    assert ("exchange", b"legacy") in needs.existing
+    desired = desired_state({b"legacy": taken}, router({"legacy": queues("a")}))
+    assert ("exchange", b"legacy") in desired.existing
 
 
 def test_a_regex_route_anywhere_looks_at_all_queues() -> None:
-    assert needs_of({b"x": owned("x")}, router({"x": queues("a")}, regex=True)).regex
-    assert not needs_of({b"x": owned("x")}, router({"x": set()})).regex
+    assert desired_state({b"x": owned("x")}, router({"x": queues("a")}, regex=True)).regex
+    assert not desired_state({b"x": owned("x")}, router({"x": set()})).regex
 
 
 def test_names_knows_what_any_rule_names() -> None:
     known = {b"c": owned("c"), b"d": owned("d", Delivery.QUEUE)}
-    needs = needs_of(known, router({"c": queues("a"), "d": queues("b")}))
-    assert [needs.names(("queue", name)) for name in (b"a", b"b", b"c")] == [True, True, False]
+    desired = desired_state(known, router({"c": queues("a"), "d": queues("b")}))
+    assert [desired.names(("queue", name)) for name in (b"a", b"b", b"c")] == [True, True, False]
 
 
 # -- what gives a right to a token ----------------------------------------------------------------------------------
@@ -72,10 +72,10 @@ def routing_to(*names: str) -> Table:
     return ((b"x-addq-ontrue", Value("A", tuple(Value("S", name.encode()) for name in names))),)
 
 
-def learned(known: VhostState, own_routes: bool) -> Naming:
-    naming = Naming(own_routes)
-    naming.learn(known.exchanges, known.router)
-    return naming
+def learned(known: VhostState, own_routes: bool) -> TokenRights:
+    rights = TokenRights(own_routes)
+    rights.learn(known.exchanges, known.router)
+    return rights
 
 
 @pytest.fixture
@@ -92,30 +92,30 @@ def bind_clients(known: VhostState) -> None:
 
 
 def test_routes_of_clients_give_no_right_to_a_token_where_they_reach_only_their_own(known: VhostState) -> None:
-    naming = learned(known, own_routes=True)
+    rights = learned(known, own_routes=True)
     bind_clients(known)
-    naming.learn(known.exchanges, known.router)
-    needs = needs_of(known.exchanges, known.router, naming)
-    assert needs.tokens == {b"ruled": queues("file", "file route", "client"), b"ox": queues("own")}
+    rights.learn(known.exchanges, known.router)
+    desired = desired_state(known.exchanges, known.router, rights)
+    assert desired.tokens == {b"ruled": queues("file", "file route", "client"), b"ox": queues("own")}
     for queue, holders in {b"file route": [b"ruled"], b"client": [b"ruled"], b"own": [b"ox"], b"route": []}.items():
-        assert [one.name for one in naming.holders(known.exchanges, known.router, queue)] == holders
+        assert [one.name for one in rights.holders(known.exchanges, known.router, queue)] == holders
 
 
 def test_routes_of_clients_are_as_good_as_a_files_where_that_is_wanted(known: VhostState) -> None:
-    naming = learned(known, own_routes=False)
+    rights = learned(known, own_routes=False)
     bind_clients(known)
-    needs = needs_of(known.exchanges, known.router, naming)
-    assert needs.of(known.exchanges[b"ox"]) == queues("own", "route")
-    assert needs.of(known.exchanges[b"ruled"]) == queues("file", "file route", "client", "client route")
-    [holder] = naming.holders(known.exchanges, known.router, b"route")
+    desired = desired_state(known.exchanges, known.router, rights)
+    assert desired.of(known.exchanges[b"ox"]) == queues("own", "route")
+    assert desired.of(known.exchanges[b"ruled"]) == queues("file", "file route", "client", "client route")
+    [holder] = rights.holders(known.exchanges, known.router, b"route")
     assert holder.name == b"ox"
 
 
 def test_what_clients_declared_is_not_ours_to_declare(known: VhostState) -> None:
     bind_clients(known)
-    needs = needs_of(known.exchanges, known.router)
-    assert {one.name for one in needs.carriers} == {b"ruled", b"ox"}
-    assert [one.name for one in needs.made] == [b"ruled"]
+    desired = desired_state(known.exchanges, known.router)
+    assert {one.name for one in desired.carriers} == {b"ruled", b"ox"}
+    assert [one.name for one in desired.made] == [b"ruled"]
 
 
 @pytest.mark.parametrize("own_routes", [True, False])
@@ -124,10 +124,10 @@ def test_a_chain_of_exchanges_needs_the_tokens_of_its_end(own_routes: bool) -> N
     for name, goes_on in (("first", "second"), ("second", "third"), ("third", "first")):
         declare_here(known, name, stored(name, goes_on, kind="exchange"))
     known.add_binding(stored("third", "end"))
-    naming = learned(known, own_routes)
-    needs = needs_of(known.exchanges, known.router, naming)
-    assert all(needs.of(exchange) == queues("end") for exchange in known.exchanges.values())
-    holders = naming.holders(known.exchanges, known.router, b"end")
+    rights = learned(known, own_routes)
+    desired = desired_state(known.exchanges, known.router, rights)
+    assert all(desired.of(exchange) == queues("end") for exchange in known.exchanges.values())
+    holders = rights.holders(known.exchanges, known.router, b"end")
     assert [one.name for one in holders] == [b"first", b"second", b"third"]
 
 
@@ -135,22 +135,22 @@ def test_an_alternate_exchange_that_is_evaluated_here_goes_on_the_chain() -> Non
     known = VhostState("/", Router(()))
     declare_here(known, "first", arguments=((b"alternate-exchange", text("second")),))
     declare_here(known, "second", stored("second", "end"), arguments=((b"alternate-exchange", text("amq.fanout")),))
-    naming = learned(known, own_routes=True)
-    needs = needs_of(known.exchanges, known.router, naming)
-    assert needs.tokens == {b"first": queues("end") | exchanges("amq.fanout"), b"second": queues("end")}
+    rights = learned(known, own_routes=True)
+    desired = desired_state(known.exchanges, known.router, rights)
+    assert desired.tokens == {b"first": queues("end") | exchanges("amq.fanout"), b"second": queues("end")}
 
 
 def test_a_clients_route_to_another_exchange_is_no_way_to_its_queues() -> None:
     known = VhostState("/", Router(()))
     declare_here(known, "secret", stored("secret", "secrets"))
     declare_here(known, "ox", stored("ox", "own", ((b"x-adde-ontrue", text("secret")),)))
-    assert needs_of(known.exchanges, known.router, learned(known, own_routes=True)).tokens[b"ox"] == queues("own")
-    assert needs_of(known.exchanges, known.router).tokens[b"ox"] == queues("own", "secrets")
+    assert desired_state(known.exchanges, known.router, learned(known, own_routes=True)).tokens[b"ox"] == queues("own")
+    assert desired_state(known.exchanges, known.router).tokens[b"ox"] == queues("own", "secrets")
 
 
 def test_queue_delivery_of_a_client_is_no_reason_to_refuse_a_start() -> None:
     known = VhostState("/", Router(()))
     declare_here(known, "ox", stored("ox", "inner", kind="exchange"), delivery=Delivery.QUEUE)
-    needs = needs_of(known.exchanges, known.router)
-    assert needs.published == {}
-    assert needs.existing == {("exchange", b"inner"): ""}
+    desired = desired_state(known.exchanges, known.router)
+    assert desired.published == {}
+    assert desired.existing == {("exchange", b"inner"): ""}

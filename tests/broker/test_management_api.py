@@ -19,7 +19,7 @@ Served = Callable[[Handler], Awaitable[ManagementApi]]
 
 
 @pytest.fixture
-async def inventory(broker: Broker) -> AsyncIterator[ManagementApi]:
+async def management(broker: Broker) -> AsyncIterator[ManagementApi]:
     asked = ManagementApi(settings(broker), broker.management)
     yield asked
     await asked.close()
@@ -57,12 +57,12 @@ async def failure(asked: Awaitable[object]) -> UpstreamError:
 CLASSIC: dict[str, object] = {"x-queue-type": "classic"}
 
 
-async def test_queues_are_listed_with_what_matters_here(inventory: ManagementApi, broker: Broker, vhost: str) -> None:
+async def test_queues_are_listed_with_what_matters_here(management: ManagementApi, broker: Broker, vhost: str) -> None:
     outside = Outside(broker, vhost)
     outside.make_queue("Käse ~(1)", x_max_length=1, x_queue_type="classic")
     with outside.channel() as channel:
         channel.queue_declare("mine", exclusive=True, arguments=CLASSIC)
-        listed = await inventory.queues(vhost)
+        listed = await management.queues(vhost)
     assert listed == {
         "Käse ~(1)".encode(): QueueInfo("Käse ~(1)".encode(), False, CLASSIC | {"x-max-length": 1}),
         b"mine": QueueInfo(b"mine", True, CLASSIC),
@@ -70,26 +70,26 @@ async def test_queues_are_listed_with_what_matters_here(inventory: ManagementApi
 
 
 async def test_exchanges_are_listed_with_what_matters_here(
-    inventory: ManagementApi, broker: Broker, vhost: str
+    management: ManagementApi, broker: Broker, vhost: str
 ) -> None:
     Outside(broker, vhost).make_exchange("inner", "fanout", internal=True, x_open_exchange=True)
-    listed = await inventory.exchanges(vhost)
+    listed = await management.exchanges(vhost)
     assert listed[b"inner"] == ExchangeInfo(b"inner", "fanout", True, {"x-open-exchange": True})
     assert listed[b"amq.topic"] == ExchangeInfo(b"amq.topic", "topic")
 
 
-async def test_one_queue_or_exchange_is_found_by_name(inventory: ManagementApi, broker: Broker, vhost: str) -> None:
+async def test_one_queue_or_exchange_is_found_by_name(management: ManagementApi, broker: Broker, vhost: str) -> None:
     outside = Outside(broker, vhost)
     for name in ("a/b", "%2F", "Käse ~(1)?#&=+", "a%252Fb"):
         outside.make_queue(name, x_queue_type="classic")
-        assert await inventory.find(vhost, "queue", name.encode()) == QueueInfo(name.encode(), False, CLASSIC)
-    assert await inventory.find(vhost, "exchange", b"amq.fanout") == ExchangeInfo(b"amq.fanout", "fanout")
-    assert await inventory.find(vhost, "queue", b"b") is None
-    assert await inventory.find(vhost, "exchange", b"b") is None
+        assert await management.find(vhost, "queue", name.encode()) == QueueInfo(name.encode(), False, CLASSIC)
+    assert await management.find(vhost, "exchange", b"amq.fanout") == ExchangeInfo(b"amq.fanout", "fanout")
+    assert await management.find(vhost, "queue", b"b") is None
+    assert await management.find(vhost, "exchange", b"b") is None
 
 
 async def test_bindings_of_one_exchange_are_listed_where_listing_all_would_fail(
-    inventory: ManagementApi, broker: Broker, vhost: str
+    management: ManagementApi, broker: Broker, vhost: str
 ) -> None:
     # On 3.10.8 a key with ~ together with arguments breaks every listing that it is in.
     outside = Outside(broker, vhost)
@@ -97,22 +97,22 @@ async def test_bindings_of_one_exchange_are_listed_where_listing_all_would_fail(
     with outside.channel() as channel:
         channel.queue_bind("q", "amq.topic", "odd~key", {"argument": 1})
     outside.bind("amq.direct", "q", "key")
-    [found] = await inventory.bindings(vhost, b"amq.direct")
+    [found] = await management.bindings(vhost, b"amq.direct")
     assert (found.destination_type, found.destination, found.routing_key) == ("queue", b"q", b"key")
 
 
-async def test_an_exchange_that_is_not_there_has_no_bindings(inventory: ManagementApi, vhost: str) -> None:
-    assert await inventory.bindings(vhost, b"nowhere") == []
+async def test_an_exchange_that_is_not_there_has_no_bindings(management: ManagementApi, vhost: str) -> None:
+    assert await management.bindings(vhost, b"nowhere") == []
 
 
 async def test_a_binding_is_removed_whatever_its_arguments(
-    inventory: ManagementApi, broker: Broker, vhost: str
+    management: ManagementApi, broker: Broker, vhost: str
 ) -> None:
     outside = Outside(broker, vhost)
     outside.make_queue("q")
     outside.bind("amq.direct", "q", "key", argument=1)
-    [found] = await inventory.bindings(vhost, b"amq.direct")
-    await inventory.remove_binding(vhost, b"amq.direct", found)
+    [found] = await management.bindings(vhost, b"amq.direct")
+    await management.remove_binding(vhost, b"amq.direct", found)
     assert outside.bindings("amq.direct") == set()
 
 
@@ -135,8 +135,8 @@ async def test_a_wrong_password_is_refused_with_what_it_takes(broker: Broker, vh
     assert "monitoring" in error.message
 
 
-async def test_a_virtual_host_that_is_not_there_is_refused(inventory: ManagementApi) -> None:
-    error = await failure(inventory.queues("nowhere"))
+async def test_a_virtual_host_that_is_not_there_is_refused(management: ManagementApi) -> None:
+    error = await failure(management.queues("nowhere"))
     assert error.failure is UpstreamFailure.REFUSED
     assert "404" in error.message
 

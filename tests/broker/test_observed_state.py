@@ -4,7 +4,7 @@ import pytest
 
 from proxy.broker.management_api import ExchangeInfo, QueueInfo
 from proxy.broker.methods import ABSENT
-from proxy.broker.reconcile.observer import Presence, merged, with_name, without_name
+from proxy.broker.reconcile.observer import ObservedState, merged, with_name, without_name
 from proxy.routing.decision import QueueNames
 
 
@@ -25,56 +25,56 @@ def test_what_was_forgotten_while_the_listing_was_made_stays_forgotten() -> None
 
 
 def test_what_was_deleted_and_made_again_while_the_listing_was_made_stays() -> None:
-    presence = Presence()
-    presence.learn(b"again")
-    before = dict(presence.queues)
-    presence.forget(b"again")
-    presence.learn(b"again")
-    presence.queues_listed(before, {})
-    assert presence.knows(("queue", b"again"))
+    observed = ObservedState()
+    observed.learn(b"again")
+    before = dict(observed.queues)
+    observed.forget(b"again")
+    observed.learn(b"again")
+    observed.queues_listed(before, {})
+    assert observed.knows(("queue", b"again"))
 
 
 def test_nothing_is_absent_before_a_listing_came() -> None:
-    assert Presence().absent(("queue", b"q")) is None
+    assert ObservedState().absent(("queue", b"q")) is None
 
 
 def test_what_a_listing_lacks_is_absent() -> None:
-    presence = Presence()
-    presence.queues_listed({}, listing("there"))
-    presence.exchanges_listed({b"x": ExchangeInfo(b"x", "topic")})
-    answers = [presence.absent(one) for one in (("queue", b"there"), ("queue", b"q"), ("exchange", b"x"))]
+    observed = ObservedState()
+    observed.queues_listed({}, listing("there"))
+    observed.exchanges_listed({b"x": ExchangeInfo(b"x", "topic")})
+    answers = [observed.absent(one) for one in (("queue", b"there"), ("queue", b"q"), ("exchange", b"x"))]
     assert answers == [None, ABSENT, None]
 
 
 def test_kinds_are_not_mixed_up() -> None:
-    presence = Presence()
-    presence.queues_listed({}, listing("name"))
-    presence.exchanges_listed({})
-    assert presence.absent(("exchange", b"name")) == ABSENT
-    assert not presence.knows(("exchange", b"name"))
+    observed = ObservedState()
+    observed.queues_listed({}, listing("name"))
+    observed.exchanges_listed({})
+    assert observed.absent(("exchange", b"name")) == ABSENT
+    assert not observed.knows(("exchange", b"name"))
 
 
 def test_only_a_queue_can_be_exclusive() -> None:
-    presence = Presence()
-    presence.learn(b"mine", exclusive=True)
-    answers = [presence.exclusive(one) for one in (("queue", b"mine"), ("exchange", b"mine"), ("queue", b"other"))]
+    observed = ObservedState()
+    observed.learn(b"mine", exclusive=True)
+    answers = [observed.exclusive(one) for one in (("queue", b"mine"), ("exchange", b"mine"), ("queue", b"other"))]
     assert answers == [True, False, False]
 
 
 def test_learning_the_same_again_changes_nothing() -> None:
-    presence = Presence()
-    presence.learn(b"q")
-    known = presence.queues[b"q"]
-    presence.learn(b"q")
-    assert presence.queues[b"q"] is known
+    observed = ObservedState()
+    observed.learn(b"q")
+    known = observed.queues[b"q"]
+    observed.learn(b"q")
+    assert observed.queues[b"q"] is known
 
 
 def test_equal_names_keep_their_version() -> None:
-    presence = Presence()
-    presence.queues_listed({}, listing("b", "a"))
-    first = presence.names(QueueNames())
+    observed = ObservedState()
+    observed.queues_listed({}, listing("b", "a"))
+    first = observed.names(QueueNames())
     assert first == QueueNames((b"a", b"b"), 1)
-    assert presence.names(first) is first
+    assert observed.names(first) is first
 
 
 @pytest.mark.parametrize("name", [b"a", b"m", b"z"])

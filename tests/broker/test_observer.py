@@ -6,8 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.broker.management_api import ManagementApi
-from proxy.broker.reconcile.desired import needs_of
-from proxy.broker.reconcile.observer import Presence, Survey, log_missing
+from proxy.broker.reconcile.desired import desired_state
+from proxy.broker.reconcile.observer import ObservedState, Observer, log_missing
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, OwnedExchange
 from tests.broker.world import Outside, exchanges, has, owned, queues, router, settings
@@ -20,15 +20,15 @@ def outside(broker: Broker, vhost: str) -> Outside:
 
 
 @pytest.fixture
-async def inventory(broker: Broker) -> AsyncIterator[ManagementApi]:
+async def management(broker: Broker) -> AsyncIterator[ManagementApi]:
     asked = ManagementApi(settings(broker), broker.management)
     yield asked
     await asked.close()
 
 
 @pytest.fixture
-def survey(inventory: ManagementApi, vhost: str) -> Survey:
-    return Survey(vhost, inventory, Presence())
+def observer(management: ManagementApi, vhost: str) -> Observer:
+    return Observer(vhost, management, ObservedState())
 
 
 def marked(outside: Outside, *names: str) -> list[OwnedExchange]:
@@ -42,18 +42,18 @@ def own(outside: Outside, carrier: str, *names: str) -> None:
         outside.bind(carrier, name, token("queue", name.encode()).decode())
 
 
-async def test_tokens_are_read_from_the_broker(survey: Survey, outside: Outside) -> None:
+async def test_tokens_are_read_from_the_broker(observer: Observer, outside: Outside) -> None:
     outside.make_queues("a", "b")
     first, second = marked(outside, "first", "second")
     own(outside, "first", "a", "b")
     second.bound.update(queues("gone"))
-    assert await survey.read_bindings([first, second]) == {b"first", b"second"}
+    assert await observer.read_bindings([first, second]) == {b"first", b"second"}
     assert first.bound == queues("a", "b")
     assert second.bound == set()
 
 
 async def test_behind_a_look_no_connection_is_sure_of_a_token_that_it_has_bound(
-    survey: Survey, outside: Outside
+    observer: Observer, outside: Outside
 ) -> None:
     outside.make_queues("a")
     [first] = marked(outside, "first")
@@ -62,19 +62,19 @@ async def test_behind_a_look_no_connection_is_sure_of_a_token_that_it_has_bound(
     first.bound.add(destination)
     first.sure[destination] = binder
     assert first.is_sure(destination, binder)
-    await survey.read_bindings([first])
+    await observer.read_bindings([first])
     assert destination in first.bound
     assert not first.is_sure(destination, binder)
 
 
 async def test_what_relays_do_while_the_listing_is_made_counts_more(
-    inventory: ManagementApi, survey: Survey, outside: Outside, monkeypatch: pytest.MonkeyPatch
+    management: ManagementApi, observer: Observer, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside.make_queues("listed", "dropped")
     [carrier] = marked(outside, "c")
     own(outside, "c", "listed", "dropped")
     carrier.bound.update(queues("listed", "dropped"))
-    bindings = inventory.changed_bindings
+    bindings = management.changed_bindings
 
     async def meanwhile(vhost: str, exchange: bytes, digest: bytes) -> object:
         found = await bindings(vhost, exchange, digest)
@@ -82,49 +82,49 @@ async def test_what_relays_do_while_the_listing_is_made_counts_more(
         carrier.bound.add(("queue", b"added"))
         return found
 
-    monkeypatch.setattr(inventory, "changed_bindings", meanwhile)
-    await survey.read_bindings([carrier])
+    monkeypatch.setattr(management, "changed_bindings", meanwhile)
+    await observer.read_bindings([carrier])
     assert carrier.bound == queues("listed", "added")
 
 
-async def test_a_foreign_binding_is_reported_once(survey: Survey, outside: Outside) -> None:
+async def test_a_foreign_binding_is_reported_once(observer: Observer, outside: Outside) -> None:
     outside.make_queues("a", "b")
     [carrier] = marked(outside, "c")
     own(outside, "c", "a")
     outside.bind("c", "a", "by hand")
     with capture_logs() as events:
-        await survey.read_bindings([carrier])
-        await survey.read_bindings([carrier])
+        await observer.read_bindings([carrier])
+        await observer.read_bindings([carrier])
     [event] = has(events, "bindings that are not ours route past the rules")
     assert event["bindings"] == ["queue a under key 'by hand'"]
     outside.bind("c", "b", "by hand")
     with capture_logs() as events:
-        await survey.read_bindings([carrier])
+        await observer.read_bindings([carrier])
     [event] = has(events, "bindings that are not ours route past the rules")
     assert event["bindings"] == ["queue b under key 'by hand'"]
     assert event["count"] == 2
-    assert [item.destination for item in survey.foreign[b"c"]] in ([b"a", b"b"], [b"b", b"a"])
+    assert [item.destination for item in observer.foreign[b"c"]] in ([b"a", b"b"], [b"b", b"a"])
 
 
-async def test_a_foreign_binding_that_is_gone_is_forgotten(survey: Survey, outside: Outside) -> None:
+async def test_a_foreign_binding_that_is_gone_is_forgotten(observer: Observer, outside: Outside) -> None:
     outside.make_queue("a")
     [carrier] = marked(outside, "c")
     outside.bind("c", "a", "by hand")
-    await survey.read_bindings([carrier])
+    await observer.read_bindings([carrier])
     outside.delete_queue("a")
-    await survey.read_bindings([carrier])
-    assert survey.foreign == {}
+    await observer.read_bindings([carrier])
+    assert observer.foreign == {}
 
 
 async def test_strictly_a_foreign_binding_is_removed_and_ours_stay(
-    inventory: ManagementApi, outside: Outside, vhost: str
+    management: ManagementApi, outside: Outside, vhost: str
 ) -> None:
     outside.make_queue("a")
     [carrier] = marked(outside, "c")
     own(outside, "c", "a")
     outside.bind("c", "a", "by hand", argument=1)
     with capture_logs() as events:
-        await Survey(vhost, inventory, Presence(), remove_foreign=True).read_bindings([carrier])
+        await Observer(vhost, management, ObservedState(), remove_foreign=True).read_bindings([carrier])
     assert outside.bindings("c") >= {("queue", b"a", token("queue", b"a"))}
     assert len(outside.bindings("c")) == 1
     assert len(has(events, "foreign binding removed")) == 1
@@ -141,66 +141,66 @@ def pattern_setting(outside: Outside) -> None:
     outside.bind("far", "a", "harmless.#")
 
 
-async def test_patterns_downstream_that_match_tokens_are_warned_of_once(survey: Survey, outside: Outside) -> None:
+async def test_patterns_downstream_that_match_tokens_are_warned_of_once(observer: Observer, outside: Outside) -> None:
     pattern_setting(outside)
-    needs = needs_of({b"c": owned("c")}, router({"c": exchanges("near")}))
-    await survey.look()
+    desired = desired_state({b"c": owned("c")}, router({"c": exchanges("near")}))
+    await observer.look()
     with capture_logs() as events:
-        await survey.warn(needs)
-        await survey.warn(needs)
+        await observer.warn(desired)
+        await observer.warn(desired)
     [event] = has(events, "rules meet an obstacle on the broker")
     assert "#.q.*" in event["what"]
 
 
-async def test_patterns_that_no_carrier_leads_to_are_nobodys_business(survey: Survey, outside: Outside) -> None:
+async def test_patterns_that_no_carrier_leads_to_are_nobodys_business(observer: Observer, outside: Outside) -> None:
     pattern_setting(outside)
-    await survey.look()
+    await observer.look()
     with capture_logs() as events:
-        await survey.warn(needs_of({b"c": owned("c")}, router({"c": queues("a")})))
+        await observer.warn(desired_state({b"c": owned("c")}, router({"c": queues("a")})))
     assert events == []
 
 
 async def test_dead_lettering_without_a_key_is_warned_of_under_queue_delivery_only(
-    survey: Survey, outside: Outside
+    observer: Observer, outside: Outside
 ) -> None:
     outside.make_queue("a", x_dead_letter_exchange="")
-    await survey.look()
+    await observer.look()
 
-    carried, queued = (needs_of({b"c": owned("c", delivery)}, router({"c": queues("a")})) for delivery in Delivery)
+    carried, queued = (desired_state({b"c": owned("c", delivery)}, router({"c": queues("a")})) for delivery in Delivery)
     with capture_logs() as events:
-        await survey.warn(carried)
+        await observer.warn(carried)
     assert events == []
     with capture_logs() as events:
-        await survey.warn(queued)
+        await observer.warn(queued)
     [event] = has(events, "rules meet an obstacle on the broker")
     assert "queue a dead-letters" in event["what"]
 
 
 async def test_failures_are_logged_once_and_so_is_their_end(
-    survey: Survey, inventory: ManagementApi, broker: Broker
+    observer: Observer, management: ManagementApi, broker: Broker
 ) -> None:
-    base, inventory._base = inventory._base, "http://127.0.0.1:1"
+    base, management._base = management._base, "http://127.0.0.1:1"
     with capture_logs() as events:
         for _ in range(2):
-            await survey.look()
-            survey.finish()
+            await observer.look()
+            observer.finish()
     assert len(has(events, "inventory not complete")) == 2  # queues and exchanges
-    assert len(survey.failures) == 2
-    inventory._base = base
+    assert len(observer.failures) == 2
+    management._base = base
     with capture_logs() as events:
         for _ in range(2):
-            await survey.look()
-            survey.finish()
+            await observer.look()
+            observer.finish()
     assert [entry["event"] for entry in events] == ["inventory complete again"]
-    assert not survey.failures
+    assert not observer.failures
 
 
 async def test_without_the_management_api_there_is_nothing_to_see(vhost: str) -> None:
-    presence = Presence()
-    survey = Survey(vhost, None, presence)
-    await survey.look()
-    assert await survey.read_bindings([owned("c")]) == set()
-    assert not presence.queues_complete
+    observed = ObservedState()
+    observer = Observer(vhost, None, observed)
+    await observer.look()
+    assert await observer.read_bindings([owned("c")]) == set()
+    assert not observed.queues_complete
 
 
 def test_many_missing_destinations_are_one_short_line() -> None:

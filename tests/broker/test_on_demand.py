@@ -7,9 +7,9 @@ import pytest
 
 from proxy.broker.connection import ControlConnection
 from proxy.broker.management_api import ManagementApi
-from proxy.broker.reconcile.executor import Declarer, Token
-from proxy.broker.reconcile.observer import Presence
-from proxy.broker.reconcile.relay_requests import Demand
+from proxy.broker.reconcile.executor import Executor, Token
+from proxy.broker.reconcile.observer import ObservedState
+from proxy.broker.reconcile.relay_requests import OnDemandBinding
 from proxy.relay.vhost import OwnedExchange
 from tests.broker.world import Outside, State, exchanges, owned, queues, router, settings
 from tests.rabbitmq import Broker
@@ -20,7 +20,7 @@ def outside(broker: Broker, vhost: str) -> Outside:
     return Outside(broker, vhost)
 
 
-class Counting(Declarer):
+class Counting(Executor):
     """Counts what is asked of the broker."""
 
     asked = 0
@@ -37,25 +37,25 @@ class Bench:
         self.settings = settings(broker, **limits)
         self.exchange: OwnedExchange = owned("c")
         self.state = State(vhost, router({"c": ()}), {b"c": self.exchange})
-        self.presence = Presence()
-        self.inventory = ManagementApi(self.settings, broker.management)
+        self.observed = ObservedState()
+        self.management = ManagementApi(self.settings, broker.management)
         self.connection = ControlConnection(self.settings, vhost)
-        self.declarer = Counting(self.connection, self.presence, broker.username)
+        self.executor = Counting(self.connection, self.observed, broker.username)
         self.connected = asyncio.Event()
-        self.demand = self.new(self.inventory)
+        self.on_demand = self.new(self.management)
 
-    def new(self, inventory: ManagementApi | None) -> Demand:
-        return Demand(self.settings, self.state, self.presence, inventory, self.declarer, self.connected)
+    def new(self, management: ManagementApi | None) -> OnDemandBinding:
+        return OnDemandBinding(self.settings, self.state, self.observed, management, self.executor, self.connected)
 
     async def open(self) -> None:
         await self.connection.connect()
-        await self.declarer.carriers([self.exchange])
+        await self.executor.carriers([self.exchange])
         self.connected.set()
 
     async def close(self) -> None:
-        await self.demand.close()
+        await self.on_demand.close()
         await self.connection.close()
-        await self.inventory.close()
+        await self.management.close()
 
 
 @pytest.fixture
@@ -68,100 +68,100 @@ async def bench(broker: Broker, vhost: str) -> AsyncIterator[Bench]:
 
 async def test_what_exists_is_bound_and_what_does_not_is_missing(bench: Bench, outside: Outside) -> None:
     outside.make_queue("a")
-    bound = await bench.demand.bind(bench.exchange, queues("a", "b") | exchanges("amq.topic", "x"))
+    bound = await bench.on_demand.bind(bench.exchange, queues("a", "b") | exchanges("amq.topic", "x"))
     assert bound == outside.bound("c") == bench.exchange.bound == queues("a") | exchanges("amq.topic")
     assert bench.state.missing == {("queue", b"b"): "does not exist", ("exchange", b"x"): "does not exist"}
 
 
 async def test_the_inventory_is_asked_before_the_broker(bench: Bench) -> None:
-    bench.presence.queues_listed({}, {})
-    await bench.demand.bind(bench.exchange, queues("a"))
-    assert bench.declarer.asked == 0
+    bench.observed.queues_listed({}, {})
+    await bench.on_demand.bind(bench.exchange, queues("a"))
+    assert bench.executor.asked == 0
     assert bench.state.missing == {("queue", b"a"): "does not exist"}
 
 
 async def test_a_queue_that_the_last_look_did_not_see_yet_is_found(bench: Bench, outside: Outside) -> None:
-    bench.presence.queues_listed({}, {})
+    bench.observed.queues_listed({}, {})
     outside.make_queue("a")
-    assert await bench.demand.bind(bench.exchange, queues("a")) == queues("a")
+    assert await bench.on_demand.bind(bench.exchange, queues("a")) == queues("a")
 
 
 async def test_without_an_inventory_the_broker_itself_answers(bench: Bench, outside: Outside) -> None:
-    demand = bench.new(None)
+    on_demand = bench.new(None)
     outside.make_queue("a")
-    assert await demand.bind(bench.exchange, queues("a", "b")) == queues("a")
-    assert bench.declarer.asked == 2
+    assert await on_demand.bind(bench.exchange, queues("a", "b")) == queues("a")
+    assert bench.executor.asked == 2
 
 
 async def test_what_is_missing_is_not_asked_for_again(bench: Bench, outside: Outside) -> None:
-    await bench.demand.bind(bench.exchange, queues("a"))
+    await bench.on_demand.bind(bench.exchange, queues("a"))
     outside.make_queue("a")
-    asked = bench.declarer.asked
-    assert await bench.demand.bind(bench.exchange, queues("a")) == set()
-    assert bench.declarer.asked == asked
+    asked = bench.executor.asked
+    assert await bench.on_demand.bind(bench.exchange, queues("a")) == set()
+    assert bench.executor.asked == asked
 
 
 async def test_a_name_that_can_not_be_is_never_sent(bench: Bench) -> None:
-    await bench.demand.bind(bench.exchange, {("queue", b"\xff"), ("queue", b"")})
-    assert bench.declarer.asked == 0
+    await bench.on_demand.bind(bench.exchange, {("queue", b"\xff"), ("queue", b"")})
+    assert bench.executor.asked == 0
     assert bench.connection.connected
 
 
 async def test_the_memory_of_missing_destinations_is_bounded(bench: Bench) -> None:
     for name in ("a", "b", "c", "d"):
-        await bench.demand.bind(bench.exchange, queues(name))
+        await bench.on_demand.bind(bench.exchange, queues(name))
     assert bench.state.missing.keys() == queues("c", "d")
-    assert bench.demand.missing().keys() == queues("c", "d")
+    assert bench.on_demand.missing().keys() == queues("c", "d")
 
 
 async def test_what_is_missing_is_believed_for_one_look_only(broker: Broker, vhost: str) -> None:
     bench = Bench(broker, vhost, refresh_seconds=0)
     await bench.open()
-    await bench.demand.bind(bench.exchange, queues("a"))
-    assert bench.demand.missing() == {}
+    await bench.on_demand.bind(bench.exchange, queues("a"))
+    assert bench.on_demand.missing() == {}
     await bench.close()
 
 
 async def test_a_forgotten_destination_is_asked_for_again(bench: Bench, outside: Outside) -> None:
-    await bench.demand.bind(bench.exchange, queues("a"))
+    await bench.on_demand.bind(bench.exchange, queues("a"))
     outside.make_queue("a")
-    bench.demand.forget(("queue", b"a"))
+    bench.on_demand.forget(("queue", b"a"))
     bench.state.missing.clear()
-    assert await bench.demand.bind(bench.exchange, queues("a")) == queues("a")
+    assert await bench.on_demand.bind(bench.exchange, queues("a")) == queues("a")
 
 
 async def test_producers_can_not_make_us_bind_more_than_the_limit(bench: Bench, outside: Outside) -> None:
     outside.make_queues("a", "b", "c", "d", "e")
-    bound = await bench.demand.bind(bench.exchange, queues("a", "b", "c", "d", "e"))
+    bound = await bench.on_demand.bind(bench.exchange, queues("a", "b", "c", "d", "e"))
     assert len(bound) == 4
-    assert bench.demand.bound_count == 4
+    assert bench.on_demand.bound_count == 4
     [why] = bench.state.missing.values()
     assert "4 destinations are bound on demand" in why
 
 
 async def test_what_rules_name_does_not_count(bench: Bench, outside: Outside) -> None:
     outside.make_queues("a", "b", "c", "d", "e")
-    bench.demand.needed = lambda destination: True
-    assert len(await bench.demand.bind(bench.exchange, queues("a", "b", "c", "d", "e"))) == 5
-    assert bench.demand.bound_count == 0
+    bench.on_demand.needed = lambda destination: True
+    assert len(await bench.on_demand.bind(bench.exchange, queues("a", "b", "c", "d", "e"))) == 5
+    assert bench.on_demand.bound_count == 0
 
 
 async def test_a_refused_destination_does_not_count(bench: Bench) -> None:
-    await bench.demand.bind(bench.exchange, queues("a"))
-    assert bench.demand.bound_count == 0
+    await bench.on_demand.bind(bench.exchange, queues("a"))
+    assert bench.on_demand.bound_count == 0
 
 
 async def test_many_publishes_wait_for_one_attempt(bench: Bench, outside: Outside) -> None:
     outside.make_queue("a")
-    answers = await asyncio.gather(*(bench.demand.bind(bench.exchange, queues("a")) for _ in range(20)))
+    answers = await asyncio.gather(*(bench.on_demand.bind(bench.exchange, queues("a")) for _ in range(20)))
     assert answers == [queues("a")] * 20
-    assert bench.declarer.asked == 1
+    assert bench.executor.asked == 1
 
 
 async def test_a_publish_that_goes_does_not_take_the_attempt_along(bench: Bench, outside: Outside) -> None:
     outside.make_queue("a")
-    leaving = asyncio.ensure_future(bench.demand.bind(bench.exchange, queues("a")))
-    staying = asyncio.ensure_future(bench.demand.bind(bench.exchange, queues("a")))
+    leaving = asyncio.ensure_future(bench.on_demand.bind(bench.exchange, queues("a")))
+    staying = asyncio.ensure_future(bench.on_demand.bind(bench.exchange, queues("a")))
     await asyncio.sleep(0)
     leaving.cancel()
     assert await staying == queues("a")
@@ -169,20 +169,20 @@ async def test_a_publish_that_goes_does_not_take_the_attempt_along(bench: Bench,
 
 async def test_without_a_connection_a_publish_waits_until_the_deadline(broker: Broker, vhost: str) -> None:
     bench = Bench(broker, vhost, deadline_seconds=0.05)
-    assert await bench.demand.bind(bench.exchange, queues("a")) == set()
+    assert await bench.on_demand.bind(bench.exchange, queues("a")) == set()
     await bench.close()
 
 
 async def test_an_exclusive_queue_is_not_tried(bench: Bench) -> None:
-    bench.presence.learn(b"mine", exclusive=True)
-    await bench.demand.bind(bench.exchange, queues("mine"))
-    assert bench.declarer.asked == 0
+    bench.observed.learn(b"mine", exclusive=True)
+    await bench.on_demand.bind(bench.exchange, queues("mine"))
+    assert bench.executor.asked == 0
     assert bench.state.missing == {("queue", b"mine"): "exclusive queue of another connection"}
 
 
 async def test_bound_at_last_a_cached_answer_without_it_is_stale(bench: Bench, outside: Outside) -> None:
     outside.make_queue("a")
-    flight = asyncio.ensure_future(bench.demand.bind(bench.exchange, queues("a")))
+    flight = asyncio.ensure_future(bench.on_demand.bind(bench.exchange, queues("a")))
     await asyncio.sleep(0)
     bench.state.missing["queue", b"a"] = "said somebody else meanwhile"
     epoch = bench.state.epoch

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from proxy.broker.reconcile.desired import Naming, needs_of
+from proxy.broker.reconcile.desired import TokenRights, desired_state
 from proxy.broker.reconcile.executor import Token
 from proxy.broker.reconcile.vhost_topology import OrphanTokens
 from proxy.relay.vhost import OwnedExchange, VhostState
@@ -36,14 +36,14 @@ class Scene:
     def __init__(self, known: VhostState) -> None:
         self.known = known
         self.hand = Hand()
-        self.naming = Naming(own_routes=True)
-        self.naming.learn(known.exchanges, known.router)
-        self.strays = OrphanTokens(known, self.hand, self.naming)  # type: ignore[arg-type]
+        self.rights = TokenRights(own_routes=True)
+        self.rights.learn(known.exchanges, known.router)
+        self.orphans = OrphanTokens(known, self.hand, self.rights)  # type: ignore[arg-type]
 
     async def look(self) -> list[bytes]:
         """Look once: what is unbound?"""
         self.hand.unbound = []
-        await self.strays.unbind(needs_of(self.known.exchanges, self.known.router, self.naming))
+        await self.orphans.unbind(desired_state(self.known.exchanges, self.known.router, self.rights))
         return self.hand.unbound
 
 
@@ -101,7 +101,7 @@ async def test_with_the_last_binding_every_token_goes(scene: Scene) -> None:
 async def test_an_end_that_was_noticed_is_believed_at_once(scene: Scene, ox: OwnedExchange) -> None:
     for binding in (A, B):
         scene.known.remove_binding(binding)
-    scene.strays.note(ox)
+    scene.orphans.note(ox)
     assert await scene.look() == [b"a", b"b", b"demanded"]
 
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 
 from proxy.broker.connection import Refusal
-from proxy.broker.declared.store import Store
+from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.methods import Method, bind_token
-from proxy.broker.reconcile.desired import needs_of
-from proxy.broker.reconcile.executor import Declarer
-from proxy.broker.reconcile.observer import Presence, Survey
-from proxy.broker.reconcile.reconciler import Repair
+from proxy.broker.reconcile.desired import desired_state
+from proxy.broker.reconcile.executor import Executor
+from proxy.broker.reconcile.observer import ObservedState, Observer
+from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.relay.vhost import Delivery, Destination
 from tests.broker.world import owned, queues, router, state
 
@@ -42,73 +42,77 @@ def line() -> Line:
 
 
 @pytest.fixture
-def repair(line: Line) -> Repair:
-    presence = Presence()
-    declarer = Declarer(line, presence, "control")  # type: ignore[arg-type]
-    store = Store(state("/", {}))
-    return Repair("/", Survey("/", None, presence, store=store), presence, declarer, store, retries_per_look=2)
+def reconciler(line: Line) -> Reconciler:
+    observed = ObservedState()
+    executor = Executor(line, observed, "control")  # type: ignore[arg-type]
+    store = DeclarationStore(state("/", {}))
+    return Reconciler("/", Observer("/", None, observed, store=store), observed, executor, store, retries_per_look=2)
 
 
 MANY = queues("a", "b", "c", "d", "e")
 
 
-async def test_refused_tokens_are_tried_again_a_few_at_a_time_and_each_in_its_turn(repair: Repair, line: Line) -> None:
-    needs = needs_of({b"x": owned("x")}, router({"x": MANY}))
+async def test_refused_tokens_are_tried_again_a_few_at_a_time_and_each_in_its_turn(
+    reconciler: Reconciler, line: Line
+) -> None:
+    desired = desired_state({b"x": owned("x")}, router({"x": MANY}))
     line.refuse(b"x", *MANY)
-    await repair.thorough(lambda: needs, ())
+    await reconciler.thorough(lambda: desired, ())
     assert line.bound(b"x", MANY) == MANY
     turns = []
     for _ in range(3):
-        missing = await repair.usual(lambda: needs)
+        missing = await reconciler.usual(lambda: desired)
         turns.append(line.bound(b"x", MANY))
         assert missing == dict.fromkeys(MANY, "does not exist")
     assert [len(turn) for turn in turns] == [2, 2, 2]
     assert set().union(*turns) == MANY
 
 
-async def test_a_destination_that_is_new_does_not_wait_for_its_turn(repair: Repair, line: Line) -> None:
+async def test_a_destination_that_is_new_does_not_wait_for_its_turn(reconciler: Reconciler, line: Line) -> None:
     exchange = owned("x")
     line.refuse(b"x", *MANY)
-    await repair.thorough(lambda: needs_of({b"x": exchange}, router({"x": MANY})), ())
+    await reconciler.thorough(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
     line.bound(b"x", MANY)
     fresh = queues("f", "g", "h")
-    await repair.usual(lambda: needs_of({b"x": exchange}, router({"x": MANY | fresh})))
+    await reconciler.usual(lambda: desired_state({b"x": exchange}, router({"x": MANY | fresh})))
     assert line.bound(b"x", fresh) == fresh
     assert exchange.bound == fresh
 
 
-async def test_what_nobody_lists_is_bound_again_a_share_at_a_time(repair: Repair, line: Line) -> None:
+async def test_what_nobody_lists_is_bound_again_a_share_at_a_time(reconciler: Reconciler, line: Line) -> None:
     exchange = owned("x")
-    needs = needs_of({b"x": exchange}, router({"x": MANY}))
-    await repair.thorough(lambda: needs, ())
+    desired = desired_state({b"x": exchange}, router({"x": MANY}))
+    await reconciler.thorough(lambda: desired, ())
     assert exchange.bound == MANY
     line.bound(b"x", MANY)
     turns = []
     for _ in range(3):
-        await repair.usual(lambda: needs)
+        await reconciler.usual(lambda: desired)
         turns.append(line.bound(b"x", MANY))
     assert [len(turn) for turn in turns] == [2, 2, 2]
     assert set().union(*turns) == MANY
 
 
-async def test_a_thorough_look_believes_nothing(repair: Repair, line: Line) -> None:
+async def test_a_thorough_look_believes_nothing(reconciler: Reconciler, line: Line) -> None:
     exchange = owned("x", bound=MANY | queues("on demand"))
-    await repair.thorough(lambda: needs_of({b"x": exchange}, router({"x": MANY})), ())
+    await reconciler.thorough(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
     assert line.bound(b"x", MANY | queues("on demand")) == MANY | queues("on demand")
 
 
-async def test_a_destination_missing_on_one_of_two_carriers_is_missing(repair: Repair, line: Line) -> None:
+async def test_a_destination_missing_on_one_of_two_carriers_is_missing(reconciler: Reconciler, line: Line) -> None:
     line.refuse(b"y", ("queue", b"a"))
-    needs = needs_of({b"x": owned("x"), b"y": owned("y")}, router({"x": queues("a"), "y": queues("a")}))
-    assert await repair.thorough(lambda: needs, ()) == {("queue", b"a"): "does not exist"}
+    desired = desired_state({b"x": owned("x"), b"y": owned("y")}, router({"x": queues("a"), "y": queues("a")}))
+    assert await reconciler.thorough(lambda: desired, ()) == {("queue", b"a"): "does not exist"}
 
 
-async def test_where_nothing_lists_a_few_names_are_asked_for_at_a_usual_look(repair: Repair, line: Line) -> None:
-    needs = needs_of({b"x": owned("x", Delivery.QUEUE)}, router({"x": MANY}))
-    await repair.thorough(lambda: needs, ())
+async def test_where_nothing_lists_a_few_names_are_asked_for_at_a_usual_look(
+    reconciler: Reconciler, line: Line
+) -> None:
+    desired = desired_state({b"x": owned("x", Delivery.QUEUE)}, router({"x": MANY}))
+    await reconciler.thorough(lambda: desired, ())
     assert len(line.sent) == len(MANY)
     line.sent.clear()
-    await repair.usual(lambda: needs)
-    await repair.usual(lambda: needs)
+    await reconciler.usual(lambda: desired)
+    await reconciler.usual(lambda: desired)
     assert len(line.sent) == 4
     assert len(set(line.sent)) == 4  # each in its turn

@@ -45,58 +45,58 @@ async def test_the_first_look_is_at_everything() -> None:
 
 
 async def test_after_a_look_the_next_is_due_so_that_it_ends_in_time(line: Line) -> None:
-    pace = paced(5)
-    pace.looked(now() - 1, everything=True)
-    assert not await pace.wait(line)  # type: ignore[arg-type]
+    schedule = paced(5)
+    schedule.looked(now() - 1, everything=True)
+    assert not await schedule.wait(line)  # type: ignore[arg-type]
     [(seconds, woken)] = line.waits
     assert (seconds, woken) == (3, True)
 
 
 async def test_looks_that_take_long_leave_a_pause(line: Line) -> None:
-    pace = paced(5)
-    pace.looked(now() - 60, everything=True)
-    await pace.wait(line)  # type: ignore[arg-type]
+    schedule = paced(5)
+    schedule.looked(now() - 60, everything=True)
+    await schedule.wait(line)  # type: ignore[arg-type]
     assert line.waits == [(1.25, True)]
 
 
 async def test_exchanges_that_changed_are_looked_at_alone_and_once(line: Line) -> None:
-    pace = paced(5)
-    pace.looked(now(), everything=True)
-    pace.request_refresh({b"a"})
-    pace.request_refresh({b"b"})
-    assert pace.take() == {b"a", b"b"}
-    pace.looked(now(), everything=False)
-    pace.request_refresh({b"c"})
-    assert pace.take() == {b"c"}
+    schedule = paced(5)
+    schedule.looked(now(), everything=True)
+    schedule.request_refresh({b"a"})
+    schedule.request_refresh({b"b"})
+    assert schedule.take() == {b"a", b"b"}
+    schedule.looked(now(), everything=False)
+    schedule.request_refresh({b"c"})
+    assert schedule.take() == {b"c"}
 
 
 async def test_everything_is_more_than_some(line: Line) -> None:
-    pace = paced(5)
-    pace.looked(now(), everything=True)
-    pace.request_refresh({b"a"})
-    pace.request_refresh()
-    assert pace.take() is None
-    pace.request_refresh({b"b"})
-    assert pace.take() == {b"b"}
+    schedule = paced(5)
+    schedule.looked(now(), everything=True)
+    schedule.request_refresh({b"a"})
+    schedule.request_refresh()
+    assert schedule.take() is None
+    schedule.request_refresh({b"b"})
+    assert schedule.take() == {b"b"}
 
 
 async def test_the_regular_look_comes_also_where_somebody_always_hurries() -> None:
-    pace = paced(0)
-    pace.looked(now(), everything=True)
-    pace.request_refresh({b"a"})
-    assert pace.take() is None
+    schedule = paced(0)
+    schedule.looked(now(), everything=True)
+    schedule.request_refresh({b"a"})
+    assert schedule.take() is None
 
 
 async def test_hurried_looks_take_a_share_of_the_time(line: Line) -> None:
-    pace = paced(3600)
-    pace.looked(now(), everything=True)
-    pace.looked(now() - 2, everything=False)
-    pace.request_refresh({b"a"})
-    assert not await pace.wait(line)  # type: ignore[arg-type]
+    schedule = paced(3600)
+    schedule.looked(now(), everything=True)
+    schedule.looked(now() - 2, everything=False)
+    schedule.request_refresh({b"a"})
+    assert not await schedule.wait(line)  # type: ignore[arg-type]
     assert line.waits == [(3600, True), (18, False)]
 
 
 async def test_a_lost_connection_is_said(line: Line) -> None:
-    pace = paced(5)
+    schedule = paced(5)
     line.lost = True
-    assert await pace.wait(line)  # type: ignore[arg-type]
+    assert await schedule.wait(line)  # type: ignore[arg-type]

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.broker.declared.store import Store
-from proxy.broker.reconcile.desired import Naming
+from proxy.broker.declared.store import DeclarationStore
+from proxy.broker.reconcile.desired import TokenRights
 from proxy.broker.reconcile.executor import Token
-from proxy.broker.reconcile.observer import Presence
-from proxy.broker.reconcile.relay_requests import Notices
+from proxy.broker.reconcile.observer import ObservedState
+from proxy.broker.reconcile.relay_requests import RelayEvents
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from tests.broker.clients import declare_here, stored, text
 from tests.broker.world import exchanges, owned, queues, state
@@ -38,23 +38,23 @@ class Scene:
         self.known = known
         self.hand = Hand()
         self.deserted: list[OwnedExchange] = []
-        self.naming = Naming(own_routes)
-        self.naming.learn(known.exchanges, known.router)
+        self.rights = TokenRights(own_routes)
+        self.rights.learn(known.exchanges, known.router)
         self.connected = asyncio.Event()
         self.connected.set()
         hand = self.hand
-        self.notices = Notices(
+        self.relay_events = RelayEvents(
             known,
-            Store(known),
-            Presence(),
+            DeclarationStore(known),
+            ObservedState(),
             hand,  # type: ignore[arg-type]
-            self.naming,
+            self.rights,
             hand,  # type: ignore[arg-type]
             self.deserted.append,
         )
 
     async def ensure(self, queue: str) -> None:
-        await self.notices.ensure_queue(queue.encode(), False, self.connected, 5)
+        await self.relay_events.ensure_queue(queue.encode(), False, self.connected, 5)
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def scene() -> Scene:
 def test_a_declare_waits_for_what_may_come_later_and_not_for_what_clients_bound_themselves(scene: Scene) -> None:
     scene.known.exchanges[b"documents"].bound.add(("queue", b"demanded"))
     names = ("a", "demanded", "own", "route", "other")
-    assert [scene.notices.interested(name.encode()) for name in names] == [True, True, False, False, False]
+    assert [scene.relay_events.interested(name.encode()) for name in names] == [True, True, False, False, False]
     declare_here(scene.known, "all", stored("all", "q", ((b"x-addqre-ontrue", text("^x")),)))
-    assert scene.notices.interested(b"other")
+    assert scene.relay_events.interested(b"other")
 
 
 async def test_a_queue_gets_the_tokens_that_it_may_have(scene: Scene) -> None:
@@ -96,7 +96,7 @@ def test_a_queue_takes_the_bindings_of_clients_along(scene: Scene) -> None:
     ox = known.exchanges[b"ox"]
     ox.bound |= queues("own", "route")
     epoch = known.epoch
-    scene.notices.queue_deleted(b"own")
+    scene.relay_events.queue_deleted(b"own")
     assert known.exchanges[b"documents"].clients == ox.clients == {}
     assert ox.bound == queues("route")
     assert scene.deserted == [ox]
@@ -105,8 +105,8 @@ def test_a_queue_takes_the_bindings_of_clients_along(scene: Scene) -> None:
 
 
 def test_a_queue_that_something_else_names_is_missing(scene: Scene) -> None:
-    scene.notices.queue_deleted(b"a")
-    scene.notices.queue_deleted(b"route")
+    scene.relay_events.queue_deleted(b"a")
+    scene.relay_events.queue_deleted(b"route")
     assert scene.known.missing == {("queue", b"a"): "deleted", ("queue", b"route"): "deleted"}
     assert scene.deserted == []
 
@@ -115,13 +115,13 @@ def test_an_exchange_takes_its_bindings_and_those_to_it_along(scene: Scene) -> N
     known = scene.known
     declare_here(known, "outer", stored("outer", "ox", kind="exchange"), stored("outer", "amq.topic", kind="exchange"))
     known.exchanges[b"outer"].bound |= exchanges("amq.topic")
-    scene.notices.exchange_deleted(b"ox")
+    scene.relay_events.exchange_deleted(b"ox")
     assert set(known.exchanges) == {b"documents", b"outer"}
     assert [one.binding.destination for one in known.exchanges[b"outer"].clients.values()] == [b"amq.topic"]
-    scene.notices.exchange_deleted(b"amq.topic")
+    scene.relay_events.exchange_deleted(b"amq.topic")
     assert known.exchanges[b"outer"].clients == {}
     assert known.exchanges[b"outer"].bound == set()
-    scene.notices.exchange_deleted(b"documents")  # a file's stays
+    scene.relay_events.exchange_deleted(b"documents")  # a file's stays
     assert b"documents" in known.exchanges
 
 
@@ -129,17 +129,17 @@ def test_ten_thousand_queues_and_bindings_in_turn_compute_no_needs(monkeypatch: 
     def never(*arguments: object) -> None:
         raise AssertionError("needs were computed")
 
-    monkeypatch.setattr("proxy.broker.reconcile.vhost_topology.needs_of", never)
+    monkeypatch.setattr("proxy.broker.reconcile.vhost_topology.desired_state", never)
     monkeypatch.setattr("proxy.broker.reconcile.desired._reached", never)
     scene = Scene(state("/", {"documents": queues("a")}))
     declare_here(scene.known, "ox")
     for number in range(10_000):
         name = f"q{number}"
-        assert not scene.notices.interested(name.encode())
-        scene.notices.queue_declared(name.encode())
+        assert not scene.relay_events.interested(name.encode())
+        scene.relay_events.queue_declared(name.encode())
         scene.known.add_binding(stored("ox", name, (), number))
-        assert not scene.notices.interested(name.encode())
-    scene.notices.queue_deleted(b"q5000")
+        assert not scene.relay_events.interested(name.encode())
+    scene.relay_events.queue_deleted(b"q5000")
     assert len(scene.known.exchanges[b"ox"].clients) == 9_999
 
 
@@ -148,5 +148,5 @@ def test_a_missing_queue_that_is_declared_is_missing_until_it_has_its_token(make
     exchange = make()
     scene = Scene(state("/", {"x": queues("a")}, exchange))
     scene.known.missing["queue", b"a"] = "does not exist"
-    scene.notices.queue_declared(b"a")
+    scene.relay_events.queue_declared(b"a")
     assert (("queue", b"a") in scene.known.missing) == (exchange.delivery is Delivery.CARRIER)

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-from proxy.broker.reconcile.desired import Needs, needs_of
-from proxy.broker.reconcile.rules_swap import carry_over, is_bound, retirement_of
+from proxy.broker.reconcile.desired import DesiredState, desired_state
+from proxy.broker.reconcile.rules_swap import carry_over_tokens, is_bound, retirement_of
 from proxy.relay.vhost import Delivery
 from tests.broker.world import owned, queues, router
 
 
-def carried(name: str, *destinations: str, carrier: str = "c") -> Needs:
+def carried(name: str, *destinations: str, carrier: str = "c") -> DesiredState:
     exchange = owned(name, carrier=carrier.encode(), bound=queues(*destinations))
-    return needs_of({exchange.name: exchange}, router({name: queues(*destinations)}))
+    return desired_state({exchange.name: exchange}, router({name: queues(*destinations)}))
 
 
 def test_only_what_is_no_longer_needed_goes() -> None:
@@ -23,12 +23,12 @@ def test_the_carrier_counts_not_the_exchange() -> None:
 
 
 def test_a_dropped_exchange_gives_up_all_its_tokens() -> None:
-    assert len(retirement_of(carried("x", "a", "b"), needs_of({}, router({}))).tokens) == 2
+    assert len(retirement_of(carried("x", "a", "b"), desired_state({}, router({}))).tokens) == 2
 
 
 def test_tokens_that_stand_are_carried_over_to_the_new_exchange() -> None:
     fresh = {b"x": owned("x", carrier=b"c"), b"y": owned("y"), b"z": owned("z", Delivery.QUEUE, carrier=b"c")}
-    carry_over(carried("x", "a"), fresh)
+    carry_over_tokens(carried("x", "a"), fresh)
     assert [exchange.bound for exchange in fresh.values()] == [queues("a"), set(), set()]
 
 

@@ -366,9 +366,9 @@ async def test_what_clients_do_while_a_listing_is_made_is_neither_lost_nor_undon
     await app.declare("ox")
     await app.bind(old, gone)
     found = known(topology := await start(), vhost)
-    inventory = topology._inventory
-    assert inventory is not None
-    listing = inventory.changed_bindings
+    management = topology._management
+    assert management is not None
+    listing = management.changed_bindings
 
     async def meanwhile(*asked: Any) -> Any:
         await app.bind(passing, other)
@@ -381,7 +381,7 @@ async def test_what_clients_do_while_a_listing_is_made_is_neither_lost_nor_undon
         await app.bind(new)
         return answer
 
-    monkeypatch.setattr(inventory, "changed_bindings", meanwhile)
+    monkeypatch.setattr(management, "changed_bindings", meanwhile)
     await topology.refresh(vhost)
     assert routed(found, b"ox") == (b"new", b"old")
     monkeypatch.undo()
@@ -394,9 +394,9 @@ async def test_an_exchange_deleted_while_the_listing_is_made_stays_deleted(
 ) -> None:
     await app.declare("ox", sequence=1)
     found = known(topology := await start(), vhost)
-    inventory = topology._inventory
-    assert inventory is not None
-    listing = inventory.exchanges
+    management = topology._management
+    assert management is not None
+    listing = management.exchanges
 
     async def meanwhile(name: str) -> Any:
         await app.declare("passing", sequence=2)
@@ -409,7 +409,7 @@ async def test_an_exchange_deleted_while_the_listing_is_made_stays_deleted(
         declare_here(found, "new", sequence=3)
         return answer
 
-    monkeypatch.setattr(inventory, "exchanges", meanwhile)
+    monkeypatch.setattr(management, "exchanges", meanwhile)
     await topology.refresh(vhost)
     assert list(found.exchanges) == [b"new"]
     monkeypatch.undo()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker.management_api import Discovery
+from proxy.broker.management_api import VhostDiscovery
 from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import has
@@ -29,14 +29,14 @@ class Api:
 
 
 async def test_virtual_hosts_are_found() -> None:
-    discovery = Discovery(SETTINGS, Api(None))  # type: ignore[arg-type]
+    discovery = VhostDiscovery(SETTINGS, Api(None))  # type: ignore[arg-type]
     assert await discovery.find() == {"a", "b"}
     assert discovery.fault == ""
     assert await discovery.find_later() == set()
 
 
 async def test_without_a_management_api_that_is_said() -> None:
-    discovery = Discovery(SETTINGS, None)
+    discovery = VhostDiscovery(SETTINGS, None)
     with capture_logs() as events:
         assert await discovery.find() == set()
     assert [event["log_level"] for event in events] == ["warning"]
@@ -46,7 +46,7 @@ async def test_without_a_management_api_that_is_said() -> None:
 @pytest.mark.parametrize("failure", [UpstreamFailure.UNAVAILABLE, UpstreamFailure.TIMEOUT])
 async def test_one_that_does_not_answer_is_waited_for(failure: UpstreamFailure) -> None:
     api = Api(failure)
-    discovery = Discovery(SETTINGS, api)  # type: ignore[arg-type]
+    discovery = VhostDiscovery(SETTINGS, api)  # type: ignore[arg-type]
     with capture_logs() as events:
         assert await discovery.find() == set()
     assert api.asked > 1
@@ -59,6 +59,6 @@ async def test_one_that_does_not_answer_is_waited_for(failure: UpstreamFailure) 
 
 async def test_one_that_refuses_is_not_waited_for() -> None:
     api = Api(UpstreamFailure.REFUSED)
-    discovery = Discovery(SETTINGS, api)  # type: ignore[arg-type]
+    discovery = VhostDiscovery(SETTINGS, api)  # type: ignore[arg-type]
     assert await discovery.find() == set()
     assert api.asked == 1

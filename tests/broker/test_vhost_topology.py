@@ -42,10 +42,10 @@ async def make(broker: Broker) -> AsyncIterator[Make]:
     ending: list[Callable[[], Awaitable[None]]] = []
 
     async def build(
-        known: State, *asked: Queue, connect: bool = True, inventory: bool = True, **more: Any
+        known: State, *asked: Queue, connect: bool = True, management: bool = True, **more: Any
     ) -> VhostTopology:
         limits = settings(broker, **more)
-        listing = ManagementApi(limits, broker.management) if inventory else None
+        listing = ManagementApi(limits, broker.management) if management else None
         topology = VhostTopology(limits, known, asked, listing)
         ending.append(topology.close)
         if listing is not None:
@@ -60,9 +60,9 @@ async def make(broker: Broker) -> AsyncIterator[Make]:
 
 
 @pytest.mark.parametrize("inventory", [True, False])
-async def test_what_the_rules_ask_for_is_declared(make: Make, outside: Outside, vhost: str, inventory: bool) -> None:
+async def test_what_the_rules_ask_for_is_declared(make: Make, outside: Outside, vhost: str, management: bool) -> None:
     known = state(vhost, {"documents": queues("a", "b")}, owned("documents", alternate=b"amq.fanout"))
-    await make(known, Queue(b"a"), Queue(b"b"), inventory=inventory)
+    await make(known, Queue(b"a"), Queue(b"b"), management=management)
     carrier = outside.exchange("documents")
     assert [carrier[key] for key in ("type", "durable", "internal")] == ["direct", True, False]
     assert carrier["arguments"] == {"x-open-exchange": True, "alternate-exchange": "amq.fanout"}
@@ -73,10 +73,12 @@ async def test_what_the_rules_ask_for_is_declared(make: Make, outside: Outside, 
 
 
 @pytest.mark.parametrize("inventory", [True, False])
-async def test_a_queue_that_exists_is_taken_as_it_is(make: Make, outside: Outside, vhost: str, inventory: bool) -> None:
+async def test_a_queue_that_exists_is_taken_as_it_is(
+    make: Make, outside: Outside, vhost: str, management: bool
+) -> None:
     outside.make_queue("a", x_max_length=5, x_queue_type="classic")
     known = state(vhost, {"documents": queues("a")})
-    await make(known, Queue(b"a"), inventory=inventory)
+    await make(known, Queue(b"a"), management=management)
     assert outside.queue("a")["arguments"] == {"x-max-length": 5, "x-queue-type": "classic"}
     assert outside.bound("documents") == queues("a")
 
@@ -131,18 +133,18 @@ async def test_queue_delivery_finds_out_what_is_missing_without_the_management_a
     known = state(vhost, {"direct": queues("a", "b") | exchanges("amq.topic", "x")}, direct)
     with outside.channel() as channel:
         channel.queue_declare("b", exclusive=True)  # exclusive is no obstacle to the default exchange
-        await make(known, inventory=False)
+        await make(known, management=False)
     assert known.missing == {("exchange", b"x"): "does not exist"}
 
 
 @pytest.mark.parametrize("inventory", [True, False])
 async def test_a_missing_destination_is_reported_and_the_others_are_bound(
-    make: Make, outside: Outside, vhost: str, inventory: bool
+    make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a", "b") | exchanges("x") | {("queue", b"\xff")}})
     with capture_logs() as events:
-        await make(known, inventory=inventory)
+        await make(known, management=management)
     assert outside.bound("documents") == queues("a")
     assert known.missing == {
         ("queue", b"b"): "does not exist",
@@ -170,13 +172,13 @@ async def test_missing_destinations_are_logged_once_a_change(make: Make, outside
 
 @pytest.mark.parametrize("inventory", [True, False])
 async def test_an_exclusive_queue_is_missing_with_that_reason(
-    make: Make, outside: Outside, vhost: str, inventory: bool
+    make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
     known = state(vhost, {"documents": queues("mine", "ours")})
     with outside.channel() as channel:
         channel.queue_declare("mine", exclusive=True)
         channel.queue_declare("ours")
-        topology = await make(known, inventory=inventory)
+        topology = await make(known, management=management)
         assert known.missing == {("queue", b"mine"): "exclusive queue of another connection"}
         assert outside.bound("documents") == queues("ours")
         # Its owner's connection binds it: that is believed, and seen where there is a listing.
@@ -189,11 +191,11 @@ async def test_an_exclusive_queue_is_missing_with_that_reason(
 
 @pytest.mark.parametrize("inventory", [True, False])
 async def test_a_queue_that_vanishes_and_comes_back_directly_on_the_broker_is_followed(
-    make: Make, outside: Outside, vhost: str, inventory: bool
+    make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a")})
-    topology = await make(known, inventory=inventory)
+    topology = await make(known, management=management)
     documents = known.exchanges[b"documents"]
 
     outside.delete_queue("a")
@@ -214,11 +216,11 @@ async def test_a_queue_that_vanishes_and_comes_back_directly_on_the_broker_is_fo
 
 @pytest.mark.parametrize("inventory", [True, False])
 async def test_a_queue_deleted_and_made_again_between_two_looks_is_bound_again(
-    make: Make, outside: Outside, vhost: str, inventory: bool
+    make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a")})
-    topology = await make(known, inventory=inventory)
+    topology = await make(known, management=management)
     outside.delete_queue("a")
     outside.make_queue("a")
     await topology.refresh()
@@ -227,10 +229,10 @@ async def test_a_queue_deleted_and_made_again_between_two_looks_is_bound_again(
 
 @pytest.mark.parametrize("inventory", [True, False])
 async def test_a_carrier_deleted_beside_us_is_declared_and_bound_again(
-    make: Make, outside: Outside, vhost: str, inventory: bool
+    make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
     outside.make_queue("a")
-    topology = await make(state(vhost, {"documents": queues("a")}), inventory=inventory)
+    topology = await make(state(vhost, {"documents": queues("a")}), management=management)
     outside.delete_exchange("documents")
     await topology.refresh()
     assert outside.bound("documents") == queues("a")
@@ -264,8 +266,8 @@ async def test_without_the_management_api_regex_routes_see_the_rules_queues_and_
 ) -> None:
     outside.make_queue("unknown")
     known = state(vhost, {"documents": queues("a")}, regex=True)
-    topology = await make(known, Queue(b"a"), inventory=False)
-    topology.notices.queue_declared(b"b")
+    topology = await make(known, Queue(b"a"), management=False)
+    topology.relay_events.queue_declared(b"b")
     await topology.refresh()
     assert list(known.queues.names) == [b"a", b"b"]
 
@@ -290,7 +292,7 @@ async def test_without_the_management_api_the_broker_says_that_an_exchange_is_in
     make: Make, outside: Outside, vhost: str
 ) -> None:
     outside.make_exchange("documents", "topic")
-    topology = await make(state(vhost, {"documents": set()}), connect=False, inventory=False)
+    topology = await make(state(vhost, {"documents": set()}), connect=False, management=False)
     with pytest.raises(UpstreamError) as caught:
         await topology.connect()
     assert caught.value.failure is UpstreamFailure.REFUSED
@@ -336,11 +338,11 @@ def restricted(broker: Broker, vhost: str) -> Any:
 
 @pytest.mark.parametrize("inventory", [True, False])
 async def test_a_carrier_that_may_not_be_declared_names_the_permission(
-    make: Make, vhost: str, restricted: Callable[[str, str, str], None], inventory: bool
+    make: Make, vhost: str, restricted: Callable[[str, str, str], None], management: bool
 ) -> None:
     restricted("^none$", ".*", ".*")
     known = state(vhost, {"documents": set()})
-    topology = await make(known, connect=False, inventory=inventory, username=vhost, password="hush")
+    topology = await make(known, connect=False, management=management, username=vhost, password="hush")
     with pytest.raises(UpstreamError) as caught:
         await topology.connect()
     assert caught.value.failure is UpstreamFailure.REFUSED
@@ -350,12 +352,12 @@ async def test_a_carrier_that_may_not_be_declared_names_the_permission(
 
 @pytest.mark.parametrize("inventory", [True, False])
 async def test_a_destination_that_may_not_be_bound_is_missing_and_the_others_are_bound(
-    make: Make, outside: Outside, vhost: str, restricted: Callable[[str, str, str], None], inventory: bool
+    make: Make, outside: Outside, vhost: str, restricted: Callable[[str, str, str], None], management: bool
 ) -> None:
     outside.make_queues("a", "b")
     restricted(".*", "^(a|documents)$", ".*")
     known = state(vhost, {"documents": queues("a", "b")})
-    topology = await make(known, inventory=inventory, username=vhost, password="hush")
+    topology = await make(known, management=management, username=vhost, password="hush")
     assert outside.bound("documents") == queues("a")
     assert "write permission on this queue" in known.missing["queue", b"b"]
     restricted(".*", ".*", ".*")
@@ -376,16 +378,16 @@ async def test_one_bad_listing_does_not_stop_readiness(make: Make, outside: Outs
     assert topology.ready
     assert known.exchanges[b"documents"].bound == queues("a")
     assert len(has(events, "inventory not complete")) == 1
-    assert len(topology.survey.failures) == 1
+    assert len(topology.observer.failures) == 1
 
 
 async def test_a_management_api_that_is_down_does_not_stop_readiness(make: Make, outside: Outside, vhost: str) -> None:
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a", "b")})
-    topology = await make(known, connect=False, inventory=False)
-    topology.survey._inventory = ManagementApi(settings(outside.broker), "http://127.0.0.1:1")
+    topology = await make(known, connect=False, management=False)
+    topology.observer._management = ManagementApi(settings(outside.broker), "http://127.0.0.1:1")
     await topology.connect()
-    await topology.survey._inventory.close()
+    await topology.observer._management.close()
     assert topology.ready
     assert outside.bound("documents") == queues("a")
     assert known.missing == {("queue", b"b"): "does not exist"}
@@ -395,7 +397,7 @@ async def test_a_declared_queue_has_its_tokens_when_ensure_returns(make: Make, o
     known = state(vhost, {"first": queues("a"), "second": queues("a"), "third": set()}, regex=True)
     topology = await make(known)
     outside.make_queue("a")
-    assert topology.notices.interested(b"a")
+    assert topology.relay_events.interested(b"a")
     epoch = known.epoch
     await topology.ensure_queue(b"a")
     assert outside.bound("first") == outside.bound("second") == queues("a")
@@ -457,10 +459,15 @@ async def test_interest_in_a_queue(make: Make, outside: Outside, vhost: str) -> 
     known = state(vhost, {"documents": queues("a"), "direct": queues("b")}, direct)
     topology = await make(known)
     await topology.bind(b"documents", queues("demanded"))
-    assert [topology.notices.interested(name) for name in (b"a", b"b", b"demanded", b"c")] == [True, True, True, False]
+    assert [topology.relay_events.interested(name) for name in (b"a", b"b", b"demanded", b"c")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     known.router = router({"documents": queues("a"), "direct": queues("b")}, regex=True)
     topology.recompute()
-    assert topology.notices.interested(b"c")
+    assert topology.relay_events.interested(b"c")
 
 
 async def test_a_queue_declared_through_us_is_known_at_once(make: Make, vhost: str) -> None:
@@ -469,7 +476,7 @@ async def test_a_queue_declared_through_us_is_known_at_once(make: Make, vhost: s
     topology = await make(known)
     assert ("queue", b"a") in known.missing
     epoch = known.epoch
-    topology.notices.queue_declared(b"a")
+    topology.relay_events.queue_declared(b"a")
     assert known.missing == {}
     assert list(known.queues.names) == [b"a"]
     assert known.epoch > epoch
@@ -479,7 +486,7 @@ async def test_a_declare_that_no_rule_cares_for_leaves_cached_answers_alone(make
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known)
     epoch = known.epoch
-    topology.notices.queue_declared(b"reply-1")
+    topology.relay_events.queue_declared(b"reply-1")
     topology.queue_deleted(b"reply-1")
     assert known.epoch == epoch
 
@@ -606,14 +613,14 @@ async def test_a_running_control_plane_looks_again_and_again(
 
 @pytest.mark.parametrize("inventory", [True, False])
 async def test_after_a_lost_connection_everything_is_made_again(
-    make: Make, outside: Outside, vhost: str, running: Callable[[VhostTopology], None], inventory: bool
+    make: Make, outside: Outside, vhost: str, running: Callable[[VhostTopology], None], management: bool
 ) -> None:
     known = state(vhost, {"documents": queues("a")})
     topology = await make(
         known,
         Queue(b"a"),
         connect=False,
-        inventory=inventory,
+        management=management,
         refresh_seconds=60,
         retry_seconds=0.01,
         retry_limit_seconds=0.1,

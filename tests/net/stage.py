@@ -244,7 +244,7 @@ def open_exchange(name: bytes, *queues: bytes, bound: bool = True) -> VhostState
     return VhostState(VHOST, Router([exchange]), {name: owned})
 
 
-def surroundings(
+def context(
     upstream: Upstream, limits: SessionLimits, state: VhostState | None = None, control: ControlPlane | None = None
 ) -> SessionContext:
     counters = Counters()
@@ -325,7 +325,7 @@ async def staged(
     broker = broker or FakeBroker()
     if not broker.port:
         await broker.start()
-    shared = surroundings(
+    shared = context(
         upstream or Upstream([("127.0.0.1", broker.port)]), limits or SessionLimits(relay=RelayLimits()), state, control
     )
     if allowances is not None:

@@ -30,33 +30,33 @@ def question(client: str = "client") -> PermissionCheck:
 
 
 async def test_a_connection_of_the_client_is_asked() -> None:
-    speakers, first, second = ClientConnections(), Client(), Client()
-    speakers.enter("/", "client", first)
-    speakers.enter("/", "client", second)
+    client_connections, first, second = ClientConnections(), Client(), Client()
+    client_connections.enter("/", "client", first)
+    client_connections.enter("/", "client", second)
     asked = question()
-    await speakers.ask("/", [asked])
+    await client_connections.ask("/", [asked])
     assert (first.asked, second.asked) == ([], [asked])
     assert asked.reach.allowed == {QUEUE}
 
 
 async def test_a_client_that_is_not_there_reaches_nothing_new() -> None:
-    speakers = ClientConnections()
-    speakers.enter("/other", "client", Client())
-    speakers.enter("/", "somebody else", Client())
+    client_connections = ClientConnections()
+    client_connections.enter("/other", "client", Client())
+    client_connections.enter("/", "somebody else", Client())
     asked = question()
-    await speakers.ask("/", [asked])
+    await client_connections.ask("/", [asked])
     assert asked.reach.refused == {QUEUE: "client is not connected"}
 
 
 async def test_a_connection_that_ended_is_not_asked() -> None:
-    speakers, first, second = ClientConnections(), Client(), Client()
-    speakers.enter("/", "client", first)
-    speakers.enter("/", "client", second)
-    speakers.leave("/", "client", second)
-    speakers.leave("/", "client", second)
-    await speakers.ask("/", [question()])
+    client_connections, first, second = ClientConnections(), Client(), Client()
+    client_connections.enter("/", "client", first)
+    client_connections.enter("/", "client", second)
+    client_connections.leave("/", "client", second)
+    client_connections.leave("/", "client", second)
+    await client_connections.ask("/", [question()])
     assert (len(first.asked), len(second.asked)) == (1, 0)
-    speakers.leave("/", "client", first)
+    client_connections.leave("/", "client", first)
     asked = question()
-    await speakers.ask("/", [asked])
+    await client_connections.ask("/", [asked])
     assert asked.reach.refused

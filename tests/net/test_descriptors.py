@@ -8,10 +8,10 @@ import pytest
 #: In a process of its own, since a limit that was lowered can't be raised again.
 ASK = """
 import resource, sys
-from proxy.net.descriptors import provide
+from proxy.net.listener import raise_descriptor_limit
 soft, hard, connections = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-found = provide(connections)
+found = raise_descriptor_limit(connections)
 print(found.limit, found.wanted, found.connections, found.enough, *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

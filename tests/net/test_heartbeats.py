@@ -65,6 +65,6 @@ async def test_without_a_limit_nobody_is_idle() -> None:
     async with staged() as stage:
         producer, link = await stage.producer()
         [session] = stage.listener._sessions
-        assert not session._beats.watches_idle
+        assert not session._heartbeats.watches_idle
         producer.call(commands.Channel.Open())
         await link.expect("Channel.Open")

@@ -10,7 +10,7 @@ from pamqp import commands
 from structlog.testing import capture_logs
 
 from proxy.net.context import SessionLimits
-from proxy.net.tls import ClientTls, Contexts, ServerTls
+from proxy.net.tls import ClientTls, ServerTls, TlsContexts
 from proxy.net.upstream import Upstream
 from tests import client
 from tests.certificates import Authority
@@ -145,7 +145,7 @@ async def test_a_broker_that_leaves_when_its_virtual_host_is_followed_meanwhile_
     broker = FakeBroker(tls=ServerTls(*authority.certificate("localhost")).context())
     await broker.start()
     upstream = Upstream(
-        [("127.0.0.1", broker.port)], tls=ClientTls(authority.ca, server_name="localhost"), contexts=Contexts()
+        [("127.0.0.1", broker.port)], tls=ClientTls(authority.ca, server_name="localhost"), contexts=TlsContexts()
     )
     async with staged(broker=broker, upstream=upstream, control=control) as stage:
         peer = await stage.connect()

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-from proxy.net.remote.connection import RemoteDriver
+from proxy.net.remote.connection import RemoteConnection
 from proxy.net.remote.endpoints import Endpoint, RemoteLimits
-from proxy.net.tls import Contexts
+from proxy.net.tls import TlsContexts
 from proxy.relay.counters import RemoteCounters
 from proxy.relay.remote.lane import RemoteResult
 from proxy.relay.remote.link import Credentials
 from tests.relay.remote_broker import Told
 
 
-async def driver() -> RemoteDriver:
+async def driver() -> RemoteConnection:
     endpoint = Endpoint("far", "127.0.0.1", 1, None, Credentials(b"u", b"s3cret", b"/"), RemoteLimits())
-    return RemoteDriver(endpoint, RemoteCounters(), "1.0", Contexts(), lambda here, there: False, lambda: None)
+    return RemoteConnection(endpoint, RemoteCounters(), "1.0", TlsContexts(), lambda here, there: False, lambda: None)
 
 
 async def test_bytes_make_a_link_full_as_messages_do() -> None:

@@ -12,7 +12,7 @@ from pamqp import commands
 
 from proxy.addressing.targets import Remote
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
-from proxy.net.remote.pool import Port, RemotePool
+from proxy.net.remote.pool import ProducerRemotes, RemotePool
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters
 from proxy.relay.remote.lane import RemoteResult, Way
@@ -99,7 +99,7 @@ class Stage:
     def use(self, limits: RemoteLimits) -> None:
         self.pool.brokers = {"/": {b"far": RemoteBroker("127.0.0.1", self.broker.port, limits=limits)}}
 
-    def port(self) -> Port:
+    def port(self) -> ProducerRemotes:
         return self.pool.port("/", self.full.append)
 
     def way(self) -> Way:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.errors import ConfigError, ConfigErrors
-from proxy.net.tls import ClientTls, Contexts, ServerTls, words
+from proxy.net.tls import ClientTls, ServerTls, TlsContexts, words
 from tests.certificates import Authority
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_can_not_be_used_is_named_with_what_was_expected(
 
 
 def test_a_context_stays_until_files_are_read_again(authority: Authority, tmp_path: Path) -> None:
-    contexts, tls = Contexts(), ServerTls(tmp_path / "cert", tmp_path / "key")
+    contexts, tls = TlsContexts(), ServerTls(tmp_path / "cert", tmp_path / "key")
 
     def install(name: str) -> None:
         for source, target in zip(authority.certificate(name), (tls.certificate, tls.key), strict=True):
@@ -139,7 +139,7 @@ def test_when_certificates_in_use_end_is_told_by_side_and_file(authority: Author
         for source, target in zip(authority.certificate("localhost", expired=expired), pair, strict=True):
             shutil.copy(source, target)
 
-    contexts, server = Contexts(), ServerTls(*pair)
+    contexts, server = TlsContexts(), ServerTls(*pair)
     wanted: list[ServerTls | ClientTls] = [server, ClientTls(authority.ca, None, *pair), ClientTls(authority.ca)]
     install(expired=True)
     contexts.of(server)
@@ -154,7 +154,7 @@ def test_when_certificates_in_use_end_is_told_by_side_and_file(authority: Author
 
 
 def test_where_one_file_is_bad_none_is_taken(authority: Authority, pair: tuple[Path, Path], tmp_path: Path) -> None:
-    contexts, good, bad = Contexts(), ClientTls(authority.ca), ServerTls(*pair)
+    contexts, good, bad = TlsContexts(), ClientTls(authority.ca), ServerTls(*pair)
     contexts.read([good, bad])()
     before = contexts.of(good), contexts.of(bad)
     with pytest.raises(ConfigErrors) as caught:

@@ -8,15 +8,15 @@ from proxy.config.settings import parse_settings
 from proxy.errors import ConfigErrors
 from proxy.net.remote.endpoints import RemoteBroker
 from proxy.net.tls import ClientTls, ServerTls
-from proxy.net.tls_config import WantedTls
+from proxy.net.tls_config import SidecarTls
 from proxy.yamlfile.nodes import Faults
 from tests.certificates import Authority
 
 HERE = Path("/etc/oxproxy")
 
 
-def wanted(text: str) -> WantedTls:
-    return WantedTls(parse_settings(text.encode(), HERE / "oxproxy.yaml", {}, Faults(), secrets_required=False))
+def wanted(text: str) -> SidecarTls:
+    return SidecarTls(parse_settings(text.encode(), HERE / "oxproxy.yaml", {}, Faults(), secrets_required=False))
 
 
 BOTH = """

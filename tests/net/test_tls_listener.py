@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
+from proxy.net.listener import TlsListener
 from proxy.net.tls import ServerTls
-from proxy.net.tls_listener import TlsListener
 from proxy.relay.counters import ConnectionCounters
 from tests.certificates import Authority
 from tests.net.stage import eventually
@@ -43,7 +43,7 @@ class Opened:
         self.guests: list[Guest] = []
         self.counters = ConnectionCounters()
         self.context = tls.context()
-        self.door = TlsListener(lambda: self.context, self.counters, 0.3, 1.0)
+        self.tls_listener = TlsListener(lambda: self.context, self.counters, 0.3, 1.0)
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.listening.setblocking(False)
         self.port: int = self.listening.getsockname()[1]
@@ -58,7 +58,7 @@ class Opened:
     async def let_in(self, connection: socket.socket) -> None:
         self.guests.append(guest := Guest())
         try:
-            await self.door.shake_hands(connection, guest, "somebody")
+            await self.tls_listener.handshake(connection, guest, "somebody")
         except OSError:
             guest.told.append("failed")
             connection.close()

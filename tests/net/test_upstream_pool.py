@@ -8,7 +8,7 @@ from pamqp import base, commands
 
 from proxy.net import upstream_pool as module
 from proxy.net.link import Link
-from proxy.net.upstream_pool import Reuse
+from proxy.net.upstream_pool import UpstreamPool
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.lease import Lease
 from tests.client import method
@@ -70,20 +70,20 @@ def lease() -> Lease:
     return made
 
 
-def first(reuse: Reuse) -> bytes:
+def first(reuse: UpstreamPool) -> bytes:
     """What a new producer's header is answered with from here."""
-    return reuse.stand_in().take([b"AMQP\0\0\x09\x01"])
+    return reuse.negotiation().take([b"AMQP\0\0\x09\x01"])
 
 
 async def test_a_connection_goes_from_one_link_to_the_next(broker: Broker) -> None:
     counters = Counters()
-    reuse = Reuse(60, counters)
+    reuse = UpstreamPool(60, counters)
     link, peer = await broker.connected()
     held = lease()
     reuse.keep(link, held, 0)
     assert (link.connected, counters.kept_connections, first(reuse)) == (False, 1, b"start")
     fresh = broker.link()
-    reuse.hand_over(held, fresh)
+    reuse.lease_to(held, fresh)
     assert (fresh.connected, broker.made) == (True, 2)
     assert (counters.kept_connections, counters.reused_connections, first(reuse)) == (0, 1, b"")
     peer.send(b"hello")
@@ -94,7 +94,7 @@ async def test_a_connection_goes_from_one_link_to_the_next(broker: Broker) -> No
 
 
 async def test_a_link_that_was_paused_is_read_again(broker: Broker) -> None:
-    reuse = Reuse(60, Counters())
+    reuse = UpstreamPool(60, Counters())
     link, peer = await broker.connected()
     link.pause("producer is slow", True)
     reuse.keep(link, lease(), 0)
@@ -105,7 +105,7 @@ async def test_a_link_that_was_paused_is_read_again(broker: Broker) -> None:
 
 
 async def test_heartbeats_are_answered_and_waited_for(broker: Broker) -> None:
-    reuse = Reuse(60, Counters())
+    reuse = UpstreamPool(60, Counters())
     link, peer = await broker.connected()
     reuse.keep(link, lease(), 1)
     for _ in range(3):
@@ -126,7 +126,7 @@ async def gone(peer: Peer) -> bool:
 
 
 async def test_half_a_heartbeat_is_waited_for(broker: Broker) -> None:
-    reuse = Reuse(60, Counters())
+    reuse = UpstreamPool(60, Counters())
     link, peer = await broker.connected()
     reuse.keep(link, lease(), 0)
     peer.send(HEARTBEAT[:3])
@@ -136,7 +136,7 @@ async def test_half_a_heartbeat_is_waited_for(broker: Broker) -> None:
     await reuse_stopped(reuse, peer)
 
 
-async def reuse_stopped(reuse: Reuse, peer: Peer) -> None:
+async def reuse_stopped(reuse: UpstreamPool, peer: Peer) -> None:
     stopping = asyncio.ensure_future(reuse.stop())
     await peer.expect("Connection.Close")
     peer.call(commands.Connection.CloseOk(), 0)
@@ -153,7 +153,7 @@ async def reuse_stopped(reuse: Reuse, peer: Peer) -> None:
 )
 async def test_whatever_else_the_broker_says_ends_it(broker: Broker, said: base.Frame, answer: str) -> None:
     counters = Counters()
-    reuse = Reuse(60, counters)
+    reuse = UpstreamPool(60, counters)
     link, peer = await broker.connected()
     reuse.keep(link, lease(), 0)
     peer.send(method(0, said))
@@ -165,7 +165,7 @@ async def test_whatever_else_the_broker_says_ends_it(broker: Broker, said: base.
 
 async def test_a_connection_that_is_lost_is_dropped(broker: Broker) -> None:
     counters = Counters()
-    reuse = Reuse(60, counters)
+    reuse = UpstreamPool(60, counters)
     link, peer = await broker.connected()
     reuse.keep(link, lease(), 0)
     await peer.vanish()
@@ -175,7 +175,7 @@ async def test_a_connection_that_is_lost_is_dropped(broker: Broker) -> None:
 
 async def test_after_its_time_a_connection_is_closed(broker: Broker) -> None:
     counters = Counters()
-    reuse = Reuse(0.01, counters)
+    reuse = UpstreamPool(0.01, counters)
     link, peer = await broker.connected()
     reuse.keep(link, lease(), 0)
     await peer.expect("Connection.Close")
@@ -187,7 +187,7 @@ async def test_after_its_time_a_connection_is_closed(broker: Broker) -> None:
 async def test_the_one_that_waits_longest_makes_room(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_KEPT", 1)
     counters = Counters()
-    reuse = Reuse(60, counters)
+    reuse = UpstreamPool(60, counters)
     (one, old), (other, young) = await broker.connected(), await broker.connected()
     reuse.keep(one, lease(), 0)
     reuse.keep(other, lease(), 0)
@@ -199,7 +199,7 @@ async def test_the_one_that_waits_longest_makes_room(broker: Broker, monkeypatch
 
 async def test_when_it_has_stopped_nothing_is_kept(broker: Broker) -> None:
     counters = Counters()
-    reuse = Reuse(60, counters)
+    reuse = UpstreamPool(60, counters)
     await reuse.stop()
     link, peer = await broker.connected()
     reuse.keep(link, lease(), 0)
@@ -213,5 +213,5 @@ async def test_a_socket_that_is_gone_can_not_be_kept(broker: Broker) -> None:
     counters = Counters()
     link, _ = await broker.connected()
     link.abort()
-    Reuse(60, counters).keep(link, lease(), 0)
+    UpstreamPool(60, counters).keep(link, lease(), 0)
     assert counters.kept_connections == 0

@@ -1,8 +1,8 @@
-"""How sidecars tell each other that what clients declared has changed, so that the others need not wait for a look.
+"""Announces changes of declared state to other sidecars, so that they need not wait for their next pass.
 
-A fanout exchange on the broker, one queue for each sidecar. A message says no more than which exchange changed: what
-it is now, the others read from the broker. Many changes in a moment are one message. Whatever goes wrong here costs
-speed alone, since everybody looks regularly. It must not know what is looked at. Source: RabbitMQ's guide on exchanges.
+A fanout exchange on the broker, one queue for each sidecar. A message only names the exchanges that changed; their
+content is read from the broker. Changes within a short time share one message. A failure here costs only time, since
+every sidecar reconciles regularly. Source: RabbitMQ's guide on exchanges.
 """
 
 from __future__ import annotations

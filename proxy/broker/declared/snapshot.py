@@ -1,12 +1,11 @@
-"""The file that keeps what clients declared where the broker can't: ``delivery: queue``, or no management API.
+"""The snapshot file: keeps what clients declared where the broker can't (``delivery: queue``, or no management API).
 
-One line says format, version and checksum; then one JSON list a line. It is replaced whole or not at all. One that is
-damaged is refused and kept aside under another name: it may be all there is. It must not know when to write.
+One line has format, version and checksum; one JSON list per line follows. The file is replaced whole or not at all. A
+damaged one is refused and renamed, not deleted: it may be the only copy.
 
-When the snapshot is written, and what is in it: everything that clients declared, as the states have it.
-
-A change is written at once where nothing is being written, else together with all others since. Writing takes a share
-of the time that bursts of changes leave the producers theirs. It must not know the file's form (see `snapshot`).
+`Recorder` decides when it is written: a change is written at once if no write is under way, otherwise together with all
+others since. After a write comes a pause in proportion to its duration, so that bursts of changes leave time for the
+producers.
 """
 
 from __future__ import annotations

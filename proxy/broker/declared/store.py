@@ -1,25 +1,21 @@
-"""What clients declared in one virtual host: read back from the broker and kept in step with it.
+"""State that clients declared in one virtual host: read back from the broker and kept in step with it.
 
-A listing tells what was there at some moment between its request and its answer; what passed through the sidecar
-meanwhile counts more. So a listing is joined with the state as it was at the request, and what nobody here knows is
-believed only if nothing changed meanwhile, or if the next listing says it again: it may have come and gone. It must
-not ask the broker itself (see `survey`). Source: delivery notes, "The store".
+A listing describes some moment between its request and its answer; what passed through the sidecar in between takes
+precedence. So a listing is joined with the state as it was at the request. What is listed and not known here is
+accepted only if nothing changed in between, or if the next listing shows it again: it may have come and gone. The
+broker is never asked from here (see `reconcile.observer`).
 
-What a client declared, made again from what was kept of it: the raw bytes of its tables.
+In this order:
 
-The kept form is the relay's (`amqp.stored`); a snapshot keeps the same parts. Pure. Whatever was damaged is a
-``ValueError`` that says how. Source: architecture, "The broker is the store".
+- conversion of the raw bytes that the broker or a snapshot keeps (`relay.declare.stored`) into exchanges and bindings;
+  damaged bytes are a ``ValueError`` that says how;
+- `BindingListings`: applies a listing of the bindings of one exchange. With ten thousand bindings only those that came
+  since the last listing are decoded, and relays run between two steps;
+- `inherit`: what new rules take over. Exchanges that clients declared stay as they are, unless a rules file owns the
+  name now: then the file's declaration holds and the clients' bindings stay;
+- `DeclarationStore`: the state itself.
 
-How a listing of an exchange's bindings comes into the state: read, joined with what passed through us, applied.
-
-Ten thousand bindings may stand; only those that came since the last listing are decoded, and relays run between two
-steps. What clients bind and unbind meanwhile counts more than the listing (see `store`). Source: delivery notes, "The
-store".
-
-What new rules take over of what clients declared under the old ones.
-
-Exchanges that clients declared stay as they are, unless a rules file owns the name now: then the file's declaration
-holds and the clients' bindings go on. Pure. Source: architecture, "The broker is the store".
+Sources: delivery notes, "The store"; architecture, "The broker is the store".
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, tzinfo
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import structlog
 
@@ -200,21 +196,6 @@ class BindingsBefore(NamedTuple):
     changes: int
 
 
-class DeclarationStore(Protocol):
-    """Where declared state is kept; `Store` is one."""
-
-    state: VhostState
-
-    def add_binding(self, stored: StoredBinding) -> bool:
-        """Add a client's binding."""
-
-    def remove_binding(self, stored: StoredBinding) -> None:
-        """Forget a client's binding."""
-
-    def say(self, name: bytes, what: str) -> None:
-        """Write a fault once."""
-
-
 class BindingListings:
     """Takes listings of bindings in one virtual host.
 
@@ -226,7 +207,7 @@ class BindingListings:
         """Have taken none yet."""
         self._store = store
         self._state = store.state
-        self._doubtful: dict[bytes, set[Hashable]] = {}
+        self._unverified: dict[bytes, set[Hashable]] = {}
         self._decoded: dict[bytes, dict[_Row, tuple[Hashable, StoredBinding]]] = {}
         self._applied: dict[bytes, tuple[Exchange, int]] = {}
         self._unsigned: dict[bytes, list[str]] = {}
@@ -235,7 +216,7 @@ class BindingListings:
     @property
     def unsettled(self) -> bool:
         """Whether something was seen that only the next listing can decide about."""
-        return any(name in self._state.exchanges for name in self._doubtful)
+        return any(name in self._state.exchanges for name in self._unverified)
 
     @property
     def unsigned(self) -> dict[bytes, list[str]]:
@@ -249,7 +230,7 @@ class BindingListings:
 
     def forget(self, name: bytes) -> None:
         """An exchange is gone."""
-        for memory in (self._doubtful, self._decoded, self._applied, self._unsigned, self._previous):
+        for memory in (self._unverified, self._decoded, self._applied, self._unsigned, self._previous):
             memory.pop(name, None)
 
     def settled(self, owned: OwnedExchange) -> bool:
@@ -279,16 +260,16 @@ class BindingListings:
         if before is None:
             return []
         joined, superfluous = await self._joined(owned, listed)
-        join = _Join(self._store, owned, before, self._doubtful.pop(owned.name, set()))
+        join = _Join(self._store, owned, before, self._unverified.pop(owned.name, set()))
         for number, (change, identity, stored) in enumerate(join.changes(joined)):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
             if not join.current:
                 return []
             join.make(change, identity, stored)
-        if join.doubtful:
-            self._doubtful[owned.name] = join.doubtful
-        if join.doubtful or join.disturbed:
+        if join.unverified:
+            self._unverified[owned.name] = join.unverified
+        if join.unverified or join.disturbed:
             self._applied.pop(owned.name, None)
         else:
             self._applied[owned.name] = (before.exchange, before.exchange.changes)
@@ -373,15 +354,15 @@ class _Join:
     """One listing of bindings on its way into the state; relays may change it between two steps."""
 
     def __init__(
-        self, store: DeclarationStore, owned: OwnedExchange, before: BindingsBefore, doubtful: set[Hashable]
+        self, store: DeclarationStore, owned: OwnedExchange, before: BindingsBefore, unverified: set[Hashable]
     ) -> None:
         self._store = store
         self._owned = owned
         self._before = before
-        self._believed = doubtful
+        self._believed = unverified
         #: Changes of the exchange that are this listing's.
         self._own = 0
-        self.doubtful: set[Hashable] = set()
+        self.unverified: set[Hashable] = set()
 
     @property
     def current(self) -> bool:
@@ -412,7 +393,7 @@ class _Join:
             if identity in self._before.clients:
                 return  # unbound meanwhile
             if self.disturbed and identity not in self._believed:
-                self.doubtful.add(identity)
+                self.unverified.add(identity)
             else:
                 self._store.add_binding(stored)
         elif known is self._before.clients.get(identity) and known.copies != stored.copies:
@@ -491,7 +472,7 @@ class ExchangesBefore(NamedTuple):
     epoch: int
 
 
-class Store:
+class DeclarationStore:
     """The declared exchanges and bindings of one virtual host.
 
     Args:
@@ -508,13 +489,13 @@ class Store:
         self.changes = 0
         self._local_time = local_time
         self._kept: dict[bytes, str] = {}
-        self._doubtful: set[bytes] = set()
+        self._unverified: set[bytes] = set()
         self._said: set[tuple[bytes, str]] = set()
 
     @property
     def unsettled(self) -> bool:
         """Whether something was seen that only the next look can decide about; it should come soon."""
-        return bool(self._doubtful) or self.listings.unsettled
+        return bool(self._unverified) or self.listings.unsettled
 
     # -- exchanges ---------------------------------------------------------------------------------------------
 
@@ -529,11 +510,11 @@ class Store:
 
     def exchanges_listed(self, before: ExchangesBefore, listed: Mapping[bytes, ExchangeInfo]) -> None:
         """Take a listing of all exchanges: those that came, went or were replaced beside us."""
-        doubtful, self._doubtful = self._doubtful, set()
+        unverified, self._unverified = self._unverified, set()
         believed = self.state.epoch == before.epoch
         for name, info in listed.items():
             if info.kept:
-                self._found(before, info, believed=believed or name in doubtful)
+                self._found(before, info, believed=believed or name in unverified)
         for name, owned in before.exchanges.items():
             info_now = listed.get(name)
             if self.state.exchanges.get(name) is owned and (info_now is None or not info_now.kept):
@@ -562,7 +543,7 @@ class Store:
             if believed:
                 self._add(info)
             else:
-                self._doubtful.add(name)
+                self._unverified.add(name)
         elif now.declared is None:
             return  # the file owns it
         elif now.delivery is Delivery.QUEUE:

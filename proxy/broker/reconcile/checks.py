@@ -1,7 +1,7 @@
-"""Which of the broker's exchanges, queues and bindings contradict the rules, or make them do what nobody meant.
+"""Finds exchanges, queues and bindings on the broker that contradict the rules or change their effect.
 
-Conflicts stop a load: the operator must choose a way out. Warnings don't. All functions are pure and answer in
-sentences for the operator. Source: docs/architecture.md (delivery), and what RabbitMQ 3.10 was seen to do.
+Conflicts stop a load: the operator must choose a way out. Warnings do not. All functions are pure and answer in
+sentences for the operator. Sources: docs/architecture.md (delivery), and the measured behaviour of RabbitMQ 3.10.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED)
     return [binding for binding in bindings if not _ours(binding, tokens)]
 
 
-class Standing(NamedTuple):
+class CarrierTokens(NamedTuple):
     """Which tokens stand on a carrier.
 
     Args:
@@ -99,7 +99,7 @@ class Standing(NamedTuple):
     previous: int = 0
 
 
-def standing(bindings: Iterable[BindingInfo], tokens: Tokens) -> Standing:
+def standing(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierTokens:
     """Find which tokens are bound."""
     found: dict[Destination, set[bytes]] = {}
     former: list[BindingInfo] = []
@@ -118,7 +118,7 @@ def standing(bindings: Iterable[BindingInfo], tokens: Tokens) -> Standing:
             unkeyed += 1
         elif key != current and (key in others or former[-1:] == [binding]):
             previous += 1
-    return Standing(
+    return CarrierTokens(
         frozenset(found),
         frozenset(destination for destination, keys in found.items() if len(keys) < len(tokens.keys)),
         tuple(one for one in former if _is_current(one, tokens, found)),

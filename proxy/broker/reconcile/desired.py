@@ -1,8 +1,8 @@
-"""What the rules of one virtual host need on the broker: carriers, tokens, and what must merely exist.
+"""Computes the desired state of one virtual host: carriers, tokens, and what must merely exist.
 
-Pure: computed from the shared state. It must not know what is there. What a client's bindings choose by routes is
-not needed here where the control user must not lend it its rights: such tokens are bound with a client's own, by the
-relays. Source: delivery notes, "Tokens and bindings".
+Pure: computed from the shared state, without knowledge of the broker. Destinations that a client's binding chooses by
+routes are left out where the control user must not lend the client its rights: relays bind such tokens with the
+client's own permissions. Source: delivery notes, "Tokens and bindings".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NONE: frozenset[Destination] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class DesiredState:
     """See the module.
 
     Args:
@@ -82,7 +82,7 @@ class _File(NamedTuple):
 _NOTHING = _File(_NONE, False)
 
 
-class Naming:
+class TokenRights:
     """Which destinations an exchange names with the right to a token by the control user.
 
     Args:
@@ -105,7 +105,7 @@ class Naming:
                 file = _NOTHING if client else _File(frozenset(exchange.destinations), _free(exchange))
             self._files[exchange] = file
 
-    def take(self, other: Naming) -> None:
+    def take(self, other: TokenRights) -> None:
         """Take over what another has learned."""
         self._files |= other._files
 
@@ -171,21 +171,21 @@ class Naming:
         return [exchanges[name] for name in sorted(found) if exchanges[name].delivery is Delivery.CARRIER]
 
 
-_EVERYTHING = Naming(own_routes=False)
+_EVERYTHING = TokenRights(own_routes=False)
 
 
-def needs_of(
+def desired_state(
     exchanges: Mapping[bytes, OwnedExchange],
     router: Router,
-    naming: Naming = _EVERYTHING,
+    rights: TokenRights = _EVERYTHING,
     book: AddressBook | None = None,
-) -> Needs:
+) -> DesiredState:
     """Compute what rules need.
 
     Args:
         exchanges: exchanges evaluated here, by name.
         router: their rules.
-        naming: what gives a right to a token; everything that is named, unless told otherwise.
+        rights: what gives a right to a token; everything that is named, unless told otherwise.
         book: the address table.
     """
     tokens: dict[bytes, frozenset[Destination]] = {}
@@ -193,7 +193,7 @@ def needs_of(
     existing: dict[Destination, str] = {}
     published: dict[bytes, bytes] = {}
     for name, exchange in exchanges.items():
-        destinations = _reached(name, exchanges, router, naming)
+        destinations = _reached(name, exchanges, router, rights)
         if exchange.delivery is Delivery.CARRIER:
             tokens[name] = destinations
             for destination in destinations:
@@ -211,7 +211,7 @@ def needs_of(
             existing[one.here] = role
     existing |= _beside(exchanges)
     carriers = tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER)
-    return Needs(
+    return DesiredState(
         carriers=carriers,
         made=tuple(item for item in carriers if item.declared is None),
         tokens=tokens,
@@ -225,7 +225,7 @@ def needs_of(
 
 
 def _reached(
-    start: bytes, exchanges: Mapping[bytes, OwnedExchange], router: Router, naming: Naming
+    start: bytes, exchanges: Mapping[bytes, OwnedExchange], router: Router, rights: TokenRights
 ) -> frozenset[Destination]:
     """Give everything outside the evaluated exchanges that messages to an exchange may be sent to by right."""
     named: set[Destination] = set()
@@ -234,11 +234,11 @@ def _reached(
     while ahead:
         name = ahead.pop()
         owned, exchange = exchanges[name], router.exchanges[name]
-        named |= naming.named(owned, exchange)
+        named |= rights.named(owned, exchange)
         if exchange.alternate is not None and name != start:
             # The alternate exchange of the first one is the broker's to use.
             named.add(("exchange", exchange.alternate))
-        fresh = naming.next(owned, exchange, exchanges) - seen
+        fresh = rights.next(owned, exchange, exchanges) - seen
         seen |= fresh
         ahead += fresh
     return frozenset((kind, name) for kind, name in named if kind == "queue" or name not in exchanges)

@@ -1,7 +1,7 @@
-"""How what the rules need comes to be on the broker: queues, carriers, tokens.
+"""Executes declarations on the broker: queues, carriers, tokens.
 
-Each method takes what to declare, in bulk, and answers with what the broker refused, in an operator's words.
-It must not decide what is needed (see `needs`) nor when to look (see `vhost_topology`).
+Each method takes a batch and returns what the broker refused, worded for operators. What is needed is decided in
+`desired` and `reconciler`, when in `vhost_topology`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.broker.methods import (
 )
 from proxy.broker.reconcile.checks import declare_conflict
 from proxy.broker.reconcile.desired import WantedQueue
-from proxy.broker.reconcile.observer import Presence
+from proxy.broker.reconcile.observer import ObservedState
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 
@@ -33,23 +33,23 @@ _LOCKED = 405
 _NOT_FOUND = 404
 
 
-class Declarer:
+class Executor:
     """The control user's declarations in one virtual host.
 
     Args:
         connection: where they are made.
-        presence: learns of the queues found and made.
+        observed: learns of the queues found and made.
         username: for texts.
         state: the virtual host, whose tokens are bound; None where none are.
     """
 
     def __init__(
-        self, connection: ControlConnection, presence: Presence, username: str, state: VhostState | None = None
+        self, connection: ControlConnection, observed: ObservedState, username: str, state: VhostState | None = None
     ) -> None:
         """Remember the arguments."""
         self._state = state if state is not None else VhostState("", Router(()))
         self._connection = connection
-        self._presence = presence
+        self._observed = observed
         self._username = username
 
     async def queues(self, wanted: Iterable[WantedQueue]) -> dict[Destination, str]:
@@ -60,12 +60,12 @@ class Declarer:
         """
         refused: dict[Destination, str] = {}
         lacking: list[WantedQueue] = []
-        unseen = [queue for queue in wanted if not self._presence.knows(("queue", queue.name))]
+        unseen = [queue for queue in wanted if not self._observed.knows(("queue", queue.name))]
         usable = [queue for queue in unseen if unnameable(queue.name) is None]
         looks = await self._connection.call_all([find(("queue", queue.name)) for queue in usable])
         for queue, refusal in zip(usable, looks, strict=True):
             if refusal is None or refusal.code == _LOCKED:
-                self._presence.learn(queue.name, exclusive=refusal is not None)
+                self._observed.learn(queue.name, exclusive=refusal is not None)
             elif refusal.code == _NOT_FOUND:
                 lacking.append(queue)
             else:
@@ -73,7 +73,7 @@ class Declarer:
         made = await self._connection.call_all([declare_queue(queue.name, queue.arguments) for queue in lacking])
         for queue, refusal in zip(lacking, made, strict=True):
             if refusal is None:
-                self._presence.learn(queue.name)
+                self._observed.learn(queue.name)
             else:
                 refused["queue", queue.name] = f"can't be declared: {refusal.code} {refusal.text}"
         return refused

@@ -1,14 +1,11 @@
-"""What one look at the broker finds: queues and exchanges, the tokens that stand, bindings that are not ours.
+"""Observes one virtual host through the management API: queues, exchanges, tokens, and bindings that are not ours.
 
-It looks through the management API, writes what it finds into `Presence` and into each exchange's `bound`, and says
-in the log what changed since the last look. A listing that fails costs its own answer, never the whole look. It must
-not declare anything.
+`ObservedState` is the cache of the queues and exchanges. It has two sources: listings, and declarations that pass
+through the sidecar. A listing describes some moment between its request and its answer, so what passed through in
+between takes precedence.
 
-Which queues and exchanges exist in one virtual host, as far as is known at this moment.
-
-Two sources: listings of the management API, and what passes through the sidecar. A listing tells the state at some
-moment between its request and its answer, so what passed through in between counts more. It must not ask anybody:
-pure bookkeeping.
+`Observer` writes into `ObservedState` and into each exchange's `bound`, and logs what changed since the last pass. A
+listing that fails costs its own answer, never the whole pass. Nothing is declared here.
 """
 
 from __future__ import annotations
@@ -20,11 +17,11 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from proxy.broker.declared.store import Store
+from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo, listings
 from proxy.broker.methods import ABSENT
 from proxy.broker.reconcile.checks import (
-    Standing,
+    CarrierTokens,
     bypasses,
     carrier_conflict,
     dead_letter_warnings,
@@ -34,7 +31,7 @@ from proxy.broker.reconcile.checks import (
     standing,
     topic_warnings,
 )
-from proxy.broker.reconcile.desired import Needs
+from proxy.broker.reconcile.desired import DesiredState
 from proxy.errors import UpstreamError
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import Destination, OwnedExchange
@@ -58,7 +55,7 @@ def merged(before: Mapping[K, V], now: Mapping[K, V], listed: Mapping[K, V]) -> 
     return result
 
 
-class Presence:
+class ObservedState:
     """Queues and exchanges of a virtual host."""
 
     def __init__(self) -> None:
@@ -153,16 +150,16 @@ class _Reading(NamedTuple):
     exchange: OwnedExchange
     digest: bytes
     tokens: Tokens
-    standing: Standing
+    standing: CarrierTokens
 
 
-class Survey:
+class Observer:
     """Looks at one virtual host.
 
     Args:
         vhost: its name.
-        inventory: the management API, None where there is none.
-        presence: what exists, kept up to date here.
+        management: the management API, None where there is none.
+        observed: what exists, kept up to date here.
         remove_foreign: whether foreign bindings are removed.
         store: what clients declared, kept up to date here.
     """
@@ -170,18 +167,18 @@ class Survey:
     def __init__(
         self,
         vhost: str,
-        inventory: ManagementApi | None,
-        presence: Presence,
+        management: ManagementApi | None,
+        observed: ObservedState,
         remove_foreign: bool = False,
-        store: Store | None = None,
+        store: DeclarationStore | None = None,
     ) -> None:
         """Have seen nothing yet."""
         #: What clients declared.
         self.store = store
         self._readings: dict[bytes, _Reading] = {}
         self._vhost = vhost
-        self._inventory = inventory
-        self._presence = presence
+        self._management = management
+        self._observed = observed
         self._remove_foreign = remove_foreign
         self._warned: set[str] = set()
         self._failed: list[str] = []
@@ -201,10 +198,10 @@ class Survey:
     def _tokens(self) -> Tokens:
         return self.store.state.tokens if self.store is not None else _UNKEYED
 
-    def standing(self, exchange: OwnedExchange) -> Standing:
+    def standing(self, exchange: OwnedExchange) -> CarrierTokens:
         """Give which tokens stood on the carrier of an exchange when its bindings were read last."""
         last = self._readings.get(exchange.carrier)
-        return last.standing if last is not None and last.exchange is exchange else Standing()
+        return last.standing if last is not None and last.exchange is exchange else CarrierTokens()
 
     def tokens(self) -> dict[str, int]:
         """Count the bindings under tokens other than the current ones, on all carriers."""
@@ -218,31 +215,31 @@ class Survey:
     async def look(self) -> None:
         """Begin a look: list queues and exchanges."""
         self._failed.clear()
-        if self._inventory is not None:
-            await self._list(self._inventory)
+        if self._management is not None:
+            await self._list(self._management)
         await self.looked()
 
-    async def _list(self, inventory: ManagementApi) -> None:
-        before = dict(self._presence.queues)
+    async def _list(self, management: ManagementApi) -> None:
+        before = dict(self._observed.queues)
         declared = self.store.exchanges_before() if self.store is not None else None
-        queues, exchanges = await listings(inventory, self._vhost)
+        queues, exchanges = await listings(management, self._vhost)
         if isinstance(queues, UpstreamError):
-            self._presence.queues_complete = False
+            self._observed.queues_complete = False
         else:
-            self._presence.queues_listed(before, queues)
+            self._observed.queues_listed(before, queues)
         if isinstance(exchanges, UpstreamError):
-            self._presence.exchanges_complete = False
+            self._observed.exchanges_complete = False
         else:
-            self._presence.exchanges_listed(exchanges)
+            self._observed.exchanges_listed(exchanges)
             if self.store is not None and declared is not None:
                 self.store.exchanges_listed(declared, exchanges)
         self._failed += [str(answer) for answer in (queues, exchanges) if isinstance(answer, UpstreamError)]
 
-    def conflicts(self, needs: Needs) -> dict[bytes, str]:
+    def conflicts(self, desired: DesiredState) -> dict[bytes, str]:
         """Find what on the broker contradicts the rules, by the last look: the exchange's name and what to do."""
-        found = self._presence.exchanges
-        conflicts = internal_conflicts(needs.published, found)
-        for exchange in needs.made:
+        found = self._observed.exchanges
+        conflicts = internal_conflicts(desired.published, found)
+        for exchange in desired.made:
             text = carrier_conflict(exchange, found.get(exchange.carrier))
             if text is not None:
                 conflicts[exchange.name] = text
@@ -254,35 +251,35 @@ class Survey:
         Returns:
             Names of the exchanges whose bindings could be read.
         """
-        if self._inventory is None:
+        if self._management is None:
             return set()
         read: set[bytes] = set()
         work = iter(carriers)
 
-        async def reader(inventory: ManagementApi) -> None:
+        async def reader(management: ManagementApi) -> None:
             for exchange in work:
                 try:
-                    await self._read(inventory, exchange)
+                    await self._read(management, exchange)
                 except UpstreamError as error:
                     self._failed.append(str(error))
                 else:
                     read.add(exchange.name)
 
-        await asyncio.gather(*(reader(self._inventory) for _ in range(min(_READERS, len(carriers)))))
+        await asyncio.gather(*(reader(self._management) for _ in range(min(_READERS, len(carriers)))))
         return read
 
-    async def _read(self, inventory: ManagementApi, exchange: OwnedExchange) -> None:
+    async def _read(self, management: ManagementApi, exchange: OwnedExchange) -> None:
         store = self.store
         last = self._readings.get(exchange.carrier)
         tokens = self._tokens
         unchanged = last is not None and last.exchange is exchange and last.tokens is tokens
         unchanged = unchanged and exchange.carrier not in self.foreign
         if last is None or not unchanged or (store is not None and not store.listings.settled(exchange)):
-            last = _Reading(exchange, b"", tokens, Standing())
+            last = _Reading(exchange, b"", tokens, CarrierTokens())
         exchange.sure.clear()  # a queue may be another one of that name, made beside us
         before = set(exchange.bound)
         known = store.listings.before(exchange) if store is not None else None
-        answer = await inventory.changed_bindings(self._vhost, exchange.carrier, last.digest)
+        answer = await management.changed_bindings(self._vhost, exchange.carrier, last.digest)
         if answer is not None:
             digest, bindings = answer
             last = self._readings[exchange.carrier] = _Reading(exchange, digest, tokens, standing(bindings, tokens))
@@ -296,34 +293,34 @@ class Survey:
             return
         for key, destination in grants_bound(bindings).items():
             exchange.grant(key, destination)
-        await self._note_foreign(inventory, exchange.carrier, foreign_bindings(bindings, tokens))
+        await self._note_foreign(management, exchange.carrier, foreign_bindings(bindings, tokens))
         if store is not None:
             for copy in await store.listings.take(exchange, known, bindings):
-                await inventory.remove_binding(self._vhost, exchange.carrier, copy)
+                await management.remove_binding(self._vhost, exchange.carrier, copy)
                 log.info("second copy of a binding removed", vhost=self._vhost, binding=str(copy))
 
-    async def warn(self, needs: Needs) -> None:
+    async def warn(self, desired: DesiredState) -> None:
         """Say once what is there and won't do what the operator expects (see `checks`)."""
-        known = self._presence.queues
-        receivers = [known[name] for kind, name in needs.existing if kind == "queue" and name in known]
+        known = self._observed.queues
+        receivers = [known[name] for kind, name in desired.existing if kind == "queue" and name in known]
         warnings = dead_letter_warnings(receivers)
-        if self._inventory is not None:
-            self._leading = await self._upstream(self._inventory, [one.carrier for one in needs.carriers])
-            starts = {name for kind, name in needs.holders if kind == "exchange"}
-            warnings += await self._downstream(self._inventory, starts)
+        if self._management is not None:
+            self._leading = await self._upstream(self._management, [one.carrier for one in desired.carriers])
+            starts = {name for kind, name in desired.holders if kind == "exchange"}
+            warnings += await self._downstream(self._management, starts)
         for text in warnings:
             if text not in self._warned:
                 log.warning("rules meet an obstacle on the broker", vhost=self._vhost, what=text)
         self._warned = set(warnings)
 
-    async def _upstream(self, inventory: ManagementApi, carriers: Iterable[bytes]) -> set[bytes]:
+    async def _upstream(self, management: ManagementApi, carriers: Iterable[bytes]) -> set[bytes]:
         """Follow exchange-to-exchange bindings to the exchanges that lead to carriers."""
         ahead = list(carriers)
         seen: set[bytes] = set(ahead)
         found: set[bytes] = set()
         while ahead and len(found) < _DOWNSTREAM_LIMIT:
             try:
-                fresh = await inventory.sources(self._vhost, ahead.pop()) - seen
+                fresh = await management.sources(self._vhost, ahead.pop()) - seen
             except UpstreamError as error:
                 self.failed(error)
                 continue
@@ -332,12 +329,12 @@ class Survey:
             ahead += sorted(fresh)
         return found
 
-    def note_bypasses(self, needs: Needs) -> None:
+    def note_bypasses(self, desired: DesiredState) -> None:
         """Find the ways on the broker that lead to a carrier, by the last look, and say which are new."""
-        carriers = {exchange.carrier for exchange in needs.carriers}
+        carriers = {exchange.carrier for exchange in desired.carriers}
         last, self.bypasses = self.bypasses, ()
         if carriers:
-            seen = self._presence
+            seen = self._observed
             self.bypasses = tuple(bypasses(carriers, self._leading, seen.exchanges.values(), seen.queues.values()))
         fresh = [text for text in self.bypasses if text not in last]
         if fresh:
@@ -348,19 +345,19 @@ class Survey:
                 ways=fresh[:_SHOWN],
             )
 
-    async def _downstream(self, inventory: ManagementApi, starts: set[bytes]) -> list[str]:
+    async def _downstream(self, management: ManagementApi, starts: set[bytes]) -> list[str]:
         """Follow exchange-to-exchange bindings in search of topic patterns that match tokens."""
         warnings: list[str] = []
         seen: set[bytes] = set()
         ahead = sorted(starts)
         while ahead and len(seen) < _DOWNSTREAM_LIMIT:
             name = ahead.pop()
-            info = self._presence.exchanges.get(name)
+            info = self._observed.exchanges.get(name)
             if name in seen or info is None:
                 continue
             seen.add(name)
             try:
-                bindings = await inventory.bindings(self._vhost, name)
+                bindings = await management.bindings(self._vhost, name)
             except UpstreamError as error:
                 self._failed.append(str(error))
                 continue
@@ -369,7 +366,7 @@ class Survey:
             ahead += [item.destination for item in bindings if item.destination_type == "exchange"]
         return warnings
 
-    async def _note_foreign(self, inventory: ManagementApi, carrier: bytes, foreign: list[BindingInfo]) -> None:
+    async def _note_foreign(self, management: ManagementApi, carrier: bytes, foreign: list[BindingInfo]) -> None:
         last = self.foreign.pop(carrier, [])
         if not foreign:
             return
@@ -384,12 +381,12 @@ class Survey:
                 bindings=[str(binding) for binding in fresh[:_SHOWN]],
             )
         if self._remove_foreign:
-            await self._remove(inventory, carrier, foreign)
+            await self._remove(management, carrier, foreign)
 
-    async def _remove(self, inventory: ManagementApi, carrier: bytes, foreign: Iterable[BindingInfo]) -> None:
+    async def _remove(self, management: ManagementApi, carrier: bytes, foreign: Iterable[BindingInfo]) -> None:
         for binding in foreign:
             try:
-                await inventory.remove_binding(self._vhost, carrier, binding)
+                await management.remove_binding(self._vhost, carrier, binding)
             except UpstreamError as error:
                 self._failed.append(str(error))
             else:

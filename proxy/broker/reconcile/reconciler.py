@@ -1,8 +1,8 @@
-"""What one look at the broker puts right: carriers, tokens, and the answer to what stays unreachable.
+"""Computes the difference between desired and observed state, has it executed, and reports what stays missing.
 
-Tokens that a listing shows are believed; where nothing can be listed, a share of them is bound again at each
-look, which changes nothing where they stand. What was refused is tried again, a limited number at a time. It must not
-tell the relays (see `vhost_topology`).
+Tokens that a listing shows are trusted. Where nothing can be listed, a share of the tokens is bound again at each pass,
+which changes nothing where they exist. Refused declarations are retried, a limited number at a time. The relays are
+told by `vhost_topology`, not here.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from proxy.broker.declared.store import Store
+from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.methods import ABSENT, EXCLUSIVE, unnameable
-from proxy.broker.reconcile.desired import Needs, WantedQueue
-from proxy.broker.reconcile.executor import Declarer, Token
-from proxy.broker.reconcile.observer import Presence, Survey
+from proxy.broker.reconcile.desired import DesiredState, WantedQueue
+from proxy.broker.reconcile.executor import Executor, Token
+from proxy.broker.reconcile.observer import ObservedState, Observer
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Destination, OwnedExchange, StoredBinding
 
 T = TypeVar("T")
 
 
-class Repair:
+class Reconciler:
     """Puts one virtual host right.
 
     Args:
         vhost: its name, for texts.
-        survey: looks.
-        presence: what the survey saw.
-        declarer: declares.
+        observer: looks.
+        observed: what the survey saw.
+        executor: declares.
         store: what clients declared.
         retries_per_look: see ``ControlSettings``.
     """
@@ -36,18 +36,18 @@ class Repair:
     def __init__(
         self,
         vhost: str,
-        survey: Survey,
-        presence: Presence,
-        declarer: Declarer,
-        store: Store,
+        observer: Observer,
+        observed: ObservedState,
+        executor: Executor,
+        store: DeclarationStore,
         retries_per_look: int,
     ) -> None:
         """Remember the arguments."""
         self._store = store
         self._vhost = vhost
-        self._survey = survey
-        self._presence = presence
-        self._declarer = declarer
+        self._observer = observer
+        self._observed = observed
+        self._executor = executor
         self._retries = retries_per_look
         #: Queues of the rules that could not be declared at the last thorough look.
         self._undeclared: dict[Destination, str] = {}
@@ -62,7 +62,9 @@ class Repair:
         #: What contradicts the rules, and what to do about it.
         self.conflicts: tuple[str, ...] = ()
 
-    async def thorough(self, wanted: Callable[[], Needs], queues: Sequence[WantedQueue]) -> dict[Destination, str]:
+    async def thorough(
+        self, wanted: Callable[[], DesiredState], queues: Sequence[WantedQueue]
+    ) -> dict[Destination, str]:
         """Look, believe nothing from before, and declare everything that the rules need.
 
         Args:
@@ -78,23 +80,23 @@ class Repair:
         self._refused.clear()
         self._lacking.clear()
         before = self._store.bindings()
-        await self._survey.look()
+        await self._observer.look()
         await self._forget_carriers(wanted(), None)
-        needs = wanted()
-        self._refuse(self._survey.conflicts(needs).values())
-        if not self._presence.queues_complete:
+        desired = wanted()
+        self._refuse(self._observer.conflicts(desired).values())
+        if not self._observed.queues_complete:
             await self._forget_lacking()
-        self._undeclared = await self._declarer.queues(queues)
-        self._refuse(await self._declarer.carriers(needs.made))
+        self._undeclared = await self._executor.queues(queues)
+        self._refuse(await self._executor.carriers(desired.made))
         self.conflicts = ()
-        listed = await self._survey.read_bindings(needs.carriers)
-        needs = wanted()
-        self._forget_extra(needs, listed)
-        await self._bind(needs, needs.carriers, self._believed(needs, listed))
-        missing = await self._missing(needs, None)
-        return self._reported(needs, self._forget_bindings(before, listed, missing, wanted))
+        listed = await self._observer.read_bindings(desired.carriers)
+        desired = wanted()
+        self._forget_extra(desired, listed)
+        await self._bind(desired, desired.carriers, self._believed(desired, listed))
+        missing = await self._missing(desired, None)
+        return self._reported(desired, self._forget_bindings(before, listed, missing, wanted))
 
-    async def usual(self, wanted: Callable[[], Needs]) -> dict[Destination, str]:
+    async def usual(self, wanted: Callable[[], DesiredState]) -> dict[Destination, str]:
         """Look, and put right what has changed since the last look.
 
         Returns:
@@ -104,33 +106,35 @@ class Repair:
             UpstreamError: the connection was lost.
         """
         before = self._store.bindings()
-        await self._survey.look()
+        await self._observer.look()
         await self._forget_carriers(wanted(), self._retries)
-        needs = wanted()
-        conflicts = self._survey.conflicts(needs)
-        gone = [exchange for exchange in needs.made if exchange.name not in conflicts and not self._stands(exchange)]
-        self.conflicts = (*conflicts.values(), *await self._declarer.carriers(gone))
-        usable = [exchange for exchange in needs.carriers if exchange.name not in conflicts]
-        listed = await self._survey.read_bindings(usable)
-        needs = wanted()
-        usable = [exchange for exchange in needs.carriers if exchange.name not in conflicts]
-        await self._bind(needs, usable, self._verified.share(self._believed(needs, listed), self._retries))
-        missing = await self._missing(needs, self._retries)
-        return self._reported(needs, self._forget_bindings(before, listed, missing, wanted))
+        desired = wanted()
+        conflicts = self._observer.conflicts(desired)
+        gone = [exchange for exchange in desired.made if exchange.name not in conflicts and not self._stands(exchange)]
+        self.conflicts = (*conflicts.values(), *await self._executor.carriers(gone))
+        usable = [exchange for exchange in desired.carriers if exchange.name not in conflicts]
+        listed = await self._observer.read_bindings(usable)
+        desired = wanted()
+        usable = [exchange for exchange in desired.carriers if exchange.name not in conflicts]
+        await self._bind(desired, usable, self._verified.share(self._believed(desired, listed), self._retries))
+        missing = await self._missing(desired, self._retries)
+        return self._reported(desired, self._forget_bindings(before, listed, missing, wanted))
 
     async def _forget_lacking(self) -> None:
         """Ask for every queue known from before: the broker may have lost them, and nobody lists them."""
-        known = [("queue", name) for name in self._presence.queues if unnameable(name) is None]
-        for destination, why in (await self._declarer.lacking(known)).items():
+        known = [("queue", name) for name in self._observed.queues if unnameable(name) is None]
+        for destination, why in (await self._executor.lacking(known)).items():
             if why == ABSENT:
-                self._presence.forget(destination[1])
+                self._observed.forget(destination[1])
 
-    async def _forget_carriers(self, needs: Needs, limit: int | None) -> None:
+    async def _forget_carriers(self, desired: DesiredState, limit: int | None) -> None:
         """Ask for exchanges that clients declared, where nobody lists them."""
-        if self._presence.exchanges_complete:
+        if self._observed.exchanges_complete:
             return
-        declared: list[Destination] = [("exchange", one.carrier) for one in needs.carriers if one.declared is not None]
-        for (_, name), why in (await self._declarer.lacking(self._carriers.share(declared, limit))).items():
+        declared: list[Destination] = [
+            ("exchange", one.carrier) for one in desired.carriers if one.declared is not None
+        ]
+        for (_, name), why in (await self._executor.lacking(self._carriers.share(declared, limit))).items():
             if why == ABSENT:
                 self._store.exchange_gone(name)
 
@@ -139,7 +143,7 @@ class Repair:
         before: Collection[StoredBinding],
         listed: set[bytes],
         missing: dict[Destination, str],
-        wanted: Callable[[], Needs],
+        wanted: Callable[[], DesiredState],
     ) -> dict[Destination, str]:
         """Take clients' bindings away whose destination does not exist, where no listing of bindings says so.
 
@@ -162,24 +166,24 @@ class Repair:
         ]
         if not sum(self._store.binding_gone(stored) for stored in gone):
             return missing
-        needs = wanted()
+        desired = wanted()
         lost = {(stored.binding.destination_type, stored.binding.destination) for stored in gone}
-        return {one: why for one, why in missing.items() if one not in lost or needs.names(one)}
+        return {one: why for one, why in missing.items() if one not in lost or desired.names(one)}
 
     def _refuse(self, conflicts: Collection[str]) -> None:
         if conflicts:
             raise UpstreamError(UpstreamFailure.REFUSED, f"vhost {self._vhost!r}: " + "; ".join(conflicts))
 
     def _stands(self, exchange: OwnedExchange) -> bool:
-        return self._presence.exchanges_complete and exchange.carrier in self._presence.exchanges
+        return self._observed.exchanges_complete and exchange.carrier in self._observed.exchanges
 
-    async def _bind(self, needs: Needs, carriers: Sequence[OwnedExchange], believed: list[Token]) -> None:
+    async def _bind(self, desired: DesiredState, carriers: Sequence[OwnedExchange], believed: list[Token]) -> None:
         """Bind what is not bound, as far as it can be, and verify what is believed."""
         fresh: list[Token] = []
         again: set[Token] = set()
         for exchange in carriers:
-            incomplete = self._survey.standing(exchange).incomplete
-            for destination in needs.of(exchange) - (exchange.bound - incomplete):
+            incomplete = self._observer.standing(exchange).incomplete
+            for destination in desired.of(exchange) - (exchange.bound - incomplete):
                 if self._unreachable(destination) is None:
                     token = (exchange, destination)
                     if token in self._refused:
@@ -188,79 +192,81 @@ class Repair:
                         fresh.append(token)
         waiting = [token for token in self._refused if token in again]
         turn = waiting[: self._retries]
-        refused = await self._declarer.bind(fresh + turn + believed)
+        refused = await self._executor.bind(fresh + turn + believed)
         self._refused = {token: self._refused[token] for token in waiting[self._retries :]} | refused
 
-    def _believed(self, needs: Needs, listed: set[bytes]) -> list[Token]:
+    def _believed(self, desired: DesiredState, listed: set[bytes]) -> list[Token]:
         """Give the tokens that nobody has seen at this look; drop those that can't stand."""
         believed: list[Token] = []
-        for exchange in needs.carriers:
+        for exchange in desired.carriers:
             if exchange.name in listed:
                 continue
             for destination in sorted(exchange.bound):
-                if self._presence.absent(destination) is not None:
+                if self._observed.absent(destination) is not None:
                     exchange.bound.discard(destination)
-                elif not self._presence.exclusive(destination) and self._ours(needs, exchange, destination):
+                elif not self._observed.exclusive(destination) and self._ours(desired, exchange, destination):
                     believed.append((exchange, destination))
         return believed
 
     @staticmethod
-    def _ours(needs: Needs, exchange: OwnedExchange, destination: Destination) -> bool:
+    def _ours(desired: DesiredState, exchange: OwnedExchange, destination: Destination) -> bool:
         """Say whether we may bind a token again: not one that was bound with a client's rights alone."""
         ours = exchange.declared is None and not exchange.clients
-        return ours or destination in needs.of(exchange)
+        return ours or destination in desired.of(exchange)
 
-    def _forget_extra(self, needs: Needs, listed: set[bytes]) -> None:
+    def _forget_extra(self, desired: DesiredState, listed: set[bytes]) -> None:
         """Believe no token that nobody has seen and that is not ours to bind again: relays ask for it anew."""
-        for exchange in needs.carriers:
+        for exchange in desired.carriers:
             if exchange.name not in listed:
-                lost = {one for one in exchange.bound if not self._ours(needs, exchange, one)}
+                lost = {one for one in exchange.bound if not self._ours(desired, exchange, one)}
                 exchange.bound.difference_update(lost)
 
-    async def _missing(self, needs: Needs, limit: int | None) -> dict[Destination, str]:
+    async def _missing(self, desired: DesiredState, limit: int | None) -> dict[Destination, str]:
         """Say what can't be reached; where nobody lists for us, ask the broker for `limit` of the names."""
         missing = {
-            destination: why for destination, why in self._undeclared.items() if not self._presence.knows(destination)
+            destination: why for destination, why in self._undeclared.items() if not self._observed.knows(destination)
         }
         refused = {destination: why for (_, destination), why in self._refused.items()}
-        for destination, holders in needs.holders.items():
+        for destination, holders in desired.holders.items():
             if any(destination not in exchange.bound for exchange in holders):
                 why = self._unreachable(destination) or refused.get(destination) or "not bound yet"
                 missing.setdefault(destination, why)
         unknown: list[Destination] = []
-        for destination, role in needs.existing.items():
-            absent = unnameable(destination[1]) or self._presence.absent(destination)
+        for destination, role in desired.existing.items():
+            absent = unnameable(destination[1]) or self._observed.absent(destination)
             if absent is not None:
                 missing.setdefault(destination, f"{role}: {absent}" if role else absent)
             elif not self._complete(destination[0]):
                 unknown.append(destination)
         asked = self._asked.share(unknown, limit)
-        answers = await self._declarer.lacking(asked)
+        answers = await self._executor.lacking(asked)
         silent = set(unknown) - set(asked)
         self._lacking = {one: why for one, why in self._lacking.items() if one in silent} | answers
         return missing | self._lacking
 
-    def _reported(self, needs: Needs, missing: dict[Destination, str]) -> dict[Destination, str]:
+    def _reported(self, desired: DesiredState, missing: dict[Destination, str]) -> dict[Destination, str]:
         """Leave out what no message goes to, since the address table sends it elsewhere; add what leads nowhere."""
         reported = {
             destination: why
             for destination, why in missing.items()
-            if destination not in needs.translated or needs.existing.get(destination) or destination in self._undeclared
+            if destination not in desired.translated
+            or desired.existing.get(destination)
+            or destination in self._undeclared
         }
-        for destination, found in needs.translated.items():
+        for destination, found in desired.translated.items():
             if found.failure:
                 reported[destination] = f"its translation by the address table leads nowhere: {found.failure}"
         return reported
 
     def _unreachable(self, destination: Destination) -> str | None:
         """Say why a token can't be bound, by what is known."""
-        why = unnameable(destination[1]) or self._presence.absent(destination)
-        if why is None and self._presence.exclusive(destination):
+        why = unnameable(destination[1]) or self._observed.absent(destination)
+        if why is None and self._observed.exclusive(destination):
             return EXCLUSIVE
         return why
 
     def _complete(self, kind: str) -> bool:
-        return self._presence.queues_complete if kind == "queue" else self._presence.exchanges_complete
+        return self._observed.queues_complete if kind == "queue" else self._observed.exchanges_complete
 
 
 class _Turn:

@@ -1,13 +1,11 @@
-"""How a destination that no rule names gets its token the moment a publish wants it.
+"""Serves relays between two reconcile passes: binding on demand, and events of queues and exchanges.
 
-Producers and regex routes choose such destinations, so everything here is bounded: one attempt per destination at a
-time, a limited number bound, a limited memory of those that can't be. It must not know what the rules name statically
-but through `needed`. Source: docs/architecture.md (destination tokens).
+`OnDemandBinding` binds destinations that no rule names at the moment a publish needs them. Producers and regex routes
+choose such destinations, so everything is bounded: one attempt per destination at a time, a limited number of bound
+destinations, a limited memory of those that can't be bound. Source: docs/architecture.md (destination tokens).
 
-What relays say of queues and exchanges that come and go through them, taken in at once, between two looks.
-
-Everything here is cheap where thousands of bindings stand: ten thousand declares and binds in turn must not compute
-ten thousand times what all rules need. It must not look at the broker (see `vhost_topology`).
+`RelayEvents` applies declares and deletes that passed through a relay. It must stay cheap with thousands of bindings:
+ten thousand declares in turn must not compute the desired state ten thousand times. It does not observe the broker.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from functools import partial
 
 import structlog
 
-from proxy.broker.declared.store import Store
+from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ExchangeInfo, ManagementApi, QueueInfo
 from proxy.broker.methods import ABSENT, EXCLUSIVE, INTERNAL, unnameable
-from proxy.broker.reconcile.desired import Naming
-from proxy.broker.reconcile.executor import Declarer, Token
-from proxy.broker.reconcile.observer import Presence, with_name, without_name
+from proxy.broker.reconcile.desired import TokenRights
+from proxy.broker.reconcile.executor import Executor, Token
+from proxy.broker.reconcile.observer import ObservedState, with_name, without_name
 from proxy.broker.settings import ControlSettings
 from proxy.broker.supervision import Supervisor
 from proxy.errors import UpstreamError
@@ -32,7 +30,7 @@ from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 
 
-class Demand:
+class OnDemandBinding:
     """Binding on demand in one virtual host.
 
     What could not be bound is written into the state's `missing`, so that publishes don't ask again and again, and
@@ -41,9 +39,9 @@ class Demand:
     Args:
         settings: limits.
         state: the virtual host.
-        presence: what exists there.
-        inventory: asked about what presence does not know; None where there is no management API.
-        declarer: binds.
+        observed: what exists there.
+        management: asked about what presence does not know; None where there is no management API.
+        executor: binds.
         connected: set while the control connection stands.
         supervisor: runs what is in flight; None: its own.
     """
@@ -52,9 +50,9 @@ class Demand:
         self,
         settings: ControlSettings,
         state: VhostState,
-        presence: Presence,
-        inventory: ManagementApi | None,
-        declarer: Declarer,
+        observed: ObservedState,
+        management: ManagementApi | None,
+        executor: Executor,
         connected: asyncio.Event,
         supervisor: Supervisor | None = None,
     ) -> None:
@@ -62,9 +60,9 @@ class Demand:
         self._settings = settings
         self._supervisor = supervisor or Supervisor()
         self._state = state
-        self._presence = presence
-        self._inventory = inventory
-        self._declarer = declarer
+        self._observed = observed
+        self._management = management
+        self._executor = executor
         self._connected = connected
         self._flights: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
         self._remembered: OrderedDict[Destination, tuple[str, float]] = OrderedDict()
@@ -113,9 +111,9 @@ class Demand:
 
     async def _unpublishable(self, destination: Destination) -> str | None:
         kind, name = destination
-        if self._inventory is None:
-            return (await self._declarer.lacking([destination])).get(destination)
-        found = await self._inventory.find(self._state.name, kind, name)
+        if self._management is None:
+            return (await self._executor.lacking([destination])).get(destination)
+        found = await self._management.find(self._state.name, kind, name)
         if found is None:
             return ABSENT
         return INTERNAL if isinstance(found, ExchangeInfo) and found.internal else None
@@ -178,26 +176,26 @@ class Demand:
         self.bound_count += extra
         why = None
         try:
-            why = await self._declarer.bind_one(token)
+            why = await self._executor.bind_one(token)
         finally:
             if destination not in exchange.bound:
                 self.bound_count -= extra
         return why
 
     async def _lacking(self, destination: Destination) -> str | None:
-        why = self._presence.absent(destination)
-        if why is not None and self._inventory is not None:
+        why = self._observed.absent(destination)
+        if why is not None and self._management is not None:
             # The last look may be seconds old; asking for one name costs the broker little.
             kind, name = destination
             try:
-                found = await self._inventory.find(self._state.name, kind, name)
+                found = await self._management.find(self._state.name, kind, name)
             except UpstreamError:
                 return None  # let the broker itself answer
             if found is None:
                 return why
             if isinstance(found, QueueInfo):
-                self._presence.learn(name, found.exclusive)
-        return EXCLUSIVE if self._presence.exclusive(destination) else None
+                self._observed.learn(name, found.exclusive)
+        return EXCLUSIVE if self._observed.exclusive(destination) else None
 
     def _remember(self, destination: Destination, why: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -214,36 +212,36 @@ class Demand:
 log = structlog.get_logger(__name__)
 
 
-class Notices:
+class RelayEvents:
     """Takes notices in one virtual host.
 
     Args:
         state: what the relays see; written here.
         store: what clients declared.
-        presence: what exists.
-        demand: binds what publishes ask for.
-        naming: what gives a right to a token.
-        declarer: binds.
+        observed: what exists.
+        on_demand: binds what publishes ask for.
+        rights: what gives a right to a token.
+        executor: binds.
         deserted: called when an exchange that clients declared has lost its last binding with something's end.
     """
 
     def __init__(
         self,
         state: VhostState,
-        store: Store,
-        presence: Presence,
-        demand: Demand,
-        naming: Naming,
-        declarer: Declarer,
+        store: DeclarationStore,
+        observed: ObservedState,
+        on_demand: OnDemandBinding,
+        rights: TokenRights,
+        executor: Executor,
         deserted: Callable[[OwnedExchange], None],
     ) -> None:
         """Remember the arguments."""
         self._state = state
         self._store = store
-        self._presence = presence
-        self._demand = demand
-        self._naming = naming
-        self._declarer = declarer
+        self._observed = observed
+        self._on_demand = on_demand
+        self._rights = rights
+        self._executor = executor
         self._deserted = deserted
 
     def interested(self, queue: bytes) -> bool:
@@ -252,7 +250,7 @@ class Notices:
         rules = self._state.router.exchanges
         return any(
             rules[name].sees_queues
-            or self._naming.awaits(owned, rules[name], destination)
+            or self._rights.awaits(owned, rules[name], destination)
             or self._believed(owned, destination)
             for name, owned in self._state.exchanges.items()
         )
@@ -260,13 +258,13 @@ class Notices:
     def queue_declared(self, queue: bytes, exclusive: bool = False) -> None:
         """Take note of a queue that exists now."""
         state, destination = self._state, ("queue", queue)
-        self._presence.learn(queue, exclusive)
-        self._demand.forget(destination)
+        self._observed.learn(queue, exclusive)
+        self._on_demand.forget(destination)
         state.clear_refusals(destination=destination)
         names = with_name(state.queues, queue)
         changed = names is not state.queues and self._see_queues()
         state.queues = names
-        if destination in state.missing and not self._naming.holders(state.exchanges, state.router, queue):
+        if destination in state.missing and not self._rights.holders(state.exchanges, state.router, queue):
             del state.missing[destination]
             changed = True
         if changed:
@@ -275,7 +273,7 @@ class Notices:
     def queue_deleted(self, queue: bytes) -> None:
         """Take note of a queue that is gone, and with it its bindings."""
         state, destination = self._state, ("queue", queue)
-        self._presence.forget(queue)
+        self._observed.forget(queue)
         names = without_name(state.queues, queue)
         changed = names is not state.queues and self._see_queues()
         state.queues = names
@@ -310,7 +308,7 @@ class Notices:
             return
         state, destination = self._state, ("queue", queue)
         # Bound or not: the queue may have been deleted beside us, and its bindings with it.
-        waiting = self._naming.waiting(state.exchanges, state.router, queue)
+        waiting = self._rights.waiting(state.exchanges, state.router, queue)
         waiting += [one for one in state.carried() if one not in waiting and self._believed(one, destination)]
         tokens = [(exchange, destination) for exchange in waiting]
         if not tokens:
@@ -319,7 +317,7 @@ class Notices:
         try:
             async with asyncio.timeout(deadline_seconds):
                 await connected.wait()
-                refused = await asyncio.gather(*map(self._declarer.bind_one, tokens))
+                refused = await asyncio.gather(*map(self._executor.bind_one, tokens))
         except (UpstreamError, TimeoutError) as error:
             log.warning(
                 "queue declared but not bound yet",

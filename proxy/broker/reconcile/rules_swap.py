@@ -1,7 +1,8 @@
-"""How rules are replaced: which tokens stand, which go, and what clients declared goes on.
+"""Replaces the rules of one virtual host: binds new tokens before the swap, retires old ones after it.
 
-New tokens are bound before the swap, those that only the old rules need go some time after it: publishes that the old
-rules decided are still on their way. It must not wait itself. Source: docs/architecture.md.
+Tokens that only the old rules need are unbound some time after the swap: publishes that the old rules decided may still
+be on their way. What clients declared carries over. Nothing here waits for the grace period; the caller does.
+Source: docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 import structlog
 
 from proxy.broker.declared.store import inherit, inheriting
-from proxy.broker.reconcile.desired import Naming, Needs, WantedQueue, needs_of
-from proxy.broker.reconcile.executor import Declarer, Token
-from proxy.broker.reconcile.observer import Survey
-from proxy.broker.reconcile.reconciler import Repair
+from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
+from proxy.broker.reconcile.executor import Executor, Token
+from proxy.broker.reconcile.observer import Observer
+from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 
@@ -32,72 +33,74 @@ class Retirement:
 
     tokens: tuple[Token, ...]
 
-    def released(self, needs: Needs) -> set[tuple[bytes, Destination]]:
+    def released(self, desired: DesiredState) -> set[tuple[bytes, Destination]]:
         """Take the tokens out of `bound` of the exchanges that are evaluated now.
 
         Args:
-            needs: what the rules need now.
+            desired: what the rules need now.
 
         Returns:
             Carrier and destination of each: they stand on the broker but must not be relied on.
         """
-        current = _by_carrier(needs)
+        current = _by_carrier(desired)
         leaving: set[tuple[bytes, Destination]] = set()
         for exchange, destination in self.tokens:
             now = current.get(exchange.carrier)
-            if now is not None and destination not in needs.of(now):
+            if now is not None and destination not in desired.of(now):
                 now.mark_unconfirmed(destination)
                 leaving.add((exchange.carrier, destination))
         return leaving
 
 
-class Changeover:
+class RulesSwap:
     """Replaces the rules of one virtual host.
 
     Args:
         state: what the relays see; written here.
-        survey: looks.
-        repair: declares and binds.
-        declarer: unbinds.
-        naming: what gives a right to a token.
+        observer: looks.
+        reconciler: declares and binds.
+        executor: unbinds.
+        rights: what gives a right to a token.
     """
 
-    def __init__(self, state: VhostState, survey: Survey, repair: Repair, declarer: Declarer, naming: Naming) -> None:
+    def __init__(
+        self, state: VhostState, observer: Observer, reconciler: Reconciler, executor: Executor, rights: TokenRights
+    ) -> None:
         """Remember the arguments."""
         self._state = state
-        self._survey = survey
-        self._repair = repair
-        self._declarer = declarer
-        self._naming = naming
-        self._prepared = naming
+        self._observer = observer
+        self._reconciler = reconciler
+        self._executor = executor
+        self._rights = rights
+        self._prepared = rights
         #: Exchanges of rules that are prepared and not yet in force: what stands for them must not be taken away.
         self._coming: Mapping[bytes, OwnedExchange] = {}
         #: By carrier, the exchange of the old rules and the tokens it had when new ones were begun to be prepared.
         self._before: Mapping[bytes, tuple[OwnedExchange, frozenset[Destination]]] = {}
 
     async def prepare(
-        self, old: Needs, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
+        self, old: DesiredState, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
     ) -> Retirement:
         """Declare and bind what new rules need; see `VhostTopology.prepare`."""
-        self._prepared = naming = Naming(self._naming.own_routes)
-        naming.learn(exchanges, router)
+        self._prepared = rights = TokenRights(self._rights.own_routes)
+        rights.learn(exchanges, router)
         for number, _ in enumerate(inheriting(self._state, exchanges, router)):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
         self._before = {
             carrier: (exchange, frozenset(exchange.bound)) for carrier, exchange in _by_carrier(old).items()
         }
-        carry_over(old, exchanges)
+        carry_over_tokens(old, exchanges)
         self._coming = {}
-        await self._repair.thorough(lambda: needs_of(exchanges, router, naming), queues)
-        self._survey.finish()
+        await self._reconciler.thorough(lambda: desired_state(exchanges, router, rights), queues)
+        self._observer.finish()
         self._coming = exchanges
-        return retirement_of(old, needs_of(exchanges, router, naming))
+        return retirement_of(old, desired_state(exchanges, router, rights))
 
     def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
         """Put prepared rules in the place of the old ones, with what clients declared until now."""
-        self._naming.take(self._prepared)
-        self._naming.learn(exchanges, router)
+        self._rights.take(self._prepared)
+        self._rights.learn(exchanges, router)
         for stored, why in inherit(self._state, exchanges, router):
             binding = stored.binding
             log.warning(
@@ -114,22 +117,22 @@ class Changeover:
         self._state.swap(exchanges, router)
         self._coming = {}
 
-    def release(self, retirement: Retirement, needs: Needs) -> None:
+    def release(self, retirement: Retirement, desired: DesiredState) -> None:
         """Begin to take tokens away: relays ask again before they use them."""
-        self._survey.leaving |= retirement.released(needs)
+        self._observer.leaving |= retirement.released(desired)
         self._state.changed()
 
-    async def unbind(self, retirement: Retirement, needs: Needs) -> None:
+    async def unbind(self, retirement: Retirement, desired: DesiredState) -> None:
         """End what `release` began; a token that was asked for meanwhile stays."""
-        self._survey.leaving -= {(exchange.carrier, destination) for exchange, destination in retirement.tokens}
-        await self._declarer.unbind(retirement.tokens, lambda token: is_bound(needs, token) or self._is_coming(token))
+        self._observer.leaving -= {(exchange.carrier, destination) for exchange, destination in retirement.tokens}
+        await self._executor.unbind(retirement.tokens, lambda token: is_bound(desired, token) or self._is_coming(token))
 
     def _is_coming(self, token: Token) -> bool:
         carrier, destination = token[0].carrier, token[1]
         return any(one.carrier == carrier and destination in one.bound for one in self._coming.values())
 
 
-def carry_over(old: Needs, exchanges: Mapping[bytes, OwnedExchange]) -> None:
+def carry_over_tokens(old: DesiredState, exchanges: Mapping[bytes, OwnedExchange]) -> None:
     """Let new exchanges know the tokens that stand on the carriers they share with old ones."""
     current = _by_carrier(old)
     for exchange in exchanges.values():
@@ -137,7 +140,7 @@ def carry_over(old: Needs, exchanges: Mapping[bytes, OwnedExchange]) -> None:
             exchange.bound |= current[exchange.carrier].bound
 
 
-def retirement_of(old: Needs, new: Needs) -> Retirement:
+def retirement_of(old: DesiredState, new: DesiredState) -> Retirement:
     """Find the tokens that go: needed before, and not any more."""
     coming = _by_carrier(new)
     tokens = [
@@ -149,12 +152,12 @@ def retirement_of(old: Needs, new: Needs) -> Retirement:
     return Retirement(tuple(tokens))
 
 
-def is_bound(needs: Needs, token: Token) -> bool:
+def is_bound(desired: DesiredState, token: Token) -> bool:
     """Say whether some exchange that is evaluated now relies on a token."""
     exchange, destination = token
-    now = _by_carrier(needs).get(exchange.carrier)
+    now = _by_carrier(desired).get(exchange.carrier)
     return now is not None and destination in now.bound
 
 
-def _by_carrier(needs: Needs) -> dict[bytes, OwnedExchange]:
-    return {exchange.carrier: exchange for exchange in needs.carriers}
+def _by_carrier(desired: DesiredState) -> dict[bytes, OwnedExchange]:
+    return {exchange.carrier: exchange for exchange in desired.carriers}

@@ -1,11 +1,11 @@
-"""Ends the transition from one kind of destination tokens to another: which are bound no more, and what is left.
+"""Moves a virtual host from old destination tokens to current ones, and removes the old ones.
 
-Tokens of version 0.1 are unkeyed, and a secret is replaced while sidecars that know the old one alone still run: until
-the operator says that none does, tokens of every kind are bound and published under (`amqp.tokens.Tokens`). What the
-operator said is kept on the broker, as an exchange whose name is a hash under the current secret. A virtual host
+Tokens of version 0.1 are unkeyed, and a secret is replaced while sidecars that know only the old one still run: until
+the operator declares that none does, tokens of every kind are bound and published under (`relay.tokens.Tokens`). The
+operator's statement is kept on the broker, as an exchange whose name is a hash under the current secret. A virtual host
 that has never had a carrier needs no unkeyed tokens, unless another one of the same broker still has some.
 
-Invariant: a token goes only where the current token of the same destination was seen on the same carrier.
+Invariant: a token is removed only where the current token of the same destination was seen on the same carrier.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import structlog
 
 from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.reconcile.checks import standing
-from proxy.broker.reconcile.executor import Declarer
-from proxy.broker.reconcile.observer import Presence
+from proxy.broker.reconcile.executor import Executor
+from proxy.broker.reconcile.observer import ObservedState
 from proxy.errors import UpstreamError
 from proxy.relay.declare.storage import kept_rows
 from proxy.relay.tokens import UNKEYED, Tokens
@@ -26,24 +26,24 @@ from proxy.relay.vhost import BindingCopy, Destination, OwnedExchange, StoredBin
 log = structlog.get_logger(__name__)
 
 
-class Transition:
+class TokenMigration:
     """The tokens of one virtual host.
 
     Args:
         state: what the relays see; its tokens are written here.
-        presence: what exists.
-        declarer: declares and binds.
-        inventory: the management API, None where there is none.
+        observed: what exists.
+        executor: declares and binds.
+        management: the management API, None where there is none.
     """
 
     def __init__(
-        self, state: VhostState, presence: Presence, declarer: Declarer, inventory: ManagementApi | None
+        self, state: VhostState, observed: ObservedState, executor: Executor, management: ManagementApi | None
     ) -> None:
         """Have looked at nothing yet."""
         self._state = state
-        self._presence = presence
-        self._declarer = declarer
-        self._inventory = inventory
+        self._observed = observed
+        self._executor = executor
+        self._management = management
         self._looked = False
         #: Keys whose tokens are bound no more, and the markers of ours that say so.
         self._ended: set[bytes] = set()
@@ -82,10 +82,10 @@ class Transition:
         for key in sorted(self._ended):
             # Under the current secret: the one that it was said under may be the next to go.
             marker = tokens.marker(tokens.keys[0], key)
-            gone = self._presence.exchanges_complete and marker not in self._presence.exchanges
+            gone = self._observed.exchanges_complete and marker not in self._observed.exchanges
             if marker in self._declared and not gone:
                 continue
-            refusal = await self._declarer.marker(marker)
+            refusal = await self._executor.marker(marker)
             if refusal is None:
                 self._declared.add(marker)
             elif marker not in self._refused:
@@ -93,20 +93,20 @@ class Transition:
                 log.warning("can't keep which tokens are retired", vhost=self._state.name, error=refusal)
 
     async def _existing(self, markers: Sequence[bytes]) -> set[bytes]:
-        if self._presence.exchanges_complete:
-            return {name for name in markers if name in self._presence.exchanges}
-        lacking = await self._declarer.lacking([("exchange", name) for name in markers])
+        if self._observed.exchanges_complete:
+            return {name for name in markers if name in self._observed.exchanges}
+        lacking = await self._executor.lacking([("exchange", name) for name in markers])
         return {name for name in markers if ("exchange", name) not in lacking}
 
     async def _is_new(self) -> bool:
         """Whether no sidecar of version 0.1 can rely on tokens here, seen before anything of ours is declared."""
-        if self._looked or self._inventory is None or not self._presence.exchanges_complete:
+        if self._looked or self._management is None or not self._observed.exchanges_complete:
             return False
-        if len(self._state.tokens.keys) < 2 or any(info.marked for info in self._presence.exchanges.values()):
+        if len(self._state.tokens.keys) < 2 or any(info.marked for info in self._observed.exchanges.values()):
             return False
         secrets = [key for key in self._state.tokens.keys if key != UNKEYED]
         try:
-            return not await self._inventory.in_transition(secrets)
+            return not await self._management.in_transition(secrets)
         except UpstreamError as error:
             log.warning("not known whether the broker is new", vhost=self._state.name, error=str(error))
             return False
@@ -121,8 +121,8 @@ class Transition:
         Raises:
             UpstreamError: the connection was lost, or the management API refused.
         """
-        inventory = self._inventory
-        if inventory is None:
+        management = self._management
+        if management is None:
             return
         stored_here: dict[tuple[Destination, bytes], list[tuple[StoredBinding, BindingCopy]]] = {}
         for stored in exchange.clients.values() if any(info.kept for info in former) else ():
@@ -130,12 +130,12 @@ class Transition:
                 stored_here.setdefault((stored.destination, copy.key), []).append((stored, copy))
         for info in former:
             destination = (info.destination_type, info.destination)
-            if self._presence.exclusive(destination):  # its own connection alone can unbind it; it goes with the queue
+            if self._observed.exclusive(destination):  # its own connection alone can unbind it; it goes with the queue
                 continue
             copies = stored_here.get((destination, info.routing_key), [])
             if info.kept and not (copies and await self._moved(exchange, copies)):
                 continue
-            await inventory.remove_binding(self._state.name, exchange.carrier, info)
+            await management.remove_binding(self._state.name, exchange.carrier, info)
 
     async def _moved(self, exchange: OwnedExchange, copies: Sequence[tuple[StoredBinding, BindingCopy]]) -> bool:
         """Store copies of clients' bindings under their storage keys; answer whether all of them stand there."""
@@ -143,21 +143,21 @@ class Transition:
         for stored, copy in copies:
             elsewhere = stored._replace(copies=(copy._replace(key=stored.key),))
             rows += [(stored.destination, *row) for row in kept_rows(elsewhere)]
-        return not any(await self._declarer.bind_rows(exchange.carrier, rows))
+        return not any(await self._executor.bind_rows(exchange.carrier, rows))
 
 
-async def lacking_tokens(inventory: ManagementApi, tokens: Tokens) -> list[tuple[bytes, Destination]]:
+async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tuple[bytes, Destination]]:
     """Find carriers and destinations that old tokens alone lead to: if these were retired, messages would be lost.
 
     Args:
-        inventory: the management API.
+        management: the management API.
         tokens: of one virtual host.
 
     Raises:
         UpstreamError: the management API can't be asked.
     """
     lacking: list[tuple[bytes, Destination]] = []
-    for carrier, rows in (await _carriers(inventory, tokens.vhost)).items():
+    for carrier, rows in (await _carriers(management, tokens.vhost)).items():
         bound = standing(rows, tokens)
         current = {
             (row.destination_type, row.destination)
@@ -168,14 +168,14 @@ async def lacking_tokens(inventory: ManagementApi, tokens: Tokens) -> list[tuple
     return lacking
 
 
-async def retire_tokens(inventory: ManagementApi, tokens: Tokens) -> int:
+async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
     """Say on the broker that of the tokens of a virtual host the current ones alone are bound from now on.
 
     Sidecars see it at their next look, publish under the current tokens alone and take the others away. Before, all
     of them must know the current secret, and none may be of version 0.1; `lacking_tokens` must be empty.
 
     Args:
-        inventory: the management API.
+        management: the management API.
         tokens: of one virtual host.
 
     Returns:
@@ -185,11 +185,11 @@ async def retire_tokens(inventory: ManagementApi, tokens: Tokens) -> int:
         UpstreamError: the management API can't be asked, or refused.
     """
     for key in tokens.keys[1:]:
-        await inventory.declare_marker(tokens.vhost, tokens.marker(tokens.keys[0], key))
-    counted = [standing(rows, tokens) for rows in (await _carriers(inventory, tokens.vhost)).values()]
+        await management.declare_marker(tokens.vhost, tokens.marker(tokens.keys[0], key))
+    counted = [standing(rows, tokens) for rows in (await _carriers(management, tokens.vhost)).values()]
     return sum(each.unkeyed + each.previous for each in counted)
 
 
-async def _carriers(inventory: ManagementApi, vhost: str) -> dict[bytes, list[BindingInfo]]:
-    exchanges = await inventory.exchanges(vhost)
-    return {name: await inventory.bindings(vhost, name) for name, info in sorted(exchanges.items()) if info.marked}
+async def _carriers(management: ManagementApi, vhost: str) -> dict[bytes, list[BindingInfo]]:
+    exchanges = await management.exchanges(vhost)
+    return {name: await management.bindings(vhost, name) for name, info in sorted(exchanges.items()) if info.marked}

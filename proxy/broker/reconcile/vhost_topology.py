@@ -1,19 +1,17 @@
-"""How one virtual host of the broker is kept in step with its rules, from the first look to the last.
+"""Keeps one virtual host of the broker in step with its rules: the reconcile loop.
 
-A look: read what exists and what clients declared, declare what lacks, bind what is unbound, tell the relays through
-`VhostState`. A thorough look (at the start, after a reconnect, before new rules) trusts nothing from before. What
-clients do through the sidecar is taken in at once, between looks (`notices`). It must not know how declarations are
-made.
+A pass observes queues, exchanges and bindings, declares and binds what is missing, unbinds orphaned tokens, and
+publishes the result to the relays through `VhostState`. A full pass (at the start, after a reconnect, before new
+rules) trusts nothing from earlier passes. What clients do through the sidecar is applied at once, between passes
+(`relay_requests`).
 
-When the next look at a virtual host is due: regularly, and soon after somebody said that something changed.
+`RefreshSchedule` decides when the next pass is due: at the regular interval, or soon after a request. However many
+requests come, the passes they cause take a bounded share of the time.
 
-However often that is said, the looks it causes take a small share of the time. It must not know what a look is.
-
-Which tokens have outlived the last binding that needed them, and must go: a token counts as use.
-
-The relay that unbinds takes the token away itself; this is for what it could not, and for bindings that went beside
-us. A token is unbound when two looks in a row found no use for it: at one alone a client may be in the middle of
-binding. Source: delivery notes, "Tokens and bindings".
+`OrphanTokens` unbinds tokens that have outlived the last binding that needed them: a token counts as use of its
+destination. The relay that unbinds removes the token itself; this is for what it could not remove, and for bindings
+that were removed without the sidecar. A token is unbound when two passes in a row saw no use for it: at the first, a
+client may be in the middle of binding. Source: delivery notes, "Tokens and bindings".
 """
 
 from __future__ import annotations
@@ -27,15 +25,15 @@ import structlog
 
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declared.announcements import Announcements
-from proxy.broker.declared.store import Store
+from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
-from proxy.broker.reconcile.desired import Naming, Needs, WantedQueue, needs_of
-from proxy.broker.reconcile.executor import Declarer, Token
-from proxy.broker.reconcile.observer import Presence, Survey, log_missing
-from proxy.broker.reconcile.reconciler import Repair
-from proxy.broker.reconcile.relay_requests import Demand, Notices
-from proxy.broker.reconcile.rules_swap import Changeover, Retirement
-from proxy.broker.reconcile.token_migration import Transition
+from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
+from proxy.broker.reconcile.executor import Executor, Token
+from proxy.broker.reconcile.observer import ObservedState, Observer, log_missing
+from proxy.broker.reconcile.reconciler import Reconciler
+from proxy.broker.reconcile.relay_requests import OnDemandBinding, RelayEvents
+from proxy.broker.reconcile.rules_swap import Retirement, RulesSwap
+from proxy.broker.reconcile.token_migration import TokenMigration
 from proxy.broker.settings import ControlSettings
 from proxy.broker.supervision import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
@@ -113,15 +111,15 @@ class OrphanTokens:
 
     Args:
         state: what the relays see; `bound` is written here.
-        declarer: unbinds.
-        naming: what gives a right to a token.
+        executor: unbinds.
+        rights: what gives a right to a token.
     """
 
-    def __init__(self, state: VhostState, declarer: Declarer, naming: Naming) -> None:
+    def __init__(self, state: VhostState, executor: Executor, rights: TokenRights) -> None:
         """Know no stray yet."""
         self._state = state
-        self._declarer = declarer
-        self._naming = naming
+        self._executor = executor
+        self._rights = rights
         self._seen: set[Token] = set()
         self._received: dict[OwnedExchange, set[Destination]] = {}
         self._left: dict[OwnedExchange, set[Destination]] = {}
@@ -130,7 +128,7 @@ class OrphanTokens:
         """Take note that an exchange has just lost its last binding: the next look need not be sure first."""
         self._seen |= {(exchange, destination) for destination in exchange.bound}
 
-    async def unbind(self, needs: Needs) -> bool:
+    async def unbind(self, desired: DesiredState) -> bool:
         """Unbind what is due, at the end of a look.
 
         Returns:
@@ -139,8 +137,8 @@ class OrphanTokens:
         Raises:
             UpstreamError: the connection was lost.
         """
-        found = {(exchange, one) for exchange in needs.carriers for one in self._of(exchange, needs)}
-        self._received = {exchange: set(exchange.receivers) for exchange in needs.carriers}
+        found = {(exchange, one) for exchange in desired.carriers for one in self._of(exchange, desired)}
+        self._received = {exchange: set(exchange.receivers) for exchange in desired.carriers}
         self._left = {exchange: left for exchange, left in self._left.items() if exchange in self._received}
         due = sorted(found & self._seen, key=_order)
         self._seen = found.difference(due)
@@ -149,19 +147,19 @@ class OrphanTokens:
         for exchange, destination in due:
             exchange.mark_unconfirmed(destination)
         self._state.changed()
-        await self._declarer.unbind(due, self._needed)
+        await self._executor.unbind(due, self._needed)
         # Whoever bound meanwhile was answered before our unbind or behind it: nobody knows.
         for exchange, destination in due:
             exchange.taken(destination)
-        await self._declarer.bind([token for token in due if self._needed(token)])
+        await self._executor.bind([token for token in due if self._needed(token)])
         return True
 
-    def _of(self, exchange: OwnedExchange, needs: Needs) -> set[Destination]:
+    def _of(self, exchange: OwnedExchange, desired: DesiredState) -> set[Destination]:
         left = self._left.setdefault(exchange, set())
         left |= self._received.get(exchange, set()) - exchange.receivers.keys()
         if exchange.declared is not None and not exchange.clients:
             left |= exchange.bound
-        left &= exchange.bound - needs.of(exchange)
+        left &= exchange.bound - desired.of(exchange)
         rules = self._state.router.exchanges.get(exchange.name)
         return set() if rules is None else {one for one in left if not rules.uses(one)}
 
@@ -170,7 +168,7 @@ class OrphanTokens:
         rules = self._state.router.exchanges.get(exchange.name)
         if rules is None or self._state.exchanges.get(exchange.name) is not exchange:
             return False
-        return self._naming.names(exchange, rules, destination)
+        return self._rights.names(exchange, rules, destination)
 
 
 def _order(token: Token) -> tuple[bytes, Destination]:
@@ -194,7 +192,7 @@ class VhostTopology:
         settings: limits.
         state: what the relays see; written here.
         queues: queues that the rules ask for.
-        inventory: the management API, None where there is none.
+        management: the management API, None where there is none.
         record: called when what clients declared has changed.
         supervisor: takes note of what goes wrong beyond what is expected; None: its own.
     """
@@ -204,16 +202,16 @@ class VhostTopology:
         settings: ControlSettings,
         state: VhostState,
         queues: Sequence[WantedQueue],
-        inventory: ManagementApi | None,
+        management: ManagementApi | None,
         record: Callable[[], None] = lambda: None,
         supervisor: Supervisor | None = None,
     ) -> None:
         """Prepare; nothing is asked or declared yet."""
         self._supervisor = supervisor = supervisor or Supervisor()
         self.state = state
-        self.presence = presence = Presence()
-        self.store = store = Store(state, settings.declared.local_time)
-        self.survey = Survey(state.name, inventory, presence, settings.remove_foreign, store)
+        self.observed = observed = ObservedState()
+        self.store = store = DeclarationStore(state, settings.declared.local_time)
+        self.observer = Observer(state.name, management, observed, settings.remove_foreign, store)
         self.connection = ControlConnection(settings, state.name)
         self.ready = False
         self.refreshed_at: float | None = None
@@ -225,34 +223,40 @@ class VhostTopology:
         self.settled = asyncio.Event()
         self._settings = settings
         self._queues = tuple(queues)
-        self._inventory = inventory
+        self._management = management
         self._record = record
-        self._naming = Naming(settings.declared.own_routes)
+        self._rights = TokenRights(settings.declared.own_routes)
         state.own_routes, state.secrets = settings.declared.own_routes, settings.declared.secrets
         state.set_tokens(Tokens(state.name, state.secrets.token_keys))
-        self._naming.learn(state.exchanges, state.router)
-        self._declarer = Declarer(self.connection, presence, settings.username, state)
-        self._transition = Transition(state, presence, self._declarer, inventory)
-        self.survey.looked = self._transition.look
-        self._repair = Repair(state.name, self.survey, presence, self._declarer, store, settings.retries_per_look)
-        self._strays = OrphanTokens(state, self._declarer, self._naming)
+        self._rights.learn(state.exchanges, state.router)
+        self._executor = Executor(self.connection, observed, settings.username, state)
+        self._token_migration = TokenMigration(state, observed, self._executor, management)
+        self.observer.looked = self._token_migration.look
+        self._reconciler = Reconciler(
+            state.name, self.observer, observed, self._executor, store, settings.retries_per_look
+        )
+        self._orphans = OrphanTokens(state, self._executor, self._rights)
         self._connected = asyncio.Event()
-        self._demand = Demand(settings, state, presence, inventory, self._declarer, self._connected, supervisor)
-        self.notices = Notices(state, store, presence, self._demand, self._naming, self._declarer, self._deserted)
-        self._demand.needed = self.notices.named
-        self._changeover = Changeover(state, self.survey, self._repair, self._declarer, self._naming)
-        self._pace = RefreshSchedule(settings.refresh_seconds)
-        self._announcements = Announcements(self.connection, state.name, self._pace.request_refresh, supervisor)
-        self._needs: Needs | None = None
+        self._on_demand = OnDemandBinding(
+            settings, state, observed, management, self._executor, self._connected, supervisor
+        )
+        self.relay_events = RelayEvents(
+            state, store, observed, self._on_demand, self._rights, self._executor, self._deserted
+        )
+        self._on_demand.needed = self.relay_events.named
+        self._rules_swap = RulesSwap(state, self.observer, self._reconciler, self._executor, self._rights)
+        self._schedule = RefreshSchedule(settings.refresh_seconds)
+        self._announcements = Announcements(self.connection, state.name, self._schedule.request_refresh, supervisor)
+        self._desired: DesiredState | None = None
         self._look = asyncio.Lock()
         self._missing: dict[Destination, str] = {}
 
     @property
-    def needs(self) -> Needs:
+    def desired(self) -> DesiredState:
         """What the rules need, computed when it is asked for and not known."""
-        if self._needs is None:
-            self._needs = needs_of(self.state.exchanges, self.state.router, self._naming, self.state.addresses)
-        return self._needs
+        if self._desired is None:
+            self._desired = desired_state(self.state.exchanges, self.state.router, self._rights, self.state.addresses)
+        return self._desired
 
     @property
     def missing(self) -> Mapping[Destination, str]:
@@ -262,7 +266,7 @@ class VhostTopology:
     @property
     def conflicts(self) -> tuple[str, ...]:
         """What on the broker contradicts the rules, and what to do about it."""
-        return self._repair.conflicts
+        return self._reconciler.conflicts
 
     @property
     def connected(self) -> bool:
@@ -346,18 +350,18 @@ class VhostTopology:
             said = ""
             refusals = 0
             pause_seconds = settings.retry_seconds
-            if await self._pace.wait(self.connection):
+            if await self._schedule.wait(self.connection):
                 await self.disconnect()
                 log.warning("control connection lost", vhost=self.state.name)
 
     async def _turn(self) -> None:
-        names = self._pace.take()
+        names = self._schedule.take()
         if names is None:
             await self.refresh()
         else:
             began_at = time.monotonic()
             await self._look_at(names)
-            self._pace.looked(began_at, everything=False)
+            self._schedule.looked(began_at, everything=False)
 
     async def _refresh(self, thorough: bool) -> None:
         began_at = time.monotonic()
@@ -365,88 +369,90 @@ class VhostTopology:
             before = {name: set(exchange.bound) for name, exchange in self.state.exchanges.items()}
             conflicts, changes = self.conflicts, self.store.changes
             if thorough:
-                missing = await self._repair.thorough(self._wanted, self._queues)
-                await self.survey.warn(self.needs)
+                missing = await self._reconciler.thorough(self._wanted, self._queues)
+                await self.observer.warn(self.desired)
             else:
-                missing = await self._repair.usual(self._wanted)
-            needs = self.needs
-            unbound = await self._strays.unbind(needs)
-            await self._retire(needs)
-            self.survey.note_bypasses(needs)
-            self.survey.finish()
-            self._tell(needs, missing, before)
+                missing = await self._reconciler.usual(self._wanted)
+            desired = self.desired
+            unbound = await self._orphans.unbind(desired)
+            await self._retire(desired)
+            self.observer.note_bypasses(desired)
+            self.observer.finish()
+            self._tell(desired, missing, before)
             for text in set(self.conflicts).difference(conflicts):
                 log.error("rules and broker contradict each other", vhost=self.state.name, what=text)
             # Not before: on-demand work would meet carriers that do not exist yet.
             self._connected.set()
             self.refreshed_at = time.time()
-        self._pace.looked(began_at, everything=True)
+        self._schedule.looked(began_at, everything=True)
         if unbound:
-            self._pace.request_refresh()
+            self._schedule.request_refresh()
         self._noticed(changes)
 
-    async def _retire(self, needs: Needs) -> None:
+    async def _retire(self, desired: DesiredState) -> None:
         """Take away what stands under tokens that are bound no more."""
-        for exchange in needs.carriers:
-            former = self.survey.standing(exchange).former
+        for exchange in desired.carriers:
+            former = self.observer.standing(exchange).former
             try:
-                await self._transition.retire(exchange, former)
+                await self._token_migration.retire(exchange, former)
             except UpstreamError as error:
                 if not self.connection.connected:
                     raise
-                self.survey.failed(error)
+                self.observer.failed(error)
 
     async def _look_at(self, names: Collection[bytes]) -> None:
         """Look at some exchanges alone, since somebody said that they changed."""
-        if self._inventory is None:
+        if self._management is None:
             return
         changes = self.store.changes
         async with self._look:
             for name in sorted(names):
                 try:
-                    await self._find(self._inventory, name)
+                    await self._find(self._management, name)
                 except UpstreamError as error:
                     log.warning("announced change not seen yet", vhost=self.state.name, error=str(error))
         self._noticed(changes)
 
-    async def _find(self, inventory: ManagementApi, name: bytes) -> ExchangeInfo | None:
+    async def _find(self, management: ManagementApi, name: bytes) -> ExchangeInfo | None:
         """Look at one exchange and its bindings, and take them in where a client declared it or bound to it."""
         before = self.store.exchanges_before()
         known = self.state.exchanges.get(name)
         info = None
         if known is None or known.declared is not None:
-            found = await inventory.find(self.state.name, "exchange", name)
+            found = await management.find(self.state.name, "exchange", name)
             info = found if isinstance(found, ExchangeInfo) else None
             self.store.exchange_found(before, name, info)
         owned = self.state.exchanges.get(name)
         if owned is not None and owned.delivery is Delivery.CARRIER:
-            await self.survey.read_bindings([owned])
+            await self.observer.read_bindings([owned])
             self.state.changed()
-        self._needs = None
+        self._desired = None
         return info
 
     def _noticed(self, changes: int) -> None:
         """Go on after a look that may have found something new."""
         if self.store.changes != changes:
-            self._needs = None
+            self._desired = None
             self._record()
-        if self.store.unsettled and not self.survey.failures:
-            self._pace.request_refresh()
+        if self.store.unsettled and not self.observer.failures:
+            self._schedule.request_refresh()
 
-    def _wanted(self) -> Needs:
-        self._needs = None
-        self._naming.learn(self.state.exchanges, self.state.router)
-        return self.needs
+    def _wanted(self) -> DesiredState:
+        self._desired = None
+        self._rights.learn(self.state.exchanges, self.state.router)
+        return self.desired
 
-    def _tell(self, needs: Needs, missing: dict[Destination, str], before: Mapping[bytes, set[Destination]]) -> None:
+    def _tell(
+        self, desired: DesiredState, missing: dict[Destination, str], before: Mapping[bytes, set[Destination]]
+    ) -> None:
         """Let the relays and the log see what a look found."""
         state = self.state
-        names = self.presence.names(state.queues)
-        self._demand.bound_count = sum(len(item.bound - needs.of(item)) for item in needs.made)
+        names = self.observed.names(state.queues)
+        self._on_demand.bound_count = sum(len(item.bound - desired.of(item)) for item in desired.made)
         log_missing(state.name, self._missing, missing)
-        everything = {**self._demand.missing(), **missing}
+        everything = {**self._on_demand.missing(), **missing}
         changed = (
-            (needs.regex and names is not state.queues)
+            (desired.regex and names is not state.queues)
             or everything != state.missing
             or any(item.bound != before.get(name) for name, item in state.exchanges.items())
         )
@@ -461,38 +467,38 @@ class VhostTopology:
 
     def recompute(self) -> None:
         """Read anew what the rules need, after rules have changed."""
-        self._naming.learn(self.state.exchanges, self.state.router)
-        self._needs = None
+        self._rights.learn(self.state.exchanges, self.state.router)
+        self._desired = None
 
     def changed(self, exchange: bytes) -> None:
         """A client has declared, deleted, bound or unbound an exchange through us."""
-        self._needs = None
+        self._desired = None
         if exchange not in self.state.exchanges:
-            self.notices.exchange_deleted(exchange)
+            self.relay_events.exchange_deleted(exchange)
         self._record()
-        if self._transition.unkept:
-            self._pace.request_refresh()
+        if self._token_migration.unkept:
+            self._schedule.request_refresh()
         if self._settings.declared.announce:
             self._announcements.announce(exchange)
 
     def queue_deleted(self, queue: bytes) -> None:
         """Take note of a queue that is gone, and with it its bindings."""
         changes = self.store.changes
-        self.notices.queue_deleted(queue)
+        self.relay_events.queue_deleted(queue)
         self._noticed(changes)
 
     async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
         """Bind the tokens of a queue that has just been declared; returns when bound, refused, or out of time."""
-        await self.notices.ensure_queue(queue, exclusive, self._connected, self._settings.deadline_seconds)
+        await self.relay_events.ensure_queue(queue, exclusive, self._connected, self._settings.deadline_seconds)
 
     async def bind(self, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
-        """Bind destinations on demand; see `Demand.bind`."""
+        """Bind destinations on demand; see `OnDemandBinding.bind`."""
         owned = self.state.exchanges.get(exchange)
         if owned is None:
             return set()
         if owned.delivery is not Delivery.CARRIER:
-            return await self._demand.look_for(owned, destinations)
-        return await self._demand.bind(owned, destinations)
+            return await self._on_demand.look_for(owned, destinations)
+        return await self._on_demand.bind(owned, destinations)
 
     async def lookup_exchange(self, name: bytes) -> str | None:
         """Look for an exchange now.
@@ -504,10 +510,10 @@ class VhostTopology:
         Raises:
             UpstreamError: the management API did not answer.
         """
-        if self._inventory is None:
+        if self._management is None:
             return None
         changes = self.store.changes
-        info = await self._find(self._inventory, name)
+        info = await self._find(self._management, name)
         self._noticed(changes)
         if info is None or name in self.state.exchanges:
             return None
@@ -515,8 +521,8 @@ class VhostTopology:
 
     def _deserted(self, exchange: OwnedExchange) -> None:
         """An exchange has lost its last binding by something's end: its tokens count as use until they go."""
-        self._strays.note(exchange)
-        self._pace.request_refresh()
+        self._orphans.note(exchange)
+        self._schedule.request_refresh()
 
     # -- new rules ---------------------------------------------------------------------------------------------
 
@@ -537,7 +543,7 @@ class VhostTopology:
             UpstreamError: REFUSED for conflicts, else the broker can't be reached. Nothing is swapped then.
         """
         async with self._look:
-            retirement = await self._changeover.prepare(self._wanted(), exchanges, router, queues)
+            retirement = await self._rules_swap.prepare(self._wanted(), exchanges, router, queues)
             self._queues = tuple(queues)
         return retirement
 
@@ -548,7 +554,7 @@ class VhostTopology:
             exchanges: as given to `prepare`.
             router: as given to `prepare`.
         """
-        self._changeover.swap(exchanges, router)
+        self._rules_swap.swap(exchanges, router)
         self.recompute()
 
     async def retire(self, retirement: Retirement) -> None:
@@ -560,16 +566,16 @@ class VhostTopology:
     def release(self, retirement: Retirement) -> None:
         """Begin to retire: relays ask again before they use these tokens."""
         self.recompute()
-        self._changeover.release(retirement, self.needs)
+        self._rules_swap.release(retirement, self.desired)
 
     async def unbind(self, retirement: Retirement) -> None:
         """End what `release` began; a token that was asked for meanwhile stays."""
         # Not while new rules are prepared: what they have just bound could be what goes.
         async with self._look:
-            await self._changeover.unbind(retirement, self.needs)
+            await self._rules_swap.unbind(retirement, self.desired)
 
     async def close(self) -> None:
         """End everything; what is declared stays."""
         await self._announcements.close()
-        await self._demand.close()
+        await self._on_demand.close()
         await self.connection.close()

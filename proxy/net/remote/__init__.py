@@ -1,1 +1,8 @@
-"""Docstring to write."""
+"""Links to other brokers, for translated addresses.
+
+| question | open |
+|---|---|
+| which links exist and which producers use them | `pool` |
+| one link: socket, TLS, deadlines, reconnects, back-pressure | `connection` |
+| host, credentials, TLS and limits of a link | `endpoints` |
+"""

@@ -1,9 +1,9 @@
-"""One link to another broker kept standing: socket, TLS, deadlines, reconnects, back-pressure.
+"""One link to another broker, kept connected: socket, TLS, deadlines, reconnects, back-pressure.
 
-Decides nothing about AMQP: `amqp.remote_link` gets the bytes. Lanes stay when a link goes; what waits in them goes over
-the next one or, at its deadline, back to its producer as lost. Nothing is sent twice.
+`relay.remote.link` is given the bytes and decides what to send. Lanes outlive a connection: what waits in them is sent
+over the next one or, at its deadline, returned to its producer as lost. Nothing is sent twice.
 
-Source: the messenger-addressing specification, 3.4; architecture, "What may never happen" (bounded buffers).
+Sources: the messenger-addressing specification, 3.4; architecture, "What may never happen" (bounded buffers).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ConfigError
 from proxy.net.link import AHEAD_MESSAGES, Link
 from proxy.net.remote.endpoints import Endpoint
-from proxy.net.tls import Contexts, words
+from proxy.net.tls import TlsContexts, words
 from proxy.relay.counters import RemoteCounters
 from proxy.relay.remote.lane import Lane, RemoteMessage, RemoteResult
 from proxy.relay.remote.link import RemoteLink
@@ -37,7 +37,7 @@ _STOPPING = "the proxy is shutting down"
 IDLE_SECONDS = 60.0
 
 
-class RemoteDriver:
+class RemoteConnection:
     """One link, from the first need of it to its end.
 
     Args:
@@ -54,7 +54,7 @@ class RemoteDriver:
         endpoint: Endpoint,
         counters: RemoteCounters,
         version: str,
-        contexts: Contexts,
+        contexts: TlsContexts,
         ourselves: Callable[[object, object], bool],
         changed: Callable[[], None],
     ) -> None:

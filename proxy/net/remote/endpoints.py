@@ -1,9 +1,7 @@
-"""Where does a remote target lead: which socket, which login, which limits? Configuration and address joined.
+"""Resolves a remote target to host, login, TLS and limits: the address joined with the configured broker.
 
-What an address says wins over the configured broker, but never weakens it: plain TCP is not taken where TLS is
-configured. Opens nothing.
-
-Source: the messenger-addressing specification, 3.2 "Where a translated address leads".
+An address takes precedence over the configured broker, but never weakens it: plain TCP is refused where TLS is
+configured. Source: the messenger-addressing specification, 3.2 "Where a translated address leads".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which links to other brokers are there, and who uses them? One pool for all producers.
+"""The links to other brokers, shared by all producers.
 
-Links are shared by everything that goes to the same place with the same login; each producer's channel has a lane of
-its own on them. Producers of a full link wait, others don't.
+A link is shared by everything that goes to the same place with the same login; each producer's channel has a lane of
+its own on it. Producers that use a full link wait, others do not.
 
 Source: the messenger-addressing specification, 3.2 (pooling) and 3.4.
 """
@@ -14,10 +14,10 @@ from time import monotonic
 from typing import Any
 
 from proxy.addressing.targets import Remote
-from proxy.net.remote.connection import IDLE_SECONDS, RemoteDriver
+from proxy.net.remote.connection import IDLE_SECONDS, RemoteConnection
 from proxy.net.remote.endpoints import Endpoint, RemoteBroker, endpoint
 from proxy.net.tasks import Tasks
-from proxy.net.tls import Contexts
+from proxy.net.tls import TlsContexts
 from proxy.relay.counters import Counters, RemoteCounters
 from proxy.relay.remote.lane import Lane, RemoteMessage, Way
 from proxy.yamlfile.kinds import leads_back
@@ -46,32 +46,32 @@ class RemotePool:
         counters: Counters,
         version: str,
         tasks: Tasks,
-        contexts: Contexts | None = None,
+        contexts: TlsContexts | None = None,
     ) -> None:
         """Start without a link."""
-        self._contexts = contexts or Contexts()
+        self._contexts = contexts or TlsContexts()
         self.brokers = brokers
         self._counters = counters
         self._version = version
         self._tasks = tasks
-        self._drivers: dict[Endpoint, RemoteDriver] = {}
+        self._drivers: dict[Endpoint, RemoteConnection] = {}
         self._running: dict[Endpoint, asyncio.Task[Any]] = {}
-        self._ports: set[Port] = set()
+        self._ports: set[ProducerRemotes] = set()
         #: addresses that we listen on
         self.listening: Sequence[tuple[str, int]] = ()
 
-    def port(self, vhost: str, full: Callable[[bool], None]) -> Port:
+    def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
         """Give what one producer's connection needs.
 
         Args:
             vhost: its virtual host.
             full: called when it has to wait, or not any more.
         """
-        port = Port(self, vhost, full)
+        port = ProducerRemotes(self, vhost, full)
         self._ports.add(port)
         return port
 
-    def driver(self, remote: Remote, vhost: str) -> RemoteDriver | str:
+    def driver(self, remote: Remote, vhost: str) -> RemoteConnection | str:
         """Give the link to a broker, begun if need be, or say why there is none."""
         found = endpoint(remote, self.brokers.get(vhost, {}), vhost)
         if isinstance(found, str):
@@ -84,7 +84,7 @@ class RemotePool:
             if len(self._drivers) >= _MOST_LINKS:
                 return "too many brokers at a time"
             counters = self._counters_of(found.label)
-            driver = RemoteDriver(found, counters, self._version, self._contexts, self._is_ourselves, self._changed)
+            driver = RemoteConnection(found, counters, self._version, self._contexts, self._is_ourselves, self._changed)
             self._drivers[found] = driver
             self._running[found] = self._tasks.start(driver.run(), f"link to {found.label}")
         return driver
@@ -129,12 +129,12 @@ class RemotePool:
         for port in self._ports:
             port.look()
 
-    def close_port(self, port: Port) -> None:
+    def close_port(self, port: ProducerRemotes) -> None:
         """A producer's connection is gone."""
         self._ports.discard(port)
 
 
-class Port:
+class ProducerRemotes:
     """The other brokers as one producer's connection sees them.
 
     Args:
@@ -149,7 +149,7 @@ class Port:
         self._vhost = vhost
         self._full = full
         self._was_full = False
-        self._used: set[RemoteDriver] = set()
+        self._used: set[RemoteConnection] = set()
 
     def way(self, remote: Remote) -> Way | str:
         """A new way to a broker, or why there is none."""
@@ -177,7 +177,7 @@ class _Way:
 
     __slots__ = ("_driver", "_lane")
 
-    def __init__(self, driver: RemoteDriver, lane: Lane) -> None:
+    def __init__(self, driver: RemoteConnection, lane: Lane) -> None:
         self._driver = driver
         self._lane = lane
 

@@ -1,0 +1,134 @@
+"""Slows down producers that publish more than their user may, or that spend regex budgets.
+
+`Throttle` charges each read to the user (`relay.rate_limits`). While something is owed, the producer's socket is not
+read: it waits, as on a broker with flow control. When that has lasted for the configured patience, a timer or the
+next read closes the channel or connection with the reason. Without limits there is no Throttle.
+
+Sources: architecture, "One publish in, one publish out" (back-pressure); RabbitMQ guide "Flow Control".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+from proxy.relay.counters import LimitCounters
+from proxy.relay.rate_limits import UserRateLimit
+from proxy.relay.relay import Relay
+
+#: A shorter rest is not worth its timer.
+LEAST_SECONDS = 0.001
+#: A producer that has spent a regex budget rests so many times as long as that took.
+_RESTS = 9
+_WORDS = {"publish_rate": "publishes a second", "publish_bytes": "bytes a second"}
+
+
+class RegexPacing:
+    """Gives the producers whose publishes spend regex budgets a tenth of the time, all of them together.
+
+    Each decision of theirs takes milliseconds in which nobody else is served.
+    """
+
+    __slots__ = ("_next",)
+
+    def __init__(self) -> None:
+        self._next = float("-inf")
+
+    def rest(self, begin: float, now: float) -> float:
+        """Return how long a producer is not read, in seconds.
+
+        Args:
+            begin: when its last publishes began to be decided, monotonic seconds.
+            now: when they were.
+        """
+        self._next = max(self._next, now) + (now - begin) * _RESTS
+        return self._next - now
+
+
+class Throttle:
+    """Slows one producer down.
+
+    Args:
+        allowance: of its user.
+        relay: says how much was published, and closes what has to be closed.
+        counters: what limits do.
+        pause: stops the reading of the producer, or lets it go on.
+        refused: called when the relay has closed something.
+    """
+
+    def __init__(
+        self,
+        allowance: UserRateLimit,
+        relay: Relay,
+        counters: LimitCounters,
+        pause: Callable[[bool], None],
+        refused: Callable[[], None],
+    ) -> None:
+        """Start with nothing charged."""
+        self.allowance = allowance
+        self._relay = relay
+        self._counters = counters
+        self._pause = pause
+        self._refused = refused
+        self._charged = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._over = False
+        #: it was told and has published nothing since: it only has to wait
+        self._told = False
+
+    def read(self, size_bytes: int, now: float) -> None:
+        """Charge a read.
+
+        Args:
+            size_bytes: what came from the socket.
+            now: monotonic seconds.
+        """
+        published = self._relay.published
+        publishes, self._charged = published - self._charged, published
+        if publishes:
+            self._told = False
+        self._judge(*self.allowance.take(publishes, size_bytes, now), now)
+
+    def _look(self) -> None:
+        """Time has passed: what is still owed?"""
+        now = monotonic()
+        self._timer = None
+        self._counters.throttled -= 1
+        wait, limit = self.allowance.take(0, 0, now)
+        self._judge(wait, limit, now)
+        if self._timer is None:
+            self._pause(False)
+
+    def _judge(self, wait: float, limit: str, now: float) -> None:
+        if not wait or self._timer is not None or self._over:
+            return
+        if self._told:
+            self.allowance.since = None
+        left = self.allowance.patience(now)
+        if left <= 0:
+            self._refuse(limit)
+            return
+        self._counters.hits[limit] += 1
+        self._counters.throttled += 1
+        self._pause(True)
+        self._timer = asyncio.get_running_loop().call_later(min(max(wait, LEAST_SECONDS), left), self._look)
+
+    def _refuse(self, limit: str) -> None:
+        rates = self.allowance.rates
+        most = rates.publishes if limit == "publish_rate" else rates.read_bytes
+        self.allowance.since = None
+        self._told = True
+        self._counters.hits["patience"] += 1
+        patience = f"{rates.patience_seconds:g} s"
+        self._relay.over_limit(f"user is above {most} {_WORDS[limit]} ({limit}) for longer than {patience}")
+        self._refused()
+
+    def end(self) -> None:
+        """Slow it down no more: its connection ends."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._counters.throttled -= 1
+            self._pause(False)
