@@ -83,7 +83,7 @@ def test_a_binding_that_new_rules_make_invalid_is_named() -> None:
     known.add_binding(odd)
     exchanges, rules = {b"x": owned("x")}, Router([Exchange(b"x", "x-open")])
     [(refused, why)] = inherit(known, exchanges, rules)
-    assert refused is odd
+    assert refused == known.exchanges[b"x"].clients[odd.binding.identity]
     assert "Unknown or invalid argument's key" in why
     assert exchanges[b"x"].clients == {}
     assert targets(rules, b"x") == []

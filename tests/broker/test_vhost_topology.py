@@ -59,7 +59,7 @@ async def make(broker: Broker) -> AsyncIterator[Make]:
         await end()
 
 
-@pytest.mark.parametrize("inventory", [True, False])
+@pytest.mark.parametrize("management", [True, False])
 async def test_what_the_rules_ask_for_is_declared(make: Make, outside: Outside, vhost: str, management: bool) -> None:
     known = state(vhost, {"documents": queues("a", "b")}, owned("documents", alternate=b"amq.fanout"))
     await make(known, Queue(b"a"), Queue(b"b"), management=management)
@@ -72,7 +72,7 @@ async def test_what_the_rules_ask_for_is_declared(make: Make, outside: Outside, 
     assert known.missing == {}
 
 
-@pytest.mark.parametrize("inventory", [True, False])
+@pytest.mark.parametrize("management", [True, False])
 async def test_a_queue_that_exists_is_taken_as_it_is(
     make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
@@ -137,7 +137,7 @@ async def test_queue_delivery_finds_out_what_is_missing_without_the_management_a
     assert known.missing == {("exchange", b"x"): "does not exist"}
 
 
-@pytest.mark.parametrize("inventory", [True, False])
+@pytest.mark.parametrize("management", [True, False])
 async def test_a_missing_destination_is_reported_and_the_others_are_bound(
     make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
@@ -170,7 +170,7 @@ async def test_missing_destinations_are_logged_once_a_change(make: Make, outside
     assert event["destinations"] == ["queue a"]
 
 
-@pytest.mark.parametrize("inventory", [True, False])
+@pytest.mark.parametrize("management", [True, False])
 async def test_an_exclusive_queue_is_missing_with_that_reason(
     make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
@@ -189,7 +189,7 @@ async def test_an_exclusive_queue_is_missing_with_that_reason(
         assert known.exchanges[b"documents"].bound == queues("mine", "ours")
 
 
-@pytest.mark.parametrize("inventory", [True, False])
+@pytest.mark.parametrize("management", [True, False])
 async def test_a_queue_that_vanishes_and_comes_back_directly_on_the_broker_is_followed(
     make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
@@ -214,7 +214,7 @@ async def test_a_queue_that_vanishes_and_comes_back_directly_on_the_broker_is_fo
     assert known.epoch > epoch
 
 
-@pytest.mark.parametrize("inventory", [True, False])
+@pytest.mark.parametrize("management", [True, False])
 async def test_a_queue_deleted_and_made_again_between_two_looks_is_bound_again(
     make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
@@ -227,7 +227,7 @@ async def test_a_queue_deleted_and_made_again_between_two_looks_is_bound_again(
     assert outside.bound("documents") == queues("a")
 
 
-@pytest.mark.parametrize("inventory", [True, False])
+@pytest.mark.parametrize("management", [True, False])
 async def test_a_carrier_deleted_beside_us_is_declared_and_bound_again(
     make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
@@ -336,7 +336,7 @@ def restricted(broker: Broker, vhost: str) -> Any:
     broker.delete_user(vhost)
 
 
-@pytest.mark.parametrize("inventory", [True, False])
+@pytest.mark.parametrize("management", [True, False])
 async def test_a_carrier_that_may_not_be_declared_names_the_permission(
     make: Make, vhost: str, restricted: Callable[[str, str, str], None], management: bool
 ) -> None:
@@ -350,7 +350,7 @@ async def test_a_carrier_that_may_not_be_declared_names_the_permission(
     assert "hush" not in caught.value.message
 
 
-@pytest.mark.parametrize("inventory", [True, False])
+@pytest.mark.parametrize("management", [True, False])
 async def test_a_destination_that_may_not_be_bound_is_missing_and_the_others_are_bound(
     make: Make, outside: Outside, vhost: str, restricted: Callable[[str, str, str], None], management: bool
 ) -> None:
@@ -611,7 +611,7 @@ async def test_a_running_control_plane_looks_again_and_again(
     assert outside.bound("documents") == queues("a")
 
 
-@pytest.mark.parametrize("inventory", [True, False])
+@pytest.mark.parametrize("management", [True, False])
 async def test_after_a_lost_connection_everything_is_made_again(
     make: Make, outside: Outside, vhost: str, running: Callable[[VhostTopology], None], management: bool
 ) -> None:
