@@ -1,4 +1,4 @@
-"""What are the parts of an address, which addresses are refused, and how is one shown without its password?
+"""Parses addresses, and shows them without their password.
 
 ``[scheme://][user[:password]@]host[:port][/name]`` in the reading of Messenger, made strict where that reading could
 send a message, or a password, to the wrong place. Source: the messenger-addressing specification, 1.4 and Part 2.

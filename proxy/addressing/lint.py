@@ -1,8 +1,7 @@
-"""What is wrong, or doubtful, in an address table before a single message meets it?
+"""Errors and warnings about an address table, before a message meets it.
 
-Findings are data: the loader gives them their file and line. An error keeps the table from being loaded, a warning does
-not. No finding quotes a translation, which may hold a password. Source: the messenger-addressing specification, Part 2
-and 3.2.
+Findings are data: the loader adds file and line. A table with an error is not loaded. No finding quotes a translation,
+which may contain a password. Source: the messenger-addressing specification, Part 2 and 3.2.
 """
 
 from __future__ import annotations

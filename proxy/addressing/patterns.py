@@ -1,7 +1,7 @@
-"""Does an address fit a pattern of the address table, and what did each wildcard take?
+"""Matches an address with a pattern of the address table, and gives what each wildcard took.
 
 ``*`` takes any run of bytes, ``%`` any run without a slash, all else stands for itself; of several ways to fit,
-the first wildcard takes its longest run, then the second, and so on. Knows nothing of rules and translations.
+the first wildcard takes its longest run, then the second, and so on. Independent of rules and translations.
 
 No recursion, no regular expression, no trying out: the work is at most the product of the two lengths. A pattern
 with only ``*`` is placed literal by literal from the right. Else, from the pattern's end, the set of offsets from which

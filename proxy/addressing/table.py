@@ -1,15 +1,10 @@
-"""Which rule of the address table is for an address, and what does it make of it?
+"""The address table: selects the rule for an address and applies its translation.
 
-The first rule whose pattern fits decides; its result is final. Rules are compiled once; ``address_index`` says which
-of them are worth a try. Where a result leads, and remembering that, is for ``address_targets``.
-Source: the messenger-addressing specification, 1.1 to 1.3.
+The first rule whose pattern fits wins; its result is final. Where a result leads is in `targets`.
 
-Which of many patterns can an address fit at all?
-
-Patterns are sorted by what they begin with, then by what they end with, then by a few bytes that they hold in
-between; an address is looked up by its own beginnings, endings and pieces, so that only patterns that share all three
-with it are tried. Knows nothing of rules; says nothing final: a candidate may still not fit.
-Source: the messenger-addressing specification, 1.6 (the bound for a table).
+`AddressIndex` selects the patterns worth a try: they are sorted by what they begin with, then by what they end with,
+then by a few bytes that they contain in between, and an address is looked up by its own beginnings, endings and pieces.
+A candidate may still not fit. Source: the messenger-addressing specification, 1.1 to 1.3, and 1.6 for the bound.
 """
 
 from __future__ import annotations
@@ -24,6 +19,10 @@ from proxy.addressing.address import without_password
 from proxy.addressing.patterns import MOST_VARIABLES, AddressPattern
 
 _VARIABLE = re.compile(rb"\$(?:([0-9]+)|(\$))?")
+#: Lengths of the pieces by which patterns are told apart, the better one first.
+_PIECES = (4, 2)
+#: Up to so many patterns that begin and end alike are simply tried.
+_FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +151,6 @@ class AddressTable:
                 if earlier < position and self.patterns[earlier].covers(pattern):
                     yield position, earlier
                     break
-
-
-#: Lengths of the pieces by which patterns are told apart, the better one first.
-_PIECES = (4, 2)
-#: Up to so many patterns that begin and end alike are simply tried.
-_FEW = 4
 
 
 class AddressIndex:

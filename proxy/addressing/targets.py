@@ -1,8 +1,8 @@
-"""Where does an address lead? From a publish to its address and back, and from a result to broker, exchange and key.
+"""From a publish to its address, and from a translated address to broker, exchange and routing key.
 
-An address is written for each publish, one that no other publish has; a result of the table is read as a domain (which
-broker) and a name (which exchange and key there). Whatever is in doubt is a failed translation: a value that says
-why, never a guess and never an exception. Source: the messenger-addressing specification, 3.1 and 3.2.
+Each publish has an address that no other publish has; a result of the table is read as a domain (which broker) and a
+name (which exchange and key there). Whatever is in doubt is a failed translation: a value with the reason, never a
+guess and never an exception. Source: the messenger-addressing specification, 3.1 and 3.2.
 """
 
 from __future__ import annotations

@@ -1,1 +1,11 @@
-"""The wire: frames, tables, methods, handshake, channel life, the relay. Pure; bytes in, bytes out."""
+"""The AMQP 0-9-1 codec: bytes in, bytes out, no state of a connection.
+
+| question | module |
+|---|---|
+| frames: layout, size limits, taking whole frames out of a stream | `frames` |
+| methods: numbers, layouts, replies, reading and building any method | `methods` |
+| arguments of the methods that the proxy reads, as named tuples | `method_arguments` |
+| methods that the proxy sends itself; reply texts | `method_frames` |
+| properties of a content header, read in place | `properties` |
+| field tables: selecting, cutting, decoding and encoding entries | `tables` |
+"""

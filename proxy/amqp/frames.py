@@ -1,13 +1,9 @@
-"""How is a stream of bytes cut into AMQP frames? Constants, structs and builders; no state.
+"""Frames: layout, limits, builders, and buffers that take whole frames out of a stream.
 
-AMQP 0-9-1 spec, 4.2.3: type (1 byte), channel (2), size (4), payload, frame-end (206).
+`FrameBuffer` serves the handshake, where nothing is hot: it holds what has arrived and is not yet asked for.
+`PartialFrame` serves the relay, which reads frames in place and keeps only the incomplete one.
 
-How are whole frames got out of a stream that arrives in pieces? Knows nothing of what the frames mean.
-
-`FrameBuffer` is for the handshake, where nothing is hot: it holds what has arrived and is not yet asked for.
-`PartialFrame` is for the relay, which reads frames in place and leaves what is not whole.
-
-Source: AMQP 0-9-1 spec, 4.2.3 "General frame format".
+Source: AMQP 0-9-1 spec, 4.2.3 "General frame format": type (1 byte), channel (2), size (4), payload, frame-end (206).
 """
 
 from __future__ import annotations
@@ -32,7 +28,10 @@ U64 = Struct(">Q")
 #: are clients, such as AMQPStorm, that cut bodies into pieces of frame-max.
 FRAME_SIZE_FUDGE = 8
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+#: class id of content headers
 BASIC = 60
+_FRAME_ERROR = 501
+_RESOURCE_ERROR = 506
 
 #: frame types
 KINDS = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
@@ -79,10 +78,6 @@ def body_frames(channel: int, body: bytes, frame_max: int) -> list[bytes]:
     """
     piece = frame_max - OVERHEAD
     return [frame(BODY, channel, body[at : at + piece]) for at in range(0, len(body), piece)]
-
-
-_FRAME_ERROR = 501
-_RESOURCE_ERROR = 506
 
 
 class RawFrame(NamedTuple):
@@ -145,9 +140,8 @@ class FrameBuffer:
     """Bytes in, whole frames out.
 
     Args:
-        limit_bytes: bytes that may wait here (506 beyond it), and the largest frame (501 as soon as a larger
-            one's
-            length is read).
+        limit_bytes: bytes that may wait here (506 beyond it), and the largest frame (501 as soon as the length of a
+            larger one is read).
     """
 
     __slots__ = ("_limit_bytes", "_waiting")

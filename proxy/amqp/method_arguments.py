@@ -1,11 +1,10 @@
-"""What does a method ask for? Typed readers of the methods that the proxy itself looks into.
+"""Typed readers of the methods that the proxy looks into.
 
-Each reader takes a method frame's payload (ids included) that is known to be that method, and leaves out
-reserved arguments. Text and tables are bytes; a table is given as its entries, without its own length.
+Each reader takes a method frame's payload (ids included) that is known to be that method, and leaves out reserved
+arguments. Strings and tables are bytes; a table is given as its entries, without its own length. Every reader raises
+``ProtocolError`` 502 with class and method ids where the arguments don't fill the payload.
 
 Source: AMQP 0-9-1 spec, 1.4 to 1.8; RabbitMQ "Exchange to exchange bindings".
-Every reader raises ``ProtocolError`` 502 with class and method ids where the arguments don't fill the
-payload.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which frames do we send in our own name? Ready bytes of the methods that the proxy makes itself.
+"""Builds the methods that the proxy sends itself, and their reply texts.
 
 Names and keys are bytes of at most 255; a table is given as its entries. Everything else is built by
 ``methods.method_frame``.

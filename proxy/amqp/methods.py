@@ -1,11 +1,12 @@
-"""Which methods are there, how do their arguments read, and how is a method frame built?
+"""Methods: numbers, argument layouts, replies; reading the arguments of any method and building its frame.
 
-The layouts come from pamqp, the one place where it is used; the values don't, since pamqp turns text into
-``str`` (which fails on binary names) and tables into ``dict`` (which loses types, order and duplicates). Here
-text and tables stay bytes. Knows no state: whether a method may come now is for handshake and relay to say.
+The layouts come from pamqp, the one place where it is used; the values don't, since pamqp turns strings into ``str``
+(which fails on binary names) and tables into ``dict`` (which loses types, order and duplicates). Here both stay bytes.
+Holds no state: whether a method may come now is for handshake and relay to decide.
 
 Source: AMQP 0-9-1 spec, 1.3 to 1.8 (classes), RabbitMQ "Protocol extensions". A method is named by one
-number, class id << 16 | method id, as its first four bytes read. All lengths are in bytes.
+number, class id << 16 | method id, as its first four bytes read. All lengths are in bytes. Only methods that the proxy
+looks into have a constant.
 """
 
 from __future__ import annotations
@@ -122,8 +123,7 @@ def method_of(payload: bytes) -> int:
     """Read which method a method frame's payload is.
 
     Raises:
-        ProtocolError: 502, shorter than the two ids; 540, unknown (RabbitMQ drops the connection without a
-            word).
+        ProtocolError: 502, shorter than the two ids; 540, unknown (RabbitMQ drops the connection without a word).
     """
     if len(payload) < 4:
         raise ProtocolError(_SYNTAX_ERROR, f"method frame of {len(payload)} bytes, expected 4 or more")
@@ -146,8 +146,7 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
         decoded.
 
     Raises:
-        ProtocolError: 502 with class and method ids, the arguments don't fill the payload exactly or a table
-            is
+        ProtocolError: 502 with class and method ids, the arguments don't fill the payload exactly or a table is
             malformed; 540 as in `method_of`.
     """
     method = method_of(payload)

@@ -1,7 +1,7 @@
-"""What stands in a field table, read in place: walk, pick, cut, decode, encode.
+"""Field tables, read in place: selecting, cutting, decoding and encoding entries.
 
 Received bytes are never decoded and encoded again: a rule sees decoded values, the broker gets the producer's
-own bytes, cut or extended at the boundaries of entries. Knows nothing of frames, methods or rules.
+own bytes, cut or extended at the boundaries of entries. Independent of frames, methods and rules.
 
 Source: AMQP 0-9-1 spec, 4.2.5.5 "Field tables"; letters as RabbitMQ reads them (errata, "Field types").
 All lengths are in bytes. Malformed bytes are a ``ProtocolError`` 502 on the connection, as on the broker.

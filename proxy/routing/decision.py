@@ -1,8 +1,8 @@
-"""What routing is asked, and what it answers.
+"""What goes into a decision and what comes out.
 
-``Facts`` is the part of one message that rules can look at, ``Interest`` says which part an exchange's rules do look
-at (so that the wire need extract nothing else, and can use it as a cache key), ``Decision`` is the answer. All
-are immutable and know nothing of the wire.
+``Facts`` is the part of a message that rules can look at. ``Interest`` specifies which part the rules of an exchange do
+look at, so that nothing else has to be extracted and the rest need not be part of a cache key. ``Decision`` is the
+result. All are immutable and independent of the wire format.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which destinations do the bindings of one exchange give a message?
+"""Visits the bindings of one exchange and collects the destinations of a message.
 
-Bindings come in visiting order and are visited one by one; a jump or a stop leaves out those behind it. Which
-bindings come (all of them, or those that an index found) makes no difference to the answer.
+Bindings come in visiting order and are visited one by one; a goto or a stop skips those that follow. Whether all
+bindings come, or only those that an index selected, makes no difference to the result.
 
 Source: the open-exchange specification, sections 1, 7 and 8.
 """

@@ -1,14 +1,9 @@
-"""Which bindings does one exchange have, and what do they make of a message?
+"""An exchange that is evaluated here: its filters, its bindings and their index.
 
-An `Exchange` holds filters, bindings and their index, and keeps what it says about itself (interest, destinations)
-up to date while bindings come and go. Chains of exchanges are `router`'s question.
+What an exchange tells about itself (interest, destinations) is counted as bindings are added and removed: it is exact
+at any time, and a change that makes no fact matter more or less costs nothing. Chains of exchanges are in `router`.
 
 Source: the open-exchange specification, sections 1, 8, 10 and 13.
-
-Which facts can change the decision of an exchange?
-
-Needs are counted as bindings come and go, so that the answer is exact at any time and costs nothing where no need
-appears or vanishes.
 """
 
 from __future__ import annotations
@@ -31,6 +26,8 @@ from proxy.routing.trace import ExchangeStep, FilterStep
 from proxy.values import EXCHANGE, Destination, Table
 
 _NO_INTEREST = Interest()
+#: Greater than every order.
+_LAST = 1 << 64
 
 
 class InterestCount:
@@ -108,10 +105,6 @@ def join_interests(interests: Iterable[Interest]) -> Interest:
             queues=result.queues or each.queues,
         )
     return result
-
-
-#: Greater than every order.
-_LAST = 1 << 64
 
 
 class Exchange:

@@ -1,7 +1,7 @@
-"""May a message enter an open exchange at all?
+"""Filters of an open exchange: whether a message may enter it at all.
 
-Filters are arguments of the exchange. They look at the size of the body and at the header table, never at bindings;
-the first one that is broken decides, in reverse order of declaration.
+Filters are arguments of the exchange. They look at the size of the body and at the header table, never at bindings. If
+a message violates several filters, the last one declared wins.
 
 Source: the open-exchange specification, section 10.
 """

@@ -1,18 +1,14 @@
-"""Which bindings can be true for this message, or do something when they are false?
+"""Selects the bindings of an exchange that must be visited for a message.
 
-A binding that does nothing when false and cannot be true without some equality stands under that equality alone; it
-is found by looking up what the message has. All others are found always. What is found is in visiting order and may
-hold bindings that turn out false: an index leaves out, it decides nothing.
+A binding that does nothing when it is false and cannot be true without some equality is indexed by that equality alone
+and found by looking up what the message has. All others are always visited. The result is in visiting order and may
+contain bindings that turn out false: the index leaves out, it decides nothing.
 
-Source: the open-exchange specification, section 1 (a visit that changes nothing may be left out).
+Topics are in a tree of words. A lookup walks it with the set of all nodes that the words so far can have led to: the
+work grows with the words of the routing key and the nodes, never with the number of paths through them.
 
-Which of many topics does a routing key fit?
-
-A tree of words, walked with the set of all places that the words so far can have led to, so that the work grows with
-the words of the key and the places, never with the ways through them. What is found are lists of entries, kept in
-order.
-
-Source: AMQP 0-9-1 spec, 3.1.3.3; an empty key has no words, as in RabbitMQ's topic exchange.
+Sources: the open-exchange specification, section 1 (a visit that changes nothing may be left out); AMQP 0-9-1 spec,
+3.1.3.3; an empty key has no words, as in RabbitMQ's topic exchange.
 """
 
 from __future__ import annotations
@@ -28,6 +24,10 @@ from proxy.routing.message import Message, spelled_integer
 
 _ONE_WORD = b"*"
 _ANY_WORDS = b"#"
+_EXPIRATION = "expiration"
+
+_Bucket: TypeAlias = list[Entry]
+_Table: TypeAlias = dict[Hashable, _Bucket]
 
 
 class _Node:
@@ -131,12 +131,6 @@ def _with_skipped(places: dict[_Node, None]) -> dict[_Node, None]:
             places[behind] = None
             behind = behind.any_words
     return places
-
-
-_Bucket: TypeAlias = list[Entry]
-_Table: TypeAlias = dict[Hashable, _Bucket]
-
-_EXPIRATION = "expiration"
 
 
 class Index:

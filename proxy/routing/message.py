@@ -1,7 +1,7 @@
-"""What is known about the one message that is being routed, and what has been found out on the way?
+"""The message under decision: its facts, and what was derived from them.
 
-A `Message` lives for one decision and is shared by all exchanges of it, so that each fact is worked out once at most:
-the clock is read once, headers are sorted once, the producer's own routes are read once.
+A `Message` lives for one decision and is shared by all exchanges of it, so that each fact is derived once at most: the
+clock is read once, headers are sorted once, the producer's routes are read once.
 
 Source: the open-exchange specification, section 1 (sorting of headers, BCC), section 5 (clock text).
 """

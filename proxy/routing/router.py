@@ -1,7 +1,7 @@
-"""Where does a message go that is published to an exchange of this virtual host?
+"""Decides where a message goes that is published to an exchange of a virtual host.
 
 A `Router` holds the exchanges that are evaluated here and follows the chains among them: each exchange at most once
-for a message, alternates included. What leaves the router are queues, and exchanges that only the broker knows.
+for a message, alternate exchanges included. What leaves the router are queues, and exchanges of the broker alone.
 
 Source: the open-exchange specification, section 1 (5. and 6.) and section 10 (5.).
 """

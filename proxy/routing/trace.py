@@ -1,7 +1,7 @@
-"""Why did a message go where it went?
+"""The trace of a decision: which exchanges and bindings were visited, and what each did.
 
-A `Trace` is collected only where somebody asks; then every binding is visited, whether or not an index would have
-left it out. It is plain data for `explain`; it decides nothing.
+A `Trace` is collected on request only; then every binding is visited, whether or not the index would have left it out.
+It is plain data for explanations and decides nothing.
 """
 
 from __future__ import annotations

@@ -1,23 +1,12 @@
-"""In which order are the arguments of an open exchange's binding checked and read?
+"""Reads the arguments of an open exchange's binding: operators, routes, order, match type.
 
-Only the first problem is reported, so the order is part of the answer: match type, lists where none may be, lists
-inside lists, then each argument from the smallest key up. What a single argument means is said by the tables of
-`operator_arguments` and `route_arguments`.
+`OPERATOR_KEYS`, `HEADER_KEYS` and `ROUTE_KEYS` are the tables of the specification: argument key -> function that reads
+the value into the draft of the binding or refuses it. To add an operator, add its key to one of them.
 
-Source: the open-exchange specification, sections 3, 6 and 11.
+Only the first fault of a binding is reported, so the order of checks is part of the behaviour: match type, lists where
+none is allowed, lists in lists, then each argument by ascending key. `read_arguments` has that order.
 
-Which argument of an open exchange's binding is which operator, and which value may it have?
-
-The tables below are the operator tables of the specification: argument key -> what reads its value. A reader puts an
-operator into the draft, or refuses the value.
-
-Source: the open-exchange specification, sections 4 and 5; section 11 for the texts.
-
-Which argument of an open exchange's binding adds or deletes destinations, or says where the visit goes on?
-
-As in `operator_arguments`: tables of argument key -> what reads its value into the draft, or refuses it.
-
-Source: the open-exchange specification, sections 7 and 8; section 11 for the texts.
+Source: the open-exchange specification, sections 3 to 8; section 11 for the texts.
 """
 
 from __future__ import annotations
@@ -71,7 +60,36 @@ from proxy.routing.message import Message, spelled_integer
 from proxy.routing.trace import Verdict
 from proxy.values import EXCHANGE, QUEUE, Table, Value
 
-# Section 4: headers.
+DEFAULT_ORDER = 10_000
+LEAST_ORDER, GREATEST_ORDER = 100, 999_999
+
+TEXT_PROPERTIES = frozenset(
+    b"content_type content_encoding correlation_id reply_to message_id type user_id app_id cluster_id".split()
+)
+INTEGER_PROPERTIES = frozenset(b"delivery_mode priority timestamp expiration".split())
+
+#: How all keys of the property family begin.
+PROPERTY_PREFIX = b"x-?pr"
+
+_X_MATCH = b"x-match"
+_SET = re.compile(rb"set(?: ([+-]?)([0-9]+))?")
+#: A count that no binding reaches; a longer number in ``set N`` is read as this one.
+_OUT_OF_REACH = 10**18
+
+_NO_LIST_FOR_EQUAL = "Invalid use of list type with = operator in this binding type"
+_NO_LIST_FOR_DIFFERENT = "Invalid use of list type with != operator in this binding type"
+_NO_LIST_FOR_ROUTE = "Invalid use of list type with regex in routing facilities"
+_NO_LIST_FOR_COMPARISON = "Invalid use of list type with < or > operators and/or datetime related"
+
+_EQUAL = (b"x-?pr=", b"x-?hkv= ", b"x-?hk?v= ")
+_DIFFERENT = (b"x-?pr!=", b"x-?hkv!= ", b"x-?hk?v!= ")
+_ROUTES = (b"x-addqre-", b"x-delqre-", b"x-addq!re-", b"x-delq!re-", b"x-add1qre-", b"x-add1q!re-")
+_COMPARISONS = (b"x-?hkv<", b"x-?hk?v<", b"x-?hkv>", b"x-?hk?v>", b"x-?pr<", b"x-?pr>", b"x-?dt")
+#: Keys of which a list makes no sense, though no restriction above names them.
+_SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
+
+
+# -- section 4: headers -----------------------------------------------------------------------------------------------
 
 
 def plain_key(draft: Draft, key: bytes, value: Value) -> None:
@@ -132,7 +150,7 @@ def _never(_value: object, _message: object) -> bool:
     return False
 
 
-# Section 5: routing key, properties, clock.
+# -- section 5: routing key, properties, clock ------------------------------------------------------------------------
 
 
 def _key_equals(draft: Draft, key: bytes, value: Value) -> None:
@@ -234,14 +252,6 @@ def _clock(local: bool, negated: bool) -> Reader:
     return read
 
 
-TEXT_PROPERTIES = frozenset(
-    b"content_type content_encoding correlation_id reply_to message_id type user_id app_id cluster_id".split()
-)
-INTEGER_PROPERTIES = frozenset(b"delivery_mode priority timestamp expiration".split())
-
-#: How all keys of the property family begin.
-PROPERTY_PREFIX = b"x-?pr"
-
 _PROPERTY_TESTS: dict[bytes, tuple[Callable[[object, object], bool], Verdict]] = {
     b"x-?prex": (lambda _seen, _message: True, ABSENT),
     b"x-?pr!ex": (_never, MATCH),
@@ -292,10 +302,7 @@ OPERATOR_KEYS: dict[bytes, Reader] = {
 }
 
 
-DEFAULT_ORDER = 10_000
-LEAST_ORDER, GREATEST_ORDER = 100, 999_999
-
-# Section 7: routes.
+# -- section 7: routes ------------------------------------------------------------------------------------------------
 
 
 def _names(result: bool, kind: str, adds: bool) -> Reader:
@@ -348,7 +355,7 @@ def _delete_destination(draft: Draft) -> None:
     draft.on(True).delete.add(draft.destination)
 
 
-# Section 8: order, goto, stop.
+# -- section 8: order, goto, stop -------------------------------------------------------------------------------------
 
 
 def _place(what: str, key: bytes, value: Value) -> int:
@@ -411,24 +418,11 @@ ROUTE_KEYS: dict[bytes, Reader] = {
 }
 
 
+#: Keys of which the whole key is fixed.
 KEYS: dict[bytes, Reader] = {**OPERATOR_KEYS, **ROUTE_KEYS}
 
-_X_MATCH = b"x-match"
-_SET = re.compile(rb"set(?: ([+-]?)([0-9]+))?")
-#: A count that no binding reaches; a longer number in ``set N`` is read as this one.
-_OUT_OF_REACH = 10**18
 
-_NO_LIST_FOR_EQUAL = "Invalid use of list type with = operator in this binding type"
-_NO_LIST_FOR_DIFFERENT = "Invalid use of list type with != operator in this binding type"
-_NO_LIST_FOR_ROUTE = "Invalid use of list type with regex in routing facilities"
-_NO_LIST_FOR_COMPARISON = "Invalid use of list type with < or > operators and/or datetime related"
-
-_EQUAL = (b"x-?pr=", b"x-?hkv= ", b"x-?hk?v= ")
-_DIFFERENT = (b"x-?pr!=", b"x-?hkv!= ", b"x-?hk?v!= ")
-_ROUTES = (b"x-addqre-", b"x-delqre-", b"x-addq!re-", b"x-delq!re-", b"x-add1qre-", b"x-add1q!re-")
-_COMPARISONS = (b"x-?hkv<", b"x-?hk?v<", b"x-?hkv>", b"x-?hk?v>", b"x-?pr<", b"x-?pr>", b"x-?dt")
-#: Keys of which a list makes no sense, though no restriction above names them.
-_SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
+# -- sections 3 and 6: match type, lists, order of checks -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

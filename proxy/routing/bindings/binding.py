@@ -1,16 +1,11 @@
-"""What is a binding, and when are two of them the same?
+"""A binding as it was declared, its identity, and how far its routes may reach.
 
-A binding is what was declared, nothing compiled: what its arguments mean is said in `arguments`.
-Sources: the open-exchange specification, sections 8 and 13 (order of ties, identity).
+What its arguments mean is in `arguments`. A `Reach` limits what a client's bindings lead to: nothing that the client
+could not have bound itself. It knows what its client may bind to one exchange, as far as that was asked; other
+destinations are left out of the decision, which lists them so that they can be asked for. The declared destination
+of a binding needs no check: the broker permitted it when the binding was made.
 
-How far may the routes of a client's bindings reach?
-
-What a client declares must lead nowhere that it could not have bound itself. A `Reach` knows what its client may
-bind to one exchange, as far as that was asked; the rest does not count among the destinations of a message, and the
-message says that it should be asked for. The declared destination of a binding needs no such leave: the broker gave it
-when the binding was made. Who asks whom is not known here.
-
-Source: the open-exchange specification, section 7, for what routes choose.
+Source: the open-exchange specification, section 7 (routes), sections 8 and 13 (order of ties, identity).
 """
 
 from __future__ import annotations

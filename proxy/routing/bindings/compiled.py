@@ -1,25 +1,14 @@
-"""What has become of a binding once it is ready to be visited?
+"""A binding ready to be visited, and the match types that decide whether it is true.
 
-A `CompiledBinding` is the same for every exchange type: a truth, effects for both results, a place in the order of
-visits, and what an index and a cache must know about it. How it was made is `exchange_types`' question.
+A `CompiledBinding` is the same for every exchange type: a `Match`, effects for both results, a place in the order of
+visits, and what index and caches must know about it. It is made by `exchange_types`.
 
-Source: the open-exchange specification, sections 1, 7 and 8.
+The four `match_` functions are the match types. They know operators by their verdicts only; `eq` and `set` also walk
+the whole header table. Each states which facts beyond those of its operators it looks at and which equalities it
+cannot be true without. A `Draft` collects operators and effects while `arguments` reads the arguments of a binding.
 
-How do the answers of a binding's operators become its truth?
-
-Four folds, one for each match type. They know operators only by their answers; `eq` and `set` also walk the whole
-header table. Which of the facts outside its operators a fold looks at, and which equalities it cannot be true
-without, is said here too, since both follow from the fold.
-
-Source: the open-exchange specification, sections 3 and 3.1.
-
-What becomes of a binding's arguments while they are being read?
-
-A `Draft` collects operators and effects; the readers of single arguments (`operator_arguments`, `route_arguments`)
-fill it and share the checks of values that stand here.
-
-Source: the open-exchange specification, section 11, "every other ``x-`` key, or a known key with a value of the
-wrong type".
+Source: the open-exchange specification, sections 1, 3, 3.1, 7 and 8; section 11, "every other ``x-`` key, or a known
+key with a value of the wrong type".
 """
 
 from __future__ import annotations
@@ -52,7 +41,12 @@ from proxy.routing.error_texts import format_binary, precondition_failed
 from proxy.routing.message import Message
 from proxy.values import EXCHANGE, Destination, Table, Value
 
+#: Whether a binding is true for a message.
 Truth: TypeAlias = Callable[[Message], bool]
+#: Place in the order of visits: order, then the greater sequence, then the later arrival.
+Rank: TypeAlias = tuple[int, int, int]
+
+_REGEX_HEADERS: tuple[Need, ...] = tuple((HEADER, name) for name in PATTERN_ROUTES)
 
 _by_header = attrgetter("name")
 
@@ -278,12 +272,6 @@ def is_regex_key(key: bytes) -> bool:
     if head.startswith(b"x-?"):
         return head.endswith(b"re") and head != b"x-?hkexre"
     return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head
-
-
-#: Place in the order of visits: order, then the greater sequence, then the later arrival.
-Rank: TypeAlias = tuple[int, int, int]
-
-_REGEX_HEADERS: tuple[Need, ...] = tuple((HEADER, name) for name in PATTERN_ROUTES)
 
 
 @dataclass(slots=True, eq=False)

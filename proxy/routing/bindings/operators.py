@@ -1,16 +1,12 @@
-"""What does one operator say about one message?
+"""Operators: what one condition of a binding finds in a message.
 
-An operator answers MATCH, MISMATCH or ABSENT (what it asks for is not there). How the answers of a binding's
-operators become its truth is `matching`'s question; which argument makes which operator, `arguments`'.
+An operator answers MATCH, MISMATCH or ABSENT (what it asks for is not there). What a binding makes of the answers is in
+`compiled`; which argument makes which operator, in `arguments`.
 
-Source: the open-exchange specification, sections 4 and 5.
+A judge compares the value of a header that is present: equal to, less than or of the type of what a binding names. Type
+letters are kept until the comparison and ignored only in it.
 
-When is a header's value equal to, less than or of the type of what a binding names?
-
-Each function makes a judge: given the value of a header that is present, it says yes or no. What an absent header
-means is not known here. Type letters are kept until the comparison and lost only in it.
-
-Source: the open-exchange specification, section 2.
+Source: the open-exchange specification, sections 2, 4 and 5.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which routes does a producer ask for in the headers of its message?
+"""Routes that a producer requests in the headers of its message.
 
-Only what the headers say is read here; whether a binding lets the producer do so is for `routes` to know.
+Reads the headers only. Whether a binding permits the producer to add or delete destinations is in `routes`.
 
 Source: the open-exchange specification, section 7, "Producer side".
 """

@@ -1,7 +1,7 @@
-"""What does a binding do to the set of destinations, for one result?
+"""What a binding does to the set of destinations, for one result.
 
 `Effects` is what one binding does when it is true, or when it is false: additions first, then deletions, then where
-the visit goes on. It knows nothing of operators or of the order of bindings.
+the visit continues. It is independent of operators and of the order of bindings.
 
 Source: the open-exchange specification, sections 7 and 8.
 """

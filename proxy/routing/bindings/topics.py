@@ -1,6 +1,6 @@
-"""Does a routing key fit a topic? One rule for the topic exchange and for the ``rkta`` operators.
+"""Matches a routing key with a topic, for topic exchanges and for the ``rkta`` operators.
 
-Knows nothing of bindings. Words stand between dots; ``*`` is exactly one word, ``#`` any number of them.
+Words stand between dots; ``*`` is exactly one word, ``#`` any number of them.
 Sources: AMQP 0-9-1 spec, 3.1.3.3; the open-exchange specification, section 5, for what ``rkta`` refuses.
 """
 
