@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,12 +55,27 @@ def test_every_package_has_its_row_on_the_page() -> None:
     assert described == PLACES.keys()
 
 
-def test_every_path_that_the_page_names_exists() -> None:
-    named = {text for text in CODE if re.fullmatch(r"(?:proxy|tests|deploy|docs|config|helm)/[\w./-]*", text)}
-    assert len(named) > 50
+@pytest.mark.parametrize(
+    "page", [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"], ids=lambda page: page.stem
+)
+def test_every_path_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"`((?:proxy|tests|deploy|docs|config|helm)/[\w./-]*)`", page.read_text())
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
+def test_every_section_of_the_page_that_the_code_refers_to_exists() -> None:
+    headings = set(re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE))
+    cited = {
+        title
+        for path in (ROOT / "proxy").rglob("*.py")
+        for titles in re.findall(r'architecture(?:\.md)?,?((?:(?: and)? "[^"]+")+)', path.read_text())
+        for title in re.findall(r'"([^"]+)"', titles)
+    }
+    assert cited
+    assert cited - headings == set()
+
+
+@cache
 def trees() -> list[ast.Module]:
     return [ast.parse(path.read_text()) for path in (ROOT / "proxy").rglob("*.py")]
 
