@@ -1,17 +1,7 @@
-"""How do new rules come to hold in a running sidecar, and what is said about it?
+"""Reloads the rules of a running sidecar: on request, on SIGHUP, and when files change.
 
-Parsed, compiled and tested beside the event loop; what they need on the broker is declared; then all virtual hosts
-change over at once, so that each publish is judged by the rules before or by those after. Whatever fails before that
-leaves everything as it was. It must not know how any of these steps is done.
-
-Source: architecture, 5 (rules are data with a life cycle); delivery, "Tokens and bindings".
-
-When are rules loaded again, and what is counted and said of each attempt?
-
-Asked for, or because files have changed; one attempt at a time. An attempt reads, compiles and tests the files beside
-the event loop; whoever runs it says what else has to be good, and how the rules come to hold. It must not know either.
-
-Source: architecture, 5 (rules are data with a life cycle).
+`ReloadLoop` watches the files and runs one reload at a time; it reads, compiles and tests the files in a thread.
+`Reload` brings the result into force in this process, `proxy.app.workers.WorkersReload` in several.
 """
 
 from __future__ import annotations
@@ -29,6 +19,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import structlog
 
+from proxy.admin.server import GuardedRoute, json_route
 from proxy.broker.reconcile.rules_swap import Retirement
 from proxy.broker.topology import Topology
 from proxy.config.settings import Changed
@@ -45,29 +36,39 @@ from proxy.rules.wire import owned_exchange
 
 _log = structlog.get_logger(__name__)
 
-#: Seconds between two looks at the files; a change holds after two of them.
-LOOK_SECONDS = 1.0
-#: Seconds until rules are tried again that were good while the broker could not be reached.
-AGAIN_SECONDS = 5.0
+#: How long the compiling thread may keep the event loop waiting for the interpreter, in seconds. Python's own 5 ms,
+#: several times in one turn of the loop, would be felt.
+_SWITCH_SECONDS = 0.0005
+#: Missing destinations that a report names.
+_SHOWN = 100
+#: Bindings of old rules freed before other tasks run: some 0.1 ms.
+_FREED_AT_ONCE = 64
+#: Seconds between two looks at the files; a change is taken after two of them.
+POLL_SECONDS = 1.0
+#: Seconds until valid rules are retried that could not be activated because the broker was not reachable.
+RETRY_SECONDS = 5.0
+_OK, _UNUSABLE, _UNAVAILABLE = 200, 422, 503
 _MOUNTINFO = Path("/proc/self/mountinfo")
 
 #: Lists files, in the order of a load.
 Files: TypeAlias = Callable[[], Sequence[Path]]
-#: Makes hold what was prepared; takes no time.
-Use: TypeAlias = Callable[[], None]
+#: Activates what was prepared; neither waits nor fails.
+Activation: TypeAlias = Callable[[], None]
+
+_Compiled = TypeVar("_Compiled")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of one reload.
+class ReloadReport:
+    """The outcome of one reload.
 
     Args:
         version: of the rules in force after it.
-        errors: why new ones do not hold; none where they do.
+        errors: why the new rules are not in force; empty if they are.
         at: when, in seconds since the epoch.
-        reason: who asked.
-        faulty: whether the files are to blame, not the broker.
-        missing: destinations of the new rules that can't be reached now, such as queues that nobody has declared.
+        reason: what caused it: request, signal or file.
+        invalid: whether the errors are in the files, not at the broker.
+        missing: destinations of the new rules that can't be reached now, such as queues that no client has declared.
         restart: keys of the configuration that have changed and hold only after a restart.
     """
 
@@ -75,12 +76,12 @@ class Answer:
     errors: tuple[str, ...] = ()
     at: float = 0.0
     reason: str = ""
-    faulty: bool = False
+    invalid: bool = False
     missing: tuple[str, ...] = ()
     restart: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, object]:
-        """Give it as plain data."""
+        """Return it as plain data."""
         return {
             "result": "error" if self.errors else "ok",
             "rules": self.version,
@@ -92,24 +93,26 @@ class Answer:
         }
 
 
-class ReloadResult(NamedTuple):
-    """Whether good rules hold: see `Answer`."""
+class ActivationResult(NamedTuple):
+    """Whether valid rules are in force now; see `ReloadReport`."""
 
     errors: Sequence[str] = ()
-    faulty: bool = False
+    invalid: bool = False
     missing: Sequence[str] = ()
 
 
 class ReloadLoop(ABC):
-    """Attempts to replace the rules in force.
+    """Reloads the rules on request and when files change, one reload at a time.
+
+    A reload reads, compiles and tests the files in a thread; subclasses check what else must hold and activate.
 
     Args:
         files: lists the rules files as the configuration names them.
         version: of the rules in force.
-        counters: what is counted of it.
-        tasks: runs what goes on behind it.
-        files_beside: lists files that are followed as the rules files are: those of TLS.
-        settings: compares the configuration with the one in use, beside the event loop.
+        counters: counts reloads.
+        tasks: runs reloads that nothing waits for.
+        tls_files: lists the files of TLS, which are watched as well.
+        settings: compares the configuration with the one in use; called in a thread.
     """
 
     def __init__(
@@ -118,37 +121,47 @@ class ReloadLoop(ABC):
         version: str,
         counters: RulesCounters,
         tasks: Tasks,
-        files_beside: Files = tuple,
+        tls_files: Files = tuple,
         settings: Callable[[], Changed] = Changed,
     ) -> None:
         """Take the rules as they are."""
-        #: What came of the last attempt.
-        self.last: Answer | None = None
+        #: Outcome of the last reload.
+        self.last: ReloadReport | None = None
         self._version = version
         self._files = files
-        self._files_beside = files_beside
+        self._tls_files = tls_files
         self._settings = settings
         self._counted = counters
         self._tasks = tasks
-        self._watches = (Watch(files, version), Watch(files_beside, ""))
+        self._watches = (Watch(files, version), Watch(tls_files, ""))
         self._watches[1].take()
         self._one_at_a_time = asyncio.Lock()
 
     @abstractmethod
-    def _prepare(self, loaded: LoadedRules) -> Use:
-        """Find what else is wrong, beside the event loop; what is given is for `_hold`.
+    def _prepare(self, loaded: LoadedRules) -> Activation:
+        """Check what else the rules need; called in a thread. The activation is for `_activate`.
 
         Raises:
-            ConfigErrors: what is wrong.
+            ConfigErrors: the rules can't be used.
         """
 
     @abstractmethod
-    async def _hold(self, loaded: LoadedRules, use: Use) -> ReloadResult:
-        """Make good rules hold."""
+    async def _activate(self, loaded: LoadedRules, activation: Activation) -> ActivationResult:
+        """Bring valid rules into force."""
 
     def request(self) -> None:
-        """Reload soon, whatever the files hold (SIGHUP)."""
+        """Reload soon, whether or not the files have changed (SIGHUP)."""
         self._tasks.start(self.reload("signal"), "reload")
+
+    @property
+    def route(self) -> GuardedRoute:
+        """``POST /-/reload``: 200, 422 where the files are invalid, 503 where the broker prevents it."""
+        return json_route("POST", "/-/reload", self._answer)
+
+    async def _answer(self, _body: bytes) -> tuple[int, object]:
+        report = await self.reload("request")
+        status = _OK if not report.errors else _UNUSABLE if report.invalid else _UNAVAILABLE
+        return status, report.as_json()
 
     async def watch(self) -> None:
         """Reload whenever the files change; returns only by cancellation."""
@@ -157,21 +170,21 @@ class ReloadLoop(ABC):
         again_at = None
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             if again_at is not None and loop.time() >= again_at:
                 again_at = None
                 self._watches[0].again()
             if not await asyncio.to_thread(self._look):
                 continue
             answer = await self.reload("file")
-            if answer.errors and not answer.faulty:
-                again_at = loop.time() + AGAIN_SECONDS
+            if answer.errors and not answer.invalid:
+                again_at = loop.time() + RETRY_SECONDS
 
-    async def reload(self, reason: str) -> Answer:
-        """Load the files and, where they are good, judge by them from now on.
+    async def reload(self, reason: str) -> ReloadReport:
+        """Load the files and, if they are valid, bring them into force.
 
         Args:
-            reason: who asked, for the log.
+            reason: what caused it, for the log.
         """
         async with self._one_at_a_time:
             answer = await self._attempt(reason)
@@ -190,51 +203,44 @@ class ReloadLoop(ABC):
             _log.warning(event, errors=list(changed.errors))
         return answer
 
-    async def _attempt(self, reason: str) -> Answer:
-        verdict = await self._judged()
-        return Answer(self._version, tuple(verdict.errors), time.time(), reason, verdict.faulty, tuple(verdict.missing))
+    async def _attempt(self, reason: str) -> ReloadReport:
+        result = await self._load_and_activate()
+        return ReloadReport(
+            self._version, tuple(result.errors), time.time(), reason, result.invalid, tuple(result.missing)
+        )
 
-    async def _judged(self) -> ReloadResult:
+    async def _load_and_activate(self) -> ActivationResult:
         try:
-            loaded, failures, use = await asyncio.to_thread(self._load)
+            loaded, failures, activation = await asyncio.to_thread(self._load)
         except ConfigErrors as error:
-            return ReloadResult([str(each) for each in error.errors], faulty=True)
+            return ActivationResult([str(fault) for fault in error.errors], invalid=True)
         except Exception as error:  # noqa: BLE001 -- whatever a file makes us do wrong must not end the sidecar
             _log.exception("reload went wrong")
-            return ReloadResult([f"{type(error).__name__} while loading: {error}"], faulty=True)
+            return ActivationResult([f"{type(error).__name__} while loading: {error}"], invalid=True)
         if failures:
-            return ReloadResult(failures, faulty=True)
-        verdict = await self._hold(loaded, use)
-        if not verdict.errors:
+            return ActivationResult(failures, invalid=True)
+        result = await self._activate(loaded, activation)
+        if not result.errors:
             self._version = loaded.rules.version
-        return verdict
+        return result
 
     def _look(self) -> bool:
-        looks = [watch.look() for watch in self._watches]  # each has to look, whatever the others see
+        looks = [watch.look() for watch in self._watches]  # no short circuit: both have to look
         return any(looks)
 
-    def _load(self) -> tuple[LoadedRules, list[str], Use]:
+    def _load(self) -> tuple[LoadedRules, list[str], Activation]:
         for watch in self._watches:
             watch.take()
         loaded = load_rules(self._files())
-        use = self._prepare(loaded)
-        return loaded, [str(failure) for failure in loaded.failures()], use
+        activation = self._prepare(loaded)
+        return loaded, [str(failure) for failure in loaded.failures()], activation
 
     def _lone_mounts(self) -> list[str]:
         try:
-            files = [*self._files(), *self._files_beside()]
+            files = [*self._files(), *self._tls_files()]
             return [str(path) for path in lone_mounts(files, _MOUNTINFO.read_text(encoding="utf-8"))]
         except (OSError, ConfigErrors):  # no Linux; no file: the next load says so
             return []
-
-
-#: How long the compiling thread may keep the event loop waiting for the interpreter, in seconds. Python's own 5 ms,
-#: several times in one turn of the loop, would be felt.
-_TURN_SECONDS = 0.0005
-#: Missing destinations that an answer names.
-_SHOWN = 100
-#: Bindings of old rules freed before others have a turn: some 0.1 ms.
-_FREED_AT_ONCE = 64
 
 
 @dataclass(slots=True)
@@ -248,23 +254,22 @@ class _Candidate:
     retirement: Retirement | None = field(default=None)
 
 
-_Compiled = TypeVar("_Compiled")
-
-
 class Reload(ReloadLoop):
-    """Replaces the rules of a running sidecar, one attempt at a time.
+    """Replaces the rules of a running sidecar.
+
+    What the new rules need on the broker is declared first; then all virtual hosts change over at once, so that each
+    publish is decided by the rules before or by those after. A failure before that leaves everything as it was.
 
     Args:
         files: lists the rules files as the configuration names them.
         loaded: the rules in force.
-        state_of: gives the shared state of a virtual host, made where nobody has asked for it.
+        state_of: returns the shared state of a virtual host, made if there is none.
         topology: the control plane.
         counters: what the process counts.
-        tasks: runs what goes on behind a reload.
-        brokers_of: reads what rules say of other brokers, and the files of TLS, beside the event loop; what it gives
-            makes that hold.
-        files_beside: lists files that are followed as the rules files are: those of TLS.
-        settings: compares the configuration with the one in use, beside the event loop.
+        tasks: runs what follows a reload.
+        brokers_of: reads the brokers that the rules name, and the files of TLS, in a thread; returns the activation.
+        tls_files: lists the files of TLS, which are watched as well.
+        settings: compares the configuration with the one in use; called in a thread.
     """
 
     def __init__(
@@ -275,12 +280,12 @@ class Reload(ReloadLoop):
         topology: Topology,
         counters: Counters,
         tasks: Tasks,
-        brokers_of: Callable[[LoadedRules], Use] | None = None,
-        files_beside: Files = tuple,
+        brokers_of: Callable[[LoadedRules], Activation] | None = None,
+        tls_files: Files = tuple,
         settings: Callable[[], Changed] = Changed,
     ) -> None:
         """Take the rules as they are."""
-        super().__init__(files, loaded.rules.version, counters.rules, tasks, files_beside, settings)
+        super().__init__(files, loaded.rules.version, counters.rules, tasks, tls_files, settings)
         #: The rules in force.
         self.loaded = loaded
         self._brokers_of = brokers_of
@@ -288,34 +293,34 @@ class Reload(ReloadLoop):
         self._topology = topology
         self._counters = counters
 
-    async def beside(self, compiling: Callable[[], _Compiled]) -> _Compiled:
-        """Run something that compiles rules beside the event loop, never together with a reload."""
+    async def compile_in_thread(self, compiling: Callable[[], _Compiled]) -> _Compiled:
+        """Run something that compiles rules in a thread, never at the same time as a reload."""
         async with self._one_at_a_time:
-            with _unnoticed():
+            with _yielding_to_the_loop():
                 return await asyncio.to_thread(compiling)
 
-    async def _attempt(self, reason: str) -> Answer:
-        with _unnoticed():
+    async def _attempt(self, reason: str) -> ReloadReport:
+        with _yielding_to_the_loop():
             return await super()._attempt(reason)
 
-    def _prepare(self, loaded: LoadedRules) -> Use:
+    def _prepare(self, loaded: LoadedRules) -> Activation:
         return _nothing if self._brokers_of is None else self._brokers_of(loaded)
 
-    async def _hold(self, loaded: LoadedRules, use: Use) -> ReloadResult:
+    async def _activate(self, loaded: LoadedRules, activation: Activation) -> ActivationResult:
         for warning in loaded.warnings:
             _log.warning("configuration", text=str(warning))
         before = self.loaded
         if loaded.rules.version == before.rules.version:
-            use()
+            activation()
         else:
             try:
-                await self._change_over(before, loaded, use)
+                await self._change_over(before, loaded, activation)
             except UpstreamError as error:
-                return ReloadResult([str(error)], faulty=error.failure is UpstreamFailure.REFUSED)
-        missing = [each for name in loaded.rules.vhosts for each in _unreached(self._state_of(name))]
-        return ReloadResult(missing=missing[:_SHOWN])
+                return ActivationResult([str(error)], invalid=error.failure is UpstreamFailure.REFUSED)
+        missing = [text for name in loaded.rules.vhosts for text in _unreachable(self._state_of(name))]
+        return ActivationResult(missing=missing[:_SHOWN])
 
-    async def _change_over(self, before: LoadedRules, loaded: LoadedRules, use: Use) -> None:
+    async def _change_over(self, before: LoadedRules, loaded: LoadedRules, activation: Activation) -> None:
         candidates = [
             _candidate(self._state_of(name), loaded) for name in sorted({*before.rules.vhosts, *loaded.rules.vhosts})
         ]
@@ -327,13 +332,13 @@ class Reload(ReloadLoop):
                 name, candidate.exchanges, candidate.router, candidate.queues.queues
             )
         remains = _parts(before)
-        # From here to the end of the loop nothing waits: no publish comes in between.
+        # From here to `label_traffic` nothing waits: no publish comes in between.
         for candidate in candidates:
             self._topology.swap(candidate.state.name, candidate.exchanges, candidate.router)
             candidate.state.set_addresses(loaded.books.get(candidate.state.name))
-        use()
+        activation()
         self._counters.rules.version = loaded.rules.version
-        name_traffic(self._counters, loaded)
+        label_traffic(self._counters, loaded)
         self.loaded = loaded
         for candidate in candidates:
             if candidate.retirement is not None:
@@ -343,18 +348,18 @@ class Reload(ReloadLoop):
 
 
 def _nothing() -> None:
-    """Where nobody has links to other brokers."""
+    """Activate nothing: there are no links to other brokers."""
 
 
 @contextmanager
-def _unnoticed() -> Iterator[None]:
-    """Let a thread compile without the event loop feeling it.
+def _yielding_to_the_loop() -> Iterator[None]:
+    """Let a thread compile rules without delaying the event loop.
 
-    Without garbage collection, which would stop everything to walk through all rules; what is there at the end is
-    kept out of its way for good.
+    Garbage collection is off meanwhile, because it would stop all threads to traverse all rules; the objects that exist
+    at the end are excluded from it permanently.
     """
     turn, collects = sys.getswitchinterval(), gc.isenabled()
-    sys.setswitchinterval(_TURN_SECONDS)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     gc.disable()
     try:
         yield
@@ -366,7 +371,7 @@ def _unnoticed() -> Iterator[None]:
 
 
 def _parts(loaded: LoadedRules) -> list[object]:
-    """Hold what old rules are made of, so that their end is not the end of thousands of objects at once."""
+    """Return references to the parts of old rules, so that they are not all freed at once."""
     exchanges = [exchange for router in loaded.routers.values() for exchange in router.exchanges.values()]
     return [part for exchange in exchanges for part in exchange.parts]
 
@@ -377,25 +382,27 @@ async def _free(remains: list[object]) -> None:
         del remains[-_FREED_AT_ONCE:]
 
 
-def _unreached(state: VhostState) -> list[str]:
-    """Destinations of rules that no publish reaches as the broker is now."""
-    found = {
-        one
+def _unreachable(state: VhostState) -> list[str]:
+    """Return the destinations of rules that no publish reaches as the broker is now."""
+    missing = {
+        destination
         for owned in state.exchanges.values()
-        for one in state.router.destinations(owned.name)
-        if one not in owned.bound and not (owned.delivery is Delivery.QUEUE and _stands(state, one))
+        for destination in state.router.destinations(owned.name)
+        if destination not in owned.bound and not (owned.delivery is Delivery.QUEUE and _exists(state, destination))
     }
     if state.addresses is not None:
-        moved = static_translations(
-            state.addresses, {one for each in state.exchanges for one in state.router.destinations(each)}, state.router
-        )
-        found = {one for one in found if one not in moved.away or moved.away[one].failure}
-        found |= {one.here for one in moved.found if one.here is not None and not _stands(state, one.here)}
-    return [f"{kind} {name.decode(errors='replace')}" for kind, name in sorted(found)]
+        named = {destination for name in state.exchanges for destination in state.router.destinations(name)}
+        moved = static_translations(state.addresses, named, state.router)
+        missing = {
+            destination for destination in missing if destination not in moved.away or moved.away[destination].failure
+        }
+        targets = (translation.here for translation in moved.found)
+        missing |= {target for target in targets if target is not None and not _exists(state, target)}
+    return [f"{kind} {name.decode(errors='replace')}" for kind, name in sorted(missing)]
 
 
-def _stands(state: VhostState, destination: Destination) -> bool:
-    """Whether a destination of queue delivery, which needs no binding, is there as far as is known."""
+def _exists(state: VhostState, destination: Destination) -> bool:
+    """Whether a destination of queue delivery, which needs no binding, exists as far as is known."""
     kind, name = destination
     return kind != "queue" or state.has_queue(name)
 
@@ -407,12 +414,12 @@ def _candidate(state: VhostState, loaded: LoadedRules) -> _Candidate:
 
 
 def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
-    """Give what relays and control plane know of the exchanges of the rules."""
+    """Return the exchanges of the rules as relays and control plane know them."""
     return {rule.name: owned_exchange(rule) for rule in rules.exchanges}
 
 
-def name_traffic(counters: Counters, loaded: LoadedRules) -> None:
-    """Tell the counters which exchanges, bindings and destinations have numbers of their own."""
+def label_traffic(counters: Counters, loaded: LoadedRules) -> None:
+    """Set which exchanges, bindings and destinations have series of their own in the metrics of traffic."""
     rules = [(vhost.vhost, exchange) for vhost in loaded.rules.vhosts.values() for exchange in vhost.exchanges]
     destinations = {name for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)}
     counters.traffic.name(

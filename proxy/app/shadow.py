@@ -1,10 +1,8 @@
-"""Where would a second rules file send the live traffic of a running sidecar? It is asked, and changes nothing.
+"""Shadow rules: compares the decisions of a second rules file with those in force, on live traffic.
 
-The candidate is compiled beside the event loop. Publishes to exchanges that either rules touch are noted on their way
-into a bounded buffer and compared later, in short turns: under load a part of them is skipped, and counted. Without a
-candidate no publish pays anything. A candidate whose report nobody reads for an hour is dropped.
-
-It must not know HTTP beyond a status. Source: architecture, 5 (rules are data with a life cycle).
+The candidate is compiled in a thread. Publishes to exchanges that either of the two rules touches are buffered on their
+way, up to a bound, and compared later in short turns; under load some are skipped, and counted. Without a candidate no
+publish pays anything. A candidate whose report is not read for an hour is dropped. The candidate decides nothing.
 """
 
 from __future__ import annotations
@@ -36,20 +34,20 @@ _log = structlog.get_logger(__name__)
 _OK, _NOT_FOUND, _UNUSABLE = 200, 404, 422
 #: Bytes of rules files that may come over the admin port: about 50,000 bindings. More is 413.
 RULES_BYTES = 16 << 20
-#: Publishes that wait to be compared, and bytes of their headers: what a shadow may cost, beside its counts.
+#: Publishes that wait to be compared, and bytes of their headers: the memory of a shadow, in addition to its counts.
 BUFFERED, BUFFERED_BYTES = 4096, 8 << 20
-#: A turn of comparing ends after this long, and the rest before the next is at least so long, in seconds.
+#: Seconds after which a turn of comparing ends, and the least pause until the next.
 TURN_SECONDS, REST_SECONDS = 0.001, 0.02
-#: A rest is this many times as long as the turn before it: one comparison may be slow.
+#: A pause is at least this many times as long as the turn before it: one comparison may be slow.
 RESTS = 19
-#: How long the end waits for what is buffered, in seconds.
+#: Seconds that the end of a shadow waits for buffered publishes.
 _LAST_SECONDS = 2.0
 #: Seconds between two looks at what clients have declared since.
 _INHERIT_SECONDS = 1.0
-#: Clients' bindings put beside the candidate's between two pauses in which others may run.
+#: Clients' bindings added to the candidate's between two pauses in which other tasks may run.
 _STEP = 64
-#: Seconds after which a shadow that nobody asks about is dropped.
-FORGOTTEN_SECONDS = 3600.0
+#: Seconds after which a shadow whose report is not read is dropped.
+UNREAD_SECONDS = 3600.0
 
 
 @dataclass(slots=True)
@@ -58,17 +56,17 @@ class _Run:
 
     Args:
         candidate: its rules.
-        found: what was compared so far, with the rules in force.
+        differences: what was compared so far, with the rules in force.
         owned: its exchanges with what clients declared, by virtual host.
         began: seconds since the epoch.
-        asked: when its report was last asked for, in seconds of the timer.
+        last_read: when its report was last requested, in seconds of the timer.
     """
 
     candidate: ComparedSide
-    found: Differences
+    differences: Differences
     owned: dict[str, dict[bytes, OwnedExchange]]
     began: float
-    asked: float
+    last_read: float
     epochs: dict[str, int] = field(default_factory=dict)
     waiting: deque[tuple[ObservedDecision, LoadedRules]] = field(default_factory=deque)
     waiting_bytes: int = 0
@@ -112,25 +110,25 @@ class Shadow:
 
     @property
     def version(self) -> str | None:
-        """The version of the candidate, None where there is none."""
+        """The version of the candidate, None if there is none."""
         return None if self._run is None else self._run.candidate.loaded.rules.version
 
     async def begin(self, body: bytes) -> tuple[int, object]:
-        """Compare a candidate from now on, in place of the one before: 200, or 422 with every fault.
+        """Compare a candidate from now on, in place of an earlier one: 200, or 422 with every fault.
 
         Args:
             body: the text of one rules file, or several as JSON: ``{"files": [[name, text], ...]}``.
         """
         try:
-            loaded, failures = await self._reload.beside(lambda: _compiled(contents(body)))
+            loaded, failures = await self._reload.compile_in_thread(lambda: _compiled(uploaded_files(body)))
         except ConfigErrors as errors:
             return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
         if failures:
             return _UNUSABLE, {"errors": failures}
         candidate = ComparedSide(loaded)
         owned = {name: owned_exchanges(vhost) for name, vhost in loaded.rules.vhosts.items()}
-        found = Differences(ComparedSide(self._reload.loaded), candidate)
-        run = _Run(candidate, found, owned, self._wall(), self._timer())
+        differences = Differences(ComparedSide(self._reload.loaded), candidate)
+        run = _Run(candidate, differences, owned, self._wall(), self._timer())
         await self._inherit(run)
         self._run = run
         self._vhosts.watch(self)
@@ -139,22 +137,22 @@ class Shadow:
         return _OK, self._report(run)
 
     async def report(self, _body: bytes) -> tuple[int, object]:
-        """Say what was found so far; 404 where there is no candidate."""
+        """Report what was found so far; 404 if there is no candidate."""
         run = self._run
         if run is None:
             return _NOT_FOUND, {"errors": ["there is no shadow"]}
-        run.asked = self._timer()
+        run.last_read = self._timer()
         return _OK, self._report(run)
 
     async def end(self, _body: bytes) -> tuple[int, object]:
-        """Drop the candidate and say what was found; 404 where there is none."""
+        """Drop the candidate and report what was found; 404 if there is none."""
         run = self._run
         if run is None:
             return _NOT_FOUND, {"errors": ["there is no shadow"]}
         self._stop(run)
         deadline = self._timer() + _LAST_SECONDS
         while run.waiting and self._timer() < deadline:
-            self._turn(run)
+            self._compare_for_a_turn(run)
             await asyncio.sleep(0)
         run.skipped += len(run.waiting)
         run.waiting.clear()
@@ -170,17 +168,17 @@ class Shadow:
             return False
         return owned is not None or run.candidate.touches(vhost, exchange) or vhost in self._reload.loaded.books
 
-    def saw(self, sight: ObservedDecision) -> None:
-        """Note a publish, if there is room: see `Watcher`."""
+    def saw(self, observed: ObservedDecision) -> None:
+        """Buffer a publish, if there is room: see `Watcher`."""
         run = self._run
         if run is None:
             return
-        size = len(sight.header)
+        size = len(observed.header)
         if len(run.waiting) >= BUFFERED or run.waiting_bytes + size > BUFFERED_BYTES:
             run.skipped += 1
             return
         run.waiting_bytes += size
-        run.waiting.append((sight, self._reload.loaded))
+        run.waiting.append((observed, self._reload.loaded))
 
     def _stop(self, run: _Run) -> None:
         self._run = None
@@ -188,47 +186,49 @@ class Shadow:
         _log.info("shadow ended", candidate=run.candidate.loaded.rules.version)
 
     async def _compare(self, run: _Run) -> None:
-        """Compare what was noted, in turns, until another candidate or none takes the place."""
+        """Compare what was buffered, in turns, until the candidate is replaced or dropped."""
         looked = self._timer()
         while self._run is run:
             begin = self._timer()
-            self._turn(run)
+            self._compare_for_a_turn(run)
             now = self._timer()
             await asyncio.sleep(max(REST_SECONDS, RESTS * (now - begin)))
             if now - looked > _INHERIT_SECONDS:
                 looked = now
                 await self._inherit(run)
-            if now - run.asked > FORGOTTEN_SECONDS and self._run is run:
+            if now - run.last_read > UNREAD_SECONDS and self._run is run:
                 self._stop(run)
 
-    def _turn(self, run: _Run) -> None:
+    def _compare_for_a_turn(self, run: _Run) -> None:
         deadline = self._timer() + TURN_SECONDS
         while run.waiting:
-            sight, live = run.waiting.popleft()
-            run.waiting_bytes -= len(sight.header)
-            self._judge(run, sight, live)
+            observed, live = run.waiting.popleft()
+            run.waiting_bytes -= len(observed.header)
+            self._compare_publish(run, observed, live)
             if self._timer() > deadline:
                 return
 
-    def _judge(self, run: _Run, sight: ObservedDecision, live: LoadedRules) -> None:
+    def _compare_publish(self, run: _Run, observed: ObservedDecision, live: LoadedRules) -> None:
         if live is not self._reload.loaded:
-            run.skipped += 1  # noted before a reload
+            run.skipped += 1  # observed before a reload
             return
-        if run.found.live.loaded is not live:
-            run.found = Differences(ComparedSide(live), run.candidate)
+        if run.differences.live.loaded is not live:
+            run.differences = Differences(ComparedSide(live), run.candidate)
             run.skipped = 0
             run.began = self._wall()
         try:
-            facts = sight.facts()
+            facts = observed.facts()
         except ProtocolError:
             run.skipped += 1
             return
-        queues = self._vhosts.plans(sight.vhost).state.queues
-        seen = ObservedPublish(sight.vhost, DescribedMessage(sight.exchange, facts), sight.at, queues, sight.decision)
-        run.found.compare(seen, lambda: self._example(sight))
+        queues = self._vhosts.plans(observed.vhost).state.queues
+        seen = ObservedPublish(
+            observed.vhost, DescribedMessage(observed.exchange, facts), observed.at, queues, observed.decision
+        )
+        run.differences.compare(seen, lambda: self._example(observed))
 
     async def _inherit(self, run: _Run) -> None:
-        """Put what clients have declared beside the candidate's rules, as a reload would."""
+        """Add what clients have declared to the candidate's rules, as a reload would."""
         for state in self._vhosts.states:
             owned, router = run.owned.get(state.name), run.candidate.loaded.routers.get(state.name)
             if owned is None or router is None or run.epochs.get(state.name) == state.epoch:
@@ -238,22 +238,22 @@ class Shadow:
                 if not number % _STEP:
                     await asyncio.sleep(0)
 
-    def _example(self, sight: ObservedDecision) -> dict[str, object]:
-        """Give what may be shown of a message: what an audit line would say of it."""
+    def _example(self, observed: ObservedDecision) -> dict[str, object]:
+        """Return what may be shown of a message: the same as in an audit line."""
         privacy = self._records.privacy
-        key = text(sight.routing_key)
+        key = text(observed.routing_key)
         if "rk" in privacy.hashed:
-            key = privacy.hash("rk", sight.routing_key)
-        headers = json.loads(self._records.headers(sight.raw_headers(privacy.headers)))
+            key = privacy.hash("rk", observed.routing_key)
+        headers = json.loads(self._records.headers(observed.raw_headers(privacy.headers)))
         return {"routing_key": key, "headers": headers}
 
     def _report(self, run: _Run) -> dict[str, object]:
         seconds = round(self._wall() - run.began, 3)
-        return {"seconds": seconds, "skipped": run.skipped, "waiting": len(run.waiting), **run.found.as_json()}
+        return {"seconds": seconds, "skipped": run.skipped, "waiting": len(run.waiting), **run.differences.as_json()}
 
 
 def shadow_routes(begin: Answering, report: Answering, end: Answering) -> list[GuardedRoute]:
-    """Give the pages by which a shadow is begun, asked for and ended."""
+    """Make the pages that begin, report and end a shadow."""
     return [
         json_route("POST", "/-/shadow", begin, RULES_BYTES),
         json_route("GET", "/-/shadow", report),
@@ -261,15 +261,15 @@ def shadow_routes(begin: Answering, report: Answering, end: Answering) -> list[G
     ]
 
 
-def contents(body: bytes) -> list[tuple[str, bytes]]:
-    """Read which files a request brings: see `Shadow.begin`."""
+def uploaded_files(body: bytes) -> list[tuple[str, bytes]]:
+    """Return the files of a request: see `Shadow.begin`."""
     if body.lstrip()[:1] == b"{":
         try:
-            found = json.loads(body)
-            if found.keys() == {"files"}:
-                return [(str(name), str(content).encode()) for name, content in found["files"]]
+            upload = json.loads(body)
+            if upload.keys() == {"files"}:
+                return [(str(name), str(content).encode()) for name, content in upload["files"]]
         except (ValueError, TypeError, RecursionError):
-            pass  # the text of a rules file, as it seems: its reader says what is wrong
+            pass  # the text of a rules file, it seems: the error of its reader says more
     return [("candidate", body)]
 
 

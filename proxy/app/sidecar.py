@@ -23,6 +23,7 @@ from pathlib import Path
 import structlog
 
 from proxy.addressing.targets import Remote
+from proxy.admin.explain import ExplainPage
 from proxy.admin.server import AdminServer, json_route
 from proxy.app.composition import (
     audit_policy,
@@ -35,8 +36,7 @@ from proxy.app.composition import (
     secrets_of,
     session_limits,
 )
-from proxy.app.questions import Questions
-from proxy.app.reload import Reload, name_traffic, owned_exchanges
+from proxy.app.reload import Reload, label_traffic, owned_exchanges
 from proxy.app.shadow import Shadow
 from proxy.app.worker import WorkerSlot
 from proxy.app.workers import Workers
@@ -163,7 +163,7 @@ class Sidecar:
         }
         counters.rules.version = loaded.rules.version
         counters.rules.last_success_seconds = time.time()
-        name_traffic(counters, loaded)
+        label_traffic(counters, loaded)
         self._tls = SidecarTls(settings)
         self._secrets = secrets_of(settings)
         self._topology = self._make_topology()
@@ -411,15 +411,11 @@ class Sidecar:
         return reload
 
     def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow) -> AdminServer:
-        questions = Questions(reload, lambda: vhosts.states)
-        routes = [
-            json_route("POST", "/-/reload", questions.reload),
-            json_route("POST", "/explain", questions.explain, texting=questions.explain_text),
-            *shadow.routes,
-        ]
+        explain = ExplainPage(lambda: reload.loaded, lambda: vhosts.states)
+        routes = [reload.route, explain.route, *shadow.routes]
         exposition, allow = Exposition(self._counters, self._version), self._settings.admin.allow
         if self._place is not None:
-            routes.append(json_route("GET", "/-/portion", exposition.answer_portion))
+            routes.append(json_route("GET", "/-/metrics", exposition.snapshot_page))
         hosts = self._settings.admin.hosts
         return AdminServer(
             exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded, hosts

@@ -1,17 +1,14 @@
-"""One worker: the process that serves producers, as the process sees it that starts it.
+"""One worker process: its place among several, its start and its end, as the parent process sees it.
 
-A worker is ``oxproxy serve`` with a place among several: its number, the ports that all of them share, and a socket for
-its admin pages. It ends, drained, when its standard input does: so it never outlives who started it.
+A worker is ``oxproxy serve`` with a `WorkerSlot`: its number, the ports that all workers share, and a socket for its
+admin pages. It drains and ends when its standard input is closed, so it never outlives its parent.
 
 Source: socket(7), SO_REUSEPORT; unix(7), abstract sockets.
-
-What does another process of ours answer on its admin pages? One question over its socket at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import secrets
@@ -22,50 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
-import aiohttp
-
+from proxy.admin.client import ANSWER_SECONDS, JSON, request_page
 from proxy.config.settings import Settings
-from proxy.observe.merging import WorkerMetrics
+from proxy.observe.merging import MetricsSnapshot
 from proxy.yamlfile.kinds import HostPort
-
-#: Longest wait for an answer: a reload of ten thousand bindings takes seconds, all else milliseconds.
-ANSWER_SECONDS = 60.0
-#: Forms of an answer, as HTTP calls them.
-JSON, TEXT = "application/json", "text/plain"
-
-
-async def ask(
-    path: str, method: str, page: str, body: bytes = b"", seconds: float = ANSWER_SECONDS, accept: str = JSON
-) -> tuple[int, bytes] | None:
-    """Ask over a Unix socket.
-
-    Args:
-        path: of the socket; one that begins with NUL is in the abstract namespace (unix(7)).
-        method: HTTP method.
-        page: path of the page.
-        body: what is sent along.
-        seconds: longest wait.
-        accept: form of the answer, where the page has several.
-
-    Returns:
-        Status and body of the answer; None where there is none.
-    """
-    with contextlib.suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
-        timeout = aiohttp.ClientTimeout(total=seconds)
-        async with (
-            aiohttp.ClientSession(connector=aiohttp.UnixConnector(path), timeout=timeout) as session,
-            session.request(method, f"http://worker{page}", data=body, headers={"Accept": accept}) as answer,
-        ):
-            return answer.status, await answer.read()
-    return None
-
 
 #: Connections that wait for a worker's admin pages: questions of one process.
 _BACKLOG = 16
 
 
 class WorkerSlot(NamedTuple):
-    """What a worker is told of its place.
+    """The place of a worker among several, as its parent passes it on the command line.
 
     Args:
         number: its number, from 1.
@@ -114,8 +78,8 @@ class Worker:
         self.number = number
         #: how often it was started again
         self.restarts = 0
-        #: what it was last known to have counted
-        self.shown: WorkerMetrics | None = None
+        #: its numbers when it last answered
+        self.last_metrics: MetricsSnapshot | None = None
         self._config = config
         self._ports = tuple(ports)
         self._path = f"\0oxproxy-{os.getpid()}-{secrets.token_hex(8)}-{number}"
@@ -169,5 +133,5 @@ class Worker:
     async def ask(
         self, method: str, page: str, body: bytes = b"", seconds: float = ANSWER_SECONDS, accept: str = JSON
     ) -> tuple[int, bytes] | None:
-        """Ask one of its admin pages; None where it does not answer."""
-        return await ask(self._path, method, page, body, seconds, accept) if self.running else None
+        """Request one of its admin pages; None if it does not answer."""
+        return await request_page(self._path, method, page, body, seconds, accept) if self.running else None

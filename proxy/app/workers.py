@@ -1,20 +1,14 @@
-"""Several workers on one host: start them, keep them running, and be one sidecar to whoever asks.
+"""Several workers on one host: starts them, keeps them running, and answers for all of them on the admin address.
 
-The workers listen on the same addresses; the kernel deals connections out (SO_REUSEPORT). This process serves no
-producer: it starts a worker again that ends by itself, hands signals on, and answers for all of them on the admin
-address. Each worker is a whole sidecar: it provisions by itself, which is done so that doing it twice does nothing.
+The workers listen on the same addresses; the kernel distributes connections (SO_REUSEPORT). This process serves no
+producer. Each worker is a complete sidecar: it provisions by itself, and provisioning is idempotent.
+
+Reload: the files are parsed, compiled and tested here first; if they are invalid, no worker hears of it. Then each
+worker is told to reload. A worker that can't, because of the broker, is told again until it can; until then it decides
+by the rules before, and `oxproxy_rules_info` shows both versions. Shadow: each worker compares its own publishes, and
+the reports are added up here.
 
 Source: socket(7), SO_REUSEPORT.
-
-How do new rules come to hold in several workers: in all of them or in none?
-
-The files are parsed, compiled and tested here first; where they are bad no worker hears of it. Then every worker is
-told to reload, and provisions and swaps by itself (see `reload`). One that can't, since the broker does not let it, is
-told again until it can: until then it judges by the rules before, and `oxproxy_rules_info` shows both versions.
-
-What do several workers find of one candidate? Each compares what it carries; here the reports are added up.
-
-Source: `proxy.app.shadow`, whose answers these are.
 """
 
 from __future__ import annotations
@@ -31,71 +25,94 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from proxy.admin.server import AdminServer, GuardedRoute, json_route
+from proxy.admin.client import JSON, TEXT
+from proxy.admin.explain import explain_route
+from proxy.admin.server import AdminServer, GuardedRoute
 from proxy.app.composition import cannot_listen, remote_brokers
-from proxy.app.reload import Files, ReloadLoop, ReloadResult, Use
+from proxy.app.reload import Activation, ActivationResult, Files, ReloadLoop
 from proxy.app.shadow import shadow_routes
-from proxy.app.worker import JSON, TEXT, Worker
+from proxy.app.worker import Worker
 from proxy.broker.supervision import Supervisor
 from proxy.config.settings import Changed, Settings, changed_since, rules_files
 from proxy.net.tasks import Tasks
 from proxy.net.tls_config import SidecarTls
 from proxy.observe.exposition import PROCESS, Exposition
-from proxy.observe.merging import JointPage, WorkerMetrics, read_portion
+from proxy.observe.merging import MergedExposition, MetricsSnapshot, read_snapshot
 from proxy.relay.counters import Counters, RulesCounters
 from proxy.rules.comparison import KINDS
 from proxy.rules.loader import LoadedRules
 from proxy.yamlfile.kinds import HostPort
 
-#: Statuses of HTTP.
+_log = structlog.get_logger(__name__)
+
+#: Back-off before a worker is started again, in seconds: the first, and the longest.
+RETRY_SECONDS, RETRY_MOST_SECONDS = 0.5, 30.0
+#: A worker that ran for so long is started again with the first back-off.
+STEADY_SECONDS = 60.0
+#: Seconds after which watching the rules files counts as working again.
+_STEADY_SECONDS = 5.0
+#: Seconds between two checks whether all are ready, at the start.
+_READY_SECONDS = 0.1
+#: Longest wait for pages that a worker answers immediately.
+_PROMPT_SECONDS = 5.0
+#: Beyond `shutdown.deadline`, what a worker may take to end: close-oks, audit log.
+_END_SECONDS = 15.0
 _HTTP_OK, _HTTP_UNUSABLE, _HTTP_UNAVAILABLE = 200, 422, 503
-#: Exit statuses.
 _EXIT_OK, _EXIT_FAULTY = 0, 2
+#: The parent process has no number of this metric: it serves no producer.
+_OF_WORKERS = "oxproxy_workers"
+#: Numbers of a report of a shadow that are added up.
+_SUMS = ("compared", "equal", "different", "random")
+
+#: A report of a shadow.
+Report: TypeAlias = dict[str, Any]  # Any: JSON
+#: Requests a page of all running workers, by method and body; returns status and body of those that answered.
+Broadcast: TypeAlias = Callable[[str, bytes], Awaitable[Sequence[tuple[int, bytes]]]]
 
 
-class JointReload(ReloadLoop):
-    """Replaces the rules of all workers, one attempt at a time.
+class WorkersReload(ReloadLoop):
+    """Replaces the rules of all workers.
 
     Args:
         files: lists the rules files as the configuration names them.
         loaded: the rules in force.
-        check: finds what else is wrong with rules, beside the event loop; what it gives is called when they hold.
-        tell: asks every worker to reload, and gives their answers: number of the worker, status, text; no status where
-            it does not answer.
-        counters: what is counted of it.
-        tasks: runs what goes on behind it.
-        files_beside: lists files that are followed as the rules files are: those of TLS.
-        settings: compares the configuration with the one in use, beside the event loop.
+        check: checks what else the rules need, in a thread; returns the activation.
+        reload_all: requests a reload of every worker; returns its number, status and body; status 0 if it does
+            not answer.
+        counters: counts reloads.
+        tasks: runs reloads that nothing waits for.
+        tls_files: lists the files of TLS, which are watched as well.
+        settings: compares the configuration with the one in use; called in a thread.
     """
 
     def __init__(
         self,
         files: Files,
         loaded: LoadedRules,
-        check: Callable[[LoadedRules], Use],
-        tell: Callable[[], Awaitable[Sequence[tuple[int, int, bytes]]]],
+        check: Callable[[LoadedRules], Activation],
+        reload_all: Callable[[], Awaitable[Sequence[tuple[int, int, bytes]]]],
         counters: RulesCounters,
         tasks: Tasks,
-        files_beside: Files = tuple,
+        tls_files: Files = tuple,
         settings: Callable[[], Changed] = Changed,
     ) -> None:
         """Take the rules as they are."""
-        super().__init__(files, loaded.rules.version, counters, tasks, files_beside, settings)
+        super().__init__(files, loaded.rules.version, counters, tasks, tls_files, settings)
         self._check = check
-        self._tell = tell
+        self._reload_all = reload_all
         self._counters = counters
 
-    def _prepare(self, loaded: LoadedRules) -> Use:
+    def _prepare(self, loaded: LoadedRules) -> Activation:
         return self._check(loaded)
 
-    async def _hold(self, loaded: LoadedRules, use: Use) -> ReloadResult:
-        told = await self._tell()
-        wrong = [_wrong(number, status, text, loaded.rules.version) for number, status, text in told]
+    async def _activate(self, loaded: LoadedRules, activation: Activation) -> ActivationResult:
+        answers = await self._reload_all()
+        wrong = [_wrong(number, status, text, loaded.rules.version) for number, status, text in answers]
         errors = [error for error in wrong if error]
         if not errors:
-            use()
+            activation()
             self._counters.version = loaded.rules.version
-        return ReloadResult(errors, faulty=_HTTP_UNUSABLE in {status for _, status, _ in told})
+        return ActivationResult(errors, invalid=_HTTP_UNUSABLE in {status for _, status, _ in answers})
 
 
 def _wrong(number: int, status: int, text: bytes, version: str) -> str:
@@ -115,24 +132,16 @@ def _wrong(number: int, status: int, text: bytes, version: str) -> str:
     return ""
 
 
-#: Plain data.
-Report: TypeAlias = dict[str, Any]  # Any: JSON
-#: Asks every worker that runs, by a method and a body, and gives status and text of those that answered.
-Tell: TypeAlias = Callable[[str, bytes], Awaitable[Sequence[tuple[int, bytes]]]]
-
-_SUMS = ("compared", "equal", "different", "random")
-
-
-class JointShadow:
-    """One shadow before several workers; a worker that is started meanwhile has none.
+class WorkersShadow:
+    """One shadow for all workers; a worker that is started meanwhile has none.
 
     Args:
-        tell: asks the workers.
+        broadcast: requests the page of all workers.
     """
 
-    def __init__(self, tell: Tell) -> None:
-        """Remember whom to ask."""
-        self._tell = tell
+    def __init__(self, broadcast: Broadcast) -> None:
+        """Request nothing yet."""
+        self._broadcast = broadcast
 
     @property
     def routes(self) -> list[GuardedRoute]:
@@ -140,22 +149,22 @@ class JointShadow:
         return shadow_routes(self.begin, self.report, self.end)
 
     async def begin(self, body: bytes) -> tuple[int, object]:
-        """Have every worker compare; where one refuses, none does."""
-        answers = await self._tell("POST", body)
+        """Begin in every worker; if one refuses, in none."""
+        answers = await self._broadcast("POST", body)
         refused = [answer for answer in answers if answer[0] != _HTTP_OK]
         if refused:
             # What the others have begun must not go on.
-            await self._tell("DELETE", b"")
+            await self._broadcast("DELETE", b"")
             return refused[0][0], refused[0][1].decode()
         return _joined(answers)
 
     async def report(self, _body: bytes) -> tuple[int, object]:
-        """Add up what was found so far."""
-        return _joined(await self._tell("GET", b""))
+        """Add up the reports."""
+        return _joined(await self._broadcast("GET", b""))
 
     async def end(self, _body: bytes) -> tuple[int, object]:
-        """Drop the candidate and add up what was found."""
-        return _joined(await self._tell("DELETE", b""))
+        """Drop the candidate and add up the reports."""
+        return _joined(await self._broadcast("DELETE", b""))
 
 
 def _joined(answers: Sequence[tuple[int, bytes]]) -> tuple[int, object]:
@@ -192,7 +201,7 @@ def added(reports: Sequence[Report]) -> Report:
 
 
 def _exchange(one: Report, other: Report) -> Report:
-    """Add up what two workers saw of an exchange."""
+    """Add up the reports of two workers on an exchange."""
     kinds: dict[str, Report] = {}
     for each in (*one["differences"], *other["differences"]):
         key = json.dumps([each["live"], each["candidate"]], sort_keys=True)
@@ -209,29 +218,11 @@ def _exchange(one: Report, other: Report) -> Report:
     }
 
 
-_log = structlog.get_logger(__name__)
-
-#: Seconds before a worker is started again: first, and at most, when it ends again and again.
-AGAIN_SECONDS, AGAIN_MOST_SECONDS = 0.5, 30.0
-#: A worker that ran for so long is started again without having to wait for its past.
-STEADY_SECONDS = 60.0
-#: Seconds after which following the rules files counts as working again.
-_STEADY_SECONDS = 5.0
-#: Between two looks whether all are ready, at the start.
-_LOOK_SECONDS = 0.1
-#: Longest wait for pages that a worker answers at once.
-_PROMPT_SECONDS = 5.0
-#: Beyond `shutdown.deadline`, what a worker may take to end: close-oks, audit log.
-_END_SECONDS = 15.0
-#: Of the parent's numbers, what is none of its own: it serves nobody. Nor do its descriptors matter to producers.
-_NOT_OURS = "oxproxy_workers"
-
-
 def _reserve(address: HostPort) -> socket.socket:
-    """Bind an address that workers will listen on, so that its port is known and nobody else takes it.
+    """Bind an address that workers will listen on, so that its port is known and stays ours.
 
     Raises:
-        OSError: it is taken, also by others of ours, which would get a part of the connections.
+        OSError: it is taken, perhaps by another sidecar, which would get some of the connections.
     """
     family, *_, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as alone:
@@ -249,7 +240,7 @@ def _reserve(address: HostPort) -> socket.socket:
 
 
 def _json_of(answer: tuple[int, bytes]) -> object:
-    """Read an answer; an error page in its place is shown by its status."""
+    """Read an answer; of an error page, its status."""
     try:
         return json.loads(answer[1])
     except ValueError:
@@ -257,7 +248,7 @@ def _json_of(answer: tuple[int, bytes]) -> object:
 
 
 def _reasons_in(answer: tuple[int, bytes], which: str) -> list[str]:
-    """Read the reasons that a worker gives; any other answer is one."""
+    """Read the reasons of a worker; any other answer is a reason itself."""
     said = _json_of(answer)
     reasons = said.get(which) if isinstance(said, dict) else None
     if isinstance(reasons, list):
@@ -266,7 +257,7 @@ def _reasons_in(answer: tuple[int, bytes], which: str) -> list[str]:
 
 
 class Workers:
-    """All workers.
+    """The parent process of all workers.
 
     Args:
         config: the configuration file.
@@ -290,15 +281,14 @@ class Workers:
         self._version = version
         self._counters = Counters(0)
         self._counters.rules.version = loaded.rules.version
-        self._own = Exposition(self._counters, version)
+        self._own_metrics = Exposition(self._counters, version)
         self._workers: list[Worker] = []
-        #: what workers had counted that have ended
-        self._gone = WorkerMetrics()
+        #: numbers of workers that have ended
+        self._ended = MetricsSnapshot()
         self._tasks = Tasks()
         self._supervisor = Supervisor()
         self._counters.control_failures = self._supervisor.failures
         self._stopping = asyncio.Event()
-        self._all_ended = asyncio.Event()
         self._were_ready = False
         self._status = _EXIT_OK
         self._signals = 0
@@ -307,10 +297,12 @@ class Workers:
         self._check(loaded)()
         rules = self._counters.rules
         changed = partial(changed_since, settings, environ)
-        self._reload = JointReload(files, loaded, self._check, self._tell, rules, self._tasks, self._tls.files, changed)
+        self._reload = WorkersReload(
+            files, loaded, self._check, self._reload_all, rules, self._tasks, self._tls.files, changed
+        )
 
     async def serve(self) -> int:
-        """Run until told to stop; give the exit status.
+        """Run until told to stop; return the exit status.
 
         Raises:
             ConfigError: an address can't be listened on.
@@ -325,15 +317,19 @@ class Workers:
             ports = [held.getsockname()[1] for held in reserved]
             self._workers = [Worker(number, self._config, ports) for number in range(1, self._settings.workers + 1)]
             stack.push_async_callback(self._tasks.ended)
-            keeping = [self._tasks.start(self._keep(one), f"worker {one.number}") for one in self._workers]
-            settle = self._supervisor.keep("rules", partial(self._settle, ports), steady_seconds=_STEADY_SECONDS)
-            self._tasks.start(settle, "workers are ready")
+            supervising = [
+                self._tasks.start(self._supervise(worker), f"worker {worker.number}") for worker in self._workers
+            ]
+            report_ready = self._supervisor.keep(
+                "rules", partial(self._report_ready, ports), steady_seconds=_STEADY_SECONDS
+            )
+            self._tasks.start(report_ready, "workers are ready")
             await self._stopping.wait()
             _log.info("draining", workers=len(self._workers))
             for worker in self._workers:
                 worker.stop()
             patience = self._settings.shutdown.deadline_seconds + _END_SECONDS
-            _, late = await asyncio.wait(keeping, timeout=patience)
+            _, late = await asyncio.wait(supervising, timeout=patience)
             if late:
                 _log.warning("workers have not ended in time", workers=len(late))
                 for worker in self._workers:
@@ -355,13 +351,13 @@ class Workers:
         address = self._settings.admin.address
         if address is None:
             return
-        explain, explain_text = (partial(self._first, form, "POST", "/explain") for form in (JSON, TEXT))
+        explain, explain_text = (partial(self._ask_first, form, "POST", "/explain") for form in (JSON, TEXT))
         routes = [
-            json_route("POST", "/-/reload", self._reload_page),
-            json_route("POST", "/explain", explain, texting=explain_text),
+            self._reload.route,
+            explain_route(explain, explain_text),
+            *WorkersShadow(self._ask_shadows).routes,
         ]
-        routes += JointShadow(self._tell_shadow).routes
-        page = JointPage(self._portions)
+        page = MergedExposition(self._collect_metrics)
         settings = self._settings.admin
         admin = AdminServer(page, self._not_ready, self._show, settings.allow, routes, self._degraded, settings.hosts)
         stack.push_async_callback(admin.stop)
@@ -373,53 +369,53 @@ class Workers:
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
-    async def _keep(self, worker: Worker) -> None:
-        """Start a worker, and again whenever it ends by itself."""
+    async def _supervise(self, worker: Worker) -> None:
+        """Start a worker, and again whenever it ends unexpectedly."""
         loop = asyncio.get_running_loop()
-        again = AGAIN_SECONDS
+        again = RETRY_SECONDS
         while not self._stopping.is_set():
             started = loop.time()
             status = await self._run(worker)
             if self._stopping.is_set():
                 return
-            if worker.shown is not None:
-                self._gone.add(worker.shown.growing())
-                worker.shown = None
+            if worker.last_metrics is not None:
+                self._ended.add(worker.last_metrics.growing())
+                worker.last_metrics = None
             if status == _EXIT_FAULTY and not self._were_ready:
-                # As a single sidecar: what is wrong at the start does not get better by trying again.
+                # As a single sidecar: an invalid configuration is not retried.
                 self._status = _EXIT_FAULTY
                 self._stopping.set()
                 return
-            again = AGAIN_SECONDS if loop.time() - started >= STEADY_SECONDS else again
+            again = RETRY_SECONDS if loop.time() - started >= STEADY_SECONDS else again
             if status is not None:
                 _log.error("worker ended by itself", number=worker.number, status=status, again_in_seconds=again)
                 worker.restarts += 1
                 self._counters.worker_restarts += 1
-            await self._rest(again)
-            again = min(2 * again, AGAIN_MOST_SECONDS)
+            await self._pause(again)
+            again = min(2 * again, RETRY_MOST_SECONDS)
 
     @staticmethod
     async def _run(worker: Worker) -> int | None:
-        """Start a worker and wait for its end; give its exit status, None where it can't be started now."""
+        """Start a worker and wait for its end; return its exit status, None if it can't be started now."""
         try:
             await worker.start()
-        except OSError as error:  # no process or no memory is left, say: others end
+        except OSError as error:  # for example no process or no memory is left, until others end
             _log.error("worker can't be started", number=worker.number, error=error.strerror or str(error))
             return None
         _log.info("worker started", number=worker.number, process=worker.process_id)
         return await worker.ended()
 
-    async def _rest(self, seconds: float) -> None:
+    async def _pause(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
         except TimeoutError:
             return
 
-    async def _settle(self, ports: Sequence[int]) -> None:
-        """Say when all are ready for the first time; from then on the files are followed."""
+    async def _report_ready(self, ports: Sequence[int]) -> None:
+        """Log when all are ready for the first time; from then on watch the files."""
         while not self._were_ready and await self._not_ready():  # noqa: ASYNC110 -- ready is what many processes say
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_READY_SECONDS)
         if not self._were_ready:
             self._were_ready = True
             listen = [f"{one.address.host}:{port}" for one, port in zip(self._settings.listen, ports, strict=True)]
@@ -452,7 +448,7 @@ class Workers:
         return await self._reasons("degraded")
 
     async def _reasons(self, which: str) -> list[str]:
-        """Give what workers say of themselves, each thing once where all of them say it."""
+        """Return the reasons of all workers; a reason that all of them give stands once."""
         found: dict[str, list[int]] = {}
         for worker, answer in await self._ask_all("GET", "/readyz"):
             silent = ["does not answer"] if which == "reasons" else []
@@ -484,23 +480,23 @@ class Workers:
             "workers": workers,
         }
 
-    async def _portions(self) -> list[WorkerMetrics]:
-        """Give everybody's numbers; of a worker that does not answer, those that never go down, as last shown."""
-        own = read_portion(await self._own.portion())
-        own.series.pop(_NOT_OURS)
+    async def _collect_metrics(self) -> list[MetricsSnapshot]:
+        """Return all numbers; of a worker that does not answer, its last counters."""
+        own = read_snapshot(await self._own_metrics.snapshot())
+        own.series.pop(_OF_WORKERS)
         mine = own.series.get(PROCESS, {})
         own.series[PROCESS] = {labels: value for labels, value in mine.items() if not labels[-1].endswith("_fds")}
-        portions = [own, self._gone]
-        for worker, answer in await self._ask_all("GET", "/-/portion"):
+        snapshots = [own, self._ended]
+        for worker, answer in await self._ask_all("GET", "/-/metrics"):
             if answer is not None and answer[0] == _HTTP_OK:
-                worker.shown = read_portion(answer[1])
-                portions.append(worker.shown)
-            elif worker.shown is not None:
-                portions.append(worker.shown.growing())
-        return portions
+                worker.last_metrics = read_snapshot(answer[1])
+                snapshots.append(worker.last_metrics)
+            elif worker.last_metrics is not None:
+                snapshots.append(worker.last_metrics.growing())
+        return snapshots
 
-    async def _first(self, form: str, method: str, page: str, body: bytes) -> tuple[int, object]:
-        """Let the first worker that is there answer: all have the same rules."""
+    async def _ask_first(self, form: str, method: str, page: str, body: bytes) -> tuple[int, object]:
+        """Return the answer of the first worker that answers: all have the same rules."""
         for worker in self._workers:
             answer = await worker.ask(method, page, body, accept=form)
             if answer is not None:
@@ -508,31 +504,26 @@ class Workers:
                 return status, text if status == _HTTP_OK else json.loads(text)
         return _HTTP_UNAVAILABLE, {"errors": ["no worker answers"]}
 
-    async def _tell_shadow(self, method: str, body: bytes) -> list[tuple[int, bytes]]:
+    async def _ask_shadows(self, method: str, body: bytes) -> list[tuple[int, bytes]]:
         asked = [worker.ask(method, "/-/shadow", body) for worker in self._workers if worker.running]
         return [answer for answer in await asyncio.gather(*asked) if answer is not None]
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 
-    async def _reload_page(self, _body: bytes) -> tuple[int, object]:
-        answer = await self._reload.reload("request")
-        status = _HTTP_OK if not answer.errors else _HTTP_UNUSABLE if answer.faulty else _HTTP_UNAVAILABLE
-        return status, answer.as_json()
-
-    def _check(self, loaded: LoadedRules) -> Use:
-        """Find what can't be of other brokers that the rules name, and of the files of TLS.
+    def _check(self, loaded: LoadedRules) -> Activation:
+        """Check the other brokers that the rules name, and the files of TLS.
 
         Returns:
-            Notes which files to follow once the rules hold.
+            The activation: from then on these files are watched.
 
         Raises:
-            ConfigErrors: what is wrong with it.
+            ConfigErrors: they can't be used.
         """
         listening = [(one.address.host, one.address.port) for one in self._settings.listen]
         return self._tls.read(remote_brokers(loaded, self._environ, listening))
 
-    async def _tell(self) -> list[tuple[int, int, bytes]]:
-        """Have all workers reload that are there; one that is being started reads the new files by itself."""
+    async def _reload_all(self) -> list[tuple[int, int, bytes]]:
+        """Reload all running workers; a worker that is being started reads the new files by itself."""
         running = [worker for worker in self._workers if worker.running]
         answers = await asyncio.gather(*(worker.ask("POST", "/-/reload") for worker in running))
         return [(one.number, *(answer or (0, b""))) for one, answer in zip(running, answers, strict=True)]

@@ -38,7 +38,7 @@ TURN_SECONDS = 0.001
 #: `connections`; so it is shown there as a metric of unknown type, its samples named as ever.
 _CLASHING = "oxproxy_connections_total"
 _OPENMETRICS_END = b"# EOF\n"
-#: What the lines of a portion are called that are about the process itself.
+#: What the lines of a snapshot are called that are about the process itself.
 PROCESS = "process"
 
 
@@ -52,7 +52,7 @@ class _Piece(Collector):
         yield self._metric
 
 
-class Numbers(Protocol):
+class MetricValues(Protocol):
     """Where the numbers of a page come from: one process, or several that were added up."""
 
     def folding(self) -> Iterator[None]:
@@ -68,7 +68,7 @@ class Numbers(Protocol):
         """Read what the system says of the process; in a thread."""
 
 
-class OwnNumbers:
+class ProcessValues:
     """The numbers of this process.
 
     Args:
@@ -110,7 +110,7 @@ class Exposition:
 
     def __init__(self, counters: Counters, version: str, sources: Iterable[MetricsSource] = ()) -> None:
         """Prepare; nothing is read before a scrape."""
-        self._numbers = OwnNumbers(Reading(counters, (counters.traffic, *sources), version))
+        self._numbers = ProcessValues(Reading(counters, (counters.traffic, *sources), version))
         self._one_at_a_time = asyncio.Lock()
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -120,23 +120,23 @@ class Exposition:
             accept: the request's Accept header; OpenMetrics where it asks for it, else the plain text format.
 
         Returns:
-            The page and its content type. Numbers are those of slightly different moments.
+            The page and its content type. MetricValues are those of slightly different moments.
         """
         async with self._one_at_a_time:
             return await write_page(self._numbers, accept)
 
-    async def portion(self) -> bytes:
+    async def snapshot(self) -> bytes:
         """Write the numbers for another process that adds them up (see `merging`)."""
         async with self._one_at_a_time:
             process = await asyncio.to_thread(self._numbers.process)
-            return b"".join(await _in_turns(write_portion(self._numbers, process)))
+            return b"".join(await _in_turns(write_snapshot(self._numbers, process)))
 
-    async def answer_portion(self, _body: bytes) -> tuple[int, object]:
-        """Give the portion to who asks for it over HTTP: status and text."""
-        return 200, (await self.portion()).decode()
+    async def snapshot_page(self, _body: bytes) -> tuple[int, object]:
+        """Give the snapshot to who asks for it over HTTP: status and text."""
+        return 200, (await self.snapshot()).decode()
 
 
-async def write_page(numbers: Numbers, accept: str) -> tuple[bytes, str]:
+async def write_page(numbers: MetricValues, accept: str) -> tuple[bytes, str]:
     """Write a page, see `Exposition.render`."""
     encoder, content_type = choose_encoder(accept)
     openmetrics = content_type.startswith("application/openmetrics-text")
@@ -160,7 +160,7 @@ async def _in_turns(pieces: Iterator[bytes]) -> list[bytes]:
 
 
 def _pieces(
-    numbers: Numbers, encoder: Callable[[Collector], bytes], openmetrics: bool, process: Iterable[Metric]
+    numbers: MetricValues, encoder: Callable[[Collector], bytes], openmetrics: bool, process: Iterable[Metric]
 ) -> Iterator[bytes]:
     for _ in numbers.folding():
         yield b""
@@ -178,7 +178,7 @@ def _pieces(
         yield encoder(_Piece(metric)).removesuffix(_OPENMETRICS_END)
 
 
-def write_portion(numbers: Numbers, process: Iterable[Metric]) -> Iterator[bytes]:
+def write_snapshot(numbers: MetricValues, process: Iterable[Metric]) -> Iterator[bytes]:
     """Write numbers as JSON, a line for each piece of a metric, an empty piece where others may run."""
     for _ in numbers.folding():
         yield b""
@@ -207,7 +207,7 @@ def _line(name: str, rows: Sequence[object]) -> bytes:
     return json.dumps([name, rows]).encode() + b"\n"
 
 
-def _parts(spec: MetricSpec, numbers: Numbers, openmetrics: bool) -> Iterator[Metric | None]:
+def _parts(spec: MetricSpec, numbers: MetricValues, openmetrics: bool) -> Iterator[Metric | None]:
     """Yield families of few series each, one at least, and None where others may run."""
     if spec.histogram is not None:
         histogram = numbers.histogram(spec)

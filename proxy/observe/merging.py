@@ -1,7 +1,7 @@
 """What would one process show that had done the work of several? Their numbers added up.
 
-Each worker writes its numbers as a portion (`exposition.write_portion`); the process that started them reads the
-portions and shows one page, with the labels as ever. Counters of a worker that has ended stay in the sum as they were
+Each worker writes its numbers as a snapshot (`exposition.write_snapshot`); the process that started them reads the
+snapshots and shows one page, with the labels as ever. Counters of a worker that has ended stay in the sum as they were
 last shown, so that no sum goes down; its gauges go with it. Who asks the workers is not known here.
 """
 
@@ -16,7 +16,7 @@ from typing import TypeAlias
 from prometheus_client import Metric
 
 from proxy.observe.exposition import PROCESS, write_page
-from proxy.observe.metrics import MERGE_STEP, METRICS, Merge, MetricKind, MetricSpec, Reading, Rows
+from proxy.observe.metrics import MERGE_STEP, METRICS, Aggregation, MetricKind, MetricSpec, Reading, Rows
 from proxy.relay.counters import Counters, Histogram
 
 #: Label values to value.
@@ -24,15 +24,15 @@ _Series: TypeAlias = dict[tuple[str, ...], float]
 #: Of the process's own numbers, the one that is not a sum: the first to start has started them.
 _STARTED = "process_start_time_seconds"
 _GROWING = frozenset(spec.name for spec in METRICS if spec.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM))
-_FOLDS: dict[Merge, Callable[[float, float], float]] = {
-    Merge.SUM: lambda one, other: one + other,
-    Merge.MAX: max,
-    Merge.MIN: min,
+_FOLDS: dict[Aggregation, Callable[[float, float], float]] = {
+    Aggregation.SUM: lambda one, other: one + other,
+    Aggregation.MAX: max,
+    Aggregation.MIN: min,
 }
 
 
 @dataclass(slots=True)
-class WorkerMetrics:
+class MetricsSnapshot:
     """The numbers of one process, or of several: by metric, by label values.
 
     Args:
@@ -42,24 +42,24 @@ class WorkerMetrics:
 
     series: dict[str, _Series] = field(default_factory=dict)
 
-    def growing(self) -> WorkerMetrics:
+    def growing(self) -> MetricsSnapshot:
         """Give the numbers that never go down: what stays of a process that has ended."""
         kept = {name: dict(rows) for name, rows in self.series.items() if name in _GROWING}
         process = self.series.get(PROCESS, {})
         kept[PROCESS] = {labels: value for labels, value in process.items() if labels[1] == "counter"}
-        return WorkerMetrics(kept)
+        return MetricsSnapshot(kept)
 
-    def add(self, other: WorkerMetrics) -> None:
-        """Take another portion into this one."""
+    def add(self, other: MetricsSnapshot) -> None:
+        """Take another snapshot into this one."""
         for name, rows in other.series.items():
             mine = self.series.setdefault(name, {})
             for labels, value in rows.items():
                 mine[labels] = _fold(name, labels)(mine[labels], value) if labels in mine else value
 
 
-def read_portion(text: bytes) -> WorkerMetrics:
-    """Read what `exposition.write_portion` has written."""
-    found = WorkerMetrics()
+def read_snapshot(text: bytes) -> MetricsSnapshot:
+    """Read what `exposition.write_snapshot` has written."""
+    found = MetricsSnapshot()
     for line in filter(None, text.splitlines()):
         name, rows = json.loads(line)
         series = found.series.setdefault(name, {})
@@ -73,22 +73,22 @@ _MERGES = {spec.name: spec.merge for spec in METRICS}
 
 def _fold(name: str, labels: tuple[str, ...]) -> Callable[[float, float], float]:
     if name == PROCESS:
-        return min if labels[3] == _STARTED else _FOLDS[Merge.SUM]
-    return _FOLDS[_MERGES.get(name, Merge.SUM)]
+        return min if labels[3] == _STARTED else _FOLDS[Aggregation.SUM]
+    return _FOLDS[_MERGES.get(name, Aggregation.SUM)]
 
 
-class MergedNumbers:
-    """Portions added up, for a page.
+class MergedValues:
+    """Snapshots added up, for a page.
 
     Args:
-        portions: of all processes.
+        snapshots: of all processes.
     """
 
-    def __init__(self, portions: Iterable[WorkerMetrics]) -> None:
+    def __init__(self, snapshots: Iterable[MetricsSnapshot]) -> None:
         """Add them up."""
-        self._sum = WorkerMetrics()
-        for portion in portions:
-            self._sum.add(portion)
+        self._sum = MetricsSnapshot()
+        for snapshot in snapshots:
+            self._sum.add(snapshot)
         self._empty = Reading(Counters(), (), "")
 
     def folding(self) -> Iterator[None]:
@@ -121,14 +121,14 @@ class MergedNumbers:
         return families.values()
 
 
-class JointPage:
+class MergedExposition:
     """The page of metrics of several processes.
 
     Args:
-        gather: asks all of them for their portions.
+        gather: asks all of them for their snapshots.
     """
 
-    def __init__(self, gather: Callable[[], Awaitable[Iterable[WorkerMetrics]]]) -> None:
+    def __init__(self, gather: Callable[[], Awaitable[Iterable[MetricsSnapshot]]]) -> None:
         """Ask nobody before a scrape."""
         self._gather = gather
         self._one_at_a_time = asyncio.Lock()
@@ -136,4 +136,4 @@ class JointPage:
     async def render(self, accept: str = "") -> tuple[bytes, str]:
         """Write the page; see `Exposition.render`."""
         async with self._one_at_a_time:
-            return await write_page(MergedNumbers(await self._gather()), accept)
+            return await write_page(MergedValues(await self._gather()), accept)

@@ -197,7 +197,7 @@ def reloads(reading: Reading) -> Rows:
     return [((result,), count) for result, count in reading.counters.rules.reloads.items()]
 
 
-def one(read: Callable[[Counters], float]) -> Callable[[Reading], Rows]:
+def single(read: Callable[[Counters], float]) -> Callable[[Reading], Rows]:
     """Read one number that has no labels."""
     return lambda reading: [((), read(reading.counters))]
 
@@ -219,7 +219,7 @@ class MetricKind(Enum):
     HISTOGRAM = "histogram"
 
 
-class Merge(Enum):
+class Aggregation(Enum):
     """What several processes say of one thing together."""
 
     SUM = "sum"
@@ -249,11 +249,16 @@ class MetricSpec:
     help: str
     rows: Callable[[Reading], Rows]
     histogram: Callable[[Reading], Histogram] | None = None
-    merge: Merge = Merge.SUM
+    merge: Aggregation = Aggregation.SUM
 
 
 def _metric(
-    name: str, kind: MetricKind, labels: str, rows: Callable[[Reading], Rows], about: str, merge: Merge = Merge.SUM
+    name: str,
+    kind: MetricKind,
+    labels: str,
+    rows: Callable[[Reading], Rows],
+    about: str,
+    merge: Aggregation = Aggregation.SUM,
 ) -> MetricSpec:
     return MetricSpec(PREFIX + name, kind, tuple(labels.split()), about, rows, merge=merge)
 
@@ -270,7 +275,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "version",
         lambda reading: [((reading.version,), 1)],
         "Version of this sidecar; always 1.",
-        Merge.MAX,
+        Aggregation.MAX,
     ),
     _metric(
         "rules_info",
@@ -278,7 +283,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "version",
         lambda reading: [((reading.counters.rules.version,), 1)],
         "Version (short hash) of the rules that decide now; always 1.",
-        Merge.MAX,
+        Aggregation.MAX,
     ),
     _metric(
         "rules_reload_total",
@@ -286,28 +291,28 @@ METRICS: tuple[MetricSpec, ...] = (
         "result",
         reloads,
         "Loads of the rules files: ok or error.",
-        Merge.MAX,
+        Aggregation.MAX,
     ),
     _metric(
         "rules_last_reload_success_timestamp_seconds",
         MetricKind.GAUGE,
         "",
-        one(lambda counters: counters.rules.last_success_seconds),
+        single(lambda counters: counters.rules.last_success_seconds),
         "When the rules that decide now were loaded.",
-        Merge.MAX,
+        Aggregation.MAX,
     ),
     _metric(
         "workers",
         MetricKind.GAUGE,
         "",
-        one(lambda counters: 1),
+        single(lambda counters: 1),
         "Processes that serve producers: as many as `workers` says, or one is missing.",
     ),
     _metric(
         "worker_restarts_total",
         MetricKind.COUNTER,
         "",
-        one(lambda counters: counters.worker_restarts),
+        single(lambda counters: counters.worker_restarts),
         "Workers that ended by themselves and were started again.",
     ),
     _metric(
@@ -328,14 +333,14 @@ METRICS: tuple[MetricSpec, ...] = (
         "connections_kept",
         MetricKind.GAUGE,
         "",
-        one(lambda counters: counters.kept_connections),
+        single(lambda counters: counters.kept_connections),
         "Upstream connections that wait for another producer (upstream.reuse); not among oxproxy_connections.",
     ),
     _metric(
         "connections_reused_total",
         MetricKind.COUNTER,
         "",
-        one(lambda counters: counters.reused_connections),
+        single(lambda counters: counters.reused_connections),
         "Producers that got an upstream connection which another one had left.",
     ),
     _metric(
@@ -345,7 +350,7 @@ METRICS: tuple[MetricSpec, ...] = (
         certificates,
         "When a certificate of the sidecar ends: one for producers (downstream) or for brokers (upstream).",
         # the one that ends first: a worker may not have read the new file yet
-        Merge.MIN,
+        Aggregation.MIN,
     ),
     _metric("channels", MetricKind.GAUGE, "", relays("channels"), "Open channels of producers."),
     _metric(
@@ -441,7 +446,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "throttled_producers",
         MetricKind.GAUGE,
         "",
-        one(lambda counters: counters.limits.throttled),
+        single(lambda counters: counters.limits.throttled),
         "Producers that wait since their user publishes more than limits.publish_rate or limits.publish_bytes, or "
         "since their publishes have spent regex budgets.",
     ),
@@ -464,41 +469,41 @@ METRICS: tuple[MetricSpec, ...] = (
         "topology_missing_destinations",
         MetricKind.GAUGE,
         "",
-        one(lambda counters: counters.missing_destinations),
+        single(lambda counters: counters.missing_destinations),
         "Destinations that the rules name and that RabbitMQ does not have or we can't reach.",
-        Merge.MAX,
+        Aggregation.MAX,
     ),
     _metric(
         "topology_foreign_bindings",
         MetricKind.GAUGE,
         "",
-        one(lambda counters: counters.foreign_bindings),
+        single(lambda counters: counters.foreign_bindings),
         "Bindings that others made on carriers: they route past the rules.",
-        Merge.MAX,
+        Aggregation.MAX,
     ),
     _metric(
         "topology_unkeyed_tokens",
         MetricKind.GAUGE,
         "",
-        one(lambda counters: counters.unkeyed_tokens),
+        single(lambda counters: counters.unkeyed_tokens),
         "Bindings on carriers under tokens of version 0.1, which anybody can compute, until `oxproxy adopt --finish`.",
-        Merge.MAX,
+        Aggregation.MAX,
     ),
     _metric(
         "topology_carrier_bypasses",
         MetricKind.GAUGE,
         "",
-        one(lambda counters: counters.carrier_bypasses),
+        single(lambda counters: counters.carrier_bypasses),
         "Alternate and dead-letter exchanges on RabbitMQ that lead to a carrier without its rules.",
-        Merge.MAX,
+        Aggregation.MAX,
     ),
     _metric(
         "topology_unsigned_bindings",
         MetricKind.GAUGE,
         "",
-        one(lambda counters: counters.unsigned_bindings),
+        single(lambda counters: counters.unsigned_bindings),
         "Bindings stored as a client's that no secret of ours signed: they reach their own destination alone.",
-        Merge.MAX,
+        Aggregation.MAX,
     ),
     _metric(
         "control_loop_failures_total",
@@ -511,30 +516,30 @@ METRICS: tuple[MetricSpec, ...] = (
         "audit_lines_total",
         MetricKind.COUNTER,
         "",
-        one(lambda counters: counters.audit.lines),
+        single(lambda counters: counters.audit.lines),
         "Audit lines written to disk.",
     ),
     _metric(
         "audit_dropped_total",
         MetricKind.COUNTER,
         "",
-        one(lambda counters: counters.audit.dropped),
+        single(lambda counters: counters.audit.dropped),
         "Audit lines given up because disk or writer could not keep up.",
     ),
     _metric(
         "audit_bytes_total",
         MetricKind.COUNTER,
         "",
-        one(lambda counters: counters.audit.text_bytes),
+        single(lambda counters: counters.audit.text_bytes),
         "Bytes of audit text written to disk, before compression.",
     ),
     _metric(
         "audit_failing",
         MetricKind.GAUGE,
         "",
-        one(lambda counters: counters.audit.failing),
+        single(lambda counters: counters.audit.failing),
         "1 while the disk refuses audit lines or does not answer.",
-        Merge.MAX,
+        Aggregation.MAX,
     ),
     _metric(
         "remote_up",
@@ -542,7 +547,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "broker",
         remote_up,
         "Whether the link to another broker stands.",
-        Merge.MIN,
+        Aggregation.MIN,
     ),
     _metric(
         "remote_publishes_total",

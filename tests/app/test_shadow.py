@@ -19,7 +19,7 @@ import pytest
 from proxy.amqp.tables import encode_table
 from proxy.app import shadow as shadow_module
 from proxy.app.reload import Reload, owned_exchanges
-from proxy.app.shadow import Shadow, contents
+from proxy.app.shadow import Shadow, uploaded_files
 from proxy.audit.record import Privacy
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
@@ -71,14 +71,14 @@ class Stage:
         self.now = 100.0
         self.tasks = Started()
         self.state = VhostState("/", Router(()))
-        self.reload = SimpleNamespace(loaded=load(LIVE), beside=self._beside)
+        self.reload = SimpleNamespace(loaded=load(LIVE), compile_in_thread=self._compile)
         self._swap()
         self.vhosts = Vhosts([self.state], None, Counters(), Sources(lambda: NOW, lambda: 0.0, no_draw))
         reload = cast("Reload", self.reload)
         self.shadow = Shadow(reload, self.vhosts, privacy or Privacy(), self.tasks, lambda: NOW, lambda: self.now)
 
     @staticmethod
-    async def _beside(compiling: Callable[[], T]) -> T:
+    async def _compile(compiling: Callable[[], T]) -> T:
         return compiling()
 
     def _swap(self) -> None:
@@ -161,9 +161,9 @@ async def test_a_shadow_that_nobody_asks_about_is_dropped(monkeypatch: pytest.Mo
     monkeypatch.setattr(shadow_module, "REST_SECONDS", 0.0)
     stage = Stage()
     await stage.begin()
-    stage.now += shadow_module.FORGOTTEN_SECONDS - 1
+    stage.now += shadow_module.UNREAD_SECONDS - 1
     assert (await stage.shadow.report(b""))[0] == 200
-    stage.now += shadow_module.FORGOTTEN_SECONDS + 1
+    stage.now += shadow_module.UNREAD_SECONDS + 1
     (task,) = stage.tasks.started
     await task
     assert stage.shadow.version is None
@@ -227,11 +227,11 @@ async def test_only_what_either_side_touches_is_looked_at() -> None:
 
 
 def test_a_request_brings_the_text_of_one_file_or_several() -> None:
-    assert contents(b"exchanges: []") == [("candidate", b"exchanges: []")]
-    assert contents(b'{"exchanges": []}') == [("candidate", b'{"exchanges": []}')]
-    assert contents(b'{"files": [["a", "x"], ["b", "y"]]}') == [("a", b"x"), ("b", b"y")]
-    assert contents(b'{"files": 3}') == [("candidate", b'{"files": 3}')]
-    assert contents(b'{"fil') == [("candidate", b'{"fil')]
+    assert uploaded_files(b"exchanges: []") == [("candidate", b"exchanges: []")]
+    assert uploaded_files(b'{"exchanges": []}') == [("candidate", b'{"exchanges": []}')]
+    assert uploaded_files(b'{"files": [["a", "x"], ["b", "y"]]}') == [("a", b"x"), ("b", b"y")]
+    assert uploaded_files(b'{"files": 3}') == [("candidate", b'{"files": 3}')]
+    assert uploaded_files(b'{"fil') == [("candidate", b'{"fil')]
 
 
 # -- a running sidecar -----------------------------------------------------------------------------------------------

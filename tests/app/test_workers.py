@@ -103,13 +103,13 @@ import asyncio, os, pathlib, sys
 
 folder = pathlib.Path(os.environ["FAULTS"])
 if "--worker" in sys.orig_argv:
-    from proxy.admin.server import Admin
-    answer = Admin._get_readyz
+    from proxy.admin.server import AdminServer
+    answer = AdminServer._get_readyz
     async def get_readyz(self, request):
         if (folder / "odd").exists():
             raise RuntimeError("a fault of the test")
         return await answer(self, request)
-    Admin._get_readyz = get_readyz
+    AdminServer._get_readyz = get_readyz
 elif "serve" in sys.orig_argv:
     start = asyncio.create_subprocess_exec
     async def start_or_fail(*arguments, **more):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.app.workers import JointShadow, added
+from proxy.app.workers import WorkersShadow, added
 from proxy.rules.comparison import KINDS
 
 Report = dict[str, Any]  # Any: JSON
@@ -66,17 +66,17 @@ class Workers:
 
 async def test_where_one_worker_refuses_none_compares() -> None:
     workers = Workers(POST=[(200, report(0)), (422, {"errors": ["x"]})])
-    assert await JointShadow(workers.tell).begin(b"") == (422, '{"errors": ["x"]}')
+    assert await WorkersShadow(workers.tell).begin(b"") == (422, '{"errors": ["x"]}')
     assert workers.asked == ["POST", "DELETE"]
 
 
 async def test_a_worker_that_came_later_is_left_out() -> None:
     workers = Workers(GET=[(404, {"errors": []}), (200, report(5))], DELETE=[(404, {"errors": ["none"]})])
-    status, found = await JointShadow(workers.tell).report(b"")
+    status, found = await WorkersShadow(workers.tell).report(b"")
     assert isinstance(found, dict)
     assert (status, found["compared"]) == (200, 5)
-    assert await JointShadow(workers.tell).end(b"") == (404, '{"errors": ["none"]}')
+    assert await WorkersShadow(workers.tell).end(b"") == (404, '{"errors": ["none"]}')
 
 
 async def test_without_any_worker_there_is_no_answer() -> None:
-    assert (await JointShadow(Workers().tell).report(b""))[0] == 503
+    assert (await WorkersShadow(Workers().tell).report(b""))[0] == 503

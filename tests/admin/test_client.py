@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from proxy.admin.client import request_page
 from proxy.admin.server import AdminServer, json_route
-from proxy.app.worker import ask
 from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters
 
@@ -33,22 +33,22 @@ async def path() -> AsyncIterator[str]:
 
 
 async def test_guarded_pages_answer_our_own_user_over_a_unix_socket(path: str) -> None:
-    status, text = await ask(path, "GET", "/status") or (0, b"")
+    status, text = await request_page(path, "GET", "/status") or (0, b"")
     assert (status, b'"a": 1' in text) == (200, True)
 
 
 async def test_body_and_status_go_both_ways(path: str) -> None:
-    status, text = await ask(path, "POST", "/echo", b"hello") or (0, b"")
+    status, text = await request_page(path, "POST", "/echo", b"hello") or (0, b"")
     assert (status, b'"said": "hello"' in text) == (422, True)
 
 
 async def test_an_answer_may_have_to_be_waited_for(path: str) -> None:
-    status, text = await ask(path, "GET", "/readyz") or (0, b"")
+    status, text = await request_page(path, "GET", "/readyz") or (0, b"")
     assert (status, b"not yet" in text) == (503, True)
 
 
 async def test_nobody_there_is_no_answer() -> None:
-    assert await ask(f"\0oxproxy-test-{secrets.token_hex(8)}", "GET", "/livez") is None
+    assert await request_page(f"\0oxproxy-test-{secrets.token_hex(8)}", "GET", "/livez") is None
 
 
 async def test_who_does_not_answer_in_time_is_no_answer() -> None:
@@ -56,4 +56,4 @@ async def test_who_does_not_answer_in_time_is_no_answer() -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(name)
         listening.listen()
-        assert await ask(name, "GET", "/livez", seconds=0.05) is None
+        assert await request_page(name, "GET", "/livez", seconds=0.05) is None

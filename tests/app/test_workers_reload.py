@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app.reload import Use
-from proxy.app.workers import JointReload
+from proxy.app.reload import Activation
+from proxy.app.workers import WorkersReload
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import RulesCounters
@@ -29,9 +29,9 @@ class Crew:
         self.held: list[str] = []
         self.answers: list[tuple[int, int, dict[str, object]]] | None = None
         self.fault: ConfigErrors | None = None
-        self.reload = JointReload(lambda: [self.file], loaded, self.check, self.tell, self.counters, Tasks())
+        self.reload = WorkersReload(lambda: [self.file], loaded, self.check, self.tell, self.counters, Tasks())
 
-    def check(self, loaded: LoadedRules) -> Use:
+    def check(self, loaded: LoadedRules) -> Activation:
         if self.fault is not None:
             raise self.fault
         return lambda: self.held.append(loaded.rules.version)
@@ -65,7 +65,7 @@ async def test_of_bad_files_no_worker_hears(crew: Crew, bad: str) -> None:
     crew.file.write_text(bad)
     answer = await crew.reload.reload("request")
     assert answer.errors
-    assert answer.faulty
+    assert answer.invalid
     assert answer.version == crew.counters.version == before
     assert crew.told == 0
     assert crew.counters.reloads == {"ok": 0, "error": 1}
@@ -74,7 +74,7 @@ async def test_of_bad_files_no_worker_hears(crew: Crew, bad: str) -> None:
 async def test_a_test_in_the_file_that_fails_keeps_it_from_the_workers(crew: Crew) -> None:
     test = "tests: [{name: none, publish: {exchange: letters}, expect: {queues: [other]}}]\n"
     crew.file.write_text(AFTER + test)
-    assert (await crew.reload.reload("request")).faulty
+    assert (await crew.reload.reload("request")).invalid
     assert crew.told == 0
 
 
@@ -85,7 +85,7 @@ async def test_a_broker_that_rules_name_and_nobody_can_log_in_to_is_found_here(c
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "faulty"),
+    ("answer", "error", "invalid"),
     [
         ((2, 503, {"errors": ["broker is away"]}), "worker 2: broker is away", False),
         ((2, 422, {"errors": ["no"]}), "worker 2: no", True),
@@ -95,7 +95,7 @@ async def test_a_broker_that_rules_name_and_nobody_can_log_in_to_is_found_here(c
     ],
 )
 async def test_a_worker_that_can_not_is_named(
-    crew: Crew, answer: tuple[int, int, dict[str, object]], error: str, faulty: bool
+    crew: Crew, answer: tuple[int, int, dict[str, object]], error: str, invalid: bool
 ) -> None:
     before = crew.counters.version
     crew.file.write_text(AFTER)
@@ -103,6 +103,6 @@ async def test_a_worker_that_can_not_is_named(
     crew.answers = [(1, 200, {"rules": version}), answer]
     found = await crew.reload.reload("request")
     assert found.errors[0].startswith(error)
-    assert found.faulty is faulty
+    assert found.invalid is invalid
     assert crew.held == []
     assert crew.counters.version == before

@@ -1,4 +1,4 @@
-"""When rules are loaded again; `test_reload` and `test_joint_reload` have what attempts come to."""
+"""When rules are loaded again; `test_reload` and `test_workers_reload` have what attempts come to."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import aiohttp
 import pytest
 
-from proxy.app.reload import ReloadLoop, ReloadResult, Use
+from proxy.admin.server import AdminServer
+from proxy.app.reload import Activation, ActivationResult, ReloadLoop
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.net.tasks import Tasks
-from proxy.relay.counters import RulesCounters
+from proxy.observe.exposition import Exposition
+from proxy.relay.counters import Counters, RulesCounters
 from proxy.rules.loader import LoadedRules, load_rules
 
 BEFORE = "exchanges: [{name: letters, bindings: [{queue: a}]}]\n"
@@ -27,26 +30,26 @@ class Asked(ReloadLoop):
         self.certificate.write_text("first")
         version = load_rules([self.file]).rules.version
         self.counters = RulesCounters(version=version)
-        self.verdicts: list[ReloadResult] = []
+        self.results: list[ActivationResult] = []
         self.held: list[str] = []
         self.fault: Exception | None = None
         self.at_work = 0
         super().__init__(lambda: [self.file], version, self.counters, Tasks(), lambda: [self.certificate])
 
-    def _prepare(self, loaded: LoadedRules) -> Use:
+    def _prepare(self, loaded: LoadedRules) -> Activation:
         if self.fault is not None:
             raise self.fault
         return lambda: self.held.append(loaded.rules.version)
 
-    async def _hold(self, loaded: LoadedRules, use: Use) -> ReloadResult:
+    async def _activate(self, loaded: LoadedRules, activation: Activation) -> ActivationResult:
         assert not self.at_work
         self.at_work += 1
         await asyncio.sleep(0)
         self.at_work -= 1
-        verdict = self.verdicts.pop(0) if self.verdicts else ReloadResult()
-        if not verdict.errors:
-            use()
-        return verdict
+        result = self.results.pop(0) if self.results else ActivationResult()
+        if not result.errors:
+            activation()
+        return result
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def asked(tmp_path: Path) -> Asked:
 async def test_an_attempt_that_holds_is_counted_and_is_the_version_from_then_on(asked: Asked) -> None:
     before = (await asked.reload("request")).version
     asked.file.write_text(AFTER)
-    asked.verdicts = [ReloadResult(missing=["queue b"])]
+    asked.results = [ActivationResult(missing=["queue b"])]
     answer = await asked.reload("request")
     assert (answer.errors, answer.missing, asked.last) == ((), ("queue b",), answer)
     assert asked.held == [before, answer.version]
@@ -79,7 +82,7 @@ async def test_what_can_not_be_prepared_is_an_answer_and_holds_nowhere(
     asked.file.write_text(AFTER)
     answer = await asked.reload("request")
     assert answer.errors[0].startswith(error)
-    assert answer.faulty
+    assert answer.invalid
     assert answer.version == asked.counters.version
     assert asked.held == []
     assert asked.counters.reloads == {"ok": 0, "error": 1}
@@ -111,7 +114,29 @@ async def test_files_that_change_are_taken(asked: Asked, which: str) -> None:
 
 
 async def test_good_rules_that_could_not_hold_are_tried_again(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.app.reload.AGAIN_SECONDS", 0.01)
-    asked.verdicts = [ReloadResult(["the broker is away"])]
+    monkeypatch.setattr("proxy.app.reload.RETRY_SECONDS", 0.01)
+    asked.results = [ActivationResult(["the broker is away"])]
     await followed(asked, lambda: asked.file.write_text(AFTER), 2)
     assert asked.counters.reloads == {"ok": 1, "error": 1}
+
+
+@pytest.mark.parametrize(
+    ("result", "status"),
+    [
+        (ActivationResult(), 200),
+        (ActivationResult(["bad"], invalid=True), 422),
+        (ActivationResult(["no broker"]), 503),
+    ],
+)
+async def test_the_status_of_the_page_tells_invalid_files_from_an_unreachable_broker(
+    asked: Asked, result: ActivationResult, status: int
+) -> None:
+    asked.results = [result]
+    admin = AdminServer(Exposition(Counters(), "1"), tuple, dict, routes=[asked.route])
+    host, port = await admin.start("127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as http, http.post(f"http://{host}:{port}/-/reload") as answer:
+            assert asked.last is not None
+            assert (answer.status, await answer.json()) == (status, asked.last.as_json())
+    finally:
+        await admin.stop()

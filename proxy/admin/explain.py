@@ -1,7 +1,7 @@
-"""What can an operator ask of, and tell, the rules of a running sidecar over the admin port?
+"""``POST /explain``: which queues a message would reach and why, by the rules in force.
 
-``POST /-/reload`` loads the files; ``POST /explain`` says why a message would go where it goes, by the rules in force
-with what clients declared, and with the queues that are known to exist. It must not know HTTP beyond a status.
+What clients have declared counts as well, and so do the queues that are known to exist. `proxy.rules.explain` does the
+work; the same message, rules and queues give the same answer with ``oxproxy explain``.
 """
 
 from __future__ import annotations
@@ -13,48 +13,52 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC
 
-from proxy.app.reload import Reload
+from proxy.admin.server import Answering, GuardedRoute, json_route
 from proxy.errors import ConfigErrors
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.rules.explain import Explanation, as_json, as_text, explain, read_question
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import ExchangeRule, Rules, VhostRules
 
-_OK, _UNUSABLE, _UNAVAILABLE = 200, 422, 503
+_OK, _UNUSABLE = 200, 422
 
 
-class Questions:
-    """Answers by the rules in force.
+class ExplainPage:
+    """Explains messages by the rules in force.
 
     Args:
-        reload: replaces them.
-        states: gives the virtual hosts as the relays see them.
-        clock: seconds since the epoch.
+        loaded: returns the rules in force.
+        states: returns the virtual hosts as the relays see them.
+        clock: returns seconds since the epoch.
     """
 
     def __init__(
-        self, reload: Reload, states: Callable[[], Iterable[VhostState]], clock: Callable[[], float] = time.time
+        self,
+        loaded: Callable[[], LoadedRules],
+        states: Callable[[], Iterable[VhostState]],
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """Remember whom to ask."""
-        self._reload = reload
+        """Read nothing before a request."""
+        self._loaded = loaded
         self._states = states
         self._clock = clock
 
-    async def reload(self, _body: bytes) -> tuple[int, object]:
-        """Load the files now: 200, 422 where they are not good, 503 where the broker can't be brought in step."""
-        answer = await self._reload.reload("request")
-        status = _OK if not answer.errors else _UNUSABLE if answer.faulty else _UNAVAILABLE
-        return status, answer.as_json()
+    @property
+    def route(self) -> GuardedRoute:
+        """``POST /explain``, as JSON or as text."""
+        return explain_route(self.explain, self.explain_text)
 
     async def explain(self, body: bytes) -> tuple[int, object]:
         """Explain the message that the body describes, as ``oxproxy explain --json`` does."""
-        return await self._explain(body, lambda found: json.dumps(as_json(found), indent=2, ensure_ascii=False))
+        return await self._explain(
+            body, lambda explanation: json.dumps(as_json(explanation), indent=2, ensure_ascii=False)
+        )
 
     async def explain_text(self, body: bytes) -> tuple[int, object]:
         """Explain the message that the body describes, as ``oxproxy explain`` does."""
         return await self._explain(body, as_text)
 
-    async def _explain(self, body: bytes, write: Callable[[Explanation], str]) -> tuple[int, object]:
+    async def _explain(self, body: bytes, render: Callable[[Explanation], str]) -> tuple[int, object]:
         try:
             question = read_question(body, "message")
             live, queues = self._live()
@@ -62,14 +66,14 @@ class Questions:
             if question.vhost is None:
                 known = replace(question, queues=question.queues.union(*queues.values()))
             states = {state.name: state for state in self._states()}
-            # Beside the event loop: the walk visits every binding.
-            return _OK, await asyncio.to_thread(lambda: write(explain(live, known, self._clock(), states)))
+            # In a thread: the walk visits every binding.
+            return _OK, await asyncio.to_thread(lambda: render(explain(live, known, self._clock(), states)))
         except ConfigErrors as errors:
             return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
 
     def _live(self) -> tuple[LoadedRules, dict[str, frozenset[bytes]]]:
-        """Give the rules in force together with what clients declared, and the queues that exist."""
-        loaded = self._reload.loaded
+        """Return the rules in force together with what clients declared, and the queues that exist."""
+        loaded = self._loaded()
         vhosts = dict(loaded.rules.vhosts)
         routers = dict(loaded.routers)
         queues = {}
@@ -83,8 +87,13 @@ class Questions:
         return replace(loaded, rules=Rules(loaded.rules.version, vhosts), routers=routers), queues
 
 
+def explain_route(explain: Answering, explain_text: Answering) -> GuardedRoute:
+    """Make the page that explains a message."""
+    return json_route("POST", "/explain", explain, texting=explain_text)
+
+
 def _rule(owned: OwnedExchange) -> ExchangeRule:
-    """Give an exchange that a client declared as a rules file would; its bindings are the router's."""
+    """Return an exchange that a client declared as a rules file would name it; the router has its bindings."""
     return ExchangeRule(
         owned.name,
         owned.type,
