@@ -1,4 +1,4 @@
-"""Errors in four families, and what each must say.
+"""Errors in four families, and what each must state.
 
 ``ProtocolError``: a peer broke AMQP 0-9-1 or a rule that is answered in its terms; it becomes a Channel.Close or
 a Connection.Close. ``LocalProtocolError``: our own code asked for something the protocol forbids (a bug).

@@ -19,7 +19,7 @@ _HIDDEN = b"***"
 
 
 class InvalidAddress(ValueError):  # noqa: N818 - reads as a verdict on an address, not as a fault of ours
-    """An address that is refused; the message says why and never quotes it."""
+    """An address that is refused; the message has the reason and never quotes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Address:
         password: percent-decoded.
         host: without brackets.
         port: None for the scheme's own.
-        name: all behind the slash that ends the domain, not decoded.
+        name: all after the slash that ends the domain, not decoded.
         passive: it asks to listen, not to connect.
         local: the domain is empty: this proxy's own broker.
     """

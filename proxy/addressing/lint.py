@@ -32,7 +32,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AddressFinding:
-    """One thing to say about one rule.
+    """An error or a warning about one rule.
 
     Args:
         rule: index of the rule.
@@ -50,7 +50,7 @@ class AddressFinding:
 
 
 def check(table: AddressTable, brokers: Collection[bytes] = ()) -> list[AddressFinding]:
-    """Everything to say about a table, in the order of its rules.
+    """All errors and warnings about a table, in the order of its rules.
 
     Args:
         table: the compiled rules.
@@ -115,7 +115,7 @@ def _check(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> Ite
 def _check_domain(
     address: Address, translation: bytes, brokers: Collection[bytes]
 ) -> Iterator[tuple[Severity, str, str]]:
-    """What a domain without variables tells."""
+    """Check a domain without variables."""
     if address.passive:
         yield Severity.ERROR, "translation", "~ asks to listen; a translation can only say where to send"
     elif not address.local and not address.host:

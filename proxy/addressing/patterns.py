@@ -27,7 +27,7 @@ class AddressPattern:
     Attributes:
         source: the pattern's text.
         prefix: what every fitting address begins with.
-        suffix: what every fitting address ends with, behind the prefix.
+        suffix: what every fitting address ends with, after the prefix.
         literals: what stands between the wildcards.
         wildcards: the wildcards, one byte each; empty where only the source itself fits.
     """

@@ -19,7 +19,7 @@ from proxy.addressing.address import without_password
 from proxy.addressing.patterns import MOST_VARIABLES, AddressPattern
 
 _VARIABLE = re.compile(rb"\$(?:([0-9]+)|(\$))?")
-#: Lengths of the pieces by which patterns are told apart, the better one first.
+#: Lengths of the pieces by which patterns are distinguished, the better one first.
 _PIECES = (4, 2)
 #: Up to so many patterns that begin and end alike are simply tried.
 _FEW = 4
@@ -173,7 +173,7 @@ class AddressIndex:
         }
 
     def candidates(self, address: bytes) -> list[int]:
-        """Positions of the patterns that an address may fit, ascending; none behind the one that is equal to it."""
+        """Positions of the patterns that an address may fit, ascending; none after the one that is equal to it."""
         found: list[int] = []
         pieces: dict[int, set[bytes]] = {}
         for bucket in self._buckets_of(address):

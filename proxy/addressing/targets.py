@@ -34,7 +34,7 @@ _POSSIBLE = (b"v", b"2F")
 
 
 class Publication(NamedTuple):
-    """The two texts that say where a publish goes.
+    """Exchange and routing key of a publish.
 
     Args:
         exchange: empty for the default exchange.
@@ -67,7 +67,7 @@ def publication_at(address: bytes) -> Publication | None:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Another broker, as far as the address says.
+    """Another broker, as far as the address names it.
 
     Args:
         broker: name of a configured broker, else empty.
@@ -99,7 +99,7 @@ class Target:
     """Where a translated publish goes.
 
     Args:
-        rule: index of the rule that said so.
+        rule: index of the rule that applied.
         remote: the other broker; None for this proxy's own, on the client's own connection.
         publication: exchange and key there.
     """
@@ -183,7 +183,7 @@ class AddressBook:
         self._fixed_targets: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
         #: by exchange of the rules
         self._rewrites: dict[bytes, Rewrites] = {}
-        #: rules that an address with a password in it has met, and whether that was told
+        #: rules that an address with a password in it has met, and whether that was reported
         self._exposing: dict[int, bool] = {}
 
     def with_empty_cache(self) -> AddressBook:
@@ -253,8 +253,8 @@ class AddressBook:
         )
 
     def rules_exposing_passwords(self) -> list[int]:
-        """Rules that have met an address with a password in it, which receivers will see; each is told once."""
-        found = [rule for rule, told in tuple(self._exposing.items()) if not told]
+        """Rules that have met an address with a password in it, which receivers will see; each is reported once."""
+        found = [rule for rule, reported in tuple(self._exposing.items()) if not reported]
         self._exposing.update(dict.fromkeys(found, True))
         return found
 
@@ -279,7 +279,7 @@ class AddressBook:
         return Target(rule, remote, publication)
 
     def certain_failure(self, rule: int) -> str:
-        """Say why a rule's translation leads nowhere, whatever its variables hold; "" where it may lead somewhere."""
+        """Return why a rule's translation leads nowhere whatever its variables hold; "" where it may lead somewhere."""
         found = self.table.rules[rule]
         if found.translation is None or fixed_domain(found) is None:
             return ""
@@ -378,7 +378,7 @@ def _topic(rest: bytes, original: Publication) -> Publication:
     return Publication(b"amq.topic", rest)
 
 
-#: What the first segment of a name says, in the words of RabbitMQ 3 (v1) and 4 (v2).
+#: What the first segment of a name means, in the address formats of RabbitMQ 3 (v1) and 4 (v2).
 _FORMS: dict[bytes, Callable[[bytes, Publication], Publication]] = {
     b"exchange/": _exchange,
     b"exchanges/": _exchange_v2,

@@ -170,7 +170,7 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
 
 
 def nowait(payload: bytes) -> bool:
-    """Say whether a method asks for no reply; False where it has no nowait bit.
+    """Return whether a method asks for no reply; False where it has no nowait bit.
 
     Raises:
         ProtocolError: as in `arguments`.

@@ -60,12 +60,12 @@ def table_span(data: bytes, start: int, flags: int, end: int | None = None) -> t
 
     Args:
         data: bytes with the content header in them.
-        start: offset just behind the property flags.
+        start: offset just after the property flags.
         flags: the property flags.
-        end: offset behind the last property; None: the end of ``data``.
+        end: offset after the last property; None: the end of ``data``.
 
     Returns:
-        Offset of the first entry (four behind the table's length) and offset behind the last one, as `pick`
+        Offset of the first entry (four after the table's length) and offset after the last one, as `pick`
         takes them; None where the message has no table.
 
     Raises:
@@ -79,12 +79,12 @@ def table_span(data: bytes, start: int, flags: int, end: int | None = None) -> t
         if flags & CONTENT_ENCODING:
             start += 1 + data[start]
         first = start + 4
-        behind: int = first + _LENGTH.unpack_from(data, start)[0]
+        end_of_table: int = first + _LENGTH.unpack_from(data, start)[0]
     except _MALFORMED:
         _malformed()
-    if behind > (len(data) if end is None else min(end, len(data))):
+    if end_of_table > (len(data) if end is None else min(end, len(data))):
         _malformed()
-    return first, behind
+    return first, end_of_table
 
 
 def decode_properties(
@@ -94,8 +94,8 @@ def decode_properties(
 
     Args:
         data: bytes with the content header in them.
-        start: offset just behind the property flags.
-        end: offset behind the last property.
+        start: offset just after the property flags.
+        end: offset after the last property.
         flags: the property flags.
         wanted: names to read; None: all that are set.
 

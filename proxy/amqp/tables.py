@@ -34,7 +34,7 @@ _FIXED = {
 _FIXED_BY_OCTET = {ord(letter): (letter, codec) for letter, codec in _FIXED.items()}
 _LENGTH = struct.Struct(">I")
 
-#: Octet of the letter -> size of letter and value, where it is fixed; 0: a length of four bytes tells it.
+#: Octet of the letter -> size of letter and value, where it is fixed; 0: a length of four bytes follows.
 _SIZES = {ord(letter): 1 + codec.size for letter, codec in _FIXED.items()} | {ord("V"): 1} | dict.fromkeys(b"SxAF", 0)
 
 _VOID = Value("V", None)
@@ -48,8 +48,8 @@ def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tu
 
     Args:
         data: bytes with the table in them.
-        start: offset of the first entry (behind the table's own length).
-        end: offset behind the last entry.
+        start: offset of the first entry (after the table's own length).
+        end: offset after the last entry.
         wanted: names to find.
 
     Returns:
@@ -83,7 +83,7 @@ def without(data: bytes, start: int, end: int, names: frozenset[bytes]) -> bytes
     Args:
         data: bytes with the table in them.
         start: offset of the first entry.
-        end: offset behind the last entry.
+        end: offset after the last entry.
         names: names whose entries go.
 
     Raises:
@@ -115,8 +115,8 @@ def decode_table(data: bytes, start: int, end: int) -> Table:
 
     Args:
         data: bytes with the table in them.
-        start: offset of the first entry (behind the table's own length).
-        end: offset behind the last entry.
+        start: offset of the first entry (after the table's own length).
+        end: offset after the last entry.
 
     Raises:
         ProtocolError: 502, malformed, or nested deeper than `MAX_NESTING`.
@@ -173,7 +173,7 @@ def decode_value(raw: bytes) -> Value:
     """Decode one value.
 
     Args:
-        raw: letter and value bytes, nothing behind them.
+        raw: letter and value bytes, nothing after them.
 
     Raises:
         ProtocolError: 502 as in `decode_table`.

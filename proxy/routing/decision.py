@@ -71,8 +71,8 @@ class Outcome(Enum):
 
     ROUTED = "routed"
     UNROUTED = "unrouted"
-    FILTERED = "filtered"  # dropped by a silent filter of the exchange
-    REJECTED = "rejected"  # a loud filter or an invalid producer regex: the channel is closed with `error`
+    FILTERED = "filtered"  # dropped by a filter of the exchange that is silent
+    REJECTED = "rejected"  # a filter or an invalid regex of the producer: the channel is closed with `error`
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ class Decision:
         exchanges: exchanges outside the router that get the message under its own key, sorted.
         alternate: the asked exchange itself chose nothing (or dropped the message silently), so that its alternate
             exchange applies. An alternate that is in the router has been evaluated already, and this is False.
-        error: for REJECTED, the reply text behind ``PRECONDITION_FAILED - ``.
+        error: for REJECTED, the reply text without ``PRECONDITION_FAILED - ``.
         matched: ids of the bindings that were true, in visiting order, with their exchange: (exchange, id).
         keep: whether the decision may be cached (False after a random draw).
         match_limit_hits: patterns that ran into the match limit.
         spent_budgets: whose regex budgets were spent: rules (those of rules files), client, message; sorted.
-        asked: what routes of clients' bindings chose and nobody knows yet to be within their reach.
+        asked: what routes of clients' bindings chose and is not yet known to be within their reach.
         trace: what was visited, where it was asked for.
     """
 

@@ -56,14 +56,14 @@ def route_traced(
     steps: list[BindingStep],
     found: Set[CompiledBinding] | None = None,
 ) -> set[Destination] | None:
-    """As `route`, but say for each visit what happened.
+    """As `route`, but record what happened at each visit.
 
     Args:
         entries: all bindings in visiting order.
         message: see `route`.
         matched: see `route`.
         steps: gets a line for each visit.
-        found: those that `route` would visit, None for all: the others are false, and nobody's budget pays for them.
+        found: those that `route` would visit, None for all: the others are false, and no budget is charged for them.
     """
     routed: set[Destination] = set()
     floor = 0

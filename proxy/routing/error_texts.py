@@ -91,7 +91,7 @@ def decode_text(text: bytes) -> str:
 
 
 def format_binary(content: bytes, column: int = 0) -> str:
-    """A binary as ``~p`` prints it, behind `column` characters on the same line."""
+    """A binary as ``~p`` prints it, after `column` characters on the same line."""
     if not content:
         return "<<>>"
     if _PRINTABLE.issuperset(content):

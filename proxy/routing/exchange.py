@@ -1,6 +1,6 @@
 """An exchange that is evaluated here: its filters, its bindings and their index.
 
-What an exchange tells about itself (interest, destinations) is counted as bindings are added and removed: it is exact
+The interest and destinations of an exchange are counted as bindings are added and removed: they are exact
 at any time, and a change that makes no fact matter more or less costs nothing. Chains of exchanges are in `router`.
 
 Source: the open-exchange specification, sections 1, 8, 10 and 13.
@@ -269,7 +269,7 @@ class Exchange:
 
     @property
     def sees_queues(self) -> bool:
-        """Whether it chooses among all queues; `interest` says it as well, but costs more after a binding came."""
+        """Whether it chooses among all queues; `interest` has it as well, but costs more after a binding was added."""
         return self._interest.sees_queues
 
     @property

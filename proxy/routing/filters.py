@@ -145,7 +145,7 @@ def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Ite
 
     Args:
         arguments: of an open exchange.
-        also_known: names beside ARGUMENTS that are read.
+        also_known: further names that are read.
     """
     known = (*ARGUMENTS, *also_known)
     least: dict[bytes, int] = {}

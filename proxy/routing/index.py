@@ -38,7 +38,7 @@ class _Node:
         self.one_word: _Node | None = None
         self.any_words: _Node | None = None
         self.entries: list[Entry] = []
-        #: Behind a `#`: any further word stays here.
+        #: After a `#`: any further word stays here.
         self.repeats = repeats
 
     @property
@@ -124,12 +124,12 @@ def _cut(node: _Node, word: bytes) -> None:
 
 
 def _with_skipped(places: dict[_Node, None]) -> dict[_Node, None]:
-    """The places, and those behind a `#` that stands for no word."""
+    """The nodes, and those after a `#` that stands for no word."""
     for node in list(places):
-        behind = node.any_words
-        while behind is not None and behind not in places:
-            places[behind] = None
-            behind = behind.any_words
+        following = node.any_words
+        while following is not None and following not in places:
+            places[following] = None
+            following = following.any_words
     return places
 
 
@@ -216,7 +216,7 @@ class Index:
             return tuple(dict.fromkeys(match.either))
         if not match.required:
             return None
-        # Any one will do: the one that the fewest others stand under tells messages apart best.
+        # Any one will do: the one that the fewest others stand under distinguishes messages best.
         return (min(match.required, key=self._crowd),) if len(match.required) > 1 else match.required
 
     def _crowd(self, access: Access) -> int:

@@ -98,7 +98,7 @@ class Message:
         self._budget = Budget(regex_budget)
         self._payer: Hashable = None
         self._budgets: dict[Hashable, Budget] = {None: self._budget}
-        #: What routes chose and nobody knows yet to be within their reach.
+        #: What routes chose and is not yet known to be within their reach.
         self.asked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
         self._clock: dict[tzinfo, bytes] | None = None

@@ -59,7 +59,7 @@ class Router:
         return self._reach(exchange).destinations
 
     def names(self, exchange: bytes, destination: Destination) -> bool:
-        """Say whether a destination is among `destinations`, without making them: there may be thousands."""
+        """Return whether a destination is among `destinations`, without making them: there may be thousands."""
         if destination[0] == EXCHANGE and destination[1] in self._exchanges:
             return False
         return any(
@@ -68,7 +68,7 @@ class Router:
         )
 
     def may_choose(self, exchange: bytes, destination: Destination) -> bool:
-        """Say whether messages to `exchange` can reach a destination outside the router, named by a rule or not."""
+        """Return whether messages to `exchange` can reach a destination outside the router, named by a rule or not."""
         kind, name = destination
         if kind == EXCHANGE and name in self._exchanges:
             return False
@@ -99,7 +99,7 @@ class Router:
             regex_budget: what the regexes of each owner may cost, in match-limit units.
 
         Returns:
-            The decision. It says itself whether it may be kept for messages with the same facts.
+            The decision; its `keep` states whether it may be cached for messages with the same facts.
         """
         message = Message(facts, now, queues, draw, regex_budget)
         matched: list[tuple[bytes, str]] = []

@@ -68,7 +68,7 @@ class BindingStep:
         added: destinations that are there now and were not before.
         removed: destinations that were there before.
         jump: order at which the visit went on, None where at the next binding.
-        stopped: whether nothing was visited behind it.
+        stopped: whether nothing was visited after it.
         error: reply text for an invalid regex of the producer, which ended everything.
         spent_budgets: whose regex budget was spent, so that the binding is false or its routes chose nothing: rules
             (those of rules files), client, message.

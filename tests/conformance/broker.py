@@ -1,4 +1,4 @@
-"""What does RabbitMQ itself refuse before it asks an exchange? A stand-in for a publish's own checks.
+"""What RabbitMQ itself refuses before it asks an exchange: the checks of a publish, as a stand-in.
 
 Source: RabbitMQ 3.10, rabbit_channel (user id, expiration) and rabbit_basic (delivery mode, CC and BCC), in the
 order in which they are made.

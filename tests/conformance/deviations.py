@@ -1,4 +1,4 @@
-"""Which differences from the vectors are meant? docs/deviations.md has each as a row, word by word.
+"""The differences from the vectors that are intended; docs/deviations.md has each as a row, word by word.
 
 A deviation says what must come instead: a vector counts as accounted for only if exactly that came. It looks at what a
 vector declares and publishes, never at its id.

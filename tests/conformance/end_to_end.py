@@ -1,4 +1,4 @@
-"""Does a vector's message reach what it should through the running sidecar and the real broker?
+"""Plays the vectors through a running sidecar to a real broker, and compares what arrives.
 
 ``python -m tests.conformance.end_to_end [FILE...] [--every N] [--delivery carrier|queue]`` declares, binds and
 publishes each vector as a client would, prints the first faults as id, expected, got, and as its last line

@@ -1,4 +1,4 @@
-"""Which vector files are there, and what does each of their vectors say of us?"""
+"""The vector files, and the result of running each vector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the decision core give the result that a vector recommends?
+"""Runs vectors of the open exchange on the decision, without a broker.
 
 The runner plays the broker around it: it knows which queues and exchanges exist, drops names that don't, uses the
 alternate exchange, and refuses what a broker refuses before routing. Every vector is decided in three ways (through

@@ -1,4 +1,4 @@
-"""What would the plugin have routed, where it differs from the specification by row 1 of its section 12 alone?
+"""What the plugin routes where it differs from the specification by row 1 of its section 12 alone.
 
 A *plain* binding is evaluated by the plugin even behind a stop or a jump, and cancels the jump for those behind it.
 Vectors of single exchanges carry both results. Vectors of exchange chains carry only what was observed, so for them

@@ -1,4 +1,4 @@
-"""Where is a vector played end to end? In a virtual host with its queues and sinks, through a running sidecar.
+"""A virtual host with queues and sinks in which vectors are played through a running sidecar.
 
 Queues and sinks stay from vector to vector, since regex routes see every queue there is; exchanges and bindings come
 and go with each vector, on one channel, in one go. What a sink got is read from an exclusive queue of the connection

@@ -1,4 +1,4 @@
-"""How do the vectors write values, tables, messages and bindings? JSON in, our types out."""
+"""Converts values, tables, messages and bindings of the vectors from JSON to our types."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ _INTEGER_COMPARISONS: dict[bytes, Callable[[int, int], bool]] = {
     b">": operator.gt,
 }
 
-#: Keys that take the name of a header behind one blank.
+#: Keys that take the name of a header after one blank.
 HEADER_KEYS: dict[bytes, HeaderReader] = {
     prefix + sign: reader
     for prefix, optional in ((b"x-?hkv", False), (b"x-?hk?v", True))

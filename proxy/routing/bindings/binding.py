@@ -31,7 +31,7 @@ class Binding:
         destination: name of the queue or exchange.
         routing_key: must be empty for open exchanges.
         arguments: in declared order.
-        id: the operator's name for it, else what ``binding_hash`` says.
+        id: the operator's name for it, else its ``binding_hash``.
         sequence: of two bindings of equal order the one with the greater sequence is visited first.
         reach: how far its routes reach; None: anywhere.
         last: whether it is visited after all bindings that are not, whatever its order.
@@ -67,7 +67,7 @@ def by_name(table: Table) -> Table:
 
 
 def typed_arguments(arguments: Table) -> Hashable:
-    """Arguments as plain tuples sorted by name, with the types that the broker tells apart."""
+    """Arguments as plain tuples sorted by name, with the types that the broker distinguishes."""
     return tuple((name, *typed(value)) for name, value in by_name(arguments))
 
 
@@ -87,7 +87,7 @@ def binding_hash(destination_type: str, destination: bytes, routing_key: bytes, 
     return blake2b(repr(content).encode(), digest_size=5).hexdigest()
 
 
-#: In the place of what is out of reach: a name that nobody has, so that the message counts as routed all the same.
+#: Replaces what is out of reach: a name that no queue has, so that the message counts as routed all the same.
 UNREACHABLE: Destination = (QUEUE, b"")
 
 

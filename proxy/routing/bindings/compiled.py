@@ -191,7 +191,7 @@ def _skip_smaller(headers: Table, at: int, name: bytes) -> int:
 def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
     """Whether headers that no operator names can change the count.
 
-    They can by being there at all: counting stops at a test of existence or type behind the last header, which
+    They can by being there at all: counting stops at a test of existence or type after the last header, which
     shows only where a test of absence follows.
     """
     tests = [at for at, operator in enumerate(walk) if not operator.compares and operator.absent is ABSENT]

@@ -171,7 +171,7 @@ class HeaderOperator:
         judge: decides where the header is present.
         optional: whether absence satisfies `all` and `eq`.
         absent: the answer where the header is absent.
-        uses_up: whether the walk of `eq` and `set` goes on behind a header that it matched.
+        uses_up: whether the walk of `eq` and `set` continues after a header that it matched.
         compares: whether it is a comparison (``hkv``, ``hk?v``), not a test of existence or type.
         access: see Operator.
     """

@@ -19,7 +19,7 @@ from proxy.routing.decision import QueueNames
 from proxy.routing.message import PRODUCER, Message
 from proxy.values import QUEUE, Destination
 
-#: Order behind every binding: where a stop goes on.
+#: Order after every binding: where a stop goes on.
 STOP = 1_000_000
 
 
