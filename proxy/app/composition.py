@@ -29,7 +29,7 @@ from proxy.relay.rate_limits import RateLimits
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
 from proxy.rules.brokers import password_of
-from proxy.rules.clock import SystemZone
+from proxy.rules.field_values import SystemZone
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import BrokerRule

@@ -63,7 +63,7 @@ from proxy.relay.publish.plan import Sources
 from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.patterns import jit_compiles
-from proxy.rules.clock import SystemZone
+from proxy.rules.field_values import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules
 from proxy.yamlfile.kinds import leads_back
 

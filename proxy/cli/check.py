@@ -20,7 +20,8 @@ from proxy.config.settings import Settings, parse_settings, rules_files
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.brokers import password_of
 from proxy.rules.file_tests import TestFailure
-from proxy.rules.lint.bindings import Evaluated, NamedDestination, destinations, evaluated, examine, untouched
+from proxy.rules.lint.bindings import examine, untouched
+from proxy.rules.lint.destinations import Evaluated, NamedDestination, destinations, evaluated
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.schema import TOP_KEYS, FileDraft

@@ -21,7 +21,7 @@ from proxy.broker.settings import ControlSettings
 from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import SidecarTls
-from proxy.rules.lint.bindings import Evaluated, NamedDestination
+from proxy.rules.lint.destinations import Evaluated, NamedDestination
 from proxy.rules.wire import owned_exchange
 from proxy.yamlfile.nodes import ConfigWarning
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 from proxy.cli.console import DONE, NO, print_errors, print_line, read_input
-from proxy.rules.clock import instant
 from proxy.rules.explain import (
     Explanation,
     as_data,
@@ -21,6 +20,7 @@ from proxy.rules.explain import (
     explain_address,
     read_question,
 )
+from proxy.rules.field_values import instant
 from proxy.rules.loader import load_rules
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from proxy.cli.console import DONE, print_line
 from proxy.config.keys import members
 from proxy.config.settings import Settings
+from proxy.rules.evaluation import OUTCOMES
 from proxy.rules.field_values import MAX_NAME_BYTES
-from proxy.rules.file_tests import OUTCOMES
 from proxy.rules.message import TEXT_PROPERTIES
 from proxy.rules.schema import DELIVERIES, OPEN, TYPES
 

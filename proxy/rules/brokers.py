@@ -1,23 +1,15 @@
-"""What do `addresses:` and `brokers:` of a rules file say? Drafts that know their places, and what is wrong in them.
+"""The key `brokers:` of rules files: other brokers that translations may name, and where their passwords are.
 
-The meaning of patterns and translations is the routing room's; its findings get their file and line here. No message
-quotes a translation or a password.
-
-Source: the interface of rules files; the messenger-addressing specification, Part 2 and 3.2.
+Source: the interface of rules files; the messenger-addressing specification, 3.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Environment
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from proxy.addressing.lint import Severity, check
-from proxy.addressing.table import AddressRule, AddressTable
-from proxy.addressing.targets import AddressBook
-from proxy.errors import located
-from proxy.rules.ruleset import AddressPlaces, BrokerRule, TlsRule
+from proxy.rules.ruleset import BrokerRule, TlsRule
 from proxy.yamlfile.fields import Fields, warn_of_variables
 from proxy.yamlfile.kinds import ADDRESS, SECRET, HostPort, Secret, T, UnexpectedError, ValueKind, duration, whole
 from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, join
@@ -29,54 +21,6 @@ _LONGEST_NAME = 255
 #: Keys whose value is right or wrong only where the sidecar runs.
 _JUDGED_LATER = ("address", "password_env", "password_file")
 _TLS_FILES = ("ca", "certificate", "key")
-
-
-@dataclass(slots=True)
-class AddressDraft:
-    """One rule of the address table; `fields` finds the places of its keys."""
-
-    fields: Fields
-    rule: AddressRule
-
-    @property
-    def places(self) -> AddressPlaces:
-        """Where it was written."""
-        fields = self.fields
-        return AddressPlaces(fields.path, fields.place_of("translation"), fields.place_of("hosts"))
-
-
-def read_addresses(fields: Fields) -> list[AddressDraft]:
-    """Read `addresses:` of a file."""
-    found = (_address(Fields(node, path, fields.faults)) for path, node in fields.items("addresses"))
-    return [draft for draft in found if draft is not None]
-
-
-def _address(fields: Fields) -> AddressDraft | None:
-    name = fields.text("name", "a name for explain")
-    pattern = fields.text("pattern", "a pattern such as orders/*", required=True)
-    translation = _quiet_text(fields, "translation", "an address such as /queue/q or amqps://broker/queue/q")
-    hosts = [item.text.encode() for _, item in fields.texts("hosts", "a host, host:port, or *")]
-    listed = "hosts" in fields
-    fields.finish()
-    if pattern is None or translation is None:
-        return None
-    if listed and not hosts:
-        fields.error("hosts", "seen no host, expected a host, host:port, or *")
-    rule = AddressRule(pattern.encode(), translation.encode(), name or "", tuple(hosts) if listed else None)
-    return AddressDraft(fields, rule)
-
-
-def _quiet_text(fields: Fields, key: str, expected: str) -> str | None:
-    """Read a required text that no message may show, since a password may stand in it."""
-    node = fields.take(key)
-    if node is None:
-        fields.error(key, f"seen nothing, expected {expected}")
-        return None
-    try:
-        return SECRET.read(node).reveal()
-    except UnexpectedError:
-        fields.faults.error(node.place, fields.at(key), f"seen something else than a text, expected {expected}")
-        return None
 
 
 def read_brokers(fields: Fields, source: str) -> list[BrokerRule]:
@@ -179,35 +123,6 @@ def _credentials(fields: Fields, address: HostPort, tls: bool) -> None:
     if ways and not tls and not address.loopback:
         message = "without tls the password is sent in plain text"
         fields.faults.warn(fields.place_of("address"), fields.at("address"), message)
-
-
-def address_book(drafts: Sequence[AddressDraft], brokers: Iterable[BrokerRule], faults: Faults) -> AddressBook:
-    """Compile the address table of one virtual host and report what is wrong or doubtful in it.
-
-    Args:
-        drafts: of all its files, in order.
-        brokers: that they may name.
-        faults: takes the findings.
-    """
-    names = [broker.name for broker in brokers]
-    table = AddressTable([draft.rule for draft in drafts])
-    findings = check(table, names)
-    for finding in findings:
-        fields = drafts[finding.rule].fields
-        report = faults.error if finding.severity is Severity.ERROR else faults.warn
-        message = finding.message
-        if finding.other is not None:
-            place = drafts[finding.other].fields.place
-            message += f"; rule {finding.other} is in {located(place.source, place.line)}"
-        report(fields.place_of(finding.key), fields.at(finding.key), message)
-    wrong = {finding.rule for finding in findings if finding.severity is Severity.ERROR}
-    book = AddressBook(table, names)
-    for index, draft in enumerate(drafts):
-        reason = "" if index in wrong else book.certain_failure(index)
-        if reason:
-            message = f"leads nowhere, whatever the address: {reason}"
-            faults.warn(draft.fields.place_of("translation"), draft.fields.at("translation"), message)
-    return book
 
 
 def check_brokers(brokers: Sequence[BrokerRule], faults: Faults) -> None:

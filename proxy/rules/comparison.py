@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from proxy.addressing.targets import AddressBook
 from proxy.routing.decision import Decision, QueueNames
-from proxy.rules.file_tests import PASSED, RoutingResult, result_of, shown, translated
+from proxy.rules.evaluation import PASSED, RoutingResult, result_of, translated
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import DescribedMessage
+from proxy.rules.message import DescribedMessage, text
 
 #: Exchanges with counts of their own, and kinds of difference with an example; the rest is counted together.
 EXCHANGES, KINDS = 500, 20
@@ -71,7 +71,7 @@ class ComparedSide:
         """
         message, name = seen.message, seen.vhost
         rules = self.loaded.rules.vhosts.get(name)
-        untouched = RoutingResult((), (shown(message.exchange),), (), PASSED, None)
+        untouched = RoutingResult((), (text(message.exchange),), (), PASSED, None)
         if rules is None:
             return untouched, None
         book: AddressBook | None = self._books.get(name)
@@ -151,7 +151,7 @@ class Differences:
             counts.further += 1
 
     def _counts(self, seen: ObservedPublish) -> _Counts:
-        key = (seen.vhost, shown(seen.message.exchange))
+        key = (seen.vhost, text(seen.message.exchange))
         if key not in self._exchanges and len(self._exchanges) >= EXCHANGES:
             key = (seen.vhost, OTHER)
         return self._exchanges.setdefault(key, _Counts())
@@ -176,7 +176,7 @@ class Differences:
         return [
             {
                 "vhost": vhost.vhost,
-                "exchange": shown(exchange.name),
+                "exchange": text(exchange.name),
                 "binding": binding.id,
                 "matches": self._matches[exchange.name, binding.id],
             }

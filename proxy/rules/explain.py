@@ -24,7 +24,7 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.rules import wire
-from proxy.rules.file_tests import PASSED, RoutingResult, decide, mentioned_queues, result_of, translated
+from proxy.rules.evaluation import PASSED, RoutingResult, decide, mentioned_queues, result_of, translated
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, named, plain, quoted, read_message, text
 from proxy.rules.ruleset import VhostRules

@@ -1,8 +1,8 @@
-"""Which AMQP values an operator's YAML means: arguments of bindings, exchanges, queues; headers of messages.
+"""AMQP values and times in rules files: arguments of bindings, exchanges and queues; headers; instants; time zones.
 
-Values become what a person expects: text ``S``, whole number ``I`` or ``l``, decimal ``d``, true and false
-``t``, list ``A``, mapping ``F``, null ``V``; every other type is asked for by a tag. It knows nothing of what
-an argument does.
+A string becomes ``S``, a whole number ``I`` or ``l``, a decimal ``d``, true and false ``t``, a list ``A``, a mapping
+``F``, null ``V``; every other type is written with a tag. Instants are seconds since the epoch; a time without its zone
+is refused, since it means another instant on another machine.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import re
 import struct
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from proxy.rules.clock import instant
 from proxy.values import Table, Value
 from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, join, resolve, shown
 
@@ -174,3 +176,48 @@ _TAGS: dict[str, Callable[[Scalar], Value]] = {
     "!uint32": _integer("i", 32, signed=False),
     "!int64": _integer("l", 64, signed=True),
 }
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class SystemZone(tzinfo):
+    """The machine's own time zone with its changes over the year, read at each use."""
+
+    def utcoffset(self, moment: datetime | None) -> timedelta | None:
+        """Offset of a local moment."""
+        return None if moment is None else timedelta(seconds=self._local(moment).tm_gmtoff)
+
+    def dst(self, moment: datetime | None) -> timedelta | None:
+        """Unknown: nothing here asks for it."""
+        return None
+
+    def tzname(self, moment: datetime | None) -> str | None:
+        """Name of the zone at a local moment."""
+        return None if moment is None else self._local(moment).tm_zone
+
+    def fromutc(self, moment: datetime) -> datetime:
+        """Give the local time of a moment whose fields are universal time."""
+        seconds = (moment.replace(tzinfo=UTC) - _EPOCH) // timedelta(seconds=1)
+        return moment + timedelta(seconds=time.localtime(seconds).tm_gmtoff)
+
+    @staticmethod
+    def _local(moment: datetime) -> time.struct_time:
+        return time.localtime(time.mktime((*moment.timetuple()[:8], -1)))
+
+
+def zone(name: str) -> tzinfo | None:
+    """Give the zone of an IANA name such as ``Europe/Berlin``; None where there is none."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return None
+
+
+def instant(text: str) -> float | None:
+    """Give the seconds since the epoch of an RFC 3339 text; None where it is none, or has no zone."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if moment.tzinfo is None else (moment - _EPOCH).total_seconds()

@@ -1,31 +1,30 @@
-"""Do the tests that rules files carry hold? What each publishes, what it expects, what the rules make of it.
+"""Tests that rules files carry: what each publishes, what it expects, and whether the rules do so.
 
-Existence is not looked at: a test expects the names that the rules choose. Queues that regex routes see are those
-that the rules mention, and those that the test adds.
+A test expects the names that the rules choose, whether or not they exist. The queues that regex routes see are those
+that the rules name and those that the test adds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
+from proxy.addressing.targets import AddressBook
 from proxy.errors import located
-from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.routing.decision import Decision, Outcome, QueueNames
-from proxy.routing.destination_translation import TranslatedDestinations, translate_destinations
 from proxy.routing.router import Router
-from proxy.routing.trace import Trace
-from proxy.rules.clock import instant
-from proxy.rules.message import DescribedMessage, read_message
-from proxy.rules.ruleset import Rules, VhostRules
-from proxy.values import QUEUE
+from proxy.rules.evaluation import (
+    OUTCOMES,
+    RoutingResult,
+    decide,
+    mentioned_queues,
+    result_of,
+    translated,
+)
+from proxy.rules.field_values import instant
+from proxy.rules.message import DescribedMessage, read_message, text
+from proxy.rules.ruleset import Rules
 from proxy.yamlfile.fields import Fields
 from proxy.yamlfile.nodes import Place
-
-PASSED, TRANSLATED = "passed", "translated"
-#: What can become of a message.
-OUTCOMES = (*(outcome.value for outcome in Outcome), TRANSLATED, PASSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +73,6 @@ class TestFailure:
     def __str__(self) -> str:
         """``file:line:column: tests[0]: name: differences``."""
         return f"{located(*self.test.place)}: {self.test.path}: {self.test.name}: {'; '.join(self.differences)}"
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingResult:
-    """Where a message goes, in the words of a test.
-
-    `exchanges` includes the alternate exchange where it applies. `failed` says why translations lead nowhere; `rule` is
-    the index of the first rule of the address table that applied.
-    """
-
-    queues: tuple[str, ...]
-    exchanges: tuple[str, ...]
-    remotes: tuple[str, ...]
-    outcome: str
-    error: str | None
-    failed: tuple[str, ...] = ()
-    rule: int | None = None
 
 
 def read_test(fields: Fields, vhost: str) -> RulesTest | None:
@@ -156,82 +138,6 @@ def check_tests(
     return failures
 
 
-def mentioned_queues(vhost: VhostRules, router: Router) -> frozenset[bytes]:
-    """Queues that the rules of a virtual host name: what regex routes see where no broker is asked."""
-    found = {queue.name for queue in vhost.queues}
-    for exchange in router.exchanges.values():
-        found |= {name for kind, name in exchange.destinations if kind == QUEUE}
-    return frozenset(found)
-
-
-def decide(
-    router: Router,
-    message: DescribedMessage,
-    at: float,
-    queues: Iterable[bytes],
-    trace: Trace | None = None,
-    regex_budget: int = DEFAULT_BUDGET,
-) -> Decision:
-    """Ask the rules; a random pick takes the first name in byte order, so that answers can be compared."""
-    names = QueueNames(tuple(sorted(queues)))
-    return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace, regex_budget)
-
-
-def result_of(
-    decision: Decision, vhost: VhostRules, book: AddressBook | None = None, routing_key: bytes = b""
-) -> RoutingResult:
-    """Say where a message goes, with the address table, the alternate exchange and ``unmatched: pass`` in it."""
-    rule = next(each for each in vhost.exchanges if each.name == decision.exchange)
-    outcome = decision.outcome.value
-    leaves = TranslatedDestinations(decision.queues, decision.exchanges)
-    if book is not None:
-        evaluated = {each.name for each in vhost.exchanges}
-        leaves = translate_destinations(book, decision.queues, decision.exchanges, routing_key, evaluated)
-    exchanges = {*leaves.exchanges, *(publication.exchange for publication in leaves.publications)}
-    if decision.outcome is Outcome.UNROUTED and rule.unmatched_pass:
-        outcome = PASSED
-    elif decision.alternate and rule.alternate is not None:
-        exchanges.add(rule.alternate)
-    return RoutingResult(
-        tuple(shown(name) for name in leaves.queues),
-        tuple(shown(name) for name in sorted(exchanges)),
-        tuple(dict.fromkeys(target.remote.label for target in leaves.remotes if target.remote)),
-        outcome,
-        shown(decision.error) if decision.outcome is Outcome.REJECTED else None,
-        tuple(each.reason for each in leaves.failed),
-        leaves.rule,
-    )
-
-
-def translated(
-    message: DescribedMessage, vhost: VhostRules, book: AddressBook
-) -> DescribedMessage | RoutingResult | None:
-    """Ask the address table about a publish to an exchange that is not evaluated here.
-
-    Returns:
-        None where it is left alone; the message as another exchange of the rules gets it; or where it goes.
-    """
-    target = book.look_up(message.exchange, message.facts.routing_key)
-    if target is None:
-        return None
-    if isinstance(target, FailedTranslation):
-        return RoutingResult((), (), (), Outcome.UNROUTED.value, None, (target.reason,), target.rule)
-    exchange, key = target.publication
-    if target.remote is not None:
-        return RoutingResult((), (), (target.remote.label,), TRANSLATED, None, (), target.rule)
-    if any(each.name == exchange for each in vhost.exchanges):
-        return replace(message, exchange=exchange, facts=replace(message.facts, routing_key=key))
-    if target.publication == Publication(message.exchange, message.facts.routing_key):
-        return None
-    queues, exchanges = ((), (shown(exchange),)) if exchange else ((shown(key),), ())
-    return RoutingResult(queues, exchanges, (), TRANSLATED, None, (), target.rule)
-
-
-def shown(name: bytes) -> str:
-    """A name for people to read."""
-    return name.decode("utf-8", "backslashreplace")
-
-
 def _differences(
     test: RulesTest,
     rules: Rules,
@@ -246,7 +152,7 @@ def _differences(
         if isinstance(found, RoutingResult):
             return compare(found, test.expected)
         if found is None:
-            return (f"publishes to {shown(message.exchange)}, which no rules file names",)
+            return (f"publishes to {text(message.exchange)}, which no rules file names",)
         message, book = found, None
     router = routers[test.vhost]
     if test.at is None and router.interest(message.exchange).clock:

@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from proxy.addressing.targets import AddressBook
 from proxy.routing.router import Router
-from proxy.rules.brokers import address_book, check_brokers
+from proxy.rules.addresses import address_book
+from proxy.rules.brokers import check_brokers
 from proxy.rules.compiler import compile_exchange
 from proxy.rules.file_tests import RulesTest, TestFailure, check_tests
 from proxy.rules.lint.files import check_vhost

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from proxy.routing.decision import Facts
-from proxy.rules.clock import instant
-from proxy.rules.field_values import read_table
+from proxy.rules.field_values import instant, read_table
 from proxy.values import Destination, Table, Value
 from proxy.yamlfile.fields import Fields, short_fault, text_of
 from proxy.yamlfile.nodes import Scalar, shown

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.filters import ARGUMENTS, argument_faults
-from proxy.rules.brokers import AddressDraft, read_addresses, read_brokers
-from proxy.rules.clock import SystemZone, zone
-from proxy.rules.field_values import read_table
+from proxy.rules.addresses import AddressDraft, read_addresses
+from proxy.rules.brokers import read_brokers
+from proxy.rules.field_values import SystemZone, read_table, zone
 from proxy.rules.file_tests import RulesTest, read_test
 from proxy.rules.ruleset import FILE_FIRST, BrokerRule, QueueRule
 from proxy.values import EXCHANGE, QUEUE, Table, Value

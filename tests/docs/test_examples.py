@@ -15,7 +15,7 @@ from proxy.config.keys import entries
 from proxy.config.settings import Settings, load_settings, parse_settings
 from proxy.routing.trace import BindingStep, Trace, Verdict
 from proxy.rules.compiler import OPERATORS
-from proxy.rules.file_tests import decide, mentioned_queues
+from proxy.rules.evaluation import decide, mentioned_queues
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules
 from proxy.rules.schema import TOP_KEYS
 from proxy.yamlfile.nodes import Faults

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from proxy.rules.clock import SystemZone, instant, zone
+from proxy.rules.field_values import SystemZone, instant, zone
 
 #: 2026-07-01 12:00:00 and 2026-12-01 12:00:00 in universal time
 SUMMER, WINTER = 1782907200, 1796126400

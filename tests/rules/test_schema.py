@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from proxy.routing.bindings.binding import binding_hash
-from proxy.rules.clock import SystemZone
+from proxy.rules.field_values import SystemZone
 from proxy.rules.ruleset import ExchangeRule, QueueRule
 from proxy.values import Value
 from tests.rules.loading import by_line, exchange, faults, load

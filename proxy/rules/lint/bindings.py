@@ -1,12 +1,11 @@
-"""What in these rules files is allowed and surely not meant? Each finding can be proven, and has its line.
+"""Lints of bindings.
 
-Looked for are bindings that never match, are never visited or add nothing, gotos that lead nowhere, patterns that give
-up on simple texts, and bindings that no test touches. What is found works as it is written; so it is a warning.
+Bindings that never match, are never visited, add nothing or are true in no test; gotos that lead nowhere; patterns that
+run into the match limit on simple strings.
 
-Which bindings of an exchange are never visited, and which jumps and bindings change nothing?
-
-Every way that a message can take through the bindings is followed, with both results wherever both may occur; so what
-no way comes by is certainly never visited. It must not know files.
+What is reported works as it is written, so it is a warning; and each finding is proven. For visits, every way that a
+message can take through the bindings of an exchange is followed, with both results of a binding wherever both are
+possible.
 
 Source: the open-exchange specification, section 8 (order, goto, stop).
 """
@@ -15,23 +14,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
 
-from proxy.addressing.targets import AddressBook
 from proxy.routing.bindings.binding import typed_arguments
 from proxy.routing.bindings.compiled import CompiledBinding, is_regex_key
 from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
 from proxy.routing.bindings.routes import STOP
-from proxy.routing.destination_translation import static_translations
-from proxy.routing.router import Router
-from proxy.rules.file_tests import decide, mentioned_queues, translated
+from proxy.rules.evaluation import decide, mentioned_queues, translated
 from proxy.rules.lint.satisfiability import always, why_never
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage
-from proxy.rules.ruleset import ExchangeRule
 from proxy.rules.schema import BindingDraft, FileDraft
-from proxy.values import EXCHANGE, QUEUE
 from proxy.yamlfile.nodes import ConfigWarning, Place
 
 #: Arguments that say where a binding stands and how its operators are joined, not what it looks at.
@@ -199,103 +192,6 @@ def gives_up_on(pattern: bytes) -> bytes | None:
     own = sorted({character for character in pattern if 0x30 <= character < 0x7F})
     trials: Iterable[bytes] = (*_SIMPLE, *(bytes((each,)) * _REPEATED + b"\x01" for each in own))
     return next((subject for subject in trials if compiled.search(subject, Budget()) is None), None)
-
-
-@dataclass(frozen=True, slots=True)
-class NamedDestination:
-    """A destination that a binding names and that the rules do not make themselves.
-
-    Args:
-        vhost: virtual host.
-        kind: ``queue`` or ``exchange``.
-        name: its name.
-        place: where it was written.
-        path: its dotted path.
-        translated: whether it is not what is written there, but what the address table puts in its place.
-    """
-
-    vhost: str
-    kind: str
-    name: bytes
-    place: Place
-    path: str
-    translated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """An exchange of the rules files.
-
-    Args:
-        vhost: virtual host.
-        rule: what the files say of it.
-        place: where its name was written.
-        path: its dotted path.
-        published: exchanges that the sidecar publishes to on its behalf, since it has ``delivery: queue``.
-    """
-
-    vhost: str
-    rule: ExchangeRule
-    place: Place
-    path: str
-    published: frozenset[bytes]
-
-
-_Key: TypeAlias = tuple[str, str, bytes]
-
-
-def destinations(files: Sequence[FileDraft], loaded: LoadedRules) -> list[NamedDestination]:
-    """Give every destination that must exist on the broker, each where it is written first."""
-    found: dict[_Key, NamedDestination] = {}
-    made: set[_Key] = set()
-    for exchange in exchanges_of(files, loaded):
-        vhost = exchange.vhost
-        made |= {(vhost, QUEUE, queue.name) for queue in loaded.rules.vhosts[vhost].queues}
-        made |= {(vhost, EXCHANGE, name) for name in loaded.routers[vhost].exchanges}
-        for draft in exchange.drafts.values():
-            binding = draft.binding
-            kind, name = binding.destination_type, binding.destination
-            named = [NamedDestination(vhost, kind, name, draft.place, f"{draft.path}.{kind}")]
-            for key, name in draft.named_routes():
-                kind = EXCHANGE if key.startswith(("x-adde-", "x-dele-")) else QUEUE
-                place, path = draft.argument_place(key), draft.argument_path(key)
-                named.append(NamedDestination(vhost, kind, name, place, path))
-            for each in named:
-                found.setdefault((each.vhost, each.kind, each.name), each)
-    for vhost, book in loaded.books.items():
-        found = _relocated(found, vhost, book, loaded.routers[vhost])
-    return [each for key, each in found.items() if key not in made]
-
-
-def _relocated(
-    found: dict[_Key, NamedDestination], vhost: str, book: AddressBook, router: Router
-) -> dict[_Key, NamedDestination]:
-    """Put what the address table makes of destinations in their place."""
-    moved = static_translations(book, [key[1:] for key in found if key[0] == vhost], router)
-    kept = {key: each for key, each in found.items() if key[0] != vhost or key[1:] not in moved.away}
-    for one in moved.found:
-        if one.here is not None:
-            kind, name = one.here
-            written = found[vhost, *one.destination]
-            kept.setdefault((vhost, kind, name), replace(written, kind=kind, name=name, translated=True))
-    return kept
-
-
-def evaluated(files: Sequence[FileDraft], loaded: LoadedRules) -> list[Evaluated]:
-    """Give every exchange of the files, with its place."""
-    found: list[Evaluated] = []
-    for file in files:
-        rules = {rule.name: rule for rule in loaded.rules.vhosts[file.vhost].exchanges}
-        router = loaded.routers[file.vhost]
-        for draft in file.exchanges:
-            rule = rules[draft.name]
-            published = {name for kind, name in router.destinations(draft.name) if kind == EXCHANGE}
-            if rule.alternate is not None and rule.alternate not in router.exchanges:
-                published.add(rule.alternate)
-            place, path = draft.fields.place_of("name"), draft.fields.at("name")
-            by_queue = rule.delivery == "queue"
-            found.append(Evaluated(file.vhost, rule, place, path, frozenset(published) if by_queue else frozenset()))
-    return found
 
 
 def untouched(files: Sequence[FileDraft], loaded: LoadedRules) -> list[ConfigWarning]:

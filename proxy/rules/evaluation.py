@@ -1,0 +1,114 @@
+"""Where a message goes by the rules alone, without a broker.
+
+The decision, with the address table, the alternate exchange and ``unmatched: pass`` applied to it. Tests in rules
+files, ``oxproxy explain`` and ``oxproxy shadow`` use it. Whether a destination exists is not considered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
+from proxy.routing.bindings.patterns import DEFAULT_BUDGET
+from proxy.routing.decision import Decision, Outcome, QueueNames
+from proxy.routing.destination_translation import TranslatedDestinations, translate_destinations
+from proxy.routing.router import Router
+from proxy.routing.trace import Trace
+from proxy.rules.message import DescribedMessage, text
+from proxy.rules.ruleset import VhostRules
+from proxy.values import QUEUE
+
+PASSED, TRANSLATED = "passed", "translated"
+
+
+#: What can become of a message.
+OUTCOMES = (*(outcome.value for outcome in Outcome), TRANSLATED, PASSED)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingResult:
+    """Where a message goes, in the words of a test.
+
+    `exchanges` includes the alternate exchange where it applies. `failed` says why translations lead nowhere; `rule` is
+    the index of the first rule of the address table that applied.
+    """
+
+    queues: tuple[str, ...]
+    exchanges: tuple[str, ...]
+    remotes: tuple[str, ...]
+    outcome: str
+    error: str | None
+    failed: tuple[str, ...] = ()
+    rule: int | None = None
+
+
+def mentioned_queues(vhost: VhostRules, router: Router) -> frozenset[bytes]:
+    """Queues that the rules of a virtual host name: what regex routes see where no broker is asked."""
+    found = {queue.name for queue in vhost.queues}
+    for exchange in router.exchanges.values():
+        found |= {name for kind, name in exchange.destinations if kind == QUEUE}
+    return frozenset(found)
+
+
+def decide(
+    router: Router,
+    message: DescribedMessage,
+    at: float,
+    queues: Iterable[bytes],
+    trace: Trace | None = None,
+    regex_budget: int = DEFAULT_BUDGET,
+) -> Decision:
+    """Ask the rules; a random pick takes the first name in byte order, so that answers can be compared."""
+    names = QueueNames(tuple(sorted(queues)))
+    return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace, regex_budget)
+
+
+def result_of(
+    decision: Decision, vhost: VhostRules, book: AddressBook | None = None, routing_key: bytes = b""
+) -> RoutingResult:
+    """Say where a message goes, with the address table, the alternate exchange and ``unmatched: pass`` in it."""
+    rule = next(each for each in vhost.exchanges if each.name == decision.exchange)
+    outcome = decision.outcome.value
+    leaves = TranslatedDestinations(decision.queues, decision.exchanges)
+    if book is not None:
+        evaluated = {each.name for each in vhost.exchanges}
+        leaves = translate_destinations(book, decision.queues, decision.exchanges, routing_key, evaluated)
+    exchanges = {*leaves.exchanges, *(publication.exchange for publication in leaves.publications)}
+    if decision.outcome is Outcome.UNROUTED and rule.unmatched_pass:
+        outcome = PASSED
+    elif decision.alternate and rule.alternate is not None:
+        exchanges.add(rule.alternate)
+    return RoutingResult(
+        tuple(text(name) for name in leaves.queues),
+        tuple(text(name) for name in sorted(exchanges)),
+        tuple(dict.fromkeys(target.remote.label for target in leaves.remotes if target.remote)),
+        outcome,
+        text(decision.error) if decision.outcome is Outcome.REJECTED else None,
+        tuple(each.reason for each in leaves.failed),
+        leaves.rule,
+    )
+
+
+def translated(
+    message: DescribedMessage, vhost: VhostRules, book: AddressBook
+) -> DescribedMessage | RoutingResult | None:
+    """Ask the address table about a publish to an exchange that is not evaluated here.
+
+    Returns:
+        None where it is left alone; the message as another exchange of the rules gets it; or where it goes.
+    """
+    target = book.look_up(message.exchange, message.facts.routing_key)
+    if target is None:
+        return None
+    if isinstance(target, FailedTranslation):
+        return RoutingResult((), (), (), Outcome.UNROUTED.value, None, (target.reason,), target.rule)
+    exchange, key = target.publication
+    if target.remote is not None:
+        return RoutingResult((), (), (target.remote.label,), TRANSLATED, None, (), target.rule)
+    if any(each.name == exchange for each in vhost.exchanges):
+        return replace(message, exchange=exchange, facts=replace(message.facts, routing_key=key))
+    if target.publication == Publication(message.exchange, message.facts.routing_key):
+        return None
+    queues, exchanges = ((), (text(exchange),)) if exchange else ((text(key),), ())
+    return RoutingResult(queues, exchanges, (), TRANSLATED, None, (), target.rule)
