@@ -1,13 +1,10 @@
-"""What one key of the configuration is, and how a section of such keys is read and listed.
+"""Keys of the configuration: how they are declared, read, listed, compared and overridden by the environment.
 
-The dataclasses of `settings` are made of these: ``Annotated[int, Key(whole(1, 10), "what it does")]`` is a
-key, a field of a dataclass type is a section (with ``| None`` one that may be absent), a tuple of them a list of
-sections. It knows no key by name.
+The dataclasses of `settings` are made of these: ``Annotated[int, Key(whole(1, 10), "what it does")]`` is a key, a field
+of a dataclass type is a section (with ``| None`` an optional one), a tuple of them a list of sections.
 
-Which keys the environment overrides: ``OXPROXY_UPSTREAM__ADDRESS`` stands for ``upstream.address``.
-
-The values are put into the tree of the configuration file before it is read, so the same checks and messages
-hold for both; the place of such a node is the variable's name. It does not know which keys exist.
+``OXPROXY_UPSTREAM__ADDRESS`` overrides ``upstream.address``. Values of variables are put into the tree of the file
+before it is read, so the same checks and messages apply; the place of such a node is the name of the variable.
 """
 
 from __future__ import annotations

@@ -1,19 +1,9 @@
-"""How the sidecar itself is to run: the configuration file, the environment over it, the defaults under both.
+"""The keys of the configuration file with their defaults, and how a configuration is loaded.
 
-Every key that is accepted has an effect; unknown keys are errors. It reads no rules file and opens no socket.
+Every key has an effect and unknown keys are errors. Passwords, the secrets that sign clients' bindings and the key of
+the audit log's hashes are read here from where the configuration says; files of TLS are only looked for, since whether
+they can be used is seen when contexts are made of them. No rules file is read and no socket is opened.
 docs/configuration.md lists every key; a test compares the two.
-
-What does the configuration say of TLS? Files and names, for the listeners' side and for the broker's.
-
-Files are looked for, not read: whether they can be used is seen when contexts are made of them.
-
-Source: the interface of the configuration.
-
-Who is the control user, and which of the ways to give its password holds? As a text, in a variable, in a file.
-
-The secrets that sign clients' bindings are found in the same way.
-
-Source: the interface of the configuration.
 """
 
 from __future__ import annotations

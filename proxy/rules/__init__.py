@@ -1,8 +1,14 @@
-"""Rules files and settings: YAML to checked, compiled rules. Owner of yaml. Nothing here asks a broker.
+"""Rules files: read with the place of every value, checked as a set, compiled, tested, explained. No broker is asked.
 
-Reading: `faults` and `nodes` (what was written, and where), `document` (the strict parser), `fields`, `arguments`,
-`clock`, `message` (typed values out of nodes). Configuration: `kinds`, `declaration`, `environment`, `settings`. Rules:
-`schema` (one file), `lint` (files together), `compiler` (into the routing room), `loader` (all of it), `model` (the
-result), `remotes` (address table and other brokers). Questions of operators: `expectations` (tests in files),
-`inspection` (check), `explanation` and `tracing` (explain).
+Reading: `schema` reads a whole file into parsed exchanges, bindings and queues; `addresses` and `brokers` read the keys
+of these names, `field_values` arguments and times, `message` the message of a test or of ``oxproxy explain``,
+`file_tests` the tests.
+
+Compiling: `loader` is the entry point (all files to `LoadedRules`, or every fault in them); `compiler` compiles one
+exchange and brings refusals back to the lines that cause them; `ruleset` has the result as plain data; package `lint`
+has the checks beyond one file, and the warnings.
+
+Using: `evaluation` says where a message goes, `explain` why, `wire` what leaves for it; `comparison` compares two sets
+of rules on live publishes (``oxproxy shadow``); `watch` notices changed files; `definitions` writes a rules file from a
+broker's definitions.
 """

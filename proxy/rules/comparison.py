@@ -1,8 +1,9 @@
-"""Where would other rules send messages otherwise? Two sets of rules asked about the same publishes, and what is kept.
+"""Compares two sets of rules on the same publishes, for ``oxproxy shadow``.
 
 Compared are outcome, destinations and error text as `explain` names them, not whether a destination exists. A random
-pick can't be compared and is counted apart; clock rules can, since both sides see the time of the publish. What is kept
-is bounded: counts by exchange and binding, and one example for each kind of difference. Pure.
+pick is not comparable and is counted separately; clock conditions are comparable, since both sets get the time of the
+publish. Counts by exchange and binding, and one example of each kind of difference, are kept within bounds. No I/O, no
+clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the drafts mean: exchanges compiled by the routing room, its refusals brought back to the operator's lines.
+"""Compiles the exchanges of rules files and reports refusals at the lines that cause them.
 
-The routing room says what is wrong as the broker would, once per declaration and without a place. Here each argument
-of a refused declaration is tried alone, so that every fault is reported at its own line.
+Package `routing` refuses a declaration as the broker would, once and without a place. Each argument of a refused
+declaration is therefore tried alone, so that every fault is reported at its own line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Which rules file says what a broker's definitions say? For who moves from the open-exchange plugin, or takes
-headers, topic, direct and fanout exchanges over.
+"""Writes a rules file from the definitions of a broker, to move from the open-exchange plugin or to take exchanges
+over.
 
-Definitions are what ``rabbitmqctl export_definitions`` writes: JSON, in which the widths of numbers are lost and the
-order of declaration is not known; where that order decides, a warning says so.
+Definitions are what ``rabbitmqctl export_definitions`` writes: JSON, without the widths of numbers and the order of
+declaration; where that order matters, a warning says so.
+
 Source: RabbitMQ's guide "Schema Definition Export and Import"; the open-exchange specification, section 8.
 """
 

@@ -1,9 +1,8 @@
-"""Why does one message go where it goes? The question an operator asks, and the answer as text and as JSON.
+"""Explains why one message goes where it goes, as text and as JSON.
 
-The walk itself is the routing room's trace; here it is put into words. No broker is asked: whether a chosen queue
-exists is not known, and regex routes see the queues that the rules and the question name.
-
-What does the address table make of one address, for people: rule, captures, result without its password, target.
+The steps are the trace of package `routing`, and the lookups in the address table with rule, captures, result and
+target, without passwords. No broker is asked: whether a chosen queue exists is not known, and regex routes see the
+queues that the rules and the question name.
 
 Source: the messenger-addressing specification, 3.4 (a dry run that prints rule number, captures, result and target).
 """

@@ -1,6 +1,6 @@
-"""Which rules hold: all rules files read, checked and compiled together, or every fault in them.
+"""Loads rules files: reads, checks and compiles them as one set, or raises every fault in them.
 
-It reads files and asks no broker. What comes out is complete: whoever has a `LoadedRules` can route.
+It reads files and asks no broker. A `LoadedRules` has all that is needed to route.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Which message an operator describes, in a test of a rules file or for `explain`: the facts that rules look at.
+"""Messages that operators describe, in tests of rules files and for `explain`; and how names and values are printed.
 
-What the broker would refuse before any rule is asked (a delivery mode of 3, an expiration that is no number) is a
-fault here too.
-
-How are names and values of messages written, for people and in JSON? Values keep their kind as far as JSON can.
+What the broker would refuse before any rule is evaluated (a delivery mode of 3, an expiration that is no number) is a
+fault here too. Values keep their type as far as JSON has it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rules file says, once it is parsed and checked: plain data for the other rooms."""
+"""The content of rules files after parsing and checking, as plain data for the other packages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What one rules file says, key by key, before anything is compiled: drafts that still know their places.
+"""Reads one rules file key by key into parsed objects that know their places, before anything is compiled.
 
-It checks what can be said of a file alone: keys, types, names. What the arguments of a binding mean is the
-routing room's to say (`compiler`), what two files say together is looked at in `lint`.
+Checked is what one file alone shows: keys, types, names. What the arguments of a binding mean is checked by `compiler`,
+what several files show together by package `lint`.
 """
 
 from __future__ import annotations

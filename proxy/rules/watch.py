@@ -1,7 +1,8 @@
-"""Do the rules files, or those of TLS, say something else by now? What a sidecar that reloads them looks at.
+"""Notices that rules files or files of TLS have changed, for reload.
 
-Files are looked at by name, target and time (so a ConfigMap whose symbolic link is turned is seen) and judged by their
-content: a touched file is no new one. It reads and waits for nothing; whoever looks again and again has a clock.
+Files are compared by name, target and time (so the switched symbolic link of a ConfigMap is noticed) and judged by
+their content: a touched file is not a changed one. Nothing here waits; the caller polls.
+
 Source: Kubernetes documentation, "ConfigMaps: mounted ConfigMaps are updated automatically" (not under `subPath`).
 """
 

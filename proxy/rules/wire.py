@@ -1,10 +1,8 @@
-"""What would leave on the wire for one message? The last part of an explanation.
+"""What leaves on the wire for one message: the last part of an explanation.
 
-The same functions that the publish path calls say it: which exchange and key each publish leaves under, which keys it
-carries in BCC and what they stand for, which headers are ours. Without a broker every chosen destination is taken to
-exist and to be bound; with the state of a running sidecar what is missing is said, with the reason.
-
-Source: architecture, "One in, one out"; delivery notes.
+The functions of the publish path are called: they return under which exchange and key each publish leaves, which keys
+it carries in BCC, what these stand for, and which headers are ours. Without a broker every chosen destination is taken
+to exist and to be bound; with the state of a running sidecar what is missing is listed with the reason.
 """
 
 from __future__ import annotations
@@ -147,9 +145,7 @@ def evaluated(
         )
         chosen = [("queue", name) for name in left.queues] + [("exchange", name) for name in left.exchanges]
     unreached = [(one, state.missing[one]) for one in chosen if one in state.missing]
-    unreached += [
-        (one, "not bound yet: the publish waits until it is, or is known to be missing") for one in out.unbound
-    ]
+    unreached += [(one, _UNBOUND) for one in out.unbound]
     for target in () if out.elsewhere is None else out.elsewhere.targets:
         unreached += _missing_elsewhere(state, target)
     return Wire(tuple(_publishes(first, out)), tuple(unreached))

@@ -1,8 +1,8 @@
-"""What an operator's YAML file says, node by node: the strict parser under rules and settings.
+"""The strict YAML parser: one file to a tree of nodes, or the faults in it.
 
-It knows YAML and nothing of what the keys mean. It works on pyyaml's events, since the loaders above them
-resolve aliases and merge keys and forget duplicate keys: each of these once made a file mean something else
-than its author read in it. So they are faults here, as are keys that are not text.
+It works on PyYAML's events, since the loaders above them resolve aliases and merge keys and drop duplicate keys, each
+of which has made a file mean something else than its author read in it. Here they are faults, as are keys that are not
+strings.
 """
 
 from __future__ import annotations

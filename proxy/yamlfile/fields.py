@@ -1,6 +1,6 @@
-"""What stands under a key: the typed fields of a mapping, with a fault for each that is not as expected.
+"""The fields of a mapping by type, with a fault for each that is not as expected, and for unknown keys.
 
-Shared by settings, rules files, the tests in them and messages to explain. It knows types, not meanings.
+The configuration, rules files, the tests in them and messages to explain are read with it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How one value of the configuration is written: addresses, durations, passwords, words and numbers.
+"""Kinds of values in the configuration: addresses, durations, passwords, words and numbers.
 
-A kind reads a node and writes a default for the documentation. It does not know what the value is for.
+A kind reads a node, writes a default for the documentation and describes itself as JSON Schema.
 """
 
 from __future__ import annotations

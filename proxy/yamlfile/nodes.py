@@ -1,10 +1,8 @@
-"""What a value in an operator's file is: the nodes of the tree, each with its place; what a scalar means.
+"""The nodes of a YAML file with their places, the meaning of scalars, and the faults of one load.
 
-Scalars are read by the core schema of YAML 1.2 (YAML 1.2.2, 10.3.2), not by the rules of 1.1 that pyyaml's
-own constructors follow: ``no``, ``on``, dates and ``1:30`` are texts, ``010`` is ten. It knows no key and no
-parser.
-
-What is wrong with an operator's files: every fault of one load, collected before any is raised.
+Scalars are read by the core schema of YAML 1.2 (YAML 1.2.2, 10.3.2), not by the rules of 1.1 that PyYAML's own
+constructors follow: ``no``, ``on``, dates and ``1:30`` are strings, ``010`` is ten. All faults of a load are collected
+before any is raised.
 """
 
 from __future__ import annotations

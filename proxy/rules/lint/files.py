@@ -1,7 +1,7 @@
-"""Do the rules files agree with each other, and with what a broker can do? Checks that need no broker.
+"""Checks whether rules files agree with each other and with what a broker can do, without a broker.
 
-Each looks at the drafts of all files of one virtual host. Sources: the interface ("one exchange in two files is an
-error") and the delivery page (carriers, ``unmatched: pass``, the reserved prefix).
+Each check sees the parsed files of one virtual host. Sources: the interface ("one exchange in two files is an error")
+and the delivery page (carriers, ``unmatched: pass``, the reserved prefix).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Does an address table lead back to this proxy, as far as its text tells? Asked before it holds.
+"""Finds address tables and brokers that lead back to this sidecar, as far as their text shows.
 
-What only a name server or a socket knows is found when the link is made, and is a failed translation there.
+What only DNS or a socket shows is found when the link is made, and is a failed translation there.
 
 Source: the messenger-addressing specification, 3.4 "Loops".
 """

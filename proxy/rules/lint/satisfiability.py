@@ -1,8 +1,8 @@
-"""Can a binding ever be true? Only what can be proven is said: a binding that is reported never matches any message.
+"""Finds bindings whose conditions no message can satisfy. Only what can be proven is reported.
 
-Looked at are the operators that one fact must satisfy together: a header, the routing key, a property, the clock. An
-equality leaves a handful of values that are tried one by one; comparisons leave an interval, type tests a set of types.
-Under `eq` and `set` several headers of one name may each satisfy an operator, so that headers prove nothing there.
+Conditions on one fact (a header, the routing key, a property, the clock) are considered together: an equality leaves a
+few values that are tried one by one, comparisons leave an interval, type tests a set of types. Under `eq` and `set`
+several headers of one name may each satisfy a condition, so headers prove nothing there.
 
 Source: the open-exchange specification, sections 2 to 5.
 """
@@ -67,9 +67,7 @@ def always(compiled: CompiledBinding) -> bool:
     """Say whether a binding is certainly true for every message."""
     if not compiled.match_type.startswith("all"):
         return False
-    return all(
-        each.key in (b"topic", b"x-?rkta", b"x-?rktaci") and each.expected == ("S", b"#") for each in compiled.operators
-    )
+    return all(each.key in _TOPICS and each.expected == ("S", b"#") for each in compiled.operators)
 
 
 def _contradiction(operators: Iterable[Operator]) -> str | None:
