@@ -95,10 +95,10 @@ class Session:
             self._opening.end()
             self._opening = None
         audit = self._shared.audit
-        relay.audited(self.id, handshake.user, audit if audit is not None and audit.strict else None)
+        relay.start_audit(self.id, handshake.user, audit if audit is not None and audit.strict else None)
         if self._shared.remotes is not None:
             self._remotes = self._shared.remotes.port(handshake.vhost, partial(self._pause_producer, "remote is slow"))
-            relay.linked(self._remotes, self._wake)
+            relay.connect_remotes(self._remotes, self._wake)
         self._user = handshake.user
         vhosts.client_connections.enter(handshake.vhost, handshake.user, self)
         plans.state.clear_refusals(client=handshake.user)
@@ -289,8 +289,8 @@ class Session:
                 self._flush(relay, monotonic())
 
     async def _bind(self, control: ControlPlane, vhost: str, request: BindDestinations) -> None:
-        await self._shared.vhosts.client_connections.ask(vhost, request.asked)
-        reached = [one for one in request.asked if one.destination in one.reach.allowed]
+        await self._shared.vhosts.client_connections.ask(vhost, request.permission_checks)
+        reached = [one for one in request.permission_checks if one.destination in one.reach.allowed]
         for name in {one.owned.name for one in reached}:
             control.changed(vhost, name)
         wanted = {one.destination for one in reached}.union(request.destinations)
@@ -302,7 +302,7 @@ class Session:
         if self.relay is None or self._over:
             done()
             return
-        self.relay.ask(asked, done)
+        self.relay.check_permission(asked, done)
         self._flush(self.relay, monotonic())
 
     # -- ends --------------------------------------------------------------------------------------------------

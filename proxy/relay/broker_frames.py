@@ -89,15 +89,15 @@ class BrokerFrames:
         """Take whole frames; answer the offset of what is left."""
         conversation = self._conversation
         out = conversation.to_producer
-        odd = conversation.odd
+        inspected = conversation.inspected_channels
         channels = conversation.channels
         unfinished = conversation.unfinished
         frame_max = conversation.tuning.frame_max_upstream
         least_max = self._least_max
-        own = conversation.own.number
+        sidecar_channel = conversation.sidecar_channel.number
         looked_at = self._methods.looked_at
         shapes = self._shapes
-        withheld = conversation.withheld
+        delayed_confirms = conversation.delayed_confirms
         starts = data.startswith
         end = len(data)
         at = start = acked = 0
@@ -111,7 +111,7 @@ class BrokerFrames:
                 break
             if data[stop - 1] != FRAME_END:
                 raise ProtocolError(501, f"the broker's frame on channel {number} does not end with octet 206")
-            if number == own or (odd and number in odd):
+            if number == sidecar_channel or (inspected and number in inspected):
                 pass
             elif kind == METHOD:
                 index = unpack_method(data, at + 7)[0] if size >= 4 else 0
@@ -130,10 +130,10 @@ class BrokerFrames:
                             conversation.time_confirm(channel)
                         if channel.mandatory:
                             channel.forget_mandatory()
-                        if withheld is not None and withheld.waits(channel):
+                        if delayed_confirms is not None and delayed_confirms.waits(channel):
                             if start < first:
                                 out.append(data[start:first])
-                            withheld.keep(channel, data[first:at])
+                            delayed_confirms.keep(channel, data[first:at])
                             start = at
                         continue
                 elif index not in looked_at:
@@ -179,7 +179,7 @@ class BrokerFrames:
                 check_head(kind, number, size, self._conversation.tuning.frame_max_upstream)
                 break
             if kind == METHOD and number == 0:
-                self._methods.connection(data[at:stop])
+                self._methods.take_connection_method(data[at:stop])
             at = stop
         return at
 
@@ -202,31 +202,31 @@ class BrokerFrames:
             return False
         if kind not in KINDS or (number == 0 and kind != METHOD):
             raise ProtocolError(505, f"frame of type {kind} on channel {number}")
-        if number == conversation.own.number:
+        if number == conversation.sidecar_channel.number:
             if kind == METHOD and not conversation.upstream_closing:
-                conversation.own.receive(frame[7:-1])
+                conversation.sidecar_channel.receive(frame[7:-1])
             return False
         if number == 0:
-            return self._methods.connection(frame)
+            return self._methods.take_connection_method(frame)
         channel = conversation.channel(number)
         if kind == METHOD:
             return self._method(channel, frame)
-        self._odd_content(channel, kind, frame)
+        self._inspected_content(channel, kind, frame)
         return False
 
     def _method(self, channel: Channel, frame: bytes) -> bool:
         index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
         if channel.discard_upstream or channel.life is not Life.OPEN:
-            return self._methods.closing(channel, index)
+            return self._methods.take_while_closing(channel, index)
         if channel.held_back is not None:
             if index not in _CLOSES:
                 self._hold_back(channel, frame)
                 return False
             while channel.held_back is not None:
                 self.release(channel)
-        return self._methods.channel(channel, index, frame)
+        return self._methods.take_channel_method(channel, index, frame)
 
-    def _odd_content(self, channel: Channel, kind: int, frame: bytes) -> None:
+    def _inspected_content(self, channel: Channel, kind: int, frame: bytes) -> None:
         """Take a content frame on a channel where something of ours is in play, or one that is too large."""
         if channel.number in self._conversation.unfinished:
             # On a closed channel, too: no method may stand between the frames of a content (spec, 4.2.6).
@@ -247,7 +247,7 @@ class BrokerFrames:
         assert channel.held_back is not None  # noqa: S101 -- asked before
         channel.held_back.append(frame)
         conversation.held_back_bytes += len(frame)
-        if conversation.own.busy and conversation.held_back_bytes >= conversation.limits.held_bytes:
+        if conversation.sidecar_channel.busy and conversation.held_back_bytes >= conversation.limits.held_bytes:
             # The answer of our own channel comes behind all this: the producer gets its own early, rather than never.
             conversation.released.append(channel)
 

@@ -43,7 +43,7 @@ class BrokerMethods:
     def __init__(self, conversation: ConnectionState) -> None:
         """Find out which methods matter here."""
         self._conversation = conversation
-        self._channel = {
+        self._channel_handlers = {
             methods.BASIC_ACK: self._ack,
             methods.BASIC_NACK: self._nack,
             methods.BASIC_RETURN: self._return,
@@ -55,13 +55,13 @@ class BrokerMethods:
             methods.BASIC_GET_OK: self._content,
             **dict.fromkeys(_ANSWERS, self._answer),
         }
-        self._connection = {
+        self._connection_handlers = {
             methods.CONNECTION_CLOSE: self._connection_close,
             methods.CONNECTION_CLOSE_OK: self._connection_close_ok,
             methods.CONNECTION_BLOCKED: self._blocked,
             methods.CONNECTION_UNBLOCKED: self._unblocked,
         }
-        self._everything = frozenset(self._channel) | frozenset(self._connection)
+        self._everything = frozenset(self._channel_handlers) | frozenset(self._connection_handlers)
         self._without_content = self._everything - _WITH_CONTENT
 
     @property
@@ -69,18 +69,18 @@ class BrokerMethods:
         """Methods that are not copied through unseen; deliveries only where an address may have to be restored."""
         return self._everything if self._conversation.state.restores else self._without_content
 
-    def connection(self, frame: bytes) -> bool:
+    def take_connection_method(self, frame: bytes) -> bool:
         """Take a method on channel 0; answer whether it goes to the producer as it came."""
         index = U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0
-        taken = self._connection.get(index)
+        taken = self._connection_handlers.get(index)
         return taken() if taken else self._conversation.phase is not Phase.CLOSING
 
-    def channel(self, channel: Channel, index: int, frame: bytes) -> bool:
+    def take_channel_method(self, channel: Channel, index: int, frame: bytes) -> bool:
         """Take a method on an open channel; answer whether it goes to the producer as it came."""
-        taken = self._channel.get(index)
+        taken = self._channel_handlers.get(index)
         return taken(channel, frame) if taken else True
 
-    def closing(self, channel: Channel, index: int) -> bool:
+    def take_while_closing(self, channel: Channel, index: int) -> bool:
         """Take a frame on a channel that was closed by the broker or by us: all but its closing is discarded."""
         conversation = self._conversation
         if index == methods.CHANNEL_CLOSE_OK:
@@ -102,14 +102,14 @@ class BrokerMethods:
 
     def _ack(self, channel: Channel, frame: bytes) -> bool:
         tag, multiple = read_ack(frame[7:-1])
-        return self._settle(channel, tag, multiple, ack=True) and not self._conversation.withhold(channel, frame)
+        return self._settle(channel, tag, multiple, ack=True) and not self._conversation.delay_confirm(channel, frame)
 
     def _nack(self, channel: Channel, frame: bytes) -> bool:
         tag, multiple, _ = read_nack(frame[7:-1])
-        return self._settle(channel, tag, multiple, ack=False) and not self._conversation.withhold(channel, frame)
+        return self._settle(channel, tag, multiple, ack=False) and not self._conversation.delay_confirm(channel, frame)
 
     def _commit_ok(self, channel: Channel, frame: bytes) -> bool:
-        return not self._conversation.withhold(channel, frame)
+        return not self._conversation.delay_confirm(channel, frame)
 
     def _settle(self, channel: Channel, tag: int, multiple: bool, *, ack: bool) -> bool:
         conversation = self._conversation
@@ -205,7 +205,7 @@ class BrokerMethods:
         conversation.end_confirms(channel)
         refusal = _of_what_was_asked(channel, frame)
         if refusal != frame:
-            conversation.say(channel, refusal)
+            conversation.send_to_producer(channel, refusal)
         channel.replies.clear()  # none of them will come
         channel.life = Life.CLOSED_UPSTREAM
         conversation.shape += 1

@@ -19,7 +19,7 @@ from proxy.addressing.targets import Remote
 from proxy.relay.confirms import Ledger, Returns, Settled
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.publish.plan import ExchangePlan
-from proxy.relay.remote.lane import Way
+from proxy.relay.remote.lane import RemotePublisher
 
 
 class Life(Enum):
@@ -75,7 +75,7 @@ class CollectedPublish(NamedTuple):
         copies: what leaves.
         body_size: announced size of the body in bytes.
         body: what has come of it.
-        elsewhere: what goes to other brokers, or nowhere.
+        remote_targets: what goes to other brokers, or nowhere.
     """
 
     publish: PendingPublish
@@ -84,7 +84,7 @@ class CollectedPublish(NamedTuple):
     copies: Sequence[Copy]
     body_size: int
     body: bytearray
-    elsewhere: RemoteTargets | None = None
+    remote_targets: RemoteTargets | None = None
 
 
 class ExpectedReply(NamedTuple):
@@ -188,6 +188,7 @@ class Channel:
         "publish",
         "published",
         "remaining",
+        "remote_publishers",
         "replies",
         "returned",
         "returns",
@@ -197,7 +198,6 @@ class Channel:
         "transactional",
         "waited",
         "waits",
-        "ways",
     )
 
     def __init__(self, number: int, unanswered: UnansweredRequests | None = None) -> None:
@@ -256,7 +256,7 @@ class Channel:
         #: method frame of a return, delivery or get that waits for its content header
         self.returned: bytes | None = None
         #: to other brokers, as far as its publishes have gone there
-        self.ways: dict[Remote, Way] = {}
+        self.remote_publishers: dict[Remote, RemotePublisher] = {}
         #: body bytes to come of a return that the producer must not see
         self.swallowed = 0
 
@@ -273,7 +273,7 @@ class Channel:
         return self.life is Life.OPEN and not begun and self.held is None and not self.closes
 
     @property
-    def odd(self) -> bool:
+    def needs_inspection(self) -> bool:
         """Whether the broker's frames on it are not simply copied."""
         return bool(
             self.life is not Life.OPEN

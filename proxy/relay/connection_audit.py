@@ -35,27 +35,27 @@ class ConnectionAudit:
         conn: id of the connection.
         user: name the producer logged in with.
         vhost: its virtual host.
-        withheld: confirms that wait for lines, where they have to.
+        delayed_confirms: confirms that wait for lines, where they have to.
     """
 
     __slots__ = (
         "_conn",
+        "_delayed_confirms",
         "_journal",
         "_once",
         "_opening",
         "_passed",
         "_user",
         "_vhost",
-        "_withheld",
         "append",
         "ruled_only",
     )
 
     def __init__(
-        self, journal: AuditSink, conn: str, user: str, vhost: str, withheld: DelayedConfirms | None = None
+        self, journal: AuditSink, conn: str, user: str, vhost: str, delayed_confirms: DelayedConfirms | None = None
     ) -> None:
         """Start with no publish."""
-        self._withheld = withheld
+        self._delayed_confirms = delayed_confirms
         self._journal = journal
         self._conn = conn
         self._user = user
@@ -163,8 +163,8 @@ class ConnectionAudit:
         if self._once:
             ending, self._once = self._once, ""
         self.append(f"{self._opening}{origin}{seq}{ending}".encode())
-        if self._withheld is not None:
-            self._withheld.wrote(channel)
+        if self._delayed_confirms is not None:
+            self._delayed_confirms.wrote(channel)
         if publish.mandatory:
             if channel.mandatory is None:
                 channel.mandatory = deque()

@@ -70,7 +70,7 @@ class BindDestinations(NamedTuple):
     channel: Channel
     exchange: bytes
     destinations: tuple[Destination, ...]
-    asked: tuple[PermissionCheck, ...] = ()
+    permission_checks: tuple[PermissionCheck, ...] = ()
 
 
 class LookUpExchange(NamedTuple):
@@ -132,8 +132,8 @@ NO_INVENTORY = QueueInventory(
 )
 
 
-def _nobody() -> None:
-    """Wake no driver: there is none that would not look by itself."""
+def _no_driver() -> None:
+    """Notify no driver: without links it has looked already."""
 
 
 class ConnectionState:
@@ -165,25 +165,25 @@ class ConnectionState:
         self.to_producer: list[bytes] = []
         self.requests: list[Request] = []
         spare = tuning.channel_max_upstream > tuning.channel_max_producer
-        self.own = SidecarChannel(tuning.channel_max_upstream if spare else None, self.to_upstream)
+        self.sidecar_channel = SidecarChannel(tuning.channel_max_upstream if spare else None, self.to_upstream)
         #: our Connection.Close, or the producer's, went upstream; and nothing more is expected from there
         self.upstream_closing = self.upstream_done = False
         self.blocked = False
         #: whether the upstream connection may be left to another producer, and whether it is, behind a goodbye
         self.may_be_kept = self.kept = False
         #: channels on which the broker's content frames or replies are not simply copied
-        self.odd: set[int] = set()
+        self.inspected_channels: set[int] = set()
         #: channel number -> body bytes of a content on its way to the producer, -1: its header is still to come
         self.unfinished: dict[int, int] = {}
         #: channels whose kept-back frames may go to the producer now
         self.released: list[Channel] = []
         self.audit: ConnectionAudit | None = None
         #: confirms that wait for their audit lines, where they have to
-        self.withheld: DelayedConfirms | None = None
+        self.delayed_confirms: DelayedConfirms | None = None
         #: links to other brokers, where there are any
         self.remotes: Remotes | None = None
         #: called when something is to be sent outside of the driver's own calls
-        self.wake: Callable[[], None] = _nobody
+        self.notify_driver: Callable[[], None] = _no_driver
         #: channels whose held frames may go on
         self.resumable: list[Channel] = []
         #: what to tell the logs when it ended by a fault
@@ -239,7 +239,7 @@ class ConnectionState:
         else:
             self._end(channel)
             del self.channels[channel.number]
-            self.odd.discard(channel.number)
+            self.inspected_channels.discard(channel.number)
 
     def _renew(self, channel: Channel) -> Channel:
         """End a channel and give the record of the next one of its number, which the broker still has to answer."""
@@ -257,18 +257,18 @@ class ConnectionState:
         if channel is self.confirmed:
             self.confirmed = None
         self.published_before += channel.before + channel.published
-        self.leave(channel)
+        self.close_remote_publishers(channel)
         self.drop_held(channel)
         self.drop_held_back(channel)
         self.drop_collected(channel)
         channel.replies.clear()
         self.count_closed(channel)
 
-    def leave(self, channel: Channel) -> None:
+    def close_remote_publishers(self, channel: Channel) -> None:
         """Nothing more goes to other brokers from a channel; what is under way is still sent."""
-        for way in channel.ways.values():
-            way.leave()
-        channel.ways = {}
+        for publisher in channel.remote_publishers.values():
+            publisher.close()
+        channel.remote_publishers = {}
 
     def forget_all(self) -> None:
         """No frame of any channel matters any more."""
@@ -287,7 +287,7 @@ class ConnectionState:
         Args:
             frame: the method's frame.
         """
-        if self.may_be_kept and not (self.channels or self.unfinished or self.blocked or self.own.used):
+        if self.may_be_kept and not (self.channels or self.unfinished or self.blocked or self.sidecar_channel.used):
             self.kept = self.upstream_closing = self.upstream_done = True
             self.producer_answered()
             self.to_producer.append(method_frames.connection_close_ok())
@@ -316,12 +316,12 @@ class ConnectionState:
 
     def mark(self, channel: Channel) -> None:
         """Note whether the broker's frames on a channel have to be looked at."""
-        if channel.odd:
-            self.odd.add(channel.number)
+        if channel.needs_inspection:
+            self.inspected_channels.add(channel.number)
         else:
-            self.odd.discard(channel.number)
+            self.inspected_channels.discard(channel.number)
 
-    def say(self, channel: Channel, frames: bytes) -> None:
+    def send_to_producer(self, channel: Channel, frames: bytes) -> None:
         """Send methods of ours to the producer on a channel, behind a content that is on its way there.
 
         No method may stand between the frames of a content (spec, 4.2.6).
@@ -334,22 +334,22 @@ class ConnectionState:
 
     def delay_confirms(self, lines: AuditCommits) -> None:
         """Let confirms wait until the audit lines of their publishes are on disk."""
-        self.withheld = DelayedConfirms(
-            lines, self.to_producer, lambda number, frames: self.say(self.channel(number), frames)
+        self.delayed_confirms = DelayedConfirms(
+            lines, self.to_producer, lambda number, frames: self.send_to_producer(self.channel(number), frames)
         )
 
-    def withhold(self, channel: Channel, confirm: bytes) -> bool:
+    def delay_confirm(self, channel: Channel, confirm: bytes) -> bool:
         """Keep a confirm for the producer, if it has to wait for an audit line."""
-        withheld = self.withheld
-        if withheld is None or not withheld.waits(channel):
+        delayed_confirms = self.delayed_confirms
+        if delayed_confirms is None or not delayed_confirms.waits(channel):
             return False
-        withheld.keep(channel, confirm)
+        delayed_confirms.keep(channel, confirm)
         return True
 
     def end_confirms(self, channel: Channel) -> None:
         """A close on a channel is what the producer gets next: after the confirms that wait, if it can."""
-        if self.withheld is not None:
-            self.withheld.end(channel.number, channel.number in self.unfinished)
+        if self.delayed_confirms is not None:
+            self.delayed_confirms.end(channel.number, channel.number in self.unfinished)
 
     def count_closed(self, channel: Channel) -> None:
         """Take an open channel out of the gauge."""
@@ -384,15 +384,15 @@ class ConnectionState:
             self.counters.confirms_acked += 1
             number = channel.number
             frame = _ACK.pack(METHOD, number, _ACK_BYTES, methods.BASIC_ACK, producer_tag, 0, FRAME_END)
-            if not self.withhold(channel, frame):
-                self.say(channel, frame)
+            if not self.delay_confirm(channel, frame):
+                self.send_to_producer(channel, frame)
             return
         self.counters.confirms_nacked += 1
         if self.audit is not None:
             self.audit.settled(channel, producer_tag, "nacked")
         frame = methods.method_frame(channel.number, methods.BASIC_NACK, producer_tag, False, False)
-        if not self.withhold(channel, frame):
-            self.say(channel, frame)
+        if not self.delay_confirm(channel, frame):
+            self.send_to_producer(channel, frame)
 
     def send_return(self, publish: PendingPublish, header: bytes, body: bytes) -> None:
         """Return a mandatory publish that no broker had a queue for.
@@ -410,7 +410,7 @@ class ConnectionState:
             channel.number, _NO_ROUTE, b"NO_ROUTE", publish.exchange, publish.routing_key
         )
         body_parts = body_frames(channel.number, body, self.tuning.frame_max_producer)
-        self.say(channel, b"".join((method, header, *body_parts)))
+        self.send_to_producer(channel, b"".join((method, header, *body_parts)))
 
     def keep_held(self, channel: Channel, frames: list[bytes]) -> None:
         """Keep frames of the producer on a channel that is held."""
@@ -452,7 +452,7 @@ class ConnectionState:
         closed = self._renew(channel)
         closed.life = Life.CLOSED_HERE
         text = method_frames.reply_text(error.reply_code, error.text)
-        self.say(
+        self.send_to_producer(
             closed, method_frames.channel_close(channel.number, error.reply_code, text, error.class_id, error.method_id)
         )
         if not closed.discard_upstream:

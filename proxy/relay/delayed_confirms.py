@@ -45,16 +45,16 @@ class DelayedConfirms:
     Args:
         lines: the audit log.
         out: what goes to the producer.
-        say: sends methods on a channel of a number, after a content that is on its way there.
+        send: sends methods on a channel of a number, after a content that is on its way there.
     """
 
-    __slots__ = ("_before", "_last", "_lines", "_out", "_say", "_sealed", "_waiting", "_wrote", "size_bytes", "until")
+    __slots__ = ("_before", "_last", "_lines", "_out", "_sealed", "_send", "_waiting", "_wrote", "size_bytes", "until")
 
-    def __init__(self, lines: AuditCommits, out: list[bytes], say: Callable[[int, bytes], None]) -> None:
+    def __init__(self, lines: AuditCommits, out: list[bytes], send: Callable[[int, bytes], None]) -> None:
         """Start with nothing that waits."""
         self._lines = lines
         self._out = out
-        self._say = say
+        self._send = send
         #: channels with lines whose numbers have not been looked up, and the last of them
         self._wrote: list[Channel] = []
         self._last: Channel | None = None
@@ -129,7 +129,7 @@ class DelayedConfirms:
             while waiting and waiting[0][0] <= line:
                 _, frames = waiting.popleft()
                 self.size_bytes -= len(frames) + _ENTRY_BYTES
-                self._say(number, frames)
+                self._send(number, frames)
             if not waiting:
                 del self._waiting[number]
         if self.until is not None and self.until <= line:

@@ -63,10 +63,10 @@ class Relay:
     @property
     def to_producer(self) -> list[bytes]:
         """Pieces for the producer, in order; the driver sends and clears them."""
-        withheld = self._conversation.withheld
-        return self._conversation.to_producer if withheld is None else withheld.out
+        delayed_confirms = self._conversation.delayed_confirms
+        return self._conversation.to_producer if delayed_confirms is None else delayed_confirms.out
 
-    def audited(self, conn: str, user: str, lines: AuditCommits | None = None) -> None:
+    def start_audit(self, conn: str, user: str, lines: AuditCommits | None = None) -> None:
         """Write this connection's publishes to the audit log, if there is one.
 
         Args:
@@ -79,38 +79,38 @@ class Relay:
         if journal is not None:
             if lines is not None:
                 conversation.delay_confirms(lines)
-            conversation.audit = ConnectionAudit(journal, conn, user, self.vhost, conversation.withheld)
+            conversation.audit = ConnectionAudit(journal, conn, user, self.vhost, conversation.delayed_confirms)
 
     @property
     def has_delayed_confirms(self) -> bool:
         """Whether confirms wait for audit lines, or the producer's last frames do."""
-        return bool(self._conversation.withheld)
+        return bool(self._conversation.delayed_confirms)
 
     @property
     def close_is_delayed(self) -> bool:
         """Whether the end of a channel or of the connection waits for confirms."""
-        withheld = self._conversation.withheld
-        return withheld is not None and withheld.until is not None
+        delayed_confirms = self._conversation.delayed_confirms
+        return delayed_confirms is not None and delayed_confirms.until is not None
 
     def audit_lines_durable(self, line: int) -> None:
         """Audit lines up to a number are on disk."""
-        if self._conversation.withheld is not None:
-            self._conversation.withheld.durable(line)
+        if self._conversation.delayed_confirms is not None:
+            self._conversation.delayed_confirms.durable(line)
 
     def audit_lines_failing(self) -> None:
         """The disk refuses audit lines."""
-        if self._conversation.withheld is not None:
-            self._conversation.withheld.failing()
+        if self._conversation.delayed_confirms is not None:
+            self._conversation.delayed_confirms.failing()
 
-    def linked(self, remotes: Remotes, wake: Callable[[], None]) -> None:
+    def connect_remotes(self, remotes: Remotes, notify: Callable[[], None]) -> None:
         """Let publishes go to other brokers, where the address table sends them.
 
         Args:
             remotes: the links.
-            wake: called when they have brought something that is to be sent.
+            notify: called when they have brought something that is to be sent.
         """
         self._conversation.remotes = remotes
-        self._conversation.wake = wake
+        self._conversation.notify_driver = notify
 
     @property
     def requests(self) -> list[Request]:
@@ -168,10 +168,10 @@ class Relay:
         """Whether so much is kept back from the producer that the broker's socket must not be read."""
         conversation = self._conversation
         kept_bytes = conversation.held_back_bytes
-        if conversation.withheld is not None:
-            if conversation.withheld.until is not None:
+        if conversation.delayed_confirms is not None:
+            if conversation.delayed_confirms.until is not None:
                 return True
-            kept_bytes += conversation.withheld.size_bytes
+            kept_bytes += conversation.delayed_confirms.size_bytes
         return kept_bytes >= conversation.limits.held_bytes
 
     @property
@@ -237,10 +237,10 @@ class Relay:
         self._conversation.resumable.append(channel)
         self._go_on()
 
-    def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
+    def check_permission(self, check: PermissionCheck, done: Callable[[], None]) -> None:
         """Ask on this connection whether its client may bind a destination; `done` is called when it is known."""
         if self._conversation.phase is Phase.OPEN:
-            check_permission(self._conversation, asked.owned, asked.reach, asked.destination, done)
+            check_permission(self._conversation, check.owned, check.reach, check.destination, done)
         else:
             done()
 
@@ -266,8 +266,8 @@ class Relay:
             channel.held is not None for channel in conversation.channels.values()
         ):
             conversation.producer_leaves(conversation.last_frame)
-        if conversation.withheld is not None:
-            conversation.withheld.note()
+        if conversation.delayed_confirms is not None:
+            conversation.delayed_confirms.note()
 
     def heartbeat_upstream(self) -> None:
         """Send a heartbeat to the broker."""
@@ -286,7 +286,11 @@ class Relay:
             text: which limit, for the producer.
         """
         conversation = self._conversation
-        publishing = [one for one in conversation.channels.values() if one.before + one.published or one.remaining]
+        publishing = [
+            channel
+            for channel in conversation.channels.values()
+            if channel.before + channel.published or channel.remaining
+        ]
         if len(publishing) != 1 or not publishing[0].interruptible:
             conversation.fail(ProtocolError(320, text))
         elif conversation.phase is Phase.OPEN:
@@ -314,6 +318,6 @@ class Relay:
             if conversation.audit is not None:
                 conversation.audit.lost(channel)
             conversation.count_closed(channel)
-            conversation.leave(channel)
+            conversation.close_remote_publishers(channel)
         conversation.counters.upstream_blocked -= conversation.blocked
         conversation.blocked = False

@@ -146,7 +146,7 @@ def evaluated(
         chosen = [("queue", name) for name in left.queues] + [("exchange", name) for name in left.exchanges]
     unreached = [(one, state.missing[one]) for one in chosen if one in state.missing]
     unreached += [(one, _UNBOUND) for one in out.unbound]
-    for target in () if out.elsewhere is None else out.elsewhere.targets:
+    for target in () if out.remote_targets is None else out.remote_targets.targets:
         unreached += _missing_elsewhere(state, target)
     return Wire(tuple(_publishes(first, out)), tuple(unreached))
 
@@ -186,7 +186,7 @@ def _publishes(message: DescribedMessage, out: Outgoing) -> Iterator[Leaving]:
     names = {token(*one): one for one in _chosen(out.decision)}
     for copy in out.copies:
         yield _leaving(message, copy, names)
-    for target in () if out.elsewhere is None else out.elsewhere.targets:
+    for target in () if out.remote_targets is None else out.remote_targets.targets:
         yield _elsewhere(message, target)
 
 

@@ -15,7 +15,7 @@ from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.remote.pool import ProducerRemotes, RemotePool
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters
-from proxy.relay.remote.lane import RemoteResult, Way
+from proxy.relay.remote.lane import RemotePublisher, RemoteResult
 from tests.client import Frame
 from tests.net.stage import Gone, Peer
 from tests.relay.remote_broker import Told
@@ -102,8 +102,8 @@ class Stage:
     def port(self) -> ProducerRemotes:
         return self.pool.port("/", self.full.append)
 
-    def way(self) -> Way:
-        found = self.port().way(FAR)
+    def way(self) -> RemotePublisher:
+        found = self.port().publisher(FAR)
         assert not isinstance(found, str)
         return found
 
@@ -189,7 +189,7 @@ async def test_a_producer_that_comes_to_a_full_link_waits_too_and_others_don_t()
         for _ in range(4):
             way.send(message())
         late: list[bool] = []
-        made.pool.port("/", late.append).way(FAR)
+        made.pool.port("/", late.append).publisher(FAR)
         assert (late, others) == ([True], [])
 
 
@@ -221,7 +221,7 @@ async def test_a_lane_that_is_left_closes_when_everything_is_settled() -> None:
         told = message()
         way = made.way()
         way.send(told)
-        way.leave()
+        way.close()
         peer = await made.broker.link()
         await ready(peer)
         await published(peer)
@@ -233,7 +233,7 @@ async def test_a_lane_that_is_left_closes_when_everything_is_settled() -> None:
 async def test_a_link_that_reaches_ourselves_is_none() -> None:
     async with stage() as made:
         made.pool.listening = [("127.0.0.1", made.broker.port)]
-        assert made.port().way(FAR) == "leads back to this proxy"
+        assert made.port().publisher(FAR) == "leads back to this proxy"
         assert made.counters.remotes == {}
 
 
@@ -251,7 +251,7 @@ async def test_a_name_that_leads_to_ourselves_is_found_when_the_socket_stands() 
 
 async def test_a_way_to_an_unknown_broker_is_none() -> None:
     async with stage() as made:
-        assert made.port().way(Remote(b"gone", b"gone", None, None)) == "a broker that is not configured any more"
+        assert made.port().publisher(Remote(b"gone", b"gone", None, None)) == "a broker that is not configured any more"
 
 
 @pytest.mark.parametrize("settled", [True, False])

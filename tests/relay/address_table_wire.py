@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, Remote
-from proxy.relay.remote.lane import RemoteMessage, RemoteResult, Way
+from proxy.relay.remote.lane import RemoteMessage, RemotePublisher, RemoteResult
 from proxy.relay.vhost import VhostState
 from tests.relay.wire import REPORT, Wire, publish
 
@@ -21,7 +21,7 @@ RULES = {
 }
 
 
-class Ways(list[RemoteMessage]):
+class RecordingRemotes(list[RemoteMessage]):
     """Other brokers that keep what they get."""
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Ways(list[RemoteMessage]):
         self.left = 0
         self.woken = 0
 
-    def way(self, remote: Remote) -> Way | str:
+    def publisher(self, remote: Remote) -> RemotePublisher | str:
         return "unknown" if remote.host == b"missing.example" else self
 
     def send(self, message: RemoteMessage) -> None:
         self.append(message)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         self.left += 1
 
     def wake(self) -> None:
@@ -52,8 +52,8 @@ class Linked(Wire):
         super().__init__(of)
         table = AddressTable([AddressRule(*rule) for rule in RULES.items()])
         self.state.set_addresses(AddressBook(table, [b"archive", b"other"]))
-        self.ways = Ways()
-        self.relay.linked(self.ways, self.ways.wake)
+        self.remotes = RecordingRemotes()
+        self.relay.connect_remotes(self.remotes, self.remotes.wake)
         self.open(confirm=confirm)
 
 

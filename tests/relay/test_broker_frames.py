@@ -162,7 +162,7 @@ def test_acks_on_a_channel_without_confirms_are_the_consumers_business() -> None
 def test_a_consumer_sees_where_a_message_was_published(body_size: int) -> None:
     wire = Wire(QUEUE).open()
     assert wire.answer(moved(bytes(body_size))) == original(bytes(body_size))
-    assert not wire.relay._conversation.odd
+    assert not wire.relay._conversation.inspected_channels
 
 
 def test_a_get_sees_it_too() -> None:
@@ -361,7 +361,7 @@ def test_a_return_that_stays_here_goes_with_its_whole_content(body_size: int) ->
     header = sent[1].raw
     back = returned("", "q", header + b"".join(one.raw for one in sent[2 : len(sent) // 2]))
     assert wire.answer(back, delivery()) == delivery()
-    assert not wire.relay._conversation.odd
+    assert not wire.relay._conversation.inspected_channels
 
 
 # -- what no broker says ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from proxy.relay.channel import Channel, Content, Life
 
 def test_a_channel_starts_open_idle_and_plain() -> None:
     channel = Channel(258)
-    assert (channel.life, channel.content, channel.odd) == (Life.OPEN, Content.METHOD, False)
+    assert (channel.life, channel.content, channel.needs_inspection) == (Life.OPEN, Content.METHOD, False)
     assert (channel.published, channel.remaining, channel.confirming) == (0, 0, False)
 
 
@@ -30,11 +30,11 @@ def test_its_head_is_how_its_content_headers_begin() -> None:
 def test_a_channel_is_odd_while_the_brokers_frames_are_not_simply_copied(name: str, value: object) -> None:
     channel = Channel(1)
     setattr(channel, name, value)
-    assert channel.odd
+    assert channel.needs_inspection
 
 
 @pytest.mark.parametrize(("name", "value"), [("held", []), ("closes", True), ("owed_close_ok", True)])
 def test_what_concerns_the_producers_frames_alone_does_not_make_it_odd(name: str, value: object) -> None:
     channel = Channel(1)
     setattr(channel, name, value)
-    assert not channel.odd
+    assert not channel.needs_inspection

@@ -60,7 +60,7 @@ class Log:
 def audited(log: Log, *, confirm: bool = False) -> Wire:
     wire = Wire(routed("a"))
     wire.plans.journal = log
-    wire.relay.audited("c", "guest")
+    wire.relay.start_audit("c", "guest")
     return wire.open(confirm=confirm)
 
 

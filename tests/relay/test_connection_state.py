@@ -63,12 +63,12 @@ def test_whatever_a_channel_kept_is_counted_off_when_it_ends() -> None:
 def test_a_method_of_ours_waits_for_the_end_of_a_content() -> None:
     both = conversation()
     channel = both.channel(1)
-    both.say(channel, b"first")
+    both.send_to_producer(channel, b"first")
     both.unfinished[1] = 10
-    both.say(channel, b"second")
+    both.send_to_producer(channel, b"second")
     assert said(both.to_producer) == b"first"
     assert channel.deferred == [b"second"]
-    assert both.odd == {1}
+    assert both.inspected_channels == {1}
 
 
 def test_odd_channels_are_noted() -> None:
@@ -76,10 +76,10 @@ def test_odd_channels_are_noted() -> None:
     channel = both.channel(1)
     channel.returned = b"frame"
     both.mark(channel)
-    assert both.odd == {1}
+    assert both.inspected_channels == {1}
     channel.returned = None
     both.mark(channel)
-    assert both.odd == set()
+    assert both.inspected_channels == set()
 
 
 def test_a_refused_channel_is_closed_on_both_sides_once() -> None:
@@ -148,8 +148,8 @@ def test_what_producers_make_us_ask_is_limited() -> None:
 def test_without_a_channel_to_spare_there_is_none_of_ours() -> None:
     wire = Wire(state())
     tuning = replace(TUNING, channel_max_upstream=TUNING.channel_max_producer)
-    assert ConnectionState(tuning, wire.plans, wire.heard.inventory(), RelayLimits()).own.number is None
-    assert ConnectionState(TUNING, wire.plans, wire.heard.inventory(), RelayLimits()).own.number == 2047
+    assert ConnectionState(tuning, wire.plans, wire.heard.inventory(), RelayLimits()).sidecar_channel.number is None
+    assert ConnectionState(TUNING, wire.plans, wire.heard.inventory(), RelayLimits()).sidecar_channel.number == 2047
 
 
 def test_a_heartbeat_is_eight_bytes_on_channel_0() -> None:

@@ -33,7 +33,7 @@ class Disk(Log):
 def strict(disk: Disk, *channels: int, wire: Wire | None = None, confirm: bool = True) -> Wire:
     wire = wire or Wire(routed("a"), limits=RelayLimits(held_bytes=1000))
     wire.plans.journal = disk
-    wire.relay.audited("c", "guest", disk)
+    wire.relay.start_audit("c", "guest", disk)
     return wire.open(*channels, confirm=confirm)
 
 

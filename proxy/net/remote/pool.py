@@ -19,7 +19,7 @@ from proxy.net.remote.endpoints import Endpoint, RemoteBroker, endpoint
 from proxy.net.tasks import Tasks
 from proxy.net.tls import TlsContexts
 from proxy.relay.counters import Counters, RemoteCounters
-from proxy.relay.remote.lane import Lane, RemoteMessage, Way
+from proxy.relay.remote.lane import Lane, RemoteMessage, RemotePublisher
 from proxy.yamlfile.kinds import leads_back
 
 #: Links at a time: a rule may take its host from the address.
@@ -151,14 +151,14 @@ class ProducerRemotes:
         self._was_full = False
         self._used: set[RemoteConnection] = set()
 
-    def way(self, remote: Remote) -> Way | str:
+    def publisher(self, remote: Remote) -> RemotePublisher | str:
         """A new way to a broker, or why there is none."""
         driver = self._pool.driver(remote, self._vhost)
         if isinstance(driver, str):
             return driver
         self._used.add(driver)
         self.look()
-        return _Way(driver, driver.lane())
+        return _LanePublisher(driver, driver.lane())
 
     def look(self) -> None:
         """See whether a link in use is full, and say so where that is new."""
@@ -172,7 +172,7 @@ class ProducerRemotes:
         self._pool.close_port(self)
 
 
-class _Way:
+class _LanePublisher:
     """A lane with its driver."""
 
     __slots__ = ("_driver", "_lane")
@@ -184,5 +184,5 @@ class _Way:
     def send(self, message: RemoteMessage) -> None:
         self._driver.send(self._lane, message)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         self._driver.leave(self._lane)

@@ -416,7 +416,7 @@ class ClientBindings:
                 channel.marking.discard(place)
             answer = self._bound(made)
             if channel.binds:
-                self._conversation.say(channel, answer)
+                self._conversation.send_to_producer(channel, answer)
             else:
                 reply_and_resume(self._conversation, channel, answer)
 
@@ -544,7 +544,7 @@ class ClientBindings:
         """Others lead there by the binding that goes: a token comes in its place first."""
         channel, owned, receiver = made.channel, made.owned, made.asked.receiver
         drop = partial(self._drop, made, steps)
-        if self._conversation.own.number is None:
+        if self._conversation.sidecar_channel.number is None:
             inject(self._conversation, channel, self._token_steps(bind_step, made, receiver), drop)
         else:
             # Elsewhere it may be refused, where the queue has just gone: unbinding is no error then.

@@ -49,7 +49,7 @@ def reply_and_resume(conversation: ConnectionState, channel: Channel, answer: by
         answer: frames for the client, b"" where it expects none.
     """
     if answer:
-        conversation.say(channel, answer)
+        conversation.send_to_producer(channel, answer)
     conversation.resumable.append(channel)
 
 

@@ -90,14 +90,14 @@ def bind_tokens(
         if not waiting:
             done()
 
-    number = conversation.own.number or 0
+    number = conversation.sidecar_channel.number or 0
     for owned, destination in wanted:
         current, *others = state.tokens.of(*destination)
         for key in others:
-            conversation.own.run(bind_frame(number, owned.carrier, destination, key), _unheeded)
+            conversation.sidecar_channel.run(bind_frame(number, owned.carrier, destination, key), _unheeded)
         # Last: when it is answered all are.
         frame = bind_frame(number, owned.carrier, destination, current)
-        conversation.own.run(frame, partial(answered, owned=owned, destination=destination))
+        conversation.sidecar_channel.run(frame, partial(answered, owned=owned, destination=destination))
 
 
 def _unheeded(text: str | None) -> None:
@@ -139,18 +139,18 @@ def check_permission(
         if conversation.state.missing.pop(destination, None) is not None:
             conversation.state.changed()
         for other in others:
-            conversation.own.run(bind_frame(number, owned.carrier, destination, other), _unheeded)
-        conversation.own.run(bind_frame(number, owned.carrier, destination, key), witnessed)
+            conversation.sidecar_channel.run(bind_frame(number, owned.carrier, destination, other), _unheeded)
+        conversation.sidecar_channel.run(bind_frame(number, owned.carrier, destination, key), witnessed)
 
     current, *others = conversation.state.tokens.of(*destination)
-    number = conversation.own.number or 0
+    number = conversation.sidecar_channel.number or 0
     if owned.delivery is Delivery.QUEUE:
         # Nothing is there to unbind from, or nothing under this key: but the permissions are the same.
-        conversation.own.run(unbind_frame(number, owned.name, destination, key), witnessed)
+        conversation.sidecar_channel.run(unbind_frame(number, owned.name, destination, key), witnessed)
     elif destination[0] == "exchange" and destination[1] in conversation.state.exchanges:
-        conversation.own.run(bind_frame(number, owned.carrier, destination, key), witnessed)
+        conversation.sidecar_channel.run(bind_frame(number, owned.carrier, destination, key), witnessed)
     else:
-        conversation.own.run(bind_frame(number, owned.carrier, destination, current), bound)
+        conversation.sidecar_channel.run(bind_frame(number, owned.carrier, destination, current), bound)
 
 
 def withdraw(
@@ -169,7 +169,7 @@ def withdraw(
         grants: keys that go.
         done: called when the broker has answered all.
     """
-    number = conversation.own.number or 0
+    number = conversation.sidecar_channel.number or 0
     gone = list(tokens)
     frames = []
     for destination in gone:
@@ -191,5 +191,5 @@ def withdraw(
         done()
 
     for frame in frames[:-1]:
-        conversation.own.run(frame, lambda text: None)
-    conversation.own.run(frames[-1], answered)
+        conversation.sidecar_channel.run(frame, lambda text: None)
+    conversation.sidecar_channel.run(frames[-1], answered)

@@ -163,14 +163,14 @@ class TranslatedPlan(AddressPlan):
         decision = Decision(exchange, outcome)
         tally = plans.traffic.tally(plans.state.name, exchange, name, (), ())
         copies: tuple[Copy, ...] = ()
-        elsewhere = None
+        remote_targets = None
         queues: tuple[bytes, ...] = ()
         exchanges: tuple[bytes, ...] = ()
         remotes: tuple[str, ...] = ()
         if isinstance(target, FailedTranslation):
-            elsewhere = RemoteTargets((), (target,))
+            remote_targets = RemoteTargets((), (target,))
         elif target.remote is not None:
-            elsewhere = RemoteTargets((target,), ())
+            remote_targets = RemoteTargets((target,), ())
             remotes = labels((target,))
         else:
             copies = (Copy(*target.publication, (), moved=True, plain=True),)
@@ -182,7 +182,7 @@ class TranslatedPlan(AddressPlan):
         if plans.journal is not None:
             reason = TRANSLATION_FAILED if failed else None
             record = plans.journal.template(exchange, name, queues, exchanges, (), reason, remotes, self._source.rule)
-        return Outgoing(decision, tally, copies, record=record, elsewhere=elsewhere)
+        return Outgoing(decision, tally, copies, record=record, remote_targets=remote_targets)
 
 
 class EvaluatedPlan(AddressPlan):
@@ -300,7 +300,7 @@ class WatchedPlan(ExchangePlan):
         head, out = self._inner.forward(method, routing_key, data, start, stop)
         # The fast path (a header somewhere in a read buffer) leaves what is not one publish at once to the path of
         # single frames, which asks again; and that asks again once what was waited for is bound.
-        if not out.waits and (not start or out.untouched or (len(out.copies) == 1 and out.elsewhere is None)):
+        if not out.waits and (not start or out.untouched or (len(out.copies) == 1 and out.remote_targets is None)):
             at = self._sources.wall()
             sight = ObservedDecision(self._state.name, self._exchange, routing_key, data[start:stop], out.decision, at)
             self._watcher.saw(sight)

@@ -94,7 +94,7 @@ class Outgoing:
         unbound: destinations that must be bound before the publish can leave.
         record: the constant part of its audit lines.
         tally: where its publishes and body bytes are counted.
-        elsewhere: what goes to other brokers, or nowhere; None where nothing does.
+        remote_targets: what goes to other brokers, or nowhere; None where nothing does.
     """
 
     decision: Decision
@@ -103,7 +103,7 @@ class Outgoing:
     untouched: bool = False
     unbound: tuple[Destination, ...] = ()
     record: LineTemplate | None = None
-    elsewhere: RemoteTargets | None = None
+    remote_targets: RemoteTargets | None = None
 
     @property
     def waits(self) -> bool:
@@ -158,12 +158,12 @@ def outgoing(
     if untouched or decision.outcome is Outcome.REJECTED:
         return Outgoing(decision, tally, untouched=untouched, record=record)
     make = _queue_copies if owned.delivery is Delivery.QUEUE else _carrier_copies
-    elsewhere = RemoteTargets(leaves.remotes, leaves.failed) if leaves.remotes or leaves.failed else None
+    remote_targets = RemoteTargets(leaves.remotes, leaves.failed) if leaves.remotes or leaves.failed else None
     apart = tuple(Copy(*publication, (), moved=True, hide_cc=True) for publication in leaves.publications)
-    if (elsewhere or apart) and not leaves.queues and not leaves.exchanges:
-        return Outgoing(decision, tally, apart, record=record, elsewhere=elsewhere)
+    if (remote_targets or apart) and not leaves.queues and not leaves.exchanges:
+        return Outgoing(decision, tally, apart, record=record, remote_targets=remote_targets)
     copies, unbound = make(decision, leaves, owned, state)
-    return Outgoing(decision, tally, copies + apart, unbound=unbound, record=record, elsewhere=elsewhere)
+    return Outgoing(decision, tally, copies + apart, unbound=unbound, record=record, remote_targets=remote_targets)
 
 
 def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:

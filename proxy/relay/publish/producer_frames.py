@@ -104,7 +104,7 @@ class ProducerFrames:
         """Begin a channel. Like RabbitMQ, channel-max bounds how many there are, not their numbers."""
         conversation = self._conversation
         most, count = conversation.tuning.channel_max_producer, len(conversation.channels)
-        if number == conversation.own.number:
+        if number == conversation.sidecar_channel.number:
             text = f"channel {number} is above the negotiated channel_max {most} and used by the proxy itself"
             raise ProtocolError(530, text)
         if count >= most:
@@ -168,7 +168,7 @@ class ProducerFrames:
         index = U32.unpack_from(frame, 7)[0]
         if index == methods.CHANNEL_CLOSE:
             # Both sides close at once: each answers the other (spec, 1.5.2.5 and 1.5.2.6).
-            self._conversation.say(channel, channel_close_ok(channel.number))
+            self._conversation.send_to_producer(channel, channel_close_ok(channel.number))
         elif index == methods.CHANNEL_CLOSE_OK:
             relayed = channel.life is Life.CLOSED_UPSTREAM
             self._conversation.forget(channel)

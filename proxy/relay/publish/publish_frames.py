@@ -107,12 +107,12 @@ class PublishFrames:
             if self._hold(channel, publish, plan, frame, outgoing):
                 return False
         channel.waited = False
-        elsewhere = outgoing.elsewhere
-        if elsewhere is not None and channel.transactional:
+        remote_targets = outgoing.remote_targets
+        if remote_targets is not None and channel.transactional:
             text = "a transaction can't reach other brokers, where the address table leads"
             raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
         several = len(outgoing.copies) > 1 or _header_bytes(head) > conversation.tuning.frame_max_upstream
-        several = several or elsewhere is not None
+        several = several or remote_targets is not None
         copies = fitting(conversation, plan, publish, frame, body_size, outgoing.copies) if several else []
         outgoing.tally.publishes += 1
         outgoing.tally.body_bytes += body_size
@@ -121,7 +121,9 @@ class PublishFrames:
         if outgoing.decision.error:
             raise ProtocolError(406, outgoing.decision.error, Scope.CHANNEL, *PUBLISH)
         if several:
-            self._collect(channel, CollectedPublish(publish, plan, frame, copies, body_size, bytearray(), elsewhere))
+            self._collect(
+                channel, CollectedPublish(publish, plan, frame, copies, body_size, bytearray(), remote_targets)
+            )
             return False
         conversation.to_upstream.append(head or publish.frame + frame)
         self._count(channel)

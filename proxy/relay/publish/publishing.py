@@ -434,7 +434,7 @@ class Publishing:
             return None
         if outgoing.untouched:
             leaves = came or data[at:body_at]
-        elif outgoing.waits or outgoing.elsewhere or len(outgoing.copies) != 1 or len(leaves) > self._safe_bytes:
+        elif outgoing.waits or outgoing.remote_targets or len(outgoing.copies) != 1 or len(leaves) > self._safe_bytes:
             return None
         header_bytes, content_bytes, body_head, body_size = shape
         tally, ending = outgoing.tally, ""

@@ -20,7 +20,7 @@ from proxy.relay.confirms import Ledger, Returns
 from proxy.relay.connection_state import ConnectionState
 from proxy.relay.publish.outgoing import PUBLISH, Copy
 from proxy.relay.publish.plan import ExchangePlan, publish_frame
-from proxy.relay.remote.forwarding import marks, send_elsewhere
+from proxy.relay.remote.forwarding import copy_ids, send_remote_copies
 
 _CONTENT_TOO_LARGE = 311
 _BCC = frozenset((b"BCC",))
@@ -68,16 +68,16 @@ def send_collected(conversation: ConnectionState, collected: CollectedPublish) -
         method = publish_frame(publish.frame, copy.exchange, key) if copy.moved else publish.frame
         out += (method, header, *body)
         sent.append(fingerprint(copy.exchange, key, header))
-    elsewhere = collected.elsewhere
-    names = [] if elsewhere is None else marks(elsewhere, channel.before + channel.published)
+    remote_targets = collected.remote_targets
+    names = [] if remote_targets is None else copy_ids(remote_targets, channel.before + channel.published)
     if channel.confirming:
         ledger_of(conversation, channel).add(channel.published, len(sent), len(names))
     if publish.mandatory and len(sent) + len(names) > 1:
         if channel.returns is None:
             channel.returns = Returns()
         channel.returns.expect(channel.published, [*sent, *names])
-    if elsewhere is not None:
-        send_elsewhere(conversation, collected, elsewhere, names)
+    if remote_targets is not None:
+        send_remote_copies(conversation, collected, remote_targets, names)
 
 
 def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:

@@ -18,8 +18,8 @@ from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.publish.address_plan import TranslatedPlan
 from proxy.relay.publish.shapes import Shapes
 from proxy.relay.publish.split_publish import ledger_of
-from proxy.relay.remote.forwarding import way_to
-from proxy.relay.remote.lane import RemoteMessage, RemoteResult, Way
+from proxy.relay.remote.forwarding import remote_publisher
+from proxy.relay.remote.lane import RemoteMessage, RemotePublisher, RemoteResult
 from proxy.values import RESERVED_PREFIX
 
 _HEAD = FRAME_HEAD.size
@@ -61,7 +61,7 @@ class _Only(RemoteMessage):
             and conversation.channels.get(channel.number) is channel
         ):
             conversation.send_confirm(channel, tag, result in _TAKEN)
-            conversation.wake()
+            conversation.notify_driver()
 
 
 class Distant:
@@ -111,7 +111,7 @@ class Distant:
         return True
 
     def take(self, data: bytes, at: int, header_at: int, end: int) -> int:
-        """Send whole publishes on their way, as long as they have one method frame.
+        """Send whole publishes on their publisher, as long as they have one method frame.
 
         Args:
             data: bytes with the method frame in them.
@@ -128,7 +128,7 @@ class Distant:
             return 0
         if end - header_at < CONTENT_HEAD.size:
             return -1
-        publish, plan, way = found
+        publish, plan, publisher = found
         channel = publish.channel
         starts = data.startswith
         first = at
@@ -146,24 +146,24 @@ class Distant:
             header = data[header_at:body_at]
             body = data[body_at + _HEAD : stop - 1] if body_size else b""
             # Under the reserved prefix there may be a key to refuse, which is for the frame-by-frame path.
-            if RESERVED_PREFIX in header or not self._send(publish, plan, way, header, body):
+            if RESERVED_PREFIX in header or not self._send(publish, plan, publisher, header, body):
                 return at if at > first else 0
             at = stop
             if not starts(publish.frame, stop):
                 found = self._found(data, stop, end)
                 if found is None or found[0].channel is not channel:
                     return at
-                publish, plan, way = found
+                publish, plan, publisher = found
             header_at = stop + len(publish.frame)
 
-    def _found(self, data: bytes, at: int, end: int) -> tuple[PendingPublish, TranslatedPlan, Way] | None:
+    def _found(self, data: bytes, at: int, end: int) -> tuple[PendingPublish, TranslatedPlan, RemotePublisher] | None:
         """Give what is remembered of the method frame that begins here, and the way to its broker."""
         size = U32.unpack_from(data, at + 3)[0] if end - at >= OVERHEAD else 0
         found = self._publishes.get(data[at : at + size + OVERHEAD])
         if found is None:
             return None
-        way = way_to(self._conversation, found[0].channel, found[1].remote)
-        return None if way is None else (*found, way)
+        publisher = remote_publisher(self._conversation, found[0].channel, found[1].remote)
+        return None if publisher is None else (*found, publisher)
 
     def _header(self, plan: TranslatedPlan, header: bytes) -> bytes:
         """Give what goes to the other broker for a producer's content header frame."""
@@ -178,7 +178,9 @@ class Distant:
             self._headers[plan, header] = payload
         return payload
 
-    def _send(self, publish: PendingPublish, plan: TranslatedPlan, way: Way, header: bytes, body: bytes) -> bool:
+    def _send(
+        self, publish: PendingPublish, plan: TranslatedPlan, publisher: RemotePublisher, header: bytes, body: bytes
+    ) -> bool:
         conversation = self._conversation
         channel = publish.channel
         try:
@@ -200,5 +202,5 @@ class Distant:
         if audit is not None and leaving.record is not None:
             ending = audit.ending(leaving.record, publish, header, 0, len(header), len(body))
             audit.publish(publish, ending, channel.before + channel.published)
-        way.send(_Only(conversation, channel, tag, *plan.there, payload, body))
+        publisher.send(_Only(conversation, channel, tag, *plan.there, payload, body))
         return True

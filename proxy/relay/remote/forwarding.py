@@ -1,6 +1,6 @@
 """How does a publish go to other brokers, and how is what they say joined with what the producer's own one says?
 
-Each target is one message on the way of the producer's channel to that broker. A failed translation counts as a copy
+Each target is one message for that broker. A failed translation counts as a copy
 that is refused at once. The channel's ledger and returns join all of them. Knows nothing of links.
 
 Source: the messenger-addressing specification, 3.3 and 3.4; architecture, "One in, one out".
@@ -14,7 +14,7 @@ from proxy.addressing.targets import Remote, Target
 from proxy.relay.channel import Channel, CollectedPublish, Life, PendingPublish
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
-from proxy.relay.remote.lane import RemoteMessage, RemoteResult, Way
+from proxy.relay.remote.lane import RemoteMessage, RemotePublisher, RemoteResult
 
 
 class _Copy(RemoteMessage):
@@ -50,48 +50,50 @@ class _Copy(RemoteMessage):
 _TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 
 
-def marks(elsewhere: RemoteTargets, producer_tag: int) -> list[Hashable]:
+def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]:
     """Names of the copies that go elsewhere, by which their returns are known."""
-    return [("elsewhere", producer_tag, index) for index in range(len(elsewhere.targets) + len(elsewhere.failed))]
+    return [
+        ("remote", producer_tag, index) for index in range(len(remote_targets.targets) + len(remote_targets.failed))
+    ]
 
 
-def send_elsewhere(
-    conversation: ConnectionState, collected: CollectedPublish, elsewhere: RemoteTargets, names: Sequence[Hashable]
+def send_remote_copies(
+    conversation: ConnectionState, collected: CollectedPublish, remote_targets: RemoteTargets, names: Sequence[Hashable]
 ) -> None:
     """Send the copies of a publish that go to other brokers; ledger and returns know of them already.
 
     Args:
         conversation: the connection.
         collected: the publish.
-        elsewhere: where it goes.
-        names: from `marks`.
+        remote_targets: where it goes.
+        names: from `copy_ids`.
     """
     publish = collected.publish
     channel = publish.channel
     tag = channel.published if channel.confirming else 0
-    for target, name in zip(elsewhere.targets, names, strict=False):
-        way = way_to(conversation, channel, target.remote)
-        if way is None:
+    for target, name in zip(remote_targets.targets, names, strict=False):
+        publisher = remote_publisher(conversation, channel, target.remote)
+        if publisher is None:
             _refuse(conversation, collected, tag, name)
         else:
-            way.send(_Copy(conversation, collected, target, tag, name))
-    for name in names[len(elsewhere.targets) :]:
+            publisher.send(_Copy(conversation, collected, target, tag, name))
+    for name in names[len(remote_targets.targets) :]:
         conversation.counters.failed_translations += 1
         _refuse(conversation, collected, tag, name)
 
 
-def way_to(conversation: ConnectionState, channel: Channel, remote: Remote | None) -> Way | None:
-    """Give the way of a channel to another broker, None where there is none."""
+def remote_publisher(conversation: ConnectionState, channel: Channel, remote: Remote | None) -> RemotePublisher | None:
+    """Give the publisher of a channel for another broker, None where there is none."""
     if remote is None:
         return None
-    found = channel.ways.get(remote)
+    found = channel.remote_publishers.get(remote)
     if found is None:
         remotes = conversation.remotes
-        made = "no links" if remotes is None else remotes.way(remote)
+        made = "no links" if remotes is None else remotes.publisher(remote)
         if isinstance(made, str):  # not kept: a rule may take its host from the address
             conversation.counters.failed_translations += 1
             return None
-        found = channel.ways[remote] = made
+        found = channel.remote_publishers[remote] = made
     return found
 
 
@@ -123,4 +125,4 @@ def _settle(
         done = channel.ledger.settle_apart(tag, acked)
         if done is not None:
             conversation.send_confirm(channel, tag, done)
-    conversation.wake()
+    conversation.notify_driver()

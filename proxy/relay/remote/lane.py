@@ -78,21 +78,21 @@ class RemoteMessage:
         """
 
 
-class Way(Protocol):
+class RemotePublisher(Protocol):
     """From one channel of a producer to one other broker, in order."""
 
     def send(self, message: RemoteMessage) -> None:
         """Take a message; `settled` is called once, sooner or later, perhaps before this returns."""
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """The producer's channel is gone: what was given is still sent."""
 
 
 class Remotes(Protocol):
     """The other brokers as one producer's connection sees them."""
 
-    def way(self, remote: Remote) -> Way | str:
-        """A new way to a broker, or why there is none."""
+    def publisher(self, remote: Remote) -> RemotePublisher | str:
+        """A new publisher to a broker, or why there is none."""
 
 
 #: Method frames kept ready, by exchange, key and flag.

@@ -265,7 +265,7 @@ def test_with_no_channel_of_ours_the_token_comes_on_the_clients() -> None:
     made = bound()
     made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
     made.answer(BIND_OK)
-    made.relay._conversation.own.number = None
+    made.relay._conversation.sidecar_channel.number = None
     (plain,) = split(made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES)))
     assert (plain.name, read_queue_bind(plain.payload).routing_key) == ("Queue.Bind", token("queue", b"b"))
     assert made.answer(BIND_OK) == b""
@@ -464,8 +464,8 @@ def test_a_message_that_chooses_what_is_not_known_waits_for_the_clients_answer()
     assert made.produce(message) == b""
     request = made.request()
     assert isinstance(request, BindDestinations)
-    assert request.asked == (PermissionCheck(owned, owned.reach(""), C),)
-    made.relay.ask(request.asked[0], lambda: made.relay.resume(request.channel))
+    assert request.permission_checks == (PermissionCheck(owned, owned.reach(""), C),)
+    made.relay.check_permission(request.permission_checks[0], lambda: made.relay.resume(request.channel))
     made.answer(OWN_BIND_OK)
     made.upstream()
     made.answer(OWN_BIND_OK)

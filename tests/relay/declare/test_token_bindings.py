@@ -150,6 +150,6 @@ def test_nothing_to_withdraw_is_done_at_once() -> None:
 def test_a_queue_has_a_token_on_each_carrier_whose_rules_name_it() -> None:
     one, two, three = (exchange(to_queue(queue), name=name) for name, queue in (("1", "q"), ("2", "q"), ("3", "r")))
     pairs = [(made, owned(made)) for made in (one, two, three)]
-    elsewhere = exchange(to_queue("q"), name="4")
-    of = state(*pairs, (elsewhere, owned(elsewhere, Delivery.QUEUE)))
+    remote_targets = exchange(to_queue("q"), name="4")
+    of = state(*pairs, (remote_targets, owned(remote_targets, Delivery.QUEUE)))
     assert tokens_of(of, b"q") == [(pairs[0][1], ("queue", b"q")), (pairs[1][1], ("queue", b"q"))]

@@ -29,13 +29,13 @@ def test_the_table_is_asked_anew_when_it_has_changed() -> None:
     wire.produce(to("out/q"), to("out/q"))
     wire.state.set_addresses(None)
     assert names(wire.produce(to("out/q"))) == ["Basic.Publish", "Header", "Body"]
-    assert len(wire.ways) == 2
+    assert len(wire.remotes) == 2
 
 
 def test_a_translation_to_an_exchange_of_the_rules_is_evaluated_under_the_new_key_and_looked_up_no_more() -> None:
     wire = Linked(routed("away"))
     assert address_of(split(wire.produce(to("in/k")))[0]) == ("xo", "k")
-    assert wire.ways == []
+    assert wire.remotes == []
 
 
 def test_a_publish_here_leaves_under_its_new_address_and_says_the_old_one() -> None:

@@ -37,12 +37,12 @@ def test_what_follows_is_found_and_expected_the_next_time() -> None:
 
 
 def test_nothing_follows_where_it_is_unknown_cut_or_of_another_channel_or_kind() -> None:
-    one, elsewhere = publish("a"), publish("a", Channel(2))
+    one, remote_targets = publish("a"), publish("a", Channel(2))
     wire = Wire(routed("a"))
     plan = ExchangePlan(wire.state.exchanges[b"xo"], wire.plans)
     ours = publish("ours", plan=plan)
-    publishes = known(one, elsewhere, ours)
-    for data in (frame("new"), frame("a")[:-1], frame("a")[:5], b"", elsewhere.frame, ours.frame):
+    publishes = known(one, remote_targets, ours)
+    for data in (frame("new"), frame("a")[:-1], frame("a")[:5], b"", remote_targets.frame, ours.frame):
         assert publishes.following(one, data, 0, len(data)) is None
     assert one.successor is None
 

@@ -121,7 +121,7 @@ def test_publishes_to_another_broker_are_seen_and_sent() -> None:
     eyes = watched(wire)
     wire.produce(to("out/q"), to("out/q"), to("out/q"))
     assert len(eyes) == 3
-    assert len(wire.ways) == 3
+    assert len(wire.remotes) == 3
 
 
 def test_who_stops_looking_sees_no_more() -> None:

@@ -12,22 +12,22 @@ from tests.relay.wire import ack, closed
 def test_a_publish_goes_to_the_other_broker_only_and_is_acked_when_that_one_acks(count: int) -> None:
     wire = Linked()
     assert wire.produce(*[to("out/q", b"%d" % number) for number in range(count)]) == b""
-    assert [(message.exchange, message.routing_key, message.body) for message in wire.ways] == [
+    assert [(message.exchange, message.routing_key, message.body) for message in wire.remotes] == [
         (b"", b"q", b"%d" % number) for number in range(count)
     ]
     assert wire.producer() == b""
     for _ in range(count):
-        wire.ways.settle()
+        wire.remotes.settle()
     acks = split(wire.producer())
     assert [frame.arguments["delivery_tag"] for frame in acks] == list(range(1, count + 1))
-    assert wire.ways.woken == count
+    assert wire.remotes.woken == count
 
 
 def test_first_and_later_publishes_go_out_with_the_same_bytes() -> None:
     wire = Linked()
     for _ in range(3):
         wire.produce(to("out/q"))
-    assert len({(message.header, message.body) for message in wire.ways}) == 1
+    assert len({(message.header, message.body) for message in wire.remotes}) == 1
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
@@ -37,8 +37,8 @@ def test_a_publish_in_pieces_is_the_same(cut: int) -> None:
     whole.produce(data)
     for at in range(0, len(data), cut):
         pieces.produce(data[at : at + cut])
-    assert [(one.header, one.body) for one in pieces.ways] == [(one.header, one.body) for one in whole.ways]
-    assert len(whole.ways) == 4
+    assert [(one.header, one.body) for one in pieces.remotes] == [(one.header, one.body) for one in whole.remotes]
+    assert len(whole.remotes) == 4
 
 
 def test_a_publish_that_only_changes_the_broker_goes_out_byte_for_byte() -> None:
@@ -46,14 +46,14 @@ def test_a_publish_that_only_changes_the_broker_goes_out_byte_for_byte() -> None
     data = to("same/q")
     wire.produce(data, data)
     header = split(data)[1]
-    assert [message.header for message in wire.ways] == [header.payload] * 2
+    assert [message.header for message in wire.remotes] == [header.payload] * 2
 
 
 def test_mandatory_publishes_go_the_same_way_frame_by_frame() -> None:
     wire = Linked()
     wire.produce(to("out/q"), to("out/q", mandatory=True), to("out/q"))
-    assert [message.mandatory for message in wire.ways] == [False, True, False]
-    assert len({message.header for message in wire.ways}) == 1
+    assert [message.mandatory for message in wire.remotes] == [False, True, False]
+    assert len({message.header for message in wire.remotes}) == 1
 
 
 def test_a_spoilt_header_ends_the_connection_as_on_the_other_path() -> None:
@@ -63,7 +63,7 @@ def test_a_spoilt_header_ends_the_connection_as_on_the_other_path() -> None:
     spoilt = client.frame(2, 1, header.payload[:14] + b"\xff\xff\xff\xff" + header.payload[18:])
     wire.produce(method.raw, spoilt, body.raw)
     assert closed(wire.producer())[:2] == (0, 502)
-    assert len(wire.ways) == 1
+    assert len(wire.remotes) == 1
 
 
 def test_what_goes_elsewhere_keeps_its_place_among_what_stays() -> None:
@@ -71,5 +71,5 @@ def test_what_goes_elsewhere_keeps_its_place_among_what_stays() -> None:
     for _ in range(2):
         left = wire.produce(to("out/q"), to("a", b"1"), to("out/q"), to("out/q"), to("b", b"2"))
         assert [frame.payload for frame in split(left) if frame.kind == 3] == [b"1", b"2"]
-    assert len(wire.ways) == 6
+    assert len(wire.remotes) == 6
     assert [frame.arguments["delivery_tag"] for frame in split(wire.answer(ack(4, multiple=True)))] == [2, 5, 7, 10]

@@ -16,7 +16,7 @@ from tests.relay.wire import ack, closed, publish, routed, say
 def test_whatever_is_not_an_ack_is_a_nack(result: RemoteResult) -> None:
     wire = Linked()
     wire.produce(to("out/q"))
-    wire.ways.settle(result)
+    wire.remotes.settle(result)
     assert names(wire.producer()) == ["Basic.Nack"]
 
 
@@ -26,10 +26,10 @@ def test_a_publish_of_several_copies_is_acked_when_all_are(home_first: bool) -> 
     assert names(wire.produce(publish("k"))) == ["Basic.Publish", "Header", "Body"]
     if home_first:
         assert wire.answer(ack(1)) == b""
-        wire.ways.settle()
+        wire.remotes.settle()
         assert names(wire.producer()) == ["Basic.Ack"]
     else:
-        wire.ways.settle()
+        wire.remotes.settle()
         assert wire.producer() == b""
         assert names(wire.answer(ack(1))) == ["Basic.Ack"]
 
@@ -37,7 +37,7 @@ def test_a_publish_of_several_copies_is_acked_when_all_are(home_first: bool) -> 
 def test_one_copy_that_is_lost_is_a_nack_of_all() -> None:
     wire = Linked(routed("q", "away"))
     wire.produce(publish("k"))
-    wire.ways.settle(RemoteResult.LOST)
+    wire.remotes.settle(RemoteResult.LOST)
     assert names(wire.answer(ack(1))) == ["Basic.Nack"]
 
 
@@ -46,7 +46,7 @@ def test_of_several_copies_all_must_come_back(returned_at_home: bool) -> None:
     wire = Linked(routed("q", "away"))
     sent = split(wire.produce(publish("k", mandatory=True)))
     content = sent[1].raw + sent[2].raw
-    wire.ways.settle(RemoteResult.RETURNED)
+    wire.remotes.settle(RemoteResult.RETURNED)
     assert wire.producer() == b""
     if returned_at_home:
         told = wire.answer(say(1, commands.Basic.Return(312, "NO_ROUTE", "xo", "k")), content, ack(1))
@@ -58,9 +58,9 @@ def test_of_several_copies_all_must_come_back(returned_at_home: bool) -> None:
 def test_without_confirms_a_lost_message_is_only_counted_unless_it_is_mandatory() -> None:
     wire = Linked(confirm=False)
     wire.produce(to("out/q"), to("out/q", mandatory=True))
-    wire.ways.settle(RemoteResult.LOST)
+    wire.remotes.settle(RemoteResult.LOST)
     assert wire.producer() == b""
-    wire.ways.settle(RemoteResult.LOST)
+    wire.remotes.settle(RemoteResult.LOST)
     assert names(wire.producer()) == ["Basic.Return", "Header", "Body"]
 
 
@@ -71,7 +71,7 @@ def test_a_transaction_can_not_span_brokers() -> None:
     assert names(wire.produce(to("here/q"))) == ["Basic.Publish", "Header", "Body"]
     wire.produce(to("out/q"))
     assert closed(wire.producer())[1] == 406
-    assert wire.ways == []
+    assert wire.remotes == []
 
 
 def test_a_body_that_is_too_large_to_keep_is_refused() -> None:
@@ -95,7 +95,7 @@ def test_what_comes_after_the_end_of_a_channel_is_told_to_nobody_and_its_ways_ar
     else:
         wire.relay.ended()
     wire.producer()
-    wire.ways.settle()
-    wire.ways.settle()
+    wire.remotes.settle()
+    wire.remotes.settle()
     assert wire.producer() == b""
-    assert wire.ways.left == 2
+    assert wire.remotes.left == 2
