@@ -131,7 +131,7 @@ class Shadow:
         run = _Run(candidate, differences, owned, self._wall(), self._timer())
         await self._inherit(run)
         self._run = run
-        self._vhosts.watch(self)
+        self._vhosts.set_tap(self)
         self._tasks.start(self._compare(run), "shadow")
         _log.info("shadow begins", candidate=loaded.rules.version, rules=self._reload.loaded.rules.version)
         return _OK, self._report(run)
@@ -159,7 +159,7 @@ class Shadow:
         return _OK, self._report(run)
 
     def wants(self, vhost: str, exchange: bytes) -> bool:
-        """Whether publishes to an exchange can differ: see `Watcher`. What clients declared is not compared."""
+        """Whether publishes to an exchange can differ: see `Tap`. What clients declared is not compared."""
         run = self._run
         if run is None:
             return False
@@ -168,8 +168,8 @@ class Shadow:
             return False
         return owned is not None or run.candidate.touches(vhost, exchange) or vhost in self._reload.loaded.books
 
-    def saw(self, observed: ObservedDecision) -> None:
-        """Buffer a publish, if there is room: see `Watcher`."""
+    def observe(self, observed: ObservedDecision) -> None:
+        """Buffer a publish, if there is room: see `Tap`."""
         run = self._run
         if run is None:
             return
@@ -182,7 +182,7 @@ class Shadow:
 
     def _stop(self, run: _Run) -> None:
         self._run = None
-        self._vhosts.watch(None)
+        self._vhosts.set_tap(None)
         _log.info("shadow ended", candidate=run.candidate.loaded.rules.version)
 
     async def _compare(self, run: _Run) -> None:

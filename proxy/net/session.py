@@ -112,7 +112,7 @@ class Session:
         self._heartbeats.start(relay, tuning, now, self._log)
         if self._shared.allowances:
             pause, flush = partial(self._pause_producer, "throttled"), lambda: self._flush(relay, monotonic())
-            allowance = self._shared.allowances.enter(handshake.user, now)
+            allowance = self._shared.allowances.acquire(handshake.user, now)
             self._throttle = Throttle(allowance, relay, counters.limits, pause, flush)
         if handshake.leftover_upstream:
             relay.receive_from_upstream(handshake.leftover_upstream, now)
@@ -388,7 +388,7 @@ class Session:
         self._end_rest()
         if self._throttle is not None:
             self._throttle.end()
-            self._shared.allowances.leave(self._throttle.allowance)
+            self._shared.allowances.release(self._throttle.allowance)
         self._tasks.cancel()
         counters = self._shared.counters
         relay = self.relay

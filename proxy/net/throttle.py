@@ -104,8 +104,8 @@ class Throttle:
         if not wait or self._timer is not None or self._over:
             return
         if self._told:
-            self.allowance.since = None
-        left = self.allowance.patience(now)
+            self.allowance.owes_since = None
+        left = self.allowance.patience_left(now)
         if left <= 0:
             self._refuse(limit)
             return
@@ -117,7 +117,7 @@ class Throttle:
     def _refuse(self, limit: str) -> None:
         rates = self.allowance.rates
         most = rates.publishes if limit == "publish_rate" else rates.read_bytes
-        self.allowance.since = None
+        self.allowance.owes_since = None
         self._told = True
         self._counters.hits["patience"] += 1
         patience = f"{rates.patience_seconds:g} s"

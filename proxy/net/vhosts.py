@@ -130,7 +130,7 @@ class Vhosts:
         journal: the audit log, if there is one.
     """
 
-    __slots__ = ("_control", "_counters", "_journal", "_plans", "_rules", "_sources", "_watcher", "client_connections")
+    __slots__ = ("_control", "_counters", "_journal", "_plans", "_rules", "_sources", "_tap", "client_connections")
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Vhosts:
         self._control = control
         self._counters = counters
         self._sources = sources
-        self._watcher: Tap | None = None
+        self._tap: Tap | None = None
         self._plans = {state.name: self._make(state) for state in states}
         #: connections on which clients can be asked what they may bind
         self.client_connections = ClientConnections()
@@ -184,15 +184,15 @@ class Vhosts:
                     _log.warning("producers' addresses have passwords that receivers see", vhost=state.name, rule=rule)
             await asyncio.sleep(_WARN_SECONDS)
 
-    def watch(self, watcher: Tap | None) -> None:
+    def set_tap(self, tap: Tap | None) -> None:
         """Let somebody watch the publishes of all virtual hosts from now on, or nobody."""
-        self._watcher = watcher
+        self._tap = tap
         for plans in self._plans.values():
-            plans.watch(watcher)
+            plans.set_tap(tap)
 
     def _make(self, state: VhostState) -> Plans:
         plans = Plans(state, self._counters, self._sources, self._rules, self._journal)
-        plans.watcher = self._watcher
+        plans.tap = self._tap
         return plans
 
     def inventory(self, vhost: str) -> QueueInventory:

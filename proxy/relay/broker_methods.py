@@ -203,7 +203,7 @@ class BrokerMethods:
             channel.remaining = 0
             conversation.drop_collected(channel)
         conversation.end_confirms(channel)
-        refusal = _of_what_was_asked(channel, frame)
+        refusal = _naming_the_request(channel, frame)
         if refusal != frame:
             conversation.send_to_producer(channel, refusal)
         channel.replies.clear()  # none of them will come
@@ -256,9 +256,9 @@ class BrokerMethods:
         return conversation.phase is not Phase.CLOSING
 
 
-def _of_what_was_asked(channel: Channel, close: bytes) -> bytes:
+def _naming_the_request(channel: Channel, close: bytes) -> bytes:
     """Give a close as if what we looked for with a declare had been asked for by the method that the producer sent."""
-    asked = channel.replies[0].asked if channel.replies else 0
-    if not asked or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
+    request_method = channel.replies[0].request_method if channel.replies else 0
+    if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
         return close
-    return close[: -1 - U32.size] + U32.pack(asked) + close[-1:]
+    return close[: -1 - U32.size] + U32.pack(request_method) + close[-1:]

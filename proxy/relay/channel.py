@@ -96,7 +96,8 @@ class ExpectedReply(NamedTuple):
         exclusive: whether a declared queue is to be exclusive.
         passive: whether the declare only looks.
         taken: for a request of ours: takes the answer's frame, says whether the producer gets it.
-        asked: for a declare of ours that only looks: (class << 16 | method) of the request, which a refusal is to name.
+        request_method: for a declare of ours that only looks: (class << 16 | method) of the request that a
+            refusal is to name.
         weight: how many requests it answers: more than one where it comes after requests without an answer.
     """
 
@@ -105,7 +106,7 @@ class ExpectedReply(NamedTuple):
     exclusive: bool = False
     passive: bool = False
     taken: Callable[[bytes], bool] | None = None
-    asked: int = 0
+    request_method: int = 0
     weight: int = 1
 
 

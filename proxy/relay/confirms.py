@@ -96,7 +96,7 @@ class Ledger:
         published: highest tag in use then, on both sides.
     """
 
-    __slots__ = ("_apart", "_entries", "_order", "upstream_tag")
+    __slots__ = ("_entries", "_order", "_remote", "upstream_tag")
 
     def __init__(self, outstanding: list[int], published: int) -> None:
         """Take over the outstanding publishes."""
@@ -104,7 +104,7 @@ class Ledger:
         self._order: deque[int] = deque(outstanding)
         self._entries: dict[int, _Entry] = {tag: _Entry(tag, 1) for tag in outstanding}
         #: by producer tag, publishes with copies at other brokers
-        self._apart: dict[int, _Entry] = {}
+        self._remote: dict[int, _Entry] = {}
 
     def add(self, producer_tag: int, copies: int, apart: int = 0) -> None:
         """Enter a publish, in this order after all before it.
@@ -112,30 +112,30 @@ class Ledger:
         Args:
             producer_tag: its tag.
             copies: upstream publishes that it leaves as.
-            apart: copies that others settle, see `settle_apart`.
+            apart: copies that others settle, see `settle_remote`.
         """
         entry = _Entry(producer_tag, copies + apart)
         if apart:
-            self._apart[producer_tag] = entry
+            self._remote[producer_tag] = entry
         for _ in range(copies):
             self.upstream_tag += 1
             self._entries[self.upstream_tag] = entry
             self._order.append(self.upstream_tag)
 
-    def settle_apart(self, producer_tag: int, ack: bool) -> bool | None:
+    def settle_remote(self, producer_tag: int, ack: bool) -> bool | None:
         """Enter what became of one copy at another broker.
 
         Returns:
             Whether the publish is acked, if it is settled now; None where it is not.
         """
-        entry = self._apart.get(producer_tag)
+        entry = self._remote.get(producer_tag)
         if entry is None:
             return None
         entry.copies -= 1
         entry.acked = entry.acked and ack
         if entry.copies:
             return None
-        del self._apart[producer_tag]
+        del self._remote[producer_tag]
         return entry.acked
 
     def settle(self, upstream_tag: int, multiple: bool, ack: bool) -> list[tuple[int, bool]]:
@@ -164,7 +164,7 @@ class Ledger:
             entry.copies -= 1
             entry.acked = entry.acked and ack
             if not entry.copies:
-                self._apart.pop(entry.producer_tag, None)
+                self._remote.pop(entry.producer_tag, None)
                 done.append((entry.producer_tag, entry.acked))
         while order and order[0] not in entries:
             order.popleft()

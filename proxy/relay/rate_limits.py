@@ -76,14 +76,14 @@ class UserRateLimit:
         rates: the limits.
     """
 
-    __slots__ = ("_publishes", "_read_bytes", "connections", "rates", "since")
+    __slots__ = ("_publishes", "_read_bytes", "connections", "owes_since", "rates")
 
     def __init__(self, rates: RateLimits) -> None:
         """Start with nothing taken."""
         self.rates = rates
         self.connections = 0
         #: when it began to owe, if it has not been below its limits since
-        self.since: float | None = None
+        self.owes_since: float | None = None
         self._publishes = TokenBucket(rates.publishes, rates.burst_seconds) if rates.publishes else None
         self._read_bytes = TokenBucket(rates.read_bytes, rates.burst_seconds) if rates.read_bytes else None
 
@@ -98,22 +98,22 @@ class UserRateLimit:
         Returns:
             Seconds until nothing is owed, and which limit says so: ``publish_rate``, ``publish_bytes``, or empty.
         """
-        if self.since is not None and self.full(now):
-            self.since = None
+        if self.owes_since is not None and self.full(now):
+            self.owes_since = None
         messages_wait = self._publishes.take(publishes, now) if self._publishes is not None else 0.0
         bytes_wait = self._read_bytes.take(read_bytes, now) if self._read_bytes is not None else 0.0
         wait = max(messages_wait, bytes_wait)
         if not wait:
             return 0.0, ""
-        if self.since is None:
-            self.since = now
+        if self.owes_since is None:
+            self.owes_since = now
         return wait, "publish_rate" if messages_wait >= bytes_wait else "publish_bytes"
 
-    def patience(self, now: float) -> float:
+    def patience_left(self, now: float) -> float:
         """Seconds that are left of the patience with a user that owes; infinite where there is no end to it."""
-        if not self.rates.patience_seconds or self.since is None:
+        if not self.rates.patience_seconds or self.owes_since is None:
             return float("inf")
-        return self.since + self.rates.patience_seconds - now
+        return self.owes_since + self.rates.patience_seconds - now
 
     def full(self, now: float) -> bool:
         """Whether it was below its limits for as long as its buckets take to fill up."""
@@ -127,27 +127,27 @@ class UserRateLimits:
         rates: the limits, the same for each of them.
     """
 
-    __slots__ = ("_of", "_rates")
+    __slots__ = ("_by_user", "_rates")
 
     def __init__(self, rates: RateLimits) -> None:
         """Start with nobody."""
         self._rates = rates
-        self._of: dict[str, UserRateLimit] = {}
+        self._by_user: dict[str, UserRateLimit] = {}
 
     def __bool__(self) -> bool:
         """Whether there is any limit."""
         return bool(self._rates.publishes or self._rates.read_bytes)
 
-    def enter(self, user: str, now: float) -> UserRateLimit:
-        """Give what a user may publish, at the start of one of its connections; `leave` ends that."""
-        if len(self._of) >= REMEMBERED:
-            self._of = {name: one for name, one in self._of.items() if one.connections or not one.full(now)}
-        found = self._of.get(user)
+    def acquire(self, user: str, now: float) -> UserRateLimit:
+        """Give what a user may publish, at the start of one of its connections; `release` ends that."""
+        if len(self._by_user) >= REMEMBERED:
+            self._by_user = {name: one for name, one in self._by_user.items() if one.connections or not one.full(now)}
+        found = self._by_user.get(user)
         if found is None:
-            found = self._of[user] = UserRateLimit(self._rates)
+            found = self._by_user[user] = UserRateLimit(self._rates)
         found.connections += 1
         return found
 
-    def leave(self, allowance: UserRateLimit) -> None:
+    def release(self, allowance: UserRateLimit) -> None:
         """One of the user's connections has ended."""
         allowance.connections -= 1

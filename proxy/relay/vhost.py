@@ -122,14 +122,14 @@ class StoredBinding(NamedTuple):
         """Whether some copy lies under the destination's token."""
         return any(copy.key != self.key for copy in self.copies)
 
-    def together(self, other: StoredBinding) -> StoredBinding:
+    def merged_with(self, other: StoredBinding) -> StoredBinding:
         """Give what two records of one binding say together."""
-        copies = in_order({*self.copies, *other.copies})
+        copies = sorted_copies({*self.copies, *other.copies})
         first = self if copies[0] in self.copies else other
         return first._replace(copies=copies, binding=replace(first.binding, sequence=copies[0].sequence))
 
 
-def in_order(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
+def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
     """Sort copies of one binding: that in front counts."""
     return tuple(sorted(copies, key=lambda copy: (not copy.signed, *copy[:-1])))
 
@@ -351,15 +351,15 @@ class VhostState:
         owned, exchange = self.exchanges[stored.binding.exchange], self.router.exchanges[stored.binding.exchange]
         known = owned.clients.get(stored.binding.identity)
         if known is not None:
-            together = known.together(stored)
-            if together.copies == known.copies:
+            merged_with = known.merged_with(stored)
+            if merged_with.copies == known.copies:
                 return False
-            is_new = together.copies[0] != known.copies[0]
+            is_new = merged_with.copies[0] != known.copies[0]
             if is_new:
-                together = self._limited(owned, together)
+                merged_with = self._limited(owned, merged_with)
                 exchange.unbind(known.binding)
-                exchange.bind(together.binding)
-            owned.keep(together)
+                exchange.bind(merged_with.binding)
+            owned.keep(merged_with)
         else:
             is_new = True
             stored = self._limited(owned, stored)

@@ -94,7 +94,7 @@ class Stage:
         header = split(publish(key, REPORT))[1].raw
         decided = Decision(exchange, Outcome.ROUTED, (b"q",))
         for _ in range(count):
-            self.shadow.saw(ObservedDecision("/", exchange, key.encode(), header, decided, NOW))
+            self.shadow.observe(ObservedDecision("/", exchange, key.encode(), header, decided, NOW))
 
     async def begin(self, text: str = OTHER) -> Json:
         status, found = await self.shadow.begin(text.encode())

@@ -125,5 +125,5 @@ def test_the_lowest_sequence_of_several_copies_counts_and_signed_ones_before_all
     made = copied(stored("ox", "q"), 9, 3, 5)
     assert (made.sequences, made.binding.sequence) == ((3, 5, 9), 3)
     unsigned = with_copies(made, [made.copies[0]._replace(sequence=1, client="you", secret=None)])
-    both = unsigned.together(made)
+    both = unsigned.merged_with(made)
     assert (both.sequences, both.binding.sequence, both.client) == ((3, 5, 9, 1), 3, "")

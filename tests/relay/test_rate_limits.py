@@ -55,43 +55,43 @@ def test_what_is_not_limited_is_not_charged() -> None:
 
 def test_patience_runs_from_the_first_debt_and_begins_anew_once_the_buckets_are_full() -> None:
     user = UserRateLimit(RateLimits(publishes=10, patience_seconds=5))
-    assert user.patience(0.0) == float("inf")
+    assert user.patience_left(0.0) == float("inf")
     user.take(20, 0, 0.0)
-    assert user.patience(2.0) == 3.0
+    assert user.patience_left(2.0) == 3.0
     user.take(15, 0, 1.5)  # no sooner than it may: it is above its rate all the time
-    assert user.patience(4.0) == 1.0
+    assert user.patience_left(4.0) == 1.0
     user.take(1, 0, 10.0)
-    assert user.patience(10.0) == float("inf")
+    assert user.patience_left(10.0) == float("inf")
 
 
 def test_without_a_patience_there_is_no_end_to_it() -> None:
     user = UserRateLimit(RateLimits(publishes=10))
     user.take(10**6, 0, 0.0)
-    assert user.patience(10.0**6) == float("inf")
+    assert user.patience_left(10.0**6) == float("inf")
 
 
 def test_connections_of_one_user_share_what_it_may_and_a_new_one_begins_with_the_debt_of_the_last() -> None:
     users = UserRateLimits(RateLimits(publishes=10))
-    first = users.enter("anna", 0.0)
-    assert users.enter("anna", 0.0) is first
-    assert users.enter("ben", 0.0) is not first
+    first = users.acquire("anna", 0.0)
+    assert users.acquire("anna", 0.0) is first
+    assert users.acquire("ben", 0.0) is not first
     first.take(30, 0, 0.0)
-    users.leave(first)
-    users.leave(first)
-    assert users.enter("anna", 1.0) is first
+    users.release(first)
+    users.release(first)
+    assert users.acquire("anna", 1.0) is first
 
 
 def test_users_who_have_left_and_owe_nothing_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.relay.rate_limits.REMEMBERED", 3)
     users = UserRateLimits(RateLimits(publishes=10))
-    stays, owes, gone = (users.enter(name, 0.0) for name in ("stays", "owes", "gone"))
+    stays, owes, gone = (users.acquire(name, 0.0) for name in ("stays", "owes", "gone"))
     owes.take(100, 0, 0.0)
-    users.leave(owes)
-    users.leave(gone)
-    users.enter("new", 1.0)
-    assert users.enter("stays", 1.0) is stays
-    assert users.enter("owes", 1.0) is owes
-    assert users.enter("gone", 1.0) is not gone
+    users.release(owes)
+    users.release(gone)
+    users.acquire("new", 1.0)
+    assert users.acquire("stays", 1.0) is stays
+    assert users.acquire("owes", 1.0) is owes
+    assert users.acquire("gone", 1.0) is not gone
 
 
 @pytest.mark.parametrize(

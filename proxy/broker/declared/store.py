@@ -42,7 +42,7 @@ from proxy.relay.vhost import (
     OwnedExchange,
     StoredBinding,
     VhostState,
-    in_order,
+    sorted_copies,
 )
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.exchange_types import OPEN
@@ -159,7 +159,7 @@ def stored_binding(
 
 def with_copies(stored: StoredBinding, copies: Iterable[BindingCopy]) -> StoredBinding:
     """Give a binding with these copies, the first of which counts."""
-    ordered = in_order(copies)
+    ordered = sorted_copies(copies)
     sequence = ordered[0].sequence if ordered else 0
     return stored._replace(binding=replace(stored.binding, sequence=sequence), copies=ordered)
 
@@ -311,7 +311,7 @@ class BindingListings:
                 if later:
                     continue
             elif known is not None:
-                stored = known.together(stored)
+                stored = known.merged_with(stored)
             joined[identity] = stored
             winners[identity] = info
         self._decoded[name], self._previous[name] = fresh, previous

@@ -100,7 +100,7 @@ class RemoteConnection:
     def send(self, lane: Lane, message: RemoteMessage) -> None:
         """Give a lane a message."""
         self._messages += 1
-        self._bytes += message.weight
+        self._bytes += message.size_bytes
         lane.send(message)
         if not self.full:
             self._weigh()
@@ -123,7 +123,7 @@ class RemoteConnection:
 
     def _settled(self, message: RemoteMessage, result: RemoteResult, reason: str) -> None:
         self._messages -= 1
-        self._bytes -= message.weight
+        self._bytes -= message.size_bytes
         self._counters.results[result.value] += 1
         if self.full:
             self._weigh()
@@ -267,7 +267,7 @@ class RemoteConnection:
         link = self._link
         # What can't be written waits in the lanes, where the deadline finds it.
         if link is not None and link.open:
-            link.choke(not writable)
+            link.set_socket_full(not writable)
             self.flush_soon()
 
     async def _tick(self) -> None:
@@ -277,7 +277,7 @@ class RemoteConnection:
             await asyncio.sleep(min(1.0, deadline / 10))
             now = monotonic()
             link = self._link
-            why = self.failure or ("that broker takes no publishes now" if link and link.held else "no channel")
+            why = self.failure or ("that broker takes no publishes now" if link and link.paused else "no channel")
             for lane in tuple(self._lanes):
                 lane.expire(now - deadline, why)
             for lane in tuple(self._leaving):

@@ -147,7 +147,7 @@ def is_bind(frame: bytes) -> int:
 
 
 #: Destinations that are asked about when a binding is made; further ones when a message chooses them.
-ASKED_AT_ONCE = 500
+CHECKED_AT_ONCE = 500
 _REFUSED = "403 ACCESS_REFUSED - "
 
 
@@ -163,7 +163,7 @@ class ClientReach:
         self._conversation = conversation
         self._state = conversation.state
 
-    def chosen(self, owned: OwnedExchange, compiled: CompiledBinding) -> list[Destination]:
+    def chosen_destinations(self, owned: OwnedExchange, compiled: CompiledBinding) -> list[Destination]:
         """Give what the routes of a binding choose now, as far as it exists and the client was not asked about it."""
         state = self._state
         chosen: dict[Destination, None] = {}
@@ -180,20 +180,20 @@ class ClientReach:
                     if (found is True) is not route.negated:
                         chosen[QUEUE, name] = None
         allowed = owned.reach(self._conversation.user).allowed if chosen else ()
-        return [one for one in chosen if one not in allowed][:ASKED_AT_ONCE]
+        return [one for one in chosen if one not in allowed][:CHECKED_AT_ONCE]
 
-    def ask(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[], None]) -> None:
+    def check(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[], None]) -> None:
         """Ask the broker on the channel of ours whether the client may bind what is wanted, then call `then`."""
         reach = owned.reach(self._conversation.user)
         left = [one for one in wanted if one not in reach.allowed]
 
-        def further() -> None:
+        def check_next() -> None:
             if left and self._conversation.phase is Phase.OPEN:
-                check_permission(self._conversation, owned, reach, left.pop(0), further)
+                check_permission(self._conversation, owned, reach, left.pop(0), check_next)
             else:
                 then()
 
-        further()
+        check_next()
 
     def refusal(self, owned: OwnedExchange, named: Iterable[Destination], ids: tuple[int, int]) -> ProtocolError | None:
         """Give the broker's refusal of something that a client named itself, if there is one.
@@ -210,7 +210,7 @@ class ClientReach:
                 return ProtocolError(403, text.removeprefix(_REFUSED), Scope.CHANNEL, *ids)
         return None
 
-    def leave(
+    def remove_unneeded(
         self, owned: OwnedExchange, client: str, tokens: Collection[Destination], then: Callable[[], None]
     ) -> None:
         """Take away what was bound for a client's routes, once it has no binding there any more.
@@ -230,16 +230,16 @@ class ClientReach:
             reach = owned.reaches.pop(client)
             freed |= reach.allowed
             grants = [key for key, one in owned.grants.items() if key == grant_key(client, *one)]
-        needless = sorted(one for one in freed if one in owned.bound and not self.needed(owned, one))
-        withdraw(self._conversation, owned, needless, grants, then)
+        unneeded = sorted(one for one in freed if one in owned.bound and not self.is_needed(owned, one))
+        withdraw(self._conversation, owned, unneeded, grants, then)
 
-    def needless(self, owned: OwnedExchange, stored: StoredBinding) -> list[Destination]:
+    def unneeded(self, owned: OwnedExchange, stored: StoredBinding) -> list[Destination]:
         """Give the destination of a binding that goes, where its token stands and nothing else leads there."""
         receiver = stored.destination
         own_use = stored.binding.identity in owned.clients
-        return [receiver] if receiver in owned.bound and not self.needed(owned, receiver, own_use) else []
+        return [receiver] if receiver in owned.bound and not self.is_needed(owned, receiver, own_use) else []
 
-    def needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
+    def is_needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
         """Say whether more than so many bindings, a route or an exchange behind this one leads to a destination."""
         router = self._state.router
         exchange = router.exchanges[owned.name]
@@ -252,36 +252,36 @@ class ClientReach:
 _BINDS_AT_ONCE = 256
 
 
-class _Made(NamedTuple):
+class _PendingBind(NamedTuple):
     """A bind or unbind under way.
 
     Args:
         channel: the client's.
-        asked: what it asked for.
+        request: what it asked for.
         owned: the exchange.
         stored: the binding; None where a rules file has it.
         tokens: destinations whose tokens come or go with it.
     """
 
     channel: Channel
-    asked: BindRequest
+    request: BindRequest
     owned: OwnedExchange
     stored: StoredBinding | None
     tokens: tuple[Destination, ...]
 
 
-class _Planned(NamedTuple):
+class _PlannedBind(NamedTuple):
     """A bind that was checked, and what it takes.
 
     Args:
-        made: it.
+        pending: it.
         binding: what routing is to know.
         keep: the step that keeps it on the broker; none where that is not needed, or nothing is kept there.
         chosen: destinations about which the broker is to be asked first.
         named: those among them that the client named itself: a refusal of one refuses the bind.
     """
 
-    made: _Made
+    pending: _PendingBind
     binding: Binding
     keep: list[InjectedMethod]
     chosen: list[Destination]
@@ -309,19 +309,19 @@ class ClientBindings:
         Raises:
             ProtocolError: 406 and 403 on the channel, 540 on the connection.
         """
-        asked = self._read(channel, index, frame)
-        owned = self._owned(asked)
+        request = self._read(channel, index, frame)
+        owned = self._owned(request)
         if owned is None:
-            self._refuse_real_source(asked)
-            return asked.pass_on(channel)
-        planned = self._planned(channel, asked, owned)
+            self._refuse_real_source(request)
+            return request.pass_on(channel)
+        planned = self._planned(channel, request, owned)
         if planned.chosen:
-            self._ask_first(planned)
+            self._check_first(planned)
         else:
             self._make(planned)
         return False
 
-    def along(self, channel: Channel, frame: bytes) -> bool:
+    def bind_while_held(self, channel: Channel, frame: bytes) -> bool:
         """Take a frame behind binds that are not answered yet, where it is one more: it need not wait for them.
 
         Answers:
@@ -331,9 +331,9 @@ class ClientBindings:
         if not index or len(channel.binds) >= _BINDS_AT_ONCE:
             return False
         try:
-            asked = self._read(channel, index, frame)
-            owned = self._owned(asked)
-            planned = None if owned is None else self._planned(channel, asked, owned)
+            request = self._read(channel, index, frame)
+            owned = self._owned(request)
+            planned = None if owned is None else self._planned(channel, request, owned)
         except ProtocolError:
             return False  # in its turn it will be refused
         if planned is None or planned.chosen or planned.binding.identity in channel.binds:
@@ -350,71 +350,75 @@ class ClientBindings:
             ProtocolError: 403 on the channel, what sidecars alone may; 406 on the channel, nested too deep; 502 on the
                 connection, malformed.
         """
-        asked = read_bind_request(channel, index, frame)
-        refuse_nested(asked.entries, f"binding to {asked.kind}", asked.destination, self._state.name, asked.ids)
-        refuse_own_arguments(asked.entries, asked.ids)
-        if asked.routing_key.startswith(RESERVED_PREFIX):
-            prefix = _text(RESERVED_PREFIX)
-            text = f"routing key '{_text(asked.routing_key)}' begins with '{prefix}', which is the proxy's own"
-            raise ProtocolError(403, text, Scope.CHANNEL, *asked.ids)
-        return asked
+        request = read_bind_request(channel, index, frame)
+        refuse_nested(request.entries, f"binding to {request.kind}", request.destination, self._state.name, request.ids)
+        refuse_own_arguments(request.entries, request.ids)
+        if request.routing_key.startswith(RESERVED_PREFIX):
+            key, prefix = _text(request.routing_key), _text(RESERVED_PREFIX)
+            text = f"routing key '{key}' begins with '{prefix}', which is the proxy's own"
+            raise ProtocolError(403, text, Scope.CHANNEL, *request.ids)
+        return request
 
-    def _planned(self, channel: Channel, asked: BindRequest, owned: OwnedExchange) -> _Planned:
+    def _planned(self, channel: Channel, request: BindRequest, owned: OwnedExchange) -> _PlannedBind:
         """Check a bind, and say what it takes."""
-        binding = self._binding(asked, owned)
+        binding = self._binding(request, owned)
         try:
             compiled = compile_binding(owned.type, binding, self._conversation.plans.rules.local_time)
         except ProtocolError as error:
-            raise ProtocolError(error.reply_code, error.text, Scope.CHANNEL, *asked.ids) from error
-        self._refuse_unkept(asked, owned)
+            raise ProtocolError(error.reply_code, error.text, Scope.CHANNEL, *request.ids) from error
+        self._refuse_unkept(request, owned)
         known = owned.clients.get(binding.identity)
         if known is not None and not known.signed:
             known = None  # that one may not do what this one may
         kept = self._is_clients(owned, binding)
         if kept and known is None and compiled.regexes:
-            self._refuse_many_regexes(asked, compiled.regexes)
+            self._refuse_many_regexes(request, compiled.regexes)
         carried = owned.delivery is Delivery.CARRIER
-        tokens = (asked.receiver,) if carried and not self._evaluated(asked) else ()
-        chosen = self._reach.chosen(owned, compiled) if kept and known is None and self._state.own_routes else []
+        tokens = (request.receiver,) if carried and not self._evaluated(request) else ()
+        chosen = (
+            self._reach.chosen_destinations(owned, compiled)
+            if kept and known is None and self._state.own_routes
+            else []
+        )
         if not carried or (chosen and not tokens):
-            chosen = list(dict.fromkeys((asked.receiver, *chosen)))
-        key = asked.key
-        if kept and known is None and tokens and not chosen and not self._is_marked(channel, owned, asked.receiver):
-            key = self._mark_key(asked)
-        stored = known or self._stored(owned, binding, asked, key)
+            chosen = list(dict.fromkeys((request.receiver, *chosen)))
+        key = request.key
+        if kept and known is None and tokens and not chosen and not self._is_marked(channel, owned, request.receiver):
+            key = self._mark_key(request)
+        stored = known or self._stored(owned, binding, request, key)
         rows = kept_rows(stored)[:1] if kept and carried else []
-        keep = [bind_step(channel.number, owned.carrier, asked.receiver, *row) for row in rows]
+        keep = [bind_step(channel.number, owned.carrier, request.receiver, *row) for row in rows]
         named = [one for one in chosen if one in compiled.destinations]
-        made = _Made(channel, asked, owned, stored if kept else None, tokens)
-        return _Planned(made, binding, keep, chosen, named)
+        pending = _PendingBind(channel, request, owned, stored if kept else None, tokens)
+        return _PlannedBind(pending, binding, keep, chosen, named)
 
-    def _stored(self, owned: OwnedExchange, binding: Binding, asked: BindRequest, key: bytes) -> StoredBinding:
-        copy = signed_copy(self._state, owned.carrier, binding, asked.entries, key, self._conversation.user)
-        return StoredBinding(binding, asked.entries, asked.key, (copy,))
+    def _stored(self, owned: OwnedExchange, binding: Binding, request: BindRequest, key: bytes) -> StoredBinding:
+        copy = signed_copy(self._state, owned.carrier, binding, request.entries, key, self._conversation.user)
+        return StoredBinding(binding, request.entries, request.key, (copy,))
 
-    def _make(self, planned: _Planned) -> None:
+    def _make(self, planned: _PlannedBind) -> None:
         """Keep the binding and mark its destination, in one go."""
-        made, identity = planned.made, planned.binding.identity
-        channel, owned = made.channel, made.owned
-        tokens = made.tokens
-        place = (owned, made.asked.receiver)
-        is_mark = self._is_mark(made.stored)
-        is_sure = made.asked.kind == QUEUE and owned.is_sure(made.asked.receiver, self._binder)
+        pending, identity = planned.pending, planned.binding.identity
+        channel, owned = pending.channel, pending.owned
+        tokens = pending.tokens
+        place = (owned, pending.request.receiver)
+        is_mark = self._is_mark(pending.stored)
+        is_sure = pending.request.kind == QUEUE and owned.is_sure(pending.request.receiver, self._binder)
         if planned.keep and (is_mark or place in channel.marking or is_sure):
             tokens = ()  # the broker is asked all the same
         if is_mark:
             channel.marking.add(place)
-        steps = planned.keep + [step for one in tokens for step in self._mark_steps(made, one)]
+        steps = planned.keep + [step for one in tokens for step in self._mark_steps(pending, one)]
 
         def answered() -> None:
-            if made.tokens and not is_mark and not self._stands(made):
+            if pending.tokens and not is_mark and not self._stands(pending):
                 # Somebody has unbound meanwhile what it relied on.
-                inject_held(self._conversation, channel, self._mark_steps(made, made.asked.receiver), answered)
+                inject_held(self._conversation, channel, self._mark_steps(pending, pending.request.receiver), answered)
                 return
             channel.binds.discard(identity)
             if is_mark:
                 channel.marking.discard(place)
-            answer = self._bound(made)
+            answer = self._bound(pending)
             if channel.binds:
                 self._conversation.send_to_producer(channel, answer)
             else:
@@ -425,76 +429,76 @@ class ClientBindings:
             channel.binds.add(identity)
             inject_held(self._conversation, channel, steps, answered)
         else:
-            inject_and_reply(self._conversation, channel, steps, partial(self._bound, made))
+            inject_and_reply(self._conversation, channel, steps, partial(self._bound, pending))
 
-    def _mark_steps(self, made: _Made, destination: Destination) -> list[InjectedMethod]:
+    def _mark_steps(self, pending: _PendingBind, destination: Destination) -> list[InjectedMethod]:
         """Bind tokens; until somebody takes them away they are known to be ours."""
-        (self._now(made.owned) or made.owned).sure[destination] = self._binder
-        return self._token_steps(bind_step, made, destination)
+        (self._now(pending.owned) or pending.owned).sure[destination] = self._binder
+        return self._token_steps(bind_step, pending, destination)
 
     def _token_steps(
         self,
         make: Callable[[int, bytes, Destination, bytes], InjectedMethod],
-        made: _Made,
+        pending: _PendingBind,
         destination: Destination,
     ) -> list[InjectedMethod]:
         """Bind or unbind every token of a destination."""
-        number, carrier = made.channel.number, made.owned.carrier
+        number, carrier = pending.channel.number, pending.owned.carrier
         return [make(number, carrier, destination, key) for key in self._state.tokens.of(*destination)]
 
-    def _mark_key(self, asked: BindRequest) -> bytes:
+    def _mark_key(self, request: BindRequest) -> bytes:
         """Give the key for a binding by which messages are to find its destination: the token, where that is one alone.
 
         Where several are bound, a binding under one of them would be read by some sidecars only.
         """
-        current, *others = self._state.tokens.of(*asked.receiver)
-        return asked.key if others else current
+        current, *others = self._state.tokens.of(*request.receiver)
+        return request.key if others else current
 
     def _is_mark(self, stored: StoredBinding | None) -> bool:
         """Whether messages find the destination of a binding by it alone."""
         return stored is not None and self._state.tokens.of(*stored.destination) == (stored.copies[0].key,)
 
-    def _stands(self, made: _Made) -> bool:
+    def _stands(self, pending: _PendingBind) -> bool:
         """Whether messages find the destination by what came through us, as far as is known."""
-        owned, receiver = self._now(made.owned), made.asked.receiver
+        owned, receiver = self._now(pending.owned), pending.request.receiver
         return owned is None or receiver in owned.marked or owned.sure.get(receiver) is self._binder
 
-    def _ask_first(self, planned: _Planned) -> None:
+    def _check_first(self, planned: _PlannedBind) -> None:
         """Ask what the client may bind; the binding is kept last: what a refusal leaves behind is taken away."""
-        made = planned.made
-        channel, asked, owned = made.channel, made.asked, made.owned
-        fresh = [one for one in made.tokens if one not in owned.bound]
+        pending = planned.pending
+        channel, request, owned = pending.channel, pending.request, pending.owned
+        fresh = [one for one in pending.tokens if one not in owned.bound]
         reached = partial(self._reached, planned, fresh)
-        mark = [step for one in made.tokens for step in self._token_steps(bind_step, made, one)]
+        mark = [step for one in pending.tokens for step in self._token_steps(bind_step, pending, one)]
 
         def marked() -> None:
-            owned.bound.update(made.tokens)
-            self._reach.ask(owned, planned.chosen, reached)
+            owned.bound.update(pending.tokens)
+            self._reach.check(owned, planned.chosen, reached)
 
-        inject(self._conversation, channel, mark or self._look_steps(channel, asked), marked, asked.method)
+        inject(self._conversation, channel, mark or self._look_steps(channel, request), marked, request.method)
 
-    def _reached(self, planned: _Planned, fresh: list[Destination]) -> None:
+    def _reached(self, planned: _PlannedBind, fresh: list[Destination]) -> None:
         """It is known now what the client may bind: keep the binding, or refuse it."""
-        made, keep, named = planned.made, planned.keep, planned.named
-        channel, owned = made.channel, made.owned
+        pending, keep, named = planned.pending, planned.keep, planned.named
+        channel, owned = pending.channel, pending.owned
         held = is_held(self._conversation, channel)
-        refusal = self._reach.refusal(owned, named, made.asked.ids)
+        refusal = self._reach.refusal(owned, named, pending.request.ids)
         if held and refusal is None:
             if keep:
-                inject_and_reply(self._conversation, channel, keep, partial(self._bound, made))
+                inject_and_reply(self._conversation, channel, keep, partial(self._bound, pending))
             else:
-                reply_and_resume(self._conversation, channel, self._bound(made))
+                reply_and_resume(self._conversation, channel, self._bound(pending))
             return
         if held and refusal is not None:
             self._conversation.refuse(channel, refusal)
-        self._reach.leave(owned, self._conversation.user, fresh, lambda: None)
+        self._reach.remove_unneeded(owned, self._conversation.user, fresh, lambda: None)
 
-    def _bound(self, made: _Made) -> bytes:
+    def _bound(self, pending: _PendingBind) -> bytes:
         """Everything stands on the broker: give the answer for the client."""
-        state, stored = self._state, made.stored
-        owned = self._now(made.owned)
+        state, stored = self._state, pending.stored
+        owned = self._now(pending.owned)
         if owned is not None:
-            for one in made.tokens:
+            for one in pending.tokens:
                 owned.bound.add(one)
                 if one[0] == QUEUE:
                     owned.sure[one] = self._binder
@@ -503,7 +507,7 @@ class ClientBindings:
                 owned.marked[stored.destination] = stored.binding.identity
             if stored is not None and self._is_clients(owned, stored.binding) and state.add_binding(stored):
                 self._conversation.inventory.changed(owned.name)
-        return made.asked.answer(made.channel)
+        return pending.request.answer(pending.channel)
 
     def unbind(self, channel: Channel, index: int, frame: bytes) -> bool:
         """Take queue.unbind or exchange.unbind; answer whether it goes upstream as it came.
@@ -511,85 +515,85 @@ class ClientBindings:
         Raises:
             ProtocolError: 403 and 406 on the channel.
         """
-        asked = read_bind_request(channel, index, frame)
-        owned = self._owned(asked)
+        request = read_bind_request(channel, index, frame)
+        owned = self._owned(request)
         if owned is None:
-            return asked.pass_on(channel)
-        binding = self._binding(asked, owned)
+            return request.pass_on(channel)
+        binding = self._binding(request, owned)
         stored = owned.clients.get(binding.identity)
         if stored is None:
-            self._refuse_unknown(asked, owned, binding)
+            self._refuse_unknown(request, owned, binding)
             # Nothing is removed, but the broker is asked: it checks permissions and that source and destination exist.
-            stored = StoredBinding(binding, asked.entries, asked.key, (BindingCopy(0, "", asked.key),))
-        needless = self._reach.needless(owned, stored)
-        made = _Made(channel, asked, owned, stored, tuple(needless))
-        if needless or stored.has_mark:  # who binds there meanwhile relies on a binding of its own
-            owned.marked.pop(asked.receiver, None)
-            owned.sure.pop(asked.receiver, None)
+            stored = StoredBinding(binding, request.entries, request.key, (BindingCopy(0, "", request.key),))
+        unneeded = self._reach.unneeded(owned, stored)
+        pending = _PendingBind(channel, request, owned, stored, tuple(unneeded))
+        if unneeded or stored.has_mark:  # who binds there meanwhile relies on a binding of its own
+            owned.marked.pop(request.receiver, None)
+            owned.sure.pop(request.receiver, None)
         if owned.delivery is Delivery.CARRIER:
             # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
-            steps = [step for one in needless for step in self._token_steps(unbind_step, made, one)]
-            steps += [unbind_step(channel.number, owned.carrier, asked.receiver, *row) for row in kept_rows(stored)]
-            if stored.has_mark and not needless and asked.receiver in owned.bound:
-                self._replace(made, steps)
+            steps = [step for one in unneeded for step in self._token_steps(unbind_step, pending, one)]
+            steps += [unbind_step(channel.number, owned.carrier, request.receiver, *row) for row in kept_rows(stored)]
+            if stored.has_mark and not unneeded and request.receiver in owned.bound:
+                self._replace(pending, steps)
             else:
-                inject(self._conversation, channel, steps, partial(self._unbound, made))
+                inject(self._conversation, channel, steps, partial(self._unbound, pending))
         else:
-            permitted = partial(self._permitted, made)
+            permitted = partial(self._permitted, pending)
             # Whether it exists makes no difference, as on the broker.
-            inject(self._conversation, channel, [], lambda: self._reach.ask(owned, [asked.receiver], permitted))
+            inject(self._conversation, channel, [], lambda: self._reach.check(owned, [request.receiver], permitted))
         return False
 
-    def _replace(self, made: _Made, steps: list[InjectedMethod]) -> None:
+    def _replace(self, pending: _PendingBind, steps: list[InjectedMethod]) -> None:
         """Others lead there by the binding that goes: a token comes in its place first."""
-        channel, owned, receiver = made.channel, made.owned, made.asked.receiver
-        drop = partial(self._drop, made, steps)
+        channel, owned, receiver = pending.channel, pending.owned, pending.request.receiver
+        drop = partial(self._drop, pending, steps)
         if self._conversation.sidecar_channel.number is None:
-            inject(self._conversation, channel, self._token_steps(bind_step, made, receiver), drop)
+            inject(self._conversation, channel, self._token_steps(bind_step, pending, receiver), drop)
         else:
             # Elsewhere it may be refused, where the queue has just gone: unbinding is no error then.
             mark = partial(bind_tokens, self._conversation, [(owned, receiver)], drop, {})
             inject(self._conversation, channel, [], mark)
 
-    def _drop(self, made: _Made, steps: list[InjectedMethod]) -> None:
+    def _drop(self, pending: _PendingBind, steps: list[InjectedMethod]) -> None:
         """Unbind, now that a token stands."""
-        if is_held(self._conversation, made.channel):
-            inject(self._conversation, made.channel, steps, partial(self._unbound, made))
+        if is_held(self._conversation, pending.channel):
+            inject(self._conversation, pending.channel, steps, partial(self._unbound, pending))
 
-    def _permitted(self, made: _Made) -> None:
+    def _permitted(self, pending: _PendingBind) -> None:
         """It is known now whether the client may unbind, where no binding on the broker says so."""
-        if not is_held(self._conversation, made.channel):
+        if not is_held(self._conversation, pending.channel):
             return
-        refusal = self._reach.refusal(made.owned, [made.asked.receiver], made.asked.ids)
+        refusal = self._reach.refusal(pending.owned, [pending.request.receiver], pending.request.ids)
         if refusal is None:
-            self._unbound(made)
+            self._unbound(pending)
         else:
-            self._conversation.refuse(made.channel, refusal)
+            self._conversation.refuse(pending.channel, refusal)
 
-    def _unbound(self, made: _Made) -> None:
+    def _unbound(self, pending: _PendingBind) -> None:
         """Nothing of the binding stands on the broker any more, but perhaps what its routes asked for."""
-        state, owned = self._state, self._now(made.owned)
+        state, owned = self._state, self._now(pending.owned)
         known = None
         if owned is not None:
-            for one in made.tokens:
+            for one in pending.tokens:
                 owned.taken(one)
-            known = None if made.stored is None else owned.clients.get(made.stored.binding.identity)
+            known = None if pending.stored is None else owned.clients.get(pending.stored.binding.identity)
         if owned is None or known is None:
-            reply_and_resume(self._conversation, made.channel, made.asked.answer(made.channel))
+            reply_and_resume(self._conversation, pending.channel, pending.request.answer(pending.channel))
             return
         state.remove_binding(known)
         self._conversation.inventory.changed(owned.name)
-        self._reach.leave(owned, known.client, (made.asked.receiver,), partial(self._gone, made))
+        self._reach.remove_unneeded(owned, known.client, (pending.request.receiver,), partial(self._gone, pending))
 
-    def _gone(self, made: _Made) -> None:
-        owned = made.owned
+    def _gone(self, pending: _PendingBind) -> None:
+        owned = pending.owned
         if owned.ends and self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)  # the broker has dropped it with its last binding
-        reply_and_resume(self._conversation, made.channel, made.asked.answer(made.channel))
+        reply_and_resume(self._conversation, pending.channel, pending.request.answer(pending.channel))
 
-    def _owned(self, asked: BindRequest) -> OwnedExchange | None:
+    def _owned(self, request: BindRequest) -> OwnedExchange | None:
         """The source, where binding to it is ours to judge: not what stays the broker's own beside it."""
-        owned = self._state.exchanges.get(asked.source)
+        owned = self._state.exchanges.get(request.source)
         return None if owned is None or owned.unmatched_pass else owned
 
     @staticmethod
@@ -610,37 +614,37 @@ class ClientBindings:
         same = owned.declared is None and now.declared is None and place == (now.type, now.delivery, now.carrier)
         return now if same else None
 
-    def _evaluated(self, asked: BindRequest) -> bool:
+    def _evaluated(self, request: BindRequest) -> bool:
         """Whether the destination is an exchange that is evaluated here: it needs no token."""
-        return asked.kind == EXCHANGE and asked.destination in self._state.exchanges
+        return request.kind == EXCHANGE and request.destination in self._state.exchanges
 
-    def _binding(self, asked: BindRequest, owned: OwnedExchange) -> Binding:
-        table = decode_table(asked.entries, 0, len(asked.entries))
+    def _binding(self, request: BindRequest, owned: OwnedExchange) -> Binding:
+        table = decode_table(request.entries, 0, len(request.entries))
         sequence = self._conversation.next_sequence()
-        return Binding(owned.name, asked.kind, asked.destination, asked.routing_key, table, "", sequence)
+        return Binding(owned.name, request.kind, request.destination, request.routing_key, table, "", sequence)
 
     # -- refusals ----------------------------------------------------------------------------------------------
 
-    def _refuse_real_source(self, asked: BindRequest) -> None:
-        owned = self._state.exchanges.get(asked.destination) if asked.kind == EXCHANGE else None
+    def _refuse_real_source(self, request: BindRequest) -> None:
+        owned = self._state.exchanges.get(request.destination) if request.kind == EXCHANGE else None
         if owned is not None and (owned.declared is not None or owned.carrier == owned.name):
             text = (
-                f"exchange '{_text(asked.destination)}' is evaluated by the proxy; the broker alone would route from "
-                f"'{_text(asked.source)}' to it"
+                f"exchange '{_text(request.destination)}' is evaluated by the proxy; the broker alone would route from "
+                f"'{_text(request.source)}' to it"
             )
-            raise ProtocolError(540, text, Scope.CONNECTION, *asked.ids)
+            raise ProtocolError(540, text, Scope.CONNECTION, *request.ids)
 
-    def _refuse_unkept(self, asked: BindRequest, owned: OwnedExchange) -> None:
+    def _refuse_unkept(self, request: BindRequest, owned: OwnedExchange) -> None:
         """Refuse what the broker can't keep: a binding of a carrier to an exchange that it does not have."""
-        receiver = self._state.exchanges.get(asked.destination) if asked.kind == EXCHANGE else None
+        receiver = self._state.exchanges.get(request.destination) if request.kind == EXCHANGE else None
         if receiver is not None and receiver.delivery is Delivery.QUEUE and owned.delivery is Delivery.CARRIER:
             text = (
                 f"exchange '{_text(receiver.name)}' with delivery queue is not on the broker, where a binding of "
                 f"'{_text(owned.name)}' with delivery carrier is kept"
             )
-            raise ProtocolError(540, text, Scope.CONNECTION, *asked.ids)
+            raise ProtocolError(540, text, Scope.CONNECTION, *request.ids)
 
-    def _refuse_many_regexes(self, asked: BindRequest, more: int) -> None:
+    def _refuse_many_regexes(self, request: BindRequest, more: int) -> None:
         user, most = self._conversation.user, self._conversation.plans.rules.regexes
         there = self._state.regexes(user)
         if there + more > most:
@@ -648,26 +652,26 @@ class ClientBindings:
                 f"the bindings of user '{user}' have {there} regular expressions; {more} more would exceed {most} "
                 "(declared.regexes)"
             )
-            raise ProtocolError(406, text, Scope.CHANNEL, *asked.ids)
+            raise ProtocolError(406, text, Scope.CHANNEL, *request.ids)
 
-    def _refuse_unknown(self, asked: BindRequest, owned: OwnedExchange, binding: Binding) -> None:
+    def _refuse_unknown(self, request: BindRequest, owned: OwnedExchange, binding: Binding) -> None:
         exchange = self._state.router.exchanges[owned.name]
         if exchange.has(binding):
-            text = f"the binding to '{_text(asked.destination)}' belongs to a rules file of the proxy"
-            raise ProtocolError(403, text, Scope.CHANNEL, *asked.ids)
+            text = f"the binding to '{_text(request.destination)}' belongs to a rules file of the proxy"
+            raise ProtocolError(403, text, Scope.CHANNEL, *request.ids)
         strict = self._conversation.plans.rules.strict_unbind
-        if strict and exchange.binds(asked.kind, asked.destination, asked.routing_key):
-            raise ProtocolError(406, "binding arguments do not match", Scope.CHANNEL, *asked.ids)
+        if strict and exchange.binds(request.kind, request.destination, request.routing_key):
+            raise ProtocolError(406, "binding arguments do not match", Scope.CHANNEL, *request.ids)
 
-    def _look_steps(self, channel: Channel, asked: BindRequest) -> list[InjectedMethod]:
+    def _look_steps(self, channel: Channel, request: BindRequest) -> list[InjectedMethod]:
         """Ask whether the destination exists, and nothing else."""
-        if asked.kind == QUEUE:
+        if request.kind == QUEUE:
             bits = (True, False, False, False, False)
-            frame = method_frame(channel.number, methods.QUEUE_DECLARE, 0, asked.destination, *bits, b"")
+            frame = method_frame(channel.number, methods.QUEUE_DECLARE, 0, request.destination, *bits, b"")
             return [(frame, methods.QUEUE_DECLARE_OK)]
-        if self._evaluated(asked):
+        if self._evaluated(request):
             return []
-        frame = exchange_declare(channel.number, asked.destination, b"direct", passive=True)
+        frame = exchange_declare(channel.number, request.destination, b"direct", passive=True)
         return [(frame, methods.EXCHANGE_DECLARE_OK)]
 
 

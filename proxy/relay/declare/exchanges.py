@@ -90,13 +90,13 @@ def inequivalent_type(exchange: bytes, vhost: str, received: bytes, current: str
     )
 
 
-def inequivalence(owned: OwnedExchange, table: Table, asked: ExchangeDeclare, vhost: str) -> str:
+def inequivalence(owned: OwnedExchange, table: Table, request: ExchangeDeclare, vhost: str) -> str:
     """Find the first argument that differs.
 
     Args:
         owned: the exchange that is there.
         table: arguments of the new declare.
-        asked: the new declare.
+        request: the new declare.
         vhost: for the text.
 
     Returns:
@@ -105,7 +105,7 @@ def inequivalence(owned: OwnedExchange, table: Table, asked: ExchangeDeclare, vh
     where = f"for exchange '{_utf8(owned.name)}' in vhost '{vhost}'"
     declared = owned.declared or _BY_FILE
     for name in ("durable", "auto_delete", "internal"):  # in the broker's order, and before the arguments
-        received, current = getattr(asked, name), getattr(declared, name)
+        received, current = getattr(request, name), getattr(declared, name)
         if received != current:
             return (
                 f"inequivalent arg '{name}' {where}: received '{str(received).lower()}' "
@@ -141,11 +141,11 @@ _DECLARE, _DELETE = (40, 10), (40, 20)
 _ALTERNATE = b"alternate-exchange"
 
 
-class _Fresh(NamedTuple):
+class _NewExchange(NamedTuple):
     """An exchange on its way to be declared."""
 
     channel: Channel
-    asked: ExchangeDeclare
+    request: ExchangeDeclare
     owned: OwnedExchange
     exchange: Exchange
 
@@ -168,18 +168,18 @@ class ClientExchanges:
         Raises:
             ProtocolError: 403 and 406 on the channel.
         """
-        asked = read_exchange_declare(frame[7:-1])
-        refuse_nested(asked.arguments, "exchange", asked.exchange, self._state.name, _DECLARE)
-        refuse_own_arguments(asked.arguments, _DECLARE)
-        owned = self._state.exchanges.get(asked.exchange)
-        if owned is not None and (owned.type.encode() == asked.exchange_type or self._is_carrier(owned)):
-            if asked.passive:
-                return self._passive(channel, asked, owned)
-            return self._again(channel, asked, owned)
-        if asked.exchange_type != OPEN or asked.passive:
-            self._pass(channel, asked.nowait, methods.EXCHANGE_DECLARE_OK)
+        request = read_exchange_declare(frame[7:-1])
+        refuse_nested(request.arguments, "exchange", request.exchange, self._state.name, _DECLARE)
+        refuse_own_arguments(request.arguments, _DECLARE)
+        owned = self._state.exchanges.get(request.exchange)
+        if owned is not None and (owned.type.encode() == request.exchange_type or self._is_carrier(owned)):
+            if request.passive:
+                return self._passive(channel, request, owned)
+            return self._again(channel, request, owned)
+        if request.exchange_type != OPEN or request.passive:
+            self._pass(channel, request.nowait, methods.EXCHANGE_DECLARE_OK)
             return True
-        self._new(channel, asked)
+        self._new(channel, request)
         return False
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
@@ -188,32 +188,32 @@ class ClientExchanges:
         Raises:
             ProtocolError: 403 for what a rules file owns, 406 where it is in use, on the channel.
         """
-        asked = read_exchange_delete(frame[7:-1])
-        owned = self._state.exchanges.get(asked.exchange)
+        request = read_exchange_delete(frame[7:-1])
+        owned = self._state.exchanges.get(request.exchange)
         if owned is None or owned.unmatched_pass:  # the broker's own, beside which ours stands
-            self._pass(channel, asked.nowait, methods.EXCHANGE_DELETE_OK)
+            self._pass(channel, request.nowait, methods.EXCHANGE_DELETE_OK)
             return True
         if owned.declared is None:
             text = f"exchange '{_text(owned.name)}' is declared by a rules file of the proxy"
             raise ProtocolError(403, text, Scope.CHANNEL, *_DELETE)
-        if asked.if_unused and owned.clients:
+        if request.if_unused and owned.clients:
             text = f"exchange '{_text(owned.name)}' in vhost '{self._state.name}' in use"
             raise ProtocolError(406, text, Scope.CHANNEL, *_DELETE)
         delete: list[InjectedMethod] = []
         if owned.delivery is Delivery.CARRIER:
-            frame = exchange_delete(channel.number, owned.carrier, if_unused=asked.if_unused)
+            frame = exchange_delete(channel.number, owned.carrier, if_unused=request.if_unused)
             delete.append((frame, methods.EXCHANGE_DELETE_OK))
 
         def done() -> bytes:
             if self._state.exchanges.get(owned.name) is owned:
                 self._gone(owned)
-            return b"" if asked.nowait else empty_ok(channel.number, methods.EXCHANGE_DELETE_OK)
+            return b"" if request.nowait else empty_ok(channel.number, methods.EXCHANGE_DELETE_OK)
 
         def free() -> None:
             if is_held(self._conversation, channel):
                 inject_and_reply(self._conversation, channel, delete, done)
 
-        if asked.if_unused and (owned.bound or owned.grants):  # ours, but they count as use to the broker
+        if request.if_unused and (owned.bound or owned.grants):  # ours, but they count as use to the broker
             hold_channel(self._conversation, channel)
             withdraw(self._conversation, owned, sorted(owned.bound), list(owned.grants), free)
         else:
@@ -235,63 +235,63 @@ class ClientExchanges:
         if not nowait:
             channel.replies.append(ExpectedReply(reply))
 
-    def _passive(self, channel: Channel, asked: ExchangeDeclare, owned: OwnedExchange) -> bool:
+    def _passive(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bool:
         if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
-            self._pass(channel, asked.nowait, methods.EXCHANGE_DECLARE_OK)
+            self._pass(channel, request.nowait, methods.EXCHANGE_DECLARE_OK)
             return True
-        inject_and_reply(self._conversation, channel, [], partial(_declared, channel, asked))
+        inject_and_reply(self._conversation, channel, [], partial(_declared, channel, request))
         return False
 
-    def _again(self, channel: Channel, asked: ExchangeDeclare, owned: OwnedExchange) -> bool:
+    def _again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bool:
         """An exchange that is known here: it must be declared the same."""
-        table = decode_table(asked.arguments, 0, len(asked.arguments))
-        if owned.type.encode() != asked.exchange_type:
-            raise self._inequivalent(inequivalent_type(owned.name, self._state.name, asked.exchange_type, owned.type))
-        text = inequivalence(owned, table, asked, self._state.name)
+        table = decode_table(request.arguments, 0, len(request.arguments))
+        if owned.type.encode() != request.exchange_type:
+            raise self._inequivalent(inequivalent_type(owned.name, self._state.name, request.exchange_type, owned.type))
+        text = inequivalence(owned, table, request, self._state.name)
         if text:
             raise self._inequivalent(text)
         steps: list[InjectedMethod] = []
         if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
             # The broker compares the flags and the alternate exchange, and asks for the client's permission.
-            steps.append((self._carrier_frame(channel, asked, 0), methods.EXCHANGE_DECLARE_OK))
-        inject_and_reply(self._conversation, channel, steps, partial(_declared, channel, asked))
+            steps.append((self._carrier_frame(channel, request, 0), methods.EXCHANGE_DECLARE_OK))
+        inject_and_reply(self._conversation, channel, steps, partial(_declared, channel, request))
         return False
 
     @staticmethod
     def _inequivalent(text: str) -> ProtocolError:
         return ProtocolError(406, text, Scope.CHANNEL, *_DECLARE)
 
-    def _carrier_frame(self, channel: Channel, asked: ExchangeDeclare, sequence: int) -> bytes:
+    def _carrier_frame(self, channel: Channel, request: ExchangeDeclare, sequence: int) -> bytes:
         return exchange_declare(
             channel.number,
-            asked.exchange,
+            request.exchange,
             b"direct",
-            exchange_arguments(sequence, asked.arguments),
-            durable=asked.durable,
-            auto_delete=asked.auto_delete,
-            internal=asked.internal,
+            exchange_arguments(sequence, request.arguments),
+            durable=request.durable,
+            auto_delete=request.auto_delete,
+            internal=request.internal,
         )
 
-    def _new(self, channel: Channel, asked: ExchangeDeclare) -> None:
+    def _new(self, channel: Channel, request: ExchangeDeclare) -> None:
         """An exchange that is not known here: look whether the broker has one of that name."""
-        fresh = _Fresh(channel, asked, *self._make(asked))
-        if _is_reserved(asked.exchange):
+        new = _NewExchange(channel, request, *self._make(request))
+        if _is_reserved(request.exchange):
             hold_channel(self._conversation, channel)
-            self._looked_up(fresh, None)  # the broker refuses it
+            self._looked_up(new, None)  # the broker refuses it
             return
-        look_up = LookUpExchange(channel, asked.exchange, partial(self._looked_up, fresh))
+        look_up = LookUpExchange(channel, request.exchange, partial(self._looked_up, new))
         # Behind what the client asked before: it may have deleted an exchange of that name.
         inject(self._conversation, channel, [], partial(self._conversation.requests.append, look_up))
 
-    def _looked_up(self, fresh: _Fresh, found: str | None) -> None:
+    def _looked_up(self, new: _NewExchange, found: str | None) -> None:
         """Before the declare: is there an exchange of that name that is not ours?"""
-        channel, asked, owned = fresh.channel, fresh.asked, fresh.owned
+        channel, request, owned = new.channel, new.request, new.owned
         if not is_held(self._conversation, channel):
             return
         known = self._state.exchanges.get(owned.name)
         try:
             if known is not None:
-                self._again(channel, asked, known)
+                self._again(channel, request, known)
                 return
             if found is not None:
                 raise self._inequivalent(inequivalent_type(owned.name, self._state.name, OPEN, found))
@@ -299,49 +299,49 @@ class ClientExchanges:
             self._conversation.refuse(channel, error)
             return
         if owned.declared is None or owned.delivery is Delivery.QUEUE:
-            self._compared(fresh, None)
+            self._compared(new, None)
             return
-        frame = self._carrier_frame(channel, asked, owned.declared.sequence)
+        frame = self._carrier_frame(channel, request, owned.declared.sequence)
         # Two may have declared at once, and the broker does not compare: look again behind the declare-ok.
-        again = LookUpExchange(channel, asked.exchange, partial(self._compared, fresh))
+        again = LookUpExchange(channel, request.exchange, partial(self._compared, new))
         made = partial(self._conversation.requests.append, again)
         inject(self._conversation, channel, [(frame, methods.EXCHANGE_DECLARE_OK)], made)
 
-    def _compared(self, fresh: _Fresh, _: str | None) -> None:
+    def _compared(self, new: _NewExchange, _: str | None) -> None:
         """Behind the declare: is it what was declared first?"""
-        channel, owned = fresh.channel, fresh.owned
+        channel, owned = new.channel, new.owned
         if not is_held(self._conversation, channel):
             return
         known = self._state.exchanges.get(owned.name)
         if known is None:
-            self._state.add_exchange(owned, fresh.exchange)
-        elif text := inequivalence(known, owned.arguments, fresh.asked, self._state.name):
+            self._state.add_exchange(owned, new.exchange)
+        elif text := inequivalence(known, owned.arguments, new.request, self._state.name):
             self._conversation.refuse(channel, self._inequivalent(text))
             return
         self._conversation.inventory.changed(owned.name)
-        reply_and_resume(self._conversation, channel, _declared(channel, fresh.asked))
+        reply_and_resume(self._conversation, channel, _declared(channel, new.request))
 
-    def _make(self, asked: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
+    def _make(self, request: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
         """Check the arguments of a new open exchange and make it."""
         rules = self._conversation.plans.rules
-        table = decode_table(asked.arguments, 0, len(asked.arguments))
+        table = decode_table(request.arguments, 0, len(request.arguments))
         alternate = _alternate(table)
         try:
-            exchange = Exchange(asked.exchange, OPEN.decode(), table, rules.local_time, alternate)
+            exchange = Exchange(request.exchange, OPEN.decode(), table, rules.local_time, alternate)
         except ProtocolError as error:
             raise ProtocolError(error.reply_code, error.text, Scope.CHANNEL, *_DECLARE) from error
         declared = DeclaredExchange(
-            asked.durable,
-            asked.auto_delete,
-            asked.internal,
-            asked.arguments,
+            request.durable,
+            request.auto_delete,
+            request.internal,
+            request.arguments,
             self._conversation.next_sequence(),
         )
         owned = OwnedExchange(
-            asked.exchange,
+            request.exchange,
             OPEN.decode(),
             _delivery(table, rules.delivery),
-            asked.exchange,
+            request.exchange,
             alternate=alternate,
             arguments=table,
             declared=declared,
@@ -368,8 +368,8 @@ def _is_reserved(name: bytes) -> bool:
     return not name or name.startswith(b"amq.")
 
 
-def _declared(channel: Channel, asked: ExchangeDeclare) -> bytes:
-    return b"" if asked.nowait else empty_ok(channel.number, methods.EXCHANGE_DECLARE_OK)
+def _declared(channel: Channel, request: ExchangeDeclare) -> bytes:
+    return b"" if request.nowait else empty_ok(channel.number, methods.EXCHANGE_DECLARE_OK)
 
 
 def _text(name: bytes) -> str:

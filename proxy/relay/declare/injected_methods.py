@@ -58,7 +58,7 @@ def inject(
     channel: Channel,
     steps: Sequence[InjectedMethod],
     then: Callable[[], None],
-    asked: int = 0,
+    request_method: int = 0,
 ) -> None:
     """Run methods in order on a client's channel; the client's frames wait until `reply_and_resume`.
 
@@ -68,10 +68,10 @@ def inject(
         steps: methods of ours, none of them nowait. Where there are none, one runs that changes nothing: what the
             client asked before is answered before.
         then: called when all were answered; ends in `reply_and_resume`, or goes further.
-        asked: class id << 16 | method id of the client's request, where steps are declares that only look.
+        request_method: class id << 16 | method id of the client's request, where steps are declares that only look.
     """
     hold_channel(conversation, channel)
-    inject_held(conversation, channel, steps or [_nothing(channel)], then, asked)
+    inject_held(conversation, channel, steps or [_nothing(channel)], then, request_method)
 
 
 def inject_held(
@@ -79,7 +79,7 @@ def inject_held(
     channel: Channel,
     steps: Sequence[InjectedMethod],
     then: Callable[[], None],
-    asked: int = 0,
+    request_method: int = 0,
 ) -> None:
     """Send methods in order on a client's channel that is held already.
 
@@ -88,7 +88,7 @@ def inject_held(
         channel: the client's channel.
         steps: methods of ours, none of them nowait; at least one.
         then: called when all were answered.
-        asked: see `inject`.
+        request_method: see `inject`.
     """
 
     def answered(frame: bytes, last: bool) -> bool:
@@ -98,7 +98,9 @@ def inject_held(
 
     for index, (frame, reply) in enumerate(steps, 1):
         conversation.to_upstream.append(frame)
-        channel.replies.append(ExpectedReply(reply, taken=partial(answered, last=index == len(steps)), asked=asked))
+        channel.replies.append(
+            ExpectedReply(reply, taken=partial(answered, last=index == len(steps)), request_method=request_method)
+        )
 
 
 def inject_and_reply(

@@ -115,8 +115,8 @@ def signed_copy(
 ) -> BindingCopy:
     """Make the copy of a binding that is stored under a key of a carrier for a client: with our signature."""
     destination = binding.destination_type, binding.destination
-    sequence, asked_key = binding.sequence, binding.routing_key
-    fields = signed_fields(state.name, carrier, destination, client, sequence, asked_key, entries)
+    sequence, client_key = binding.sequence, binding.routing_key
+    fields = signed_fields(state.name, carrier, destination, client, sequence, client_key, entries)
     return BindingCopy(sequence, client, key, state.secrets.sign(*fields))
 
 
@@ -159,8 +159,8 @@ def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: byte
 
 def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:
     """Give key and argument entries of each binding on the broker that keeps a copy, the copy that counts in front."""
-    asked_key = stored.binding.routing_key
+    client_key = stored.binding.routing_key
     return [
-        (copy.key, kept_arguments(copy.sequence, stored.entries, asked_key, copy.client, copy.signature))
+        (copy.key, kept_arguments(copy.sequence, stored.entries, client_key, copy.client, copy.signature))
         for copy in stored.copies
     ]

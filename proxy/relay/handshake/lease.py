@@ -75,11 +75,11 @@ class LeaseNegotiation:
         self._kept = kept
         self._key = key
         #: what the producer's side has said and the broker itself has not been told
-        self._said: list[bytes] = []
+        self._producer_frames: list[bytes] = []
         #: answers that the producer has and the broker itself has still to give
-        self._given: list[bytes] = []
+        self._answers_given: list[bytes] = []
         self._input = FrameBuffer(WAITING_BYTES)
-        self._passing = False
+        self._passes_through = False
 
     def take(self, frames: list[bytes]) -> bytes:
         """Take what the handshake has for the broker, and clear the list.
@@ -92,35 +92,37 @@ class LeaseNegotiation:
         """
         answer = b""
         for frame in frames:
-            self._said.append(frame)
-            known = self._known(_method(frame), frame)
+            self._producer_frames.append(frame)
+            known = self._known_answer(_method(frame), frame)
             if known:
-                self._given.append(known)
+                self._answers_given.append(known)
                 answer = known
             elif known is None and not self.wants_upstream:
                 self.wants_upstream = True
-                self.to_upstream.append(self._said.pop(0))  # the header; the rest follows the broker's answers
-            if self.wants_upstream and not self._given:
-                self._tell()
+                self.to_upstream.append(
+                    self._producer_frames.pop(0)
+                )  # the header; the rest follows the broker's answers
+            if self.wants_upstream and not self._answers_given:
+                self._send_producer_frames()
         frames.clear()
         return answer
 
     def receive_from_upstream(self, data: bytes) -> bytes:
         """Take bytes of the broker itself; give those that the handshake has not had yet."""
-        if self._passing:
+        if self._passes_through:
             return data
         self._input.feed(data)
-        news = b""
+        unseen = b""
         try:
-            while not self._passing and (frame := self._input.next_frame()) is not None:
-                news += self._answered(frame)
+            while not self._passes_through and (frame := self._input.next_frame()) is not None:
+                unseen += self._answered(frame)
         except ProtocolError:
-            self._passing = True  # the handshake says what is wrong with it
-        if self._passing:
-            news += self._input.take(len(self._input))
-        return news
+            self._passes_through = True  # the handshake says what is wrong with it
+        if self._passes_through:
+            unseen += self._input.take(len(self._input))
+        return unseen
 
-    def _known(self, method: int, frame: bytes) -> bytes | None:
+    def _known_answer(self, method: int, frame: bytes) -> bytes | None:
         """Note what the producer says; give the broker's answer if it is known, b"" if there is none to this."""
         lease, leases = self.lease, () if self.wants_upstream else self._kept()
         if method == CONNECTION_START_OK:
@@ -136,7 +138,7 @@ class LeaseNegotiation:
             if found is None:
                 return None
             self.lease = found
-            self._passing = True
+            self._passes_through = True
             return found.open_ok
         if method:
             return None  # Connection.SecureOk, Connection.CloseOk
@@ -167,25 +169,25 @@ class LeaseNegotiation:
             self.lease.tune = frame.raw
         elif method == CONNECTION_OPEN_OK:
             self.lease.open_ok = frame.raw
-            self._passing = True
+            self._passes_through = True
             return frame.raw
         else:  # it refuses, or wants to know more: such a connection is not kept
-            self._passing = True
+            self._passes_through = True
             return frame.raw
-        if not self._given:
+        if not self._answers_given:
             return frame.raw
-        if self._given.pop(0) != frame.raw:
-            self._passing = True
+        if self._answers_given.pop(0) != frame.raw:
+            self._passes_through = True
             return connection_close(_CONNECTION_FORCED, reply_text(_CONNECTION_FORCED, _CHANGED))
-        if self._given:
-            self.to_upstream.append(self._said.pop(0))  # StartOk; what follows needs the broker's Tune
+        if self._answers_given:
+            self.to_upstream.append(self._producer_frames.pop(0))  # StartOk; what follows needs the broker's Tune
         else:
-            self._tell()
+            self._send_producer_frames()
         return b""
 
-    def _tell(self) -> None:
-        self.to_upstream += self._said
-        self._said.clear()
+    def _send_producer_frames(self) -> None:
+        self.to_upstream += self._producer_frames
+        self._producer_frames.clear()
 
 
 def _method(frame: bytes) -> int:

@@ -48,7 +48,7 @@ def find_plan(plans: Plans, exchange: bytes, routing_key: bytes) -> ExchangePlan
         routing_key: of the publish.
     """
     plan = _find_plan(plans, exchange, routing_key)
-    return plan if plans.watcher is None else watched(plans, plans.watcher, plan, exchange)
+    return plan if plans.tap is None else tapped(plans, plans.tap, plan, exchange)
 
 
 def _find_plan(plans: Plans, exchange: bytes, routing_key: bytes) -> ExchangePlan | None:
@@ -236,18 +236,18 @@ def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
     return replace(out, copies=tuple(copies))
 
 
-def watched(plans: Plans, watcher: Tap, plan: ExchangePlan | None, exchange: bytes) -> ExchangePlan | None:
+def tapped(plans: Plans, tap: Tap, plan: ExchangePlan | None, exchange: bytes) -> ExchangePlan | None:
     """Wrap the plan of a publish, if it is to be watched.
 
     Args:
         plans: of the virtual host.
-        watcher: who watches.
+        tap: who watches.
         plan: of the publish, None: it passes.
         exchange: of the publish.
     """
-    if not watcher.wants(plans.state.name, exchange) or (plan is None and exchange in plans.state.carriers):
+    if not tap.wants(plans.state.name, exchange) or (plan is None and exchange in plans.state.carriers):
         return plan
-    return WatchedPlan(PassingPlan(exchange, plans) if plan is None else plan, plans, watcher, exchange)
+    return TappedPlan(PassingPlan(exchange, plans) if plan is None else plan, plans, tap, exchange)
 
 
 class PassingPlan(ExchangePlan):
@@ -274,23 +274,23 @@ class PassingPlan(ExchangePlan):
         return b"", self._passes
 
 
-class WatchedPlan(ExchangePlan):
+class TappedPlan(ExchangePlan):
     """A plan that tells of its publishes.
 
     Args:
         inner: what decides.
         plans: its virtual host's plans.
-        watcher: who is told.
+        tap: who is told.
         exchange: as producers name it.
     """
 
-    __slots__ = ("_exchange", "_inner", "_watcher")
+    __slots__ = ("_exchange", "_inner", "_tap")
 
-    def __init__(self, inner: ExchangePlan, plans: Plans, watcher: Tap, exchange: bytes) -> None:
+    def __init__(self, inner: ExchangePlan, plans: Plans, tap: Tap, exchange: bytes) -> None:
         """Stand before the other plan."""
         super().__init__(inner.owned, plans, inner.interest)
         self._inner = inner
-        self._watcher = watcher
+        self._tap = tap
         self._exchange = exchange
         #: each publish is to be asked about
         self.repeatable = False
@@ -302,14 +302,16 @@ class WatchedPlan(ExchangePlan):
         # single frames, which asks again; and that asks again once what was waited for is bound.
         if not out.waits and (not start or out.untouched or (len(out.copies) == 1 and out.remote_targets is None)):
             at = self._sources.wall()
-            sight = ObservedDecision(self._state.name, self._exchange, routing_key, data[start:stop], out.decision, at)
-            self._watcher.saw(sight)
+            observed = ObservedDecision(
+                self._state.name, self._exchange, routing_key, data[start:stop], out.decision, at
+            )
+            self._tap.observe(observed)
         return head, out
 
     def original(self, routing_key: bytes) -> OriginalAddress:
         """See ExchangePlan."""
         return self._inner.original(routing_key)
 
-    def further(self, routing_key: bytes, header: bytes, copy: Copy) -> tuple[bytes, bytes]:
+    def further_copy(self, routing_key: bytes, header: bytes, copy: Copy) -> tuple[bytes, bytes]:
         """See ExchangePlan."""
-        return self._inner.further(routing_key, header, copy)
+        return self._inner.further_copy(routing_key, header, copy)

@@ -59,7 +59,7 @@ class Copy(NamedTuple):
         moved: exchange or key differ from the producer's: our header says what they were.
         hide_cc: the producer's CC would route there and must not.
         plain: nothing of ours routes it: the producer's CC and BCC mean what they mean to any broker.
-        together: so many keys in turn lead to one destination: in one publish the broker delivers once.
+        keys_per_destination: so many keys in turn lead to one destination: in one publish the broker delivers once.
     """
 
     exchange: bytes
@@ -68,7 +68,7 @@ class Copy(NamedTuple):
     moved: bool
     hide_cc: bool = False
     plain: bool = False
-    together: int = 1
+    keys_per_destination: int = 1
 
 
 class RemoteTargets(NamedTuple):
@@ -195,7 +195,7 @@ def _carrier_copies(
     reachable.sort(key=lambda one: one[0] != "exchange")
     tokens = tuple(key for one in reachable for key in state.tokens.of(*one))
     moved = owned.carrier != owned.name
-    return (Copy(owned.carrier, None, tokens, moved=moved, together=len(state.tokens.keys)),), unbound
+    return (Copy(owned.carrier, None, tokens, moved=moved, keys_per_destination=len(state.tokens.keys)),), unbound
 
 
 def _queue_copies(

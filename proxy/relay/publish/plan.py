@@ -106,9 +106,9 @@ class Plans:
         "rules",
         "sources",
         "state",
+        "tap",
         "timing",
         "traffic",
-        "watcher",
     )
 
     def __init__(
@@ -134,12 +134,12 @@ class Plans:
         self._plans: dict[bytes, ExchangePlan] = {}
         #: what the address table makes of publishes to exchanges that are not evaluated here, None: nothing
         self.by_address: dict[tuple[bytes, bytes], ExchangePlan | None] = {}
-        #: who is told of publishes; `watch` changes it
-        self.watcher: Tap | None = None
+        #: who is told of publishes; `set_tap` changes it
+        self.tap: Tap | None = None
 
-    def watch(self, watcher: Tap | None) -> None:
+    def set_tap(self, tap: Tap | None) -> None:
         """Let somebody watch the publishes from now on, or nobody."""
-        self.watcher = watcher
+        self.tap = tap
         self.state.changed()
 
     def get(self, exchange: bytes) -> ExchangePlan | None:
@@ -214,7 +214,7 @@ class ExchangePlan:
         flags = (data[start + 19] << 8) | data[start + 20]
         at = start + 21
         if flags & 0xC000:
-            at = _behind_strings(data, start, stop, flags)
+            at = _after_strings(data, start, stop, flags)
         if flags & _TABLE_FLAG:
             table_end = at + 4 + (U32.unpack_from(data, at)[0] if at + 4 < stop else stop)
             if table_end >= stop:
@@ -250,7 +250,7 @@ class ExchangePlan:
         """Where the producer addressed a publish."""
         return OriginalAddress(self.owned.name, routing_key)
 
-    def further(self, routing_key: bytes, header: bytes, copy: Copy) -> tuple[bytes, bytes]:
+    def further_copy(self, routing_key: bytes, header: bytes, copy: Copy) -> tuple[bytes, bytes]:
         """Give exchange-and-header of one more copy of a publish whose first copy `forward` made.
 
         Args:
@@ -262,7 +262,7 @@ class ExchangePlan:
             The routing key it leaves under, and its header frame.
         """
         flags = U16.unpack_from(header, _FLAGS_AT)[0]
-        at = _behind_strings(header, 0, len(header), flags)
+        at = _after_strings(header, 0, len(header), flags)
         table_end = at + 4 + U32.unpack_from(header, at)[0] if flags & _TABLE_FLAG else at
         entries = header[at + 4 : table_end] if flags & _TABLE_FLAG else b""
         table = table_entries(entries, copy, self.original(routing_key))
@@ -388,7 +388,7 @@ class ExchangePlan:
         return decision, seconds * 1e6
 
 
-def _behind_strings(data: bytes, start: int, stop: int, flags: int) -> int:
+def _after_strings(data: bytes, start: int, stop: int, flags: int) -> int:
     """Offset behind content-type and content-encoding, which precede the header table."""
     at = start + 21
     for flag in (_TYPE_FLAG, _ENCODING_FLAG):

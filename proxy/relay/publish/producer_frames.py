@@ -89,7 +89,9 @@ class ProducerFrames:
             raise ProtocolError(505, f"heartbeat frame on channel {number}, expected on channel 0")
         channel = conversation.channels.get(number) or self._new_channel(number)
         if channel.held is not None:
-            if not (channel.binds and not channel.held and kind == METHOD and self._bindings.along(channel, frame)):
+            if not (
+                channel.binds and not channel.held and kind == METHOD and self._bindings.bind_while_held(channel, frame)
+            ):
                 conversation.keep_held(channel, [frame])
             return False
         try:
@@ -191,32 +193,34 @@ class ProducerFrames:
     def _queue_declare(self, channel: Channel, frame: bytes) -> bool:
         conversation = self._conversation
         inventory = conversation.inventory
-        asked = read_queue_declare(frame[7:-1])
-        refuse_nested(asked.arguments, "queue", asked.queue, conversation.state.name, _QUEUE_DECLARE)
-        _refuse_dead_letter_key(asked)
-        refuse_own_arguments(asked.arguments, _QUEUE_DECLARE)
-        channel.last_queue = asked.queue or channel.last_queue
-        if asked.exclusive:  # such a queue lives as long as its connection
+        request = read_queue_declare(frame[7:-1])
+        refuse_nested(request.arguments, "queue", request.queue, conversation.state.name, _QUEUE_DECLARE)
+        _refuse_dead_letter_key(request)
+        refuse_own_arguments(request.arguments, _QUEUE_DECLARE)
+        channel.last_queue = request.queue or channel.last_queue
+        if request.exclusive:  # such a queue lives as long as its connection
             conversation.may_be_kept = False
-        conversation.state.redeclared(("queue", asked.queue))
-        if not asked.nowait:
-            channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, asked.queue, asked.exclusive, asked.passive))
-        elif asked.queue and not asked.passive:
-            if asked.exclusive and inventory.interested(asked.queue):
-                self._declare_exclusive(channel, asked)
+        conversation.state.redeclared(("queue", request.queue))
+        if not request.nowait:
+            channel.replies.append(
+                ExpectedReply(methods.QUEUE_DECLARE_OK, request.queue, request.exclusive, request.passive)
+            )
+        elif request.queue and not request.passive:
+            if request.exclusive and inventory.interested(request.queue):
+                self._declare_exclusive(channel, request)
                 return False
-            inventory.queue_declared(asked.queue, asked.exclusive)
+            inventory.queue_declared(request.queue, request.exclusive)
             count_unanswerable(conversation, channel)
         return True
 
-    def _declare_exclusive(self, channel: Channel, asked: QueueDeclare) -> None:
+    def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
         """Ask for the answer that the producer does without: nobody else can bind the queue later."""
         conversation = self._conversation
         go_on = partial(conversation.resumable.append, channel)
 
         def declared(_: bytes) -> bool:
-            conversation.inventory.queue_declared(asked.queue, True)
-            wanted = tokens_of(conversation.state, asked.queue)
+            conversation.inventory.queue_declared(request.queue, True)
+            wanted = tokens_of(conversation.state, request.queue)
             if wanted:
                 bind_tokens(conversation, wanted, go_on, conversation.state.missing)
             else:
@@ -225,7 +229,7 @@ class ProducerFrames:
 
         hold_channel(conversation, channel)
         channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, taken=declared))
-        declare = methods.method_frame(channel.number, methods.QUEUE_DECLARE, 0, *asked._replace(nowait=False))
+        declare = methods.method_frame(channel.number, methods.QUEUE_DECLARE, 0, *request._replace(nowait=False))
         conversation.to_upstream.append(declare)
 
     def _bind(self, channel: Channel, frame: bytes) -> bool:
@@ -257,15 +261,15 @@ def _check(index: int, payload: bytes) -> None:
         raise ProtocolError(503, text, Scope.CONNECTION, *divmod(index, 1 << 16))
 
 
-def _refuse_dead_letter_key(asked: QueueDeclare) -> None:
+def _refuse_dead_letter_key(request: QueueDeclare) -> None:
     """Refuse a queue whose dead letters would leave under a token, past the rules of a carrier.
 
     Raises:
         ProtocolError: 403 on the channel.
     """
-    if asked.passive or RESERVED_PREFIX not in asked.arguments or _DEAD_LETTER_KEY not in asked.arguments:
+    if request.passive or RESERVED_PREFIX not in request.arguments or _DEAD_LETTER_KEY not in request.arguments:
         return
-    picked = pick(asked.arguments, 0, len(asked.arguments), frozenset((_DEAD_LETTER_KEY,)))
+    picked = pick(request.arguments, 0, len(request.arguments), frozenset((_DEAD_LETTER_KEY,)))
     for value in (decode_value(raw).value for _, raw in picked):
         if isinstance(value, bytes) and value.startswith(RESERVED_PREFIX):
             text = f"values of {_DEAD_LETTER_KEY.decode()} that begin with '{RESERVED_PREFIX.decode()}' are reserved"

@@ -60,7 +60,7 @@ class Publishing:
         #: an unfinished frame or small publish
         self._rest: Final = PartialFrame()
         #: where frames go on behind a fault in the bytes that are being taken
-        self._behind_fault = 0
+        self._after_fault = 0
         self._publishes: Final = KnownPublishes(REMEMBERED)
         self._heads: Final = KnownHeads()
         #: by the fixed part of a content header frame
@@ -122,12 +122,12 @@ class Publishing:
             data = self._rest.join(data)
         spent = conversation.counters.regex_budgets_spent
         while data:
-            self._behind_fault = len(data)
+            self._after_fault = len(data)
             try:
                 at = self._run(data)
             except ProtocolError as error:
                 conversation.fail(error)
-                data = data[self._behind_fault :]  # the producer's close-ok may be among it
+                data = data[self._after_fault :]  # the producer's close-ok may be among it
                 continue
             if at < len(data):
                 self._rest.keep(data[at:])
@@ -147,7 +147,7 @@ class Publishing:
         counters = conversation.counters
         spent = counters.regex_budgets_spent
         self._searched = 0
-        self._start_anew()
+        self._forget_if_changed()
         while end - at >= OVERHEAD and counters.regex_budgets_spent == spent:
             kind, number, size = unpack_head(data, at)
             stop = at + size + OVERHEAD
@@ -197,13 +197,13 @@ class Publishing:
             if start < at:
                 out.append(data[start:at])
             frame = data[at:stop]
-            self._behind_fault = stop
+            self._after_fault = stop
             if self._frames.take(kind, number, frame):
                 start = at
             else:
                 start = stop
             at = stop
-            self._start_anew()
+            self._forget_if_changed()
             if publishes.published is not None:
                 known, publish = publish is not None, publishes.published
                 publishes.published = None
@@ -216,7 +216,7 @@ class Publishing:
         if start < at:
             out.append(data[start:at] if start or at < end else data)
         if end - at >= FRAME_HEAD.size:
-            self._behind_fault = end
+            self._after_fault = end
             self._check(data, at, end)
         return at
 
@@ -228,7 +228,7 @@ class Publishing:
         if stop <= end and data[stop - 1] != FRAME_END:
             raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")
 
-    def _start_anew(self) -> None:
+    def _forget_if_changed(self) -> None:
         """Forget what was remembered, if a channel or the rules have changed."""
         conversation = self._conversation
         if self._shape == conversation.shape and self._epoch == conversation.state.epoch:
@@ -429,7 +429,7 @@ class Publishing:
             leaves, outgoing = plan.forward(publish.frame, publish.routing_key, data, header_at, body_at)
         except ProtocolError as error:
             if error.scope is Scope.CONNECTION:
-                self._behind_fault = body_at
+                self._after_fault = body_at
                 raise
             return None
         if outgoing.untouched:

@@ -64,7 +64,7 @@ def send_collected(conversation: ConnectionState, collected: CollectedPublish) -
     body = body_frames(channel.number, bytes(collected.body), conversation.tuning.frame_max_upstream)
     sent: list[Hashable] = []
     for copy in collected.copies:
-        key, header = plan.further(publish.routing_key, collected.header, copy)
+        key, header = plan.further_copy(publish.routing_key, collected.header, copy)
         method = publish_frame(publish.frame, copy.exchange, key) if copy.moved else publish.frame
         out += (method, header, *body)
         sent.append(fingerprint(copy.exchange, key, header))
@@ -110,14 +110,14 @@ def ledger_of(conversation: ConnectionState, channel: Channel) -> Ledger:
 
 def _divided(plan: ExchangePlan, routing_key: bytes, header: bytes, copy: Copy, limit: int) -> list[Copy]:
     """Divide the keys of a copy so that no header frame exceeds the limit in bytes."""
-    if len(plan.further(routing_key, header, copy)[1]) <= limit:
+    if len(plan.further_copy(routing_key, header, copy)[1]) <= limit:
         return [copy]
-    bare = len(plan.further(routing_key, header, copy._replace(bcc=()))[1])
+    bare = len(plan.further_copy(routing_key, header, copy._replace(bcc=()))[1])
     longest = max((_AROUND_KEY + len(key) for key in copy.bcc), default=0)
     if copy.routing_key is not None:  # each part leaves under a key of its own, which the original address repeats
         bare += max(map(len, copy.bcc), default=0)
     each = (limit - bare - _AROUND_KEYS) // longest if longest else 0
-    each -= each % copy.together
+    each -= each % copy.keys_per_destination
     if each < 1:
         raise _too_large(f"headers of {len(header)} bytes leave no room for the destinations")
     if copy.routing_key is None or copy.exchange:

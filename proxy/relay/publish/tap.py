@@ -72,5 +72,5 @@ class Tap(Protocol):
     def wants(self, vhost: str, exchange: bytes) -> bool:
         """Whether publishes to the exchange are to be told of."""
 
-    def saw(self, sight: ObservedDecision) -> None:
+    def observe(self, observed: ObservedDecision) -> None:
         """A publish is on its way; called on the publish path."""

@@ -30,7 +30,7 @@ class _Copy(RemoteMessage):
         header = collected.header
         if target.publication != (publish.exchange, publish.routing_key):
             copy = Copy(exchange, key, (), moved=True, plain=True)
-            header = collected.plan.further(publish.routing_key, header, copy)[1]
+            header = collected.plan.further_copy(publish.routing_key, header, copy)[1]
         super().__init__(exchange, key, publish.mandatory, header[7:-1], bytes(collected.body), conversation.now)
         self._conversation = conversation
         self._publish = publish
@@ -122,7 +122,7 @@ def _settle(
     if content is not None and (not channel.returns or channel.returns.returned(mark)):
         conversation.send_return(publish, *content)
     if tag and channel.ledger is not None:
-        done = channel.ledger.settle_apart(tag, acked)
+        done = channel.ledger.settle_remote(tag, acked)
         if done is not None:
             conversation.send_confirm(channel, tag, done)
     conversation.notify_driver()

@@ -65,7 +65,7 @@ class RemoteMessage:
         self.returned = False
 
     @property
-    def weight(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes that are held for it."""
         return len(self.header) + len(self.body)
 
@@ -112,9 +112,9 @@ class LaneTransport(Protocol):
 
     frame_max: int
     to_send: list[bytes]
-    held: bool
+    paused: bool
 
-    def give_back(self, number: int) -> None:
+    def release_channel(self, number: int) -> None:
         """The channel number was closed by us; the broker still answers."""
 
 
@@ -126,7 +126,7 @@ class Lane:
     """
 
     __slots__ = (
-        "_carriage",
+        "_link",
         "_low",
         "_mandatory",
         "_methods",
@@ -141,7 +141,7 @@ class Lane:
     def __init__(self, settled: Callable[[RemoteMessage, RemoteResult, str], None]) -> None:
         """Start without a link."""
         self._settled = settled
-        self._carriage: LaneTransport | None = None
+        self._link: LaneTransport | None = None
         self._methods: dict[tuple[bytes, bytes, bool], bytes] = {}
         self._tag = 0
         #: no tag below is unconfirmed
@@ -160,45 +160,45 @@ class Lane:
         """Whether nothing waits and nothing is unconfirmed."""
         return not self.waiting and not self.unconfirmed
 
-    def open(self, carriage: LaneTransport, number: int) -> None:
+    def open(self, link: LaneTransport, number: int) -> None:
         """Take a channel on a link."""
-        self._carriage = carriage
-        self._open(carriage, number)
+        self._link = link
+        self._open(link, number)
 
-    def _open(self, carriage: LaneTransport, number: int) -> None:
+    def _open(self, link: LaneTransport, number: int) -> None:
         self.number = number
         self.stage = Stage.OPENING
         self._tag = 0
         self._low = 1
         self._methods.clear()
-        carriage.to_send += (channel_open(number), confirm_select(number))
+        link.to_send += (channel_open(number), confirm_select(number))
 
     def close(self) -> None:
         """Give the channel back."""
-        carriage, self._carriage = self._carriage, None
-        if carriage is not None and self.number:
-            carriage.to_send.append(channel_close(self.number, 200, b"done"))
-            carriage.give_back(self.number)
+        link, self._link = self._link, None
+        if link is not None and self.number:
+            link.to_send.append(channel_close(self.number, 200, b"done"))
+            link.release_channel(self.number)
         self.number = 0
         self.stage = Stage.NONE
 
     def send(self, message: RemoteMessage) -> None:
         """Send a message now, or keep it until that can be."""
-        carriage = self._carriage
-        if carriage is None or self.stage is not Stage.READY or self.waiting or carriage.held:
+        link = self._link
+        if link is None or self.stage is not Stage.READY or self.waiting or link.paused:
             self.waiting.append(message)
         else:
-            self._write(carriage, message)
+            self._write(link, message)
 
-    def go_on(self) -> None:
+    def flush(self) -> None:
         """Send what waits, if it can be sent now."""
-        carriage = self._carriage
-        while self.waiting and carriage is not None and self.stage is Stage.READY and not carriage.held:
-            self._write(carriage, self.waiting.popleft())
+        link = self._link
+        while self.waiting and link is not None and self.stage is Stage.READY and not link.paused:
+            self._write(link, self.waiting.popleft())
 
-    def _write(self, carriage: LaneTransport, message: RemoteMessage) -> None:
+    def _write(self, link: LaneTransport, message: RemoteMessage) -> None:
         number = self.number
-        if len(message.header) + OVERHEAD > carriage.frame_max:
+        if len(message.header) + OVERHEAD > link.frame_max:
             self._settle(message, RemoteResult.NACKED, "its headers are larger than a frame of that broker")
             return
         self._tag = tag = self._tag + 1
@@ -214,21 +214,21 @@ class Lane:
             self._mandatory.append(message)
         body = message.body
         header = message.header
-        if len(body) + OVERHEAD > carriage.frame_max:
+        if len(body) + OVERHEAD > link.frame_max:
             head = method + FRAME_HEAD.pack(HEADER, number, len(header)) + header + b"\xce"
-            carriage.to_send += (head, *body_frames(number, body, carriage.frame_max))
+            link.to_send += (head, *body_frames(number, body, link.frame_max))
             return
         parts = [method, FRAME_HEAD.pack(HEADER, number, len(header)), header, b"\xce"]
         if body:
             parts += (FRAME_HEAD.pack(BODY, number, len(body)), body, b"\xce")
-        carriage.to_send.append(b"".join(parts))
+        link.to_send.append(b"".join(parts))
 
     # -- what the broker says --------------------------------------------------------------------------------------
 
     def selected(self) -> None:
         """The channel is open and confirms."""
         self.stage = Stage.READY
-        self.go_on()
+        self.flush()
 
     def confirmed(self, tag: int, multiple: bool, result: RemoteResult) -> None:
         """The broker acked or nacked; a tag that is not waited for any more says nothing."""
@@ -254,35 +254,39 @@ class Lane:
         self._settle(message, result, "" if result is not RemoteResult.NACKED else "refused by that broker")
 
     def returned(
-        self, exchange: bytes, routing_key: bytes, print_of: Callable[[bytes], Hashable], header: bytes
+        self, exchange: bytes, routing_key: bytes, fingerprint_of: Callable[[bytes], Hashable], header: bytes
     ) -> None:
         """A mandatory message came back: returns come in the order of publishes.
 
         Args:
             exchange: of the return.
             routing_key: of the return.
-            print_of: gives what is equal in a sent and a returned content header.
+            fingerprint_of: gives what is equal in a sent and a returned content header.
             header: payload of the returned content header.
         """
-        seen = print_of(header)
+        seen = fingerprint_of(header)
         while self._mandatory:
             message = self._mandatory.popleft()
-            if message.exchange == exchange and message.routing_key == routing_key and print_of(message.header) == seen:
+            if (
+                message.exchange == exchange
+                and message.routing_key == routing_key
+                and fingerprint_of(message.header) == seen
+            ):
                 message.returned = True
                 return
 
     def closed(self, reason: str) -> None:
         """The broker closed the channel: what it has not confirmed is refused; what waits gets a new one."""
-        carriage = self._carriage
+        link = self._link
         number = self.number
         self.stage = Stage.NONE
         self._fail(RemoteResult.NACKED, reason)
-        if carriage is not None:
-            self._open(carriage, number)
+        if link is not None:
+            self._open(link, number)
 
     def lost(self, reason: str) -> None:
         """The link is gone."""
-        self._carriage = None
+        self._link = None
         self.number = 0
         self.stage = Stage.NONE
         self._fail(RemoteResult.LOST, reason)

@@ -171,7 +171,7 @@ class RemoteLink:
     Attributes:
         to_send: pieces for the socket, in order; the driver sends and clears them.
         open: the login is done.
-        held: nothing can be sent now: the broker has an alarm, or its socket is full.
+        paused: nothing can be sent now: the broker has an alarm, or its socket is full.
         failure: why it is over, None as long as it is not; no credentials in it.
         frame_max: largest frame in bytes.
         heartbeat: interval in seconds.
@@ -183,8 +183,8 @@ class RemoteLink:
         self._tail = b""
         self.to_send = self._login.to_send
         self.open = False
-        self.held = False
-        self._blocked = self._choked = False
+        self.paused = False
+        self._blocked = self._socket_full = False
         self.failure: str | None = None
         self.frame_max = FRAME_MAX
         self.heartbeat = 0
@@ -241,18 +241,18 @@ class RemoteLink:
         lane.open(self, number)
         return True
 
-    def choke(self, choked: bool) -> None:
+    def set_socket_full(self, full: bool) -> None:
         """The socket takes no more, or does again: until then messages wait in their lanes."""
-        self._choked = choked
-        self._hold()
+        self._socket_full = full
+        self._update_paused()
 
-    def _hold(self) -> None:
-        self.held = self._blocked or self._choked
-        if not self.held:
+    def _update_paused(self) -> None:
+        self.paused = self._blocked or self._socket_full
+        if not self.paused:
             for lane in tuple(self._lanes.values()):
-                lane.go_on()
+                lane.flush()
 
-    def give_back(self, number: int) -> None:
+    def release_channel(self, number: int) -> None:
         """A lane has closed its channel; the number is free once the broker has answered."""
         self._lanes.pop(number, None)
         self._closing.add(number)
@@ -309,10 +309,10 @@ class RemoteLink:
             self.lost(f"closed: {close.reply_code} {close.reply_text.decode(errors='replace')}")
         elif method == methods.CONNECTION_BLOCKED:
             self._blocked = True
-            self._hold()
+            self._update_paused()
         elif method == methods.CONNECTION_UNBLOCKED:
             self._blocked = False
-            self._hold()
+            self._update_paused()
 
     def _method(self, frame: RawFrame) -> None:
         method = method_of(frame.payload)

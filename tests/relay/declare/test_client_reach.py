@@ -9,7 +9,7 @@ import pytest
 from pamqp import commands
 
 from proxy.amqp.method_arguments import read_queue_unbind
-from proxy.relay.declare.bindings import ASKED_AT_ONCE, ClientReach
+from proxy.relay.declare.bindings import CHECKED_AT_ONCE, ClientReach
 from proxy.relay.declare.storage import storage_key
 from proxy.relay.tokens import grant_key, token
 from proxy.relay.vhost import BindingCopy, Destination, StoredBinding
@@ -34,7 +34,7 @@ class Client:
         self.owned = self.state.exchanges[b"xo"]
 
     def chosen(self, entries: Mapping[str, Plain]) -> list[Destination]:
-        return self.reach.chosen(self.owned, compile_open(to_queue("main", entries), UTC))
+        return self.reach.chosen_destinations(self.owned, compile_open(to_queue("main", entries), UTC))
 
     def bind(self, binding: Binding, client: str = "") -> StoredBinding:
         key = storage_key(binding.destination_type, binding.destination, b"", b"")
@@ -43,7 +43,7 @@ class Client:
 
     def leave(self, client: str = "") -> list[bytes]:
         """Take away what was bound for a client; give the keys that are unbound for it, all answered."""
-        self.reach.leave(self.owned, client, (), lambda: None)
+        self.reach.remove_unneeded(self.owned, client, (), lambda: None)
         unbound = []
         while frames := split(self.wire.upstream()):
             (frame,) = frames
@@ -81,8 +81,8 @@ def test_what_is_known_is_not_asked_about_again() -> None:
 
 
 def test_not_all_queues_of_a_large_host_are_asked_about_at_once() -> None:
-    client = Client(*(f"q{number}" for number in range(ASKED_AT_ONCE + 10)))
-    assert len(client.chosen({"x-addqre-ontrue": "."})) == ASKED_AT_ONCE
+    client = Client(*(f"q{number}" for number in range(CHECKED_AT_ONCE + 10)))
+    assert len(client.chosen({"x-addqre-ontrue": "."})) == CHECKED_AT_ONCE
 
 
 def test_only_a_refusal_of_permission_refuses_the_binding() -> None:
@@ -133,9 +133,9 @@ def test_a_token_is_needed_by_bindings_by_routes_and_by_exchanges_behind() -> No
     first, second = exchange(to_exchange("second"), to_queue("a"), name="xo"), exchange(to_queue("b"), name="second")
     wire = Wire(state((first, owned(first)), (second, owned(second)))).open()
     reach, one = ClientReach(wire.relay._conversation), wire.state.exchanges[b"xo"]
-    assert reach.needed(one, A)
-    assert not reach.needed(one, A, uses=1)
-    assert reach.needed(one, B)
-    assert not reach.needed(one, ("queue", b"c"))
+    assert reach.is_needed(one, A)
+    assert not reach.is_needed(one, A, uses=1)
+    assert reach.is_needed(one, B)
+    assert not reach.is_needed(one, ("queue", b"c"))
     one.reach("client").allowed.add(("queue", b"c"))
-    assert reach.needed(one, ("queue", b"c"))
+    assert reach.is_needed(one, ("queue", b"c"))

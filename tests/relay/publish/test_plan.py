@@ -108,7 +108,7 @@ def test_further_copies_are_made_as_the_first(fields: dict[str, bytes | int], en
     wire = Wire(state((made, owned(made, Delivery.QUEUE))))
     start, header = split(client.publish(1, b"xo", key, entries, b"", fields))[:2]
     head, out = plan_of(wire).forward(start.raw, key, header.raw, 0, len(header.raw))
-    assert plan_of(wire).further(key, header.raw, out.copies[0]) == (b"a", split(head)[1].raw)
+    assert plan_of(wire).further_copy(key, header.raw, out.copies[0]) == (b"a", split(head)[1].raw)
 
 
 def test_a_header_longer_than_what_it_holds_is_malformed_not_read_over() -> None:

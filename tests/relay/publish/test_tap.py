@@ -13,7 +13,7 @@ from tests.relay.wire import REPORT, Wire, chosen, publish, routed, several
 from tests.routing.building import NOW
 
 
-class Eyes(list[ObservedDecision]):
+class RecordingTap(list[ObservedDecision]):
     """A watcher who looks at everything, or at one exchange alone."""
 
     def __init__(self, only: bytes | None = None) -> None:
@@ -23,14 +23,14 @@ class Eyes(list[ObservedDecision]):
     def wants(self, vhost: str, exchange: bytes) -> bool:
         return self._only in (None, exchange)
 
-    def saw(self, sight: ObservedDecision) -> None:
-        self.append(sight)
+    def observe(self, observed: ObservedDecision) -> None:
+        self.append(observed)
 
 
-def watched(wire: Wire, only: bytes | None = None) -> Eyes:
-    eyes = Eyes(only)
-    wire.plans.watch(eyes)
-    return eyes
+def tapped(wire: Wire, only: bytes | None = None) -> RecordingTap:
+    tap = RecordingTap(only)
+    wire.plans.set_tap(tap)
+    return tap
 
 
 #: what is published, before which rules
@@ -52,12 +52,12 @@ def test_each_publish_is_seen_once_and_leaves_as_if_nobody_looked(case: str, siz
     made, message = TRAFFIC[case]
     data = message * 4
     plain, seen = Wire(made()).open(confirm=True), Wire(made()).open(confirm=True)
-    eyes = watched(seen)
+    tap = tapped(seen)
     out = [b"".join(wire.produce(data[at : at + size]) for at in range(0, len(data), size)) for wire in (plain, seen)]
     assert out[0] == out[1]
-    assert len(eyes) == 4
+    assert len(tap) == 4
     assert counted(seen) == counted(plain)
-    assert {each.header for each in eyes} == {eyes[0].header}
+    assert {each.header for each in tap} == {tap[0].header}
 
 
 def counted(wire: Wire) -> dict[tuple[bytes, str], int]:
@@ -75,92 +75,92 @@ def counted(wire: Wire) -> dict[tuple[bytes, str], int]:
 
 def test_what_was_seen_tells_all_that_rules_may_know() -> None:
     wire = Wire(routed("q")).open()
-    eyes = watched(wire)
+    tap = tapped(wire)
     wire.produce(publish("k", message_id=b"m", priority=3))
-    (sight,) = eyes
-    facts = sight.facts()
-    assert (sight.vhost, sight.exchange, sight.at) == ("/", b"xo", NOW)
+    (observed,) = tap
+    facts = observed.facts()
+    assert (observed.vhost, observed.exchange, observed.at) == ("/", b"xo", NOW)
     assert (facts.routing_key, facts.headers, facts.body_size_bytes) == (b"k", REPORT, 4)
     assert facts.properties == {"message_id": b"m", "priority": 3}
-    assert (sight.decision.outcome, sight.decision.queues) == (Outcome.ROUTED, (b"q",))
-    assert sight.raw_headers(frozenset({b"type"})) == [(b"type", b"S\0\0\0\6report")]
+    assert (observed.decision.outcome, observed.decision.queues) == (Outcome.ROUTED, (b"q",))
+    assert observed.raw_headers(frozenset({b"type"})) == [(b"type", b"S\0\0\0\6report")]
 
 
 def test_a_message_without_headers_has_none_to_show() -> None:
     wire = Wire(routed("q")).open()
-    eyes = watched(wire)
+    tap = tapped(wire)
     wire.produce(publish("k", None))
-    assert (eyes[0].facts().headers, eyes[0].raw_headers(frozenset({b"type"}))) == ((), [])
+    assert (tap[0].facts().headers, tap[0].raw_headers(frozenset({b"type"}))) == ((), [])
 
 
 def test_a_publish_that_waits_is_seen_when_it_leaves() -> None:
     wire = Wire(chosen("late")).open()
-    eyes = watched(wire)
+    tap = tapped(wire)
     assert wire.produce(publish("late")) == b""
-    assert eyes == []
+    assert tap == []
     request = wire.request()
     wire.state.exchanges[b"xo"].bound.add(("queue", b"late"))
     wire.state.changed()
     wire.relay.resume(request.channel)
     assert wire.upstream()
-    assert [each.routing_key for each in eyes] == [b"late"]
+    assert [each.routing_key for each in tap] == [b"late"]
 
 
 def test_publishes_that_the_address_table_moves_are_seen_as_they_were_addressed() -> None:
     wire, plain = Linked(routed("away")), Linked(routed("away"))
-    eyes = watched(wire)
+    tap = tapped(wire)
     data = to("in/k") + to("here/q") + to("bad")
     assert wire.produce(data, data) == plain.produce(data, data)
-    assert [(each.exchange, each.routing_key) for each in eyes[:3]] == [(b"", b"in/k"), (b"", b"here/q"), (b"", b"bad")]
-    assert eyes[0].decision.exchange == b"xo"
-    assert len(eyes) == 6
+    assert [(each.exchange, each.routing_key) for each in tap[:3]] == [(b"", b"in/k"), (b"", b"here/q"), (b"", b"bad")]
+    assert tap[0].decision.exchange == b"xo"
+    assert len(tap) == 6
 
 
 def test_publishes_to_another_broker_are_seen_and_sent() -> None:
     wire = Linked()
-    eyes = watched(wire)
+    tap = tapped(wire)
     wire.produce(to("out/q"), to("out/q"), to("out/q"))
-    assert len(eyes) == 3
+    assert len(tap) == 3
     assert len(wire.remotes) == 3
 
 
 def test_who_stops_looking_sees_no_more() -> None:
     wire = Wire(routed("q")).open()
-    eyes = watched(wire)
+    tap = tapped(wire)
     wire.produce(publish("k"))
-    wire.plans.watch(None)
+    wire.plans.set_tap(None)
     wire.produce(publish("k"), publish("k"))
-    assert len(eyes) == 1
+    assert len(tap) == 1
 
 
 def test_only_what_is_looked_at_is_seen() -> None:
     wire = Wire(routed("q")).open()
-    eyes = watched(wire, b"xo")
+    tap = tapped(wire, b"xo")
     wire.produce(publish("k"), publish("k", to="elsewhere"))
-    assert [each.exchange for each in eyes] == [b"xo"]
+    assert [each.exchange for each in tap] == [b"xo"]
 
 
 def test_a_carrier_keeps_its_own_refusals() -> None:
     wire = Wire(routed("q", carrier="carried")).open()
-    eyes = watched(wire)
+    tap = tapped(wire)
     carbon = ((b"CC", Value("A", (Value("S", b"x.o.p.e.n.x.q.0"),))),)
     wire.produce(publish("k", carbon, to="carried"))
     assert b"reserved" in wire.producer()
-    assert eyes == []
+    assert tap == []
 
 
 def test_rules_that_are_replaced_are_watched_again() -> None:
     wire = Wire(routed("q")).open()
-    eyes = watched(wire)
+    tap = tapped(wire)
     other = routed("r")
     wire.produce(publish("k"))
     wire.state.swap(other.exchanges, other.router)
     wire.produce(publish("k"))
-    assert [each.decision.queues for each in eyes] == [(b"q",), (b"r",)]
+    assert [each.decision.queues for each in tap] == [(b"q",), (b"r",)]
 
 
 def test_a_refusal_is_the_same() -> None:
     wire = Wire(routed("q")).open()
-    watched(wire)
+    tapped(wire)
     wire.produce(publish("x.o.p.e.n.x.q.1"))
     assert b"reserved" in wire.producer()

@@ -58,7 +58,7 @@ def test_a_lost_link_loses_what_was_sent_and_keeps_what_waits() -> None:
     lane = far.ready(far.lane())
     sent, waiting = Told(), Told()
     lane.send(sent)
-    far.link.choke(True)
+    far.link.set_socket_full(True)
     lane.send(waiting)
     far.link.lost("connection lost")
     assert (sent.told, waiting.told) == ([RemoteResult.LOST], [])
@@ -141,7 +141,7 @@ class Course:
         self.lane.expire(float(number), "late")
 
     def choke(self, number: int) -> None:
-        self.far.link.choke(number % 2 == 1)
+        self.far.link.set_socket_full(number % 2 == 1)
         self.look()
 
 

@@ -76,10 +76,10 @@ def test_a_blocked_link_sends_nothing_until_it_is_unblocked() -> None:
 def test_a_full_socket_keeps_messages_in_their_lanes() -> None:
     far = Far().open()
     lane = far.ready(far.lane())
-    far.link.choke(True)
+    far.link.set_socket_full(True)
     lane.send(Told())
     assert far.sent() == b""
-    far.link.choke(False)
+    far.link.set_socket_full(False)
     assert far.names() == ["Basic.Publish", "Header", "Body"]
 
 
