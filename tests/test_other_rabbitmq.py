@@ -15,7 +15,7 @@ from tests.private_broker import PrivateBroker
 from tests.rabbitmq import URL_VARIABLE
 
 #: whose tests are about what goes over the wire
-FOLDERS = ("tests/broker", "tests/net")
+FOLDERS = ("tests/broker", "tests/faults", "tests/net")
 
 ROOT = Path(__file__).resolve().parents[1]
 

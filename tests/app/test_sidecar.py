@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
 import socket
 import subprocess
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,119 +16,8 @@ from tests import client
 from tests.broker.world import Outside
 from tests.private_broker import free_port
 from tests.producer import Closed, Producer, until
-from tests.rabbitmq import Broker
-from tests.sidecar import PROGRAM, merged
+from tests.served import END_SECONDS, RULES, Connect, Running, Serve
 from tests.tap import Tap
-
-RULES = """
-queues: [a]
-exchanges:
-  - name: letters
-    bindings: [{queue: a, name: all letters}]
-"""
-#: Seconds for a process that should end to end.
-END_SECONDS = 30
-
-
-class Running:
-    """An ``oxproxy serve`` whose exit status matters.
-
-    Args:
-        folder: its configuration, rules and log.
-        settings: the whole configuration but `listen` and `admin`.
-        wrap: a command that executes the one behind it in its own place.
-    """
-
-    def __init__(self, folder: Path, settings: dict[str, Any], wrap: Sequence[str] = ()) -> None:
-        self.port, self.admin = free_port(), free_port()
-        self.log = folder / "oxproxy.log"
-        self.configuration = folder / "oxproxy.yaml"
-        ports = {
-            "listen": [{"address": f"127.0.0.1:{self.port}"}],
-            "admin": {"address": f"127.0.0.1:{self.admin}"},
-        }
-        self.configuration.write_text(yaml.safe_dump(merged(ports, settings)))
-        with self.log.open("wb") as log:
-            command = [*wrap, str(PROGRAM), "serve", "--config", str(self.configuration)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def get(self, path: str) -> tuple[int, str]:
-        """Status and text of an admin page; (0, "") where nobody listens."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}{path}", timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
-
-    def ready(self) -> bool:
-        assert self.process.poll() is None, self.log.read_text()
-        return self.get("/readyz")[0] == 200
-
-    def await_ready(self) -> None:
-        until(self.ready, every=0.02)
-
-    def await_log(self, words: str) -> None:
-        until(lambda: words in self.log.read_text())
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and give the exit status."""
-        self.process.send_signal(number)
-        return self.process.wait(END_SECONDS)
-
-    def listens(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
-            return True
-        return False
-
-
-@pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    return Outside(broker, vhost)
-
-
-Serve = Callable[..., Running]
-
-
-@pytest.fixture
-def serve(outside: Outside, tmp_path: Path) -> Iterator[Serve]:
-    """Start sidecars before the broker; keywords are settings, as deep as they go."""
-    started = []
-    broker = outside.broker
-
-    def start(rules: str | None = RULES, wrap: Sequence[str] = (), **settings: Any) -> Running:
-        control = {"username": broker.username, "password": broker.password}
-        upstream = {"address": broker.address, "control": control, "management": broker.management}
-        configured: dict[str, Any] = {"upstream": upstream}
-        if rules is not None:
-            (tmp_path / "rules.yaml").write_text(f"vhost: {outside.vhost}\n{rules}")
-            configured["rules"] = ["rules.yaml"]
-        started.append(Running(tmp_path, merged(configured, settings), wrap))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.process.kill()
-        one.process.wait()
-
-
-Connect = Callable[[Running], Producer]
-
-
-@pytest.fixture
-def connect(outside: Outside) -> Iterator[Connect]:
-    """Log producers in; their sockets are closed when the test ends."""
-    with contextlib.ExitStack() as stack:
-        yield lambda running: stack.enter_context(Producer(running.port, outside.vhost))
-
-
-@pytest.fixture
-def tap(broker: Broker) -> Iterator[Tap]:
-    with Tap(broker.host, broker.port) as made:
-        yield made
-
 
 # -- starting ----------------------------------------------------------------------------------------------------------
 
@@ -285,28 +169,6 @@ def test_the_next_address_is_used_where_the_first_host_is_down(serve: Serve, out
     with Producer(running.port, outside.vhost).open(confirm=True) as producer:
         assert producer.send_settled("letters", "k") == (True, [])
     assert running.end() == 0
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_broker_that_is_gone_is_said_to_producers_with_320_and_service_resumes_with_it(
-    serve: Serve, connect: Connect, outside: Outside, workers: int
-) -> None:
-    broker, port = outside.broker, free_port()
-    with Tap(broker.host, broker.port, port):
-        running = serve(upstream={"address": f"127.0.0.1:{port}"}, workers=workers)
-        running.await_ready()
-        idle = connect(running)
-    lost = idle.closed(channel=0)
-    assert (lost.code, lost.text) == (320, "CONNECTION_FORCED - upstream connection lost")
-    with pytest.raises(Closed) as caught:
-        Producer(running.port, outside.vhost)
-    assert (caught.value.code, "upstream unavailable" in caught.value.text) == (320, True)
-    assert running.get("/livez")[0] == 200
-    until(lambda: "degraded: " in running.get("/readyz")[1])
-    assert running.get("/readyz")[0] == 200
-    with Tap(broker.host, broker.port, port), Producer(running.port, outside.vhost).open(confirm=True) as producer:
-        assert producer.send_settled("letters", "k") == (True, [])
-        until(lambda: "degraded: " not in running.get("/readyz")[1])
 
 
 def test_the_admin_pages_say_how_it_stands(serve: Serve, outside: Outside) -> None:
@@ -527,61 +389,6 @@ def test_runbooks_search_the_log_for_events_that_there_are() -> None:
 
 
 # -- draining ----------------------------------------------------------------------------------------------------------
-
-
-def test_unsettled_publishes_settle_then_320_then_exit_0(
-    serve: Serve, connect: Connect, outside: Outside, tap: Tap
-) -> None:
-    running = serve(upstream={"address": tap.address})
-    running.await_ready()
-    idle = connect(running)
-    producer = connect(running).open(confirm=True)
-    tap.last.reading.clear()
-    producer.publish("letters", "k", None, b"last words")
-    until(lambda: tap.last.named("Body"))
-    running.process.send_signal(signal.SIGTERM)
-    until(lambda: running.get("/readyz") == (503, "not ready\ndraining\n"))
-    assert running.get("/livez")[0] == 200
-    assert "oxproxy_confirms_total" in running.get("/metrics")[1]
-    assert json.loads(running.get("/status")[1])["not_ready"] == ["draining"]
-    until(lambda: not running.listens())
-    assert producer.silent()
-    tap.last.reading.set()
-    assert producer.settle() == (True, [])
-    for peer in (producer, idle):
-        close = peer.closed(channel=0)
-        assert (close.code, close.text) == (320, "CONNECTION_FORCED - the proxy is shutting down")
-        assert peer.gone()
-    assert running.process.wait(END_SECONDS) == 0
-    with Producer(outside.broker.port, outside.vhost).open() as beside:
-        assert [message.body for message in beside.take("a")] == [b"last words"]
-
-
-def test_what_does_not_settle_holds_it_until_the_deadline_only(serve: Serve, connect: Connect, tap: Tap) -> None:
-    running = serve(upstream={"address": tap.address}, shutdown={"deadline": "200ms"})
-    running.await_ready()
-    producer = connect(running).open(confirm=True)
-    tap.last.reading.clear()
-    producer.publish("letters", "k")
-    until(lambda: tap.last.named("Body"))
-    running.process.send_signal(signal.SIGTERM)
-    assert producer.closed(channel=0).code == 320
-    assert producer.gone()
-    tap.last.cut()
-    assert running.process.wait(END_SECONDS) == 0
-    assert "publishes not settled in time" in running.log.read_text()
-
-
-def test_a_second_signal_ends_it_at_once(serve: Serve, connect: Connect, tap: Tap) -> None:
-    running = serve(upstream={"address": tap.address}, shutdown={"deadline": "60s"})
-    running.await_ready()
-    producer = connect(running).open(confirm=True)
-    tap.last.reading.clear()
-    producer.publish("letters", "k")
-    until(lambda: tap.last.named("Body"))
-    running.process.send_signal(signal.SIGTERM)
-    running.await_log("event=draining")
-    assert running.end() == -signal.SIGTERM
 
 
 def test_ctrl_c_drains_too(serve: Serve) -> None:

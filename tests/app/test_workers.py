@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,149 +18,15 @@ import yaml
 from pamqp import commands
 
 from proxy.net.tls import certificate_end
-from tests.app.test_sidecar import RULES, Running
-from tests.broker.world import Outside
 from tests.certificates import Authority
 from tests.private_broker import free_port
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
+from tests.served import RULES, WORKERS, Pair, Running, alive
 from tests.sidecar import PROGRAM
 
-WORKERS = 2
 OTHER_RULES = RULES.replace("all letters", "every letter")
 BAD_RULES = RULES.replace("queue: a", "quee: a")
-
-
-class Pair(Outside):
-    """A sidecar of two workers.
-
-    Args:
-        broker: the broker.
-        vhost: virtual host of the rules.
-        running: the sidecar.
-        rules: its rules file.
-    """
-
-    def __init__(self, broker: Broker, vhost: str, running: Running, rules: Path) -> None:
-        super().__init__(broker, vhost)
-        self.running = running
-        self.rules = rules
-        self.opened: list[Producer] = []
-
-    def write_rules(self, text: str) -> None:
-        self.rules.write_text(f"vhost: {self.vhost}\n{text}")
-
-    def status(self) -> dict[str, object]:
-        found: dict[str, object] = json.loads(self.running.get("/status")[1])
-        return found
-
-    def processes(self) -> list[int]:
-        """Process ids of the workers; 0 for one that is being started."""
-        workers = self.status()["workers"]
-        assert isinstance(workers, list)
-        return [one["process"] or 0 for one in workers]
-
-    def metric(self, name: str, **labels: str) -> float:
-        """Give the number of a series; 0 where there is none."""
-        wanted = {f'{key}="{text}"' for key, text in labels.items()}
-        for line in self.running.get("/metrics")[1].splitlines():
-            start, _, number = line.rpartition(" ")
-            found, _, rest = start.partition("{")
-            if found == f"oxproxy_{name}" and wanted == set(filter(None, rest.rstrip("}").split(","))):
-                return float(number)
-        return 0.0
-
-    def published(self) -> float:
-        return self.metric("publishes_total", vhost=self.vhost, exchange="letters", outcome="routed")
-
-    def connected(self) -> float:
-        return self.metric("connections", side="downstream")
-
-    def matches(self, binding: str) -> float:
-        return self.metric("binding_matches_total", exchange="letters", binding=binding)
-
-    def reload(self) -> tuple[int, dict[str, object]]:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.running.admin}/-/reload", b"", method="POST")
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
-
-    def producers(self, count: int) -> list[Producer]:
-        made = [Producer(self.running.port, self.vhost).open(confirm=True) for _ in range(count)]
-        self.opened += made
-        return made
-
-
-#: Runs first in each process of a sidecar: the file `fork` lets one start of a worker fail as on a system that has no
-#: process left, `odd` makes each worker's /readyz fail as long as it is there.
-FAULTS = """
-import asyncio, os, pathlib, sys
-
-folder = pathlib.Path(os.environ["FAULTS"])
-if "--worker" in sys.orig_argv:
-    from proxy.admin.server import AdminServer
-    answer = AdminServer._get_readyz
-    async def get_readyz(self, request):
-        if (folder / "odd").exists():
-            raise RuntimeError("a fault of the test")
-        return await answer(self, request)
-    AdminServer._get_readyz = get_readyz
-elif "serve" in sys.orig_argv:
-    start = asyncio.create_subprocess_exec
-    async def start_or_fail(*arguments, **more):
-        if (folder / "fork").exists():
-            (folder / "fork").unlink()
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return await start(*arguments, **more)
-    asyncio.create_subprocess_exec = start_or_fail
-"""
-
-
-@pytest.fixture
-def faulty(broker: Broker, vhost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """A sidecar that is just being started, whose processes have the faults that files in its folder ask for."""
-    (tmp_path / "sitecustomize.py").write_text(FAULTS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("FAULTS", str(tmp_path))
-    for name in ("fork", "odd"):
-        (tmp_path / name).touch()
-    control = {"username": broker.username, "password": broker.password}
-    upstream = {"address": broker.address, "control": control, "management": broker.management}
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(f"vhost: {vhost}\n{RULES}")
-    running = Running(tmp_path, {"workers": WORKERS, "upstream": upstream, "rules": ["rules.yaml"]})
-    try:
-        yield Pair(broker, vhost, running, rules)
-    finally:
-        if running.process.poll() is None:
-            running.end()
-
-
-@pytest.fixture
-def pair(broker: Broker, vhost: str, tmp_path: Path) -> Iterator[Pair]:
-    control = {"username": broker.username, "password": broker.password}
-    (tmp_path / "audit").mkdir()
-    settings = {
-        "workers": WORKERS,
-        "upstream": {"address": broker.address, "control": control, "management": broker.management},
-        "rules": ["rules.yaml"],
-        "audit": {"directory": "audit", "instance": "pair"},
-    }
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(f"vhost: {vhost}\n{RULES}")
-    running = Running(tmp_path, settings)
-    try:
-        running.await_ready()
-        pair = Pair(broker, vhost, running, rules)
-        yield pair
-        for producer in pair.opened:
-            producer.vanish()
-    finally:
-        if running.process.poll() is None:
-            running.end()
 
 
 def test_messages_go_through_both_workers_and_the_page_of_metrics_is_that_of_one_process(pair: Pair) -> None:
@@ -192,45 +56,6 @@ def test_messages_go_through_both_workers_and_the_page_of_metrics_is_that_of_one
         "pair-1",
         "pair-2",
     }
-
-
-def test_a_worker_that_is_killed_comes_back_and_the_other_goes_on_and_no_sum_goes_down(pair: Pair) -> None:
-    producers = pair.producers(12)
-    for producer in producers:
-        assert producer.send_settled("letters", "k") == (True, [])
-    assert pair.published() == 12
-    killed, other = pair.processes()
-    os.kill(killed, signal.SIGKILL)
-    until(lambda: killed not in pair.processes())
-    alive = [producer for producer in producers if not gone(producer)]
-    assert 0 < len(alive) < 12
-    for producer in alive:
-        assert producer.send_settled("letters", "k") == (True, [])
-    until(lambda: pair.running.get("/readyz")[0] == 200 and 0 not in pair.processes())
-    assert other in pair.processes()
-    assert pair.published() == 12 + len(alive)
-    assert pair.metric("worker_restarts_total") == 1
-    more = pair.producers(12)
-    for producer in more:
-        assert producer.send_settled("letters", "k") == (True, [])
-    assert pair.published() == 24 + len(alive)
-    assert pair.connected() == 12 + len(alive)
-    assert "worker ended by itself" in pair.running.log.read_text()
-    for producer in (*producers, *more):
-        producer.vanish()
-
-
-def gone(producer: Producer) -> bool:
-    """Whether the other side has closed the socket, seen without waiting for what does not come."""
-    producer.socket.settimeout(0.2)
-    try:
-        return producer.socket.recv(65536) == b""
-    except TimeoutError:
-        return False
-    except ConnectionResetError:
-        return True
-    finally:
-        producer.socket.settimeout(30)
 
 
 def test_a_reload_holds_in_all_workers_and_a_bad_file_in_none(pair: Pair) -> None:
@@ -355,20 +180,6 @@ def test_sigterm_drains_every_worker(pair: Pair) -> None:
     assert pair.running.log.read_text().count("event=stopped") == WORKERS + 1
 
 
-def alive(process: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process, 0)
-        return True
-    return False
-
-
-def test_workers_do_not_outlive_who_started_them(pair: Pair) -> None:
-    ids = pair.processes()
-    pair.running.process.kill()
-    pair.running.process.wait(30)
-    until(lambda: not any(map(alive, ids)))
-
-
 def test_an_address_that_is_taken_ends_the_start_with_2(pair: Pair) -> None:
     second = pair.running.configuration.with_name("second.yaml")
     settings = yaml.safe_load(pair.running.configuration.read_text())
@@ -452,33 +263,3 @@ def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_no
 
 
 # -- what goes wrong once ----------------------------------------------------------------------------------------------
-
-
-def test_a_worker_that_can_not_be_started_once_is_started_again(faulty: Pair, tmp_path: Path) -> None:
-    (tmp_path / "odd").unlink()
-    faulty.running.await_log("Resource temporarily unavailable")
-    faulty.running.await_ready()
-    assert all(faulty.processes())
-    (tmp_path / "fork").touch()
-    os.kill(faulty.processes()[1], signal.SIGKILL)
-    until(lambda: not (tmp_path / "fork").exists())
-    until(lambda: all(faulty.processes()) and faulty.running.ready())
-    assert faulty.metric("worker_restarts_total") == 1
-    assert faulty.metric("workers") == WORKERS
-
-
-def test_rules_are_followed_though_readyz_has_answered_oddly(faulty: Pair, tmp_path: Path) -> None:
-    running = faulty.running
-    until(lambda: "answers with status 500" in running.get("/readyz")[1])
-    (tmp_path / "odd").unlink()
-    running.await_log(f"workers={WORKERS} rules=")
-    faulty.write_rules(OTHER_RULES)
-    running.await_log("event=reloaded reason=file")
-    (tmp_path / "odd").touch()
-    assert running.get("/readyz")[0] == 503
-    assert running.get("/status")[0] == 200
-    assert running.get("/metrics")[0] == 200
-    (tmp_path / "odd").unlink()
-    running.await_ready()
-    faulty.write_rules(RULES)
-    until(lambda: running.log.read_text().count("event=reloaded reason=file") == 2)

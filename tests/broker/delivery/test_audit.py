@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import signal
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 
 import pytest
 from pamqp import commands
 
 from tests.broker.delivery.site import standing
-from tests.producer import Gone, Producer, until
+from tests.producer import Producer
 from tests.rabbitmq import Broker
 from tests.sidecar import SidecarFailed
 
@@ -159,35 +155,6 @@ def test_secrets_reach_neither_log_nor_metrics_nor_audit(broker: Broker, tmp_pat
         assert secret not in log
 
 
-@pytest.mark.parametrize("mode", ["strict", "backpressure"])
-def test_every_confirmed_publish_has_its_line_when_the_sidecar_is_killed(
-    broker: Broker, tmp_path: Path, mode: str
-) -> None:
-    """Only strict promises it; the other mode must work up to the kill all the same."""
-    directory, settings = audited(tmp_path, mode=mode)
-    with standing(broker, tmp_path, RULES, settings) as site:
-        producer = Producer(site.sidecar.port, site.vhost).open(confirm=True)
-        sent = confirmed = 0
-        try:
-            while confirmed < 3000:
-                for _ in range(200):
-                    producer.publish("letters", f"k{sent}", {"to": "a"})
-                    sent += 1
-                while confirmed < sent - 400:
-                    found = producer.expect("Basic.Ack")
-                    confirmed = max(confirmed, int(str(found.arguments["delivery_tag"])))
-                if sent == 2000:
-                    os.kill(site.sidecar.process_id, signal.SIGKILL)
-        except (Gone, OSError):
-            producer.vanish()
-        assert sent >= 2000
-        assert confirmed
-        if mode == "strict":
-            lines = {str(line["rk"]) for line in records(directory)}
-            # RabbitMQ confirms in order here, so that a tag stands for all before it.
-            assert {f"k{number}" for number in range(confirmed)} <= lines
-
-
 def test_an_audit_directory_whose_parent_is_missing_is_an_error_at_the_start(broker: Broker, tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
     with (
@@ -219,38 +186,3 @@ def test_a_publish_that_nobody_confirmed_is_lost_in_the_log(broker: Broker, tmp_
             other.ask(commands.Queue.Declare(queue="a", passive=True))
     assert len(records(directory)) <= 500
     assert all(line["result"] in ("lost", "acked") for line in records(directory, "settle"))
-
-
-@pytest.mark.parametrize("mode", ["best_effort", "backpressure", "strict"])
-def test_on_a_full_disk_each_mode_keeps_its_promise_and_says_so(
-    broker: Broker, small_disk: Path, tmp_path: Path, mode: str
-) -> None:
-    settings = {"audit": {"directory": str(small_disk), "mode": mode, "buffer_mib": 1}}
-    count, confirmed = 2200, 0
-    with standing(broker, tmp_path, RULES, settings) as site:
-        # Where lines may be lost there are only those of publishes, so that they can be counted.
-        producer = site.producer(confirm=mode != "best_effort")
-        for number in range(count):
-            producer.publish("letters", "k" * 200, {"to": "a"}, message_id=b"%0200d" % number)
-        until(lambda: site.metric("audit_failing") == 1)
-        assert site.logged("audit log can't be written")
-        if mode == "best_effort":
-            until(lambda: site.metric("publishes_total", exchange="letters", outcome="routed") == count)
-            until(lambda: site.metric("audit_dropped_total") > 0)
-        else:
-            until(lambda: site.metric("paused_producers") == 1)
-            with pytest.raises(HTTPError, match="503"):
-                site.sidecar.get("/readyz")
-            while not producer.silent():
-                confirmed = int(str(producer.expect("Basic.Ack").arguments["delivery_tag"]))
-            assert mode != "strict" or confirmed <= len(records(small_disk)) < count
-        subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
-        until(lambda: site.metric("audit_failing") == 0)
-        while mode != "best_effort" and confirmed < count:
-            confirmed = int(str(producer.expect("Basic.Ack").arguments["delivery_tag"]))
-        until(lambda: site.metric("paused_producers") == 0)
-        dropped = site.metric("audit_dropped_total")
-    kept = {line["message_id"] for line in records(small_disk)}
-    assert len(kept) == len(records(small_disk)) == count - dropped
-    assert (dropped > 0) is (mode == "best_effort")
-    assert sum(int(str(gap["dropped"])) for gap in records(small_disk, "gap")) == dropped

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from pamqp import commands
 
 from proxy.amqp import methods
 from proxy.amqp.tables import MAX_NESTING, encode_table
 from proxy.values import Table, Value
-from tests import client
 from tests.broker.delivery.site import Site, standing
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
@@ -230,34 +225,6 @@ def test_the_address_of_the_management_api_may_end_with_its_path(
         status = json.loads(site.sidecar.get("/status"))
         assert status["degraded"] == []
         assert list(status["vhosts"][0]["missing"]) == ["queue late"]
-
-
-def memory_mib(process_id: int) -> float:
-    """Resident memory."""
-    lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
-    (line,) = [each for each in lines if each.startswith("VmRSS")]
-    return int(line.split()[1]) / 1024
-
-
-def test_a_flood_of_declares_while_the_broker_is_stopped_waits_in_the_producer(site: Site) -> None:
-    producer = site.producer(confirm=False)
-    before = memory_mib(site.sidecar.process_id)
-    upstream = site.upstream()
-    upstream.reading.clear()
-    flood = b"".join(client.method(1, commands.Queue.Declare(queue=f"f{number % 100}")) for number in range(1000))
-    producer.socket.setblocking(False)
-    taken = 0
-    with contextlib.suppress(TimeoutError):
-        while taken < 2000 * len(flood):
-            _, writable, _ = select.select([], [producer.socket], [], 2.0)
-            if not writable:
-                break
-            taken += producer.socket.send(flood[taken % len(flood) :])
-    assert taken < 2000 * len(flood), "the producer was never made to wait"
-    assert memory_mib(site.sidecar.process_id) - before < 8
-    producer.vanish()
-    upstream.reading.set()
-    assert site.producer().send_settled("letters").acked
 
 
 @pytest.mark.parametrize("management", [True, False])

@@ -12,7 +12,7 @@ from pamqp import commands
 from tests import client, sidecar
 from tests.broker.delivery.site import Site, standing
 from tests.broker.delivery.test_audit import records
-from tests.faulty_disk import FaultyDisk, State
+from tests.faults.faulty_disk import FaultyDisk, State
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
 

@@ -1,0 +1,11 @@
+"""Fixtures of the tests that kill, stop or cut processes and connections."""
+
+from __future__ import annotations
+
+from tests.broker.delivery.conftest import far as far
+from tests.served import connect as connect
+from tests.served import faulty as faulty
+from tests.served import outside as outside
+from tests.served import pair as pair
+from tests.served import serve as serve
+from tests.served import tap as tap

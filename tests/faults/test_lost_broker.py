@@ -1,0 +1,91 @@
+"""The broker connection is lost, or publishes do not settle, while the sidecar serves or drains."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from tests.broker.world import Outside
+from tests.private_broker import free_port
+from tests.producer import Closed, Producer, until
+from tests.served import END_SECONDS, Connect, Serve
+from tests.tap import Tap
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_broker_that_is_gone_is_said_to_producers_with_320_and_service_resumes_with_it(
+    serve: Serve, connect: Connect, outside: Outside, workers: int
+) -> None:
+    broker, port = outside.broker, free_port()
+    with Tap(broker.host, broker.port, port):
+        running = serve(upstream={"address": f"127.0.0.1:{port}"}, workers=workers)
+        running.await_ready()
+        idle = connect(running)
+    lost = idle.closed(channel=0)
+    assert (lost.code, lost.text) == (320, "CONNECTION_FORCED - upstream connection lost")
+    with pytest.raises(Closed) as caught:
+        Producer(running.port, outside.vhost)
+    assert (caught.value.code, "upstream unavailable" in caught.value.text) == (320, True)
+    assert running.get("/livez")[0] == 200
+    until(lambda: "degraded: " in running.get("/readyz")[1])
+    assert running.get("/readyz")[0] == 200
+    with Tap(broker.host, broker.port, port), Producer(running.port, outside.vhost).open(confirm=True) as producer:
+        assert producer.send_settled("letters", "k") == (True, [])
+        until(lambda: "degraded: " not in running.get("/readyz")[1])
+
+
+def test_unsettled_publishes_settle_then_320_then_exit_0(
+    serve: Serve, connect: Connect, outside: Outside, tap: Tap
+) -> None:
+    running = serve(upstream={"address": tap.address})
+    running.await_ready()
+    idle = connect(running)
+    producer = connect(running).open(confirm=True)
+    tap.last.reading.clear()
+    producer.publish("letters", "k", None, b"last words")
+    until(lambda: tap.last.named("Body"))
+    running.process.send_signal(signal.SIGTERM)
+    until(lambda: running.get("/readyz") == (503, "not ready\ndraining\n"))
+    assert running.get("/livez")[0] == 200
+    assert "oxproxy_confirms_total" in running.get("/metrics")[1]
+    assert json.loads(running.get("/status")[1])["not_ready"] == ["draining"]
+    until(lambda: not running.listens())
+    assert producer.silent()
+    tap.last.reading.set()
+    assert producer.settle() == (True, [])
+    for peer in (producer, idle):
+        close = peer.closed(channel=0)
+        assert (close.code, close.text) == (320, "CONNECTION_FORCED - the proxy is shutting down")
+        assert peer.gone()
+    assert running.process.wait(END_SECONDS) == 0
+    with Producer(outside.broker.port, outside.vhost).open() as beside:
+        assert [message.body for message in beside.take("a")] == [b"last words"]
+
+
+def test_what_does_not_settle_holds_it_until_the_deadline_only(serve: Serve, connect: Connect, tap: Tap) -> None:
+    running = serve(upstream={"address": tap.address}, shutdown={"deadline": "200ms"})
+    running.await_ready()
+    producer = connect(running).open(confirm=True)
+    tap.last.reading.clear()
+    producer.publish("letters", "k")
+    until(lambda: tap.last.named("Body"))
+    running.process.send_signal(signal.SIGTERM)
+    assert producer.closed(channel=0).code == 320
+    assert producer.gone()
+    tap.last.cut()
+    assert running.process.wait(END_SECONDS) == 0
+    assert "publishes not settled in time" in running.log.read_text()
+
+
+def test_a_second_signal_ends_it_at_once(serve: Serve, connect: Connect, tap: Tap) -> None:
+    running = serve(upstream={"address": tap.address}, shutdown={"deadline": "60s"})
+    running.await_ready()
+    producer = connect(running).open(confirm=True)
+    tap.last.reading.clear()
+    producer.publish("letters", "k")
+    until(lambda: tap.last.named("Body"))
+    running.process.send_signal(signal.SIGTERM)
+    running.await_log("event=draining")
+    assert running.end() == -signal.SIGTERM

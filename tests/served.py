@@ -1,0 +1,291 @@
+"""`oxproxy serve` as a process whose exit status matters, with one worker or two, and its fixtures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.broker.world import Outside
+from tests.private_broker import free_port
+from tests.producer import Producer, until
+from tests.rabbitmq import Broker
+from tests.sidecar import PROGRAM, merged
+from tests.tap import Tap
+
+RULES = """
+queues: [a]
+exchanges:
+  - name: letters
+    bindings: [{queue: a, name: all letters}]
+"""
+
+
+#: Seconds for a process that should end to end.
+END_SECONDS = 30
+
+
+class Running:
+    """An ``oxproxy serve`` whose exit status matters.
+
+    Args:
+        folder: its configuration, rules and log.
+        settings: the whole configuration but `listen` and `admin`.
+        wrap: a command that executes the one behind it in its own place.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any], wrap: Sequence[str] = ()) -> None:
+        self.port, self.admin = free_port(), free_port()
+        self.log = folder / "oxproxy.log"
+        self.configuration = folder / "oxproxy.yaml"
+        ports = {
+            "listen": [{"address": f"127.0.0.1:{self.port}"}],
+            "admin": {"address": f"127.0.0.1:{self.admin}"},
+        }
+        self.configuration.write_text(yaml.safe_dump(merged(ports, settings)))
+        with self.log.open("wb") as log:
+            command = [*wrap, str(PROGRAM), "serve", "--config", str(self.configuration)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text of an admin page; (0, "") where nobody listens."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return self.get("/readyz")[0] == 200
+
+    def await_ready(self) -> None:
+        until(self.ready, every=0.02)
+
+    def await_log(self, words: str) -> None:
+        until(lambda: words in self.log.read_text())
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and give the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(END_SECONDS)
+
+    def listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+            return True
+        return False
+
+
+@pytest.fixture
+def outside(broker: Broker, vhost: str) -> Outside:
+    return Outside(broker, vhost)
+
+
+Serve = Callable[..., Running]
+
+
+@pytest.fixture
+def serve(outside: Outside, tmp_path: Path) -> Iterator[Serve]:
+    """Start sidecars before the broker; keywords are settings, as deep as they go."""
+    started = []
+    broker = outside.broker
+
+    def start(rules: str | None = RULES, wrap: Sequence[str] = (), **settings: Any) -> Running:
+        control = {"username": broker.username, "password": broker.password}
+        upstream = {"address": broker.address, "control": control, "management": broker.management}
+        configured: dict[str, Any] = {"upstream": upstream}
+        if rules is not None:
+            (tmp_path / "rules.yaml").write_text(f"vhost: {outside.vhost}\n{rules}")
+            configured["rules"] = ["rules.yaml"]
+        started.append(Running(tmp_path, merged(configured, settings), wrap))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+
+
+Connect = Callable[[Running], Producer]
+
+
+@pytest.fixture
+def connect(outside: Outside) -> Iterator[Connect]:
+    """Log producers in; their sockets are closed when the test ends."""
+    with contextlib.ExitStack() as stack:
+        yield lambda running: stack.enter_context(Producer(running.port, outside.vhost))
+
+
+@pytest.fixture
+def tap(broker: Broker) -> Iterator[Tap]:
+    with Tap(broker.host, broker.port) as made:
+        yield made
+
+
+WORKERS = 2
+
+
+class Pair(Outside):
+    """A sidecar of two workers.
+
+    Args:
+        broker: the broker.
+        vhost: virtual host of the rules.
+        running: the sidecar.
+        rules: its rules file.
+    """
+
+    def __init__(self, broker: Broker, vhost: str, running: Running, rules: Path) -> None:
+        super().__init__(broker, vhost)
+        self.running = running
+        self.rules = rules
+        self.opened: list[Producer] = []
+
+    def write_rules(self, text: str) -> None:
+        self.rules.write_text(f"vhost: {self.vhost}\n{text}")
+
+    def status(self) -> dict[str, object]:
+        found: dict[str, object] = json.loads(self.running.get("/status")[1])
+        return found
+
+    def processes(self) -> list[int]:
+        """Process ids of the workers; 0 for one that is being started."""
+        workers = self.status()["workers"]
+        assert isinstance(workers, list)
+        return [one["process"] or 0 for one in workers]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Give the number of a series; 0 where there is none."""
+        wanted = {f'{key}="{text}"' for key, text in labels.items()}
+        for line in self.running.get("/metrics")[1].splitlines():
+            start, _, number = line.rpartition(" ")
+            found, _, rest = start.partition("{")
+            if found == f"oxproxy_{name}" and wanted == set(filter(None, rest.rstrip("}").split(","))):
+                return float(number)
+        return 0.0
+
+    def published(self) -> float:
+        return self.metric("publishes_total", vhost=self.vhost, exchange="letters", outcome="routed")
+
+    def connected(self) -> float:
+        return self.metric("connections", side="downstream")
+
+    def matches(self, binding: str) -> float:
+        return self.metric("binding_matches_total", exchange="letters", binding=binding)
+
+    def reload(self) -> tuple[int, dict[str, object]]:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.running.admin}/-/reload", b"", method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def producers(self, count: int) -> list[Producer]:
+        made = [Producer(self.running.port, self.vhost).open(confirm=True) for _ in range(count)]
+        self.opened += made
+        return made
+
+
+#: Runs first in each process of a sidecar: the file `fork` lets one start of a worker fail as on a system that has no
+#: process left, `odd` makes each worker's /readyz fail as long as it is there.
+FAULTS = """
+import asyncio, os, pathlib, sys
+
+folder = pathlib.Path(os.environ["FAULTS"])
+if "--worker" in sys.orig_argv:
+    from proxy.admin.server import AdminServer
+    answer = AdminServer._get_readyz
+    async def get_readyz(self, request):
+        if (folder / "odd").exists():
+            raise RuntimeError("a fault of the test")
+        return await answer(self, request)
+    AdminServer._get_readyz = get_readyz
+elif "serve" in sys.orig_argv:
+    start = asyncio.create_subprocess_exec
+    async def start_or_fail(*arguments, **more):
+        if (folder / "fork").exists():
+            (folder / "fork").unlink()
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return await start(*arguments, **more)
+    asyncio.create_subprocess_exec = start_or_fail
+"""
+
+
+@pytest.fixture
+def faulty(broker: Broker, vhost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """A sidecar that is just being started, whose processes have the faults that files in its folder ask for."""
+    (tmp_path / "sitecustomize.py").write_text(FAULTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FAULTS", str(tmp_path))
+    for name in ("fork", "odd"):
+        (tmp_path / name).touch()
+    control = {"username": broker.username, "password": broker.password}
+    upstream = {"address": broker.address, "control": control, "management": broker.management}
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(f"vhost: {vhost}\n{RULES}")
+    running = Running(tmp_path, {"workers": WORKERS, "upstream": upstream, "rules": ["rules.yaml"]})
+    try:
+        yield Pair(broker, vhost, running, rules)
+    finally:
+        if running.process.poll() is None:
+            running.end()
+
+
+@pytest.fixture
+def pair(broker: Broker, vhost: str, tmp_path: Path) -> Iterator[Pair]:
+    control = {"username": broker.username, "password": broker.password}
+    (tmp_path / "audit").mkdir()
+    settings = {
+        "workers": WORKERS,
+        "upstream": {"address": broker.address, "control": control, "management": broker.management},
+        "rules": ["rules.yaml"],
+        "audit": {"directory": "audit", "instance": "pair"},
+    }
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(f"vhost: {vhost}\n{RULES}")
+    running = Running(tmp_path, settings)
+    try:
+        running.await_ready()
+        pair = Pair(broker, vhost, running, rules)
+        yield pair
+        for producer in pair.opened:
+            producer.vanish()
+    finally:
+        if running.process.poll() is None:
+            running.end()
+
+
+def gone(producer: Producer) -> bool:
+    """Whether the other side has closed the socket, seen without waiting for what does not come."""
+    producer.socket.settimeout(0.2)
+    try:
+        return producer.socket.recv(65536) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+    finally:
+        producer.socket.settimeout(30)
+
+
+def alive(process: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, 0)
+        return True
+    return False
