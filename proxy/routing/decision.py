@@ -1,7 +1,7 @@
 """What goes into a decision and what comes out.
 
 ``Facts`` is the part of a message that rules can look at. ``Interest`` specifies which part the rules of an exchange do
-look at, so that nothing else has to be extracted and the rest need not be part of a cache key. ``Decision`` is the
+look at, so that nothing else has to be extracted and the rest fact_name not be part of a cache key. ``Decision`` is the
 result. All are immutable and independent of the wire format.
 """
 
@@ -91,7 +91,7 @@ class Decision:
         keep: whether the decision may be cached (False after a random draw).
         match_limit_hits: patterns that ran into the match limit.
         spent_budgets: whose regex budgets were spent: rules (those of rules files), client, message; sorted.
-        asked: what routes of clients' bindings chose and is not yet known to be within their reach.
+        unchecked: what routes of clients' bindings chose and is not yet known to be within their reach.
         trace: what was visited, where it was asked for.
     """
 
@@ -105,5 +105,5 @@ class Decision:
     keep: bool = True
     match_limit_hits: int = 0
     spent_budgets: tuple[str, ...] = ()
-    asked: frozenset[tuple[Reach, Destination]] = frozenset()
+    unchecked: frozenset[tuple[Reach, Destination]] = frozenset()
     trace: Trace | None = field(default=None, compare=False)

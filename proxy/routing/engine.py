@@ -35,7 +35,7 @@ def route(entries: Iterable[Entry], message: Message, matched: list[tuple[bytes,
             continue
         true = compiled.truth(message)
         if true:
-            matched.append(compiled.mark)
+            matched.append(compiled.label)
         if compiled.plain:
             if true:
                 routed.add(compiled.destination)  # type: ignore[arg-type]  # plain ones have a destination
@@ -74,7 +74,7 @@ def route_traced(
         spent, message.spent_budgets = message.spent_budgets, set()
         true = compiled.truth(message) if found is None or compiled in found else False
         if true:
-            matched.append(compiled.mark)
+            matched.append(compiled.label)
         jump = apply_result(compiled, true, routed, message)
         steps.append(_step(compiled, true, before, routed, jump, message))
         message.spent_budgets |= spent
@@ -110,7 +110,7 @@ def _of_routing_key(compiled: CompiledBinding, message: Message) -> Destination:
     """The queue that the routing key names, if the binding reaches it."""
     chosen = (QUEUE, message.routing_key)
     reach = compiled.binding.reach
-    return chosen if reach is None else next(iter(reach.limit((chosen,), message.asked)))
+    return chosen if reach is None else next(iter(reach.limit((chosen,), message.unchecked)))
 
 
 def _step(
@@ -129,7 +129,7 @@ def _step(
         )
     return BindingStep(
         compiled.binding,
-        compiled.mark[1],
+        compiled.label[1],
         compiled.order,
         compiled.match_type,
         true,

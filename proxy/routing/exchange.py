@@ -16,7 +16,7 @@ from typing import cast
 from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.bindings.compiled import CompiledBinding, Entry
 from proxy.routing.bindings.exchange_types import COMPILERS, OPEN, compile_binding
-from proxy.routing.bindings.operators import ALL_HEADERS, CLOCK, HEADER, PROPERTY, QUEUE_NAMES, ROUTING_KEY, Need
+from proxy.routing.bindings.operators import ALL_HEADERS, CLOCK, HEADER, PROPERTY, QUEUE_NAMES, ROUTING_KEY, FactName
 from proxy.routing.decision import Interest
 from proxy.routing.engine import route, route_traced
 from proxy.routing.filters import Filter, PayloadFilter, read_filters
@@ -31,35 +31,35 @@ _LAST = 1 << 64
 
 
 class InterestCount:
-    """The needs of the bindings and filters of one exchange.
+    """Counts which facts the bindings and filters of one exchange look at.
 
     Args:
         filters: of the exchange.
     """
 
-    __slots__ = ("_body_sizes", "_headers_whole", "_interest", "_needs")
+    __slots__ = ("_body_sizes", "_fact_names", "_headers_whole", "_interest")
 
     def __init__(self, filters: Iterable[Filter]) -> None:
         """Take the filters in; they never change."""
         cuts = {each.cut for each in filters if isinstance(each, PayloadFilter)}
         self._body_sizes = tuple(sorted(cut for cut in cuts if cut > 0))
         self._headers_whole = any(not isinstance(each, PayloadFilter) for each in filters)
-        self._needs: Counter[Need] = Counter()
+        self._fact_names: Counter[FactName] = Counter()
         self._interest: Interest | None = None
 
-    def add(self, needs: Iterable[Need]) -> None:
-        """Count the needs of a binding."""
-        for need in needs:
-            self._needs[need] += 1
-            if self._needs[need] == 1:
+    def add(self, fact_names: Iterable[FactName]) -> None:
+        """Count the facts that a binding looks at."""
+        for fact_name in fact_names:
+            self._fact_names[fact_name] += 1
+            if self._fact_names[fact_name] == 1:
                 self._interest = None
 
-    def remove(self, needs: Iterable[Need]) -> None:
+    def remove(self, fact_names: Iterable[FactName]) -> None:
         """Count them off again."""
-        for need in needs:
-            self._needs[need] -= 1
-            if not self._needs[need]:
-                del self._needs[need]
+        for fact_name in fact_names:
+            self._fact_names[fact_name] -= 1
+            if not self._fact_names[fact_name]:
+                del self._fact_names[fact_name]
                 self._interest = None
 
     @property
@@ -71,20 +71,20 @@ class InterestCount:
 
     @property
     def sees_queues(self) -> bool:
-        """Whether the names of all queues matter; cheap also where the needs have just changed."""
-        return QUEUE_NAMES in self._needs
+        """Whether the names of all queues matter; cheap even where the facts have just changed."""
+        return QUEUE_NAMES in self._fact_names
 
     def _collect(self) -> Interest:
-        needs = self._needs
-        whole = self._headers_whole or ALL_HEADERS in needs
-        headers = {cast("bytes", name) for family, name in needs if family == HEADER} - {UNSEEN_HEADER}
+        fact_names = self._fact_names
+        whole = self._headers_whole or ALL_HEADERS in fact_names
+        headers = {cast("bytes", name) for family, name in fact_names if family == HEADER} - {UNSEEN_HEADER}
         return Interest(
-            routing_key=(ROUTING_KEY, "") in needs,
+            routing_key=(ROUTING_KEY, "") in fact_names,
             headers=None if whole else frozenset(headers),
-            properties=frozenset(cast("str", name) for family, name in needs if family == PROPERTY),
+            properties=frozenset(cast("str", name) for family, name in fact_names if family == PROPERTY),
             body_sizes=self._body_sizes,
-            clock=(CLOCK, "") in needs,
-            queues=QUEUE_NAMES in needs,
+            clock=(CLOCK, "") in fact_names,
+            queues=QUEUE_NAMES in fact_names,
         )
 
 
@@ -179,10 +179,10 @@ class Exchange:
         self.changes += 1
         order = compiled.order + _LAST if binding.last else compiled.order
         compiled.rank = (order, -binding.sequence, -self.changes)
-        compiled.mark = (self.name, binding.id or _hash(binding))
+        compiled.label = (self.name, binding.id or _hash(binding))
         self._compiled[identity] = compiled
         self._index.add(compiled)
-        self._interest.add(compiled.needs)
+        self._interest.add(compiled.fact_names)
         self._count_destinations(compiled, 1)
         self._free_exchanges += compiled.lets_producer_add_exchanges
         self._free_queues += compiled.chooses_queues
@@ -199,7 +199,7 @@ class Exchange:
             return False
         self.changes += 1
         self._index.remove(compiled)
-        self._interest.remove(compiled.needs)
+        self._interest.remove(compiled.fact_names)
         self._free_exchanges -= compiled.lets_producer_add_exchanges
         self._free_queues -= compiled.chooses_queues
         self._count_destinations(compiled, -1)

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import TypeAlias, cast
 
 from proxy.routing.bindings.compiled import CompiledBinding, Entry
-from proxy.routing.bindings.operators import HEADER, ROUTING_KEY, TOPIC, Access, canonical
+from proxy.routing.bindings.operators import HEADER, ROUTING_KEY, TOPIC, IndexKey, canonical
 from proxy.routing.message import Message, spelled_integer
 
 _ONE_WORD = b"*"
@@ -148,13 +148,13 @@ class Index:
 
     def add(self, compiled: CompiledBinding) -> None:
         """Take a binding in, at its rank."""
-        compiled.found_by = self._ways_to(compiled)
+        compiled.index_keys = self._index_keys_of(compiled)
         entry = (compiled.rank, compiled)
-        if compiled.found_by is None:
+        if compiled.index_keys is None:
             insort(self._always, entry)
             return
-        for access in compiled.found_by:
-            family, what, value = access
+        for index_key in compiled.index_keys:
+            family, what, value = index_key
             if family == TOPIC:
                 self._topics.add(cast("bytes", value), entry)
             else:
@@ -163,10 +163,10 @@ class Index:
     def remove(self, compiled: CompiledBinding) -> None:
         """Take out a binding that was added."""
         entry = (compiled.rank, compiled)
-        if compiled.found_by is None:
+        if compiled.index_keys is None:
             del self._always[bisect_left(self._always, entry)]
             return
-        for family, what, value in compiled.found_by:
+        for family, what, value in compiled.index_keys:
             if family == TOPIC:
                 self._topics.remove(cast("bytes", value), entry)
                 continue
@@ -207,7 +207,7 @@ class Index:
             found += self._topics.find(message.routing_key)
         return found
 
-    def _ways_to(self, compiled: CompiledBinding) -> tuple[Access, ...] | None:
+    def _index_keys_of(self, compiled: CompiledBinding) -> tuple[IndexKey, ...] | None:
         """The accesses that lead to a binding; None where it must be visited always."""
         match = compiled.match
         if not compiled.idle_when_false:
@@ -219,8 +219,8 @@ class Index:
         # Any one will do: the one that the fewest others stand under distinguishes messages best.
         return (min(match.required, key=self._crowd),) if len(match.required) > 1 else match.required
 
-    def _crowd(self, access: Access) -> int:
-        family, what, value = access
+    def _crowd(self, index_key: IndexKey) -> int:
+        family, what, value = index_key
         if family == TOPIC:
             return 1 << 62
         return len(self._peek(family, what).get(value, ()))

@@ -48,7 +48,6 @@ class Message:
         "_producer",
         "_regex_budget",
         "_sorted",
-        "asked",
         "budget_exceeded",
         "draw",
         "first",
@@ -61,6 +60,7 @@ class Message:
         "routing_key",
         "size",
         "spent_budgets",
+        "unchecked",
     )
 
     def __init__(
@@ -99,7 +99,7 @@ class Message:
         self._payer: Hashable = None
         self._budgets: dict[Hashable, Budget] = {None: self._budget}
         #: What routes chose and is not yet known to be within their reach.
-        self.asked: set[tuple[Reach, Destination]] = set()
+        self.unchecked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
         self._clock: dict[tzinfo, bytes] | None = None
         self._producer: ProducerRoutes | None = None

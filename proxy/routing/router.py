@@ -138,10 +138,10 @@ class Router:
             alternate,
             b"",
             tuple(matched),
-            message.keep and not message.asked,
+            message.keep and not message.unchecked,
             message.match_limit_hits,
             tuple(sorted(message.spent_budgets)),
-            frozenset(message.asked),
+            frozenset(message.unchecked),
             trace,
         )
 

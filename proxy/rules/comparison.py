@@ -135,7 +135,7 @@ class Differences:
         counts = self._counts(seen)
         if judged is not None:
             self._matches.update(judged.matched)
-        if any(each is not None and not each.keep and not each.asked for each in (lived, judged)):
+        if any(each is not None and not each.keep and not each.unchecked for each in (lived, judged)):
             counts.random += 1
             return
         counts.compared += 1

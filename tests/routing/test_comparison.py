@@ -91,8 +91,12 @@ def test_canonical_keys_are_equal_exactly_where_values_are(one: Value, other: Va
     ],
 )
 def test_numbers_are_compared_across_types(sign: bytes, bound: Value, below: bool, at: bool, above: bool) -> None:
-    judge = compares(sign, bound)
-    assert [judge(value, _MESSAGE) for value in (Value("d", 4.5), Value("T", 5), Value("l", 6))] == [below, at, above]
+    predicate = compares(sign, bound)
+    assert [predicate(value, _MESSAGE) for value in (Value("d", 4.5), Value("T", 5), Value("l", 6))] == [
+        below,
+        at,
+        above,
+    ]
 
 
 @pytest.mark.parametrize("value", [Value("S", b"5"), Value("t", True), VOID, Value("D", (0, 5)), many(5), table()])

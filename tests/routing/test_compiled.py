@@ -6,7 +6,7 @@ import pytest
 
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import compile_open
-from proxy.routing.bindings.operators import ALL_HEADERS, CLOCK, HEADER, PROPERTY, QUEUE_NAMES, ROUTING_KEY, Need
+from proxy.routing.bindings.operators import ALL_HEADERS, CLOCK, HEADER, PROPERTY, QUEUE_NAMES, ROUTING_KEY, FactName
 from proxy.routing.bindings.producer_routes import PATTERN_ROUTES
 from proxy.values import EXCHANGE, QUEUE, Destination
 from tests.routing.building import Plain, many, to_queue
@@ -44,7 +44,7 @@ def test_what_a_visit_can_do(entries: dict[str, Plain], plain: bool, idle: bool)
 
 
 @pytest.mark.parametrize(
-    ("entries", "needs"),
+    ("entries", "fact_names"),
     [
         ({}, set()),
         ({"x-?hkv= a": 1, "x-?hkex": "b", "c": 1}, {(HEADER, b"a"), (HEADER, b"b"), (HEADER, b"c")}),
@@ -61,8 +61,8 @@ def test_what_a_visit_can_do(entries: dict[str, Plain], plain: bool, idle: bool)
         ({"x-msg-addqre-onfalse": ""}, _REGEXES | {(HEADER, b"x-addq-onfalse"), QUEUE_NAMES}),
     ],
 )
-def test_needs_are_what_can_change_it(entries: dict[str, Plain], needs: set[Need]) -> None:
-    assert _compiled(entries).needs == needs
+def test_needs_are_what_can_change_it(entries: dict[str, Plain], fact_names: set[FactName]) -> None:
+    assert _compiled(entries).fact_names == fact_names
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from proxy.routing.bindings.operators import (
     ALL_HEADERS,
     MATCH,
     MISMATCH,
-    Access,
     HeaderOperator,
+    IndexKey,
     Operator,
     RoutingKeyOperator,
 )
@@ -24,8 +24,8 @@ _M, _X, _A = MATCH, MISMATCH, ABSENT
 class _Answers(HeaderOperator):
     """Gives one answer."""
 
-    def __init__(self, answer: Verdict, optional: bool = False, access: Access | None = None) -> None:
-        super().__init__(b"", value(1), b"", lambda _value, _message: False, optional, access=access)
+    def __init__(self, answer: Verdict, optional: bool = False, index_key: IndexKey | None = None) -> None:
+        super().__init__(b"", value(1), b"", lambda _value, _message: False, optional, index_key=index_key)
         self.answer = answer
 
     def verdict(self, message: object) -> Verdict:
@@ -66,9 +66,9 @@ def test_equalities_that_must_hold_are_those_of_operators_that_must_match() -> N
     here, there, topic = ("header", b"a", 1), ("routing key", "", b"k"), ("topic", "", b"#")
     match = match_all(
         [
-            _Answers(_M, access=topic),
-            _Answers(_M, access=here),
-            _Answers(_M, optional=True, access=("header", b"b", 1)),
+            _Answers(_M, index_key=topic),
+            _Answers(_M, index_key=here),
+            _Answers(_M, optional=True, index_key=("header", b"b", 1)),
             _Answers(_M),
             RoutingKeyOperator(b"", value(""), lambda _seen, _message: True, there),
         ]
@@ -79,8 +79,8 @@ def test_equalities_that_must_hold_are_those_of_operators_that_must_match() -> N
 
 def test_any_can_be_found_by_equalities_only_where_all_of_it_is_equalities() -> None:
     here, there = ("header", b"a", 1), ("header", b"b", 1)
-    assert match_any([_Answers(_M, access=here), _Answers(_M, access=there)]).either == (here, there)
-    assert match_any([_Answers(_M, access=here), _Answers(_M)]).either is None
+    assert match_any([_Answers(_M, index_key=here), _Answers(_M, index_key=there)]).either == (here, there)
+    assert match_any([_Answers(_M, index_key=here), _Answers(_M)]).either is None
     assert match_any([]).either == ()
 
 
@@ -179,4 +179,4 @@ def test_set_looks_at_other_headers_only_where_their_being_there_counts(
 def test_eq_looks_at_all_headers() -> None:
     made = exchange(to_queue("q", {"x-match": "eq"}))
     [(_, compiled)] = made.entries
-    assert compiled.match.needs == (ALL_HEADERS,)
+    assert compiled.match.fact_names == (ALL_HEADERS,)

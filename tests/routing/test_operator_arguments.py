@@ -5,7 +5,7 @@ from datetime import timedelta, timezone
 
 import pytest
 
-from proxy.routing.bindings.arguments import HEADER_KEYS, OPERATOR_KEYS, topic_access
+from proxy.routing.bindings.arguments import HEADER_KEYS, OPERATOR_KEYS, topic_index_key
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
 from proxy.values import Value
@@ -204,9 +204,9 @@ def test_topics_that_were_refused_stay_refused(key: str, topic: str) -> None:
 
 
 def test_topic_without_wildcards_is_found_like_an_equal_key() -> None:
-    assert topic_access(b"a.b") == ("routing key", "", b"a.b")
-    assert topic_access(b"a.*") == ("topic", "", b"a.*")
-    assert topic_access(b"a#") == ("topic", "", b"a#")
+    assert topic_index_key(b"a.b") == ("routing key", "", b"a.b")
+    assert topic_index_key(b"a.*") == ("topic", "", b"a.*")
+    assert topic_index_key(b"a#") == ("topic", "", b"a#")
 
 
 def test_tables_hold_every_operator_of_the_specification() -> None:

@@ -17,7 +17,7 @@ from proxy.routing.bindings.operators import (
     PropertyOperator,
     RoutingKeyOperator,
     equals,
-    header_access,
+    header_index_key,
     present,
 )
 from proxy.routing.bindings.patterns import compile_pattern
@@ -35,7 +35,7 @@ _RED = value("red")
 def test_header_operator_answers_for_the_header_of_its_name(headers: dict[str, str], verdict: Verdict) -> None:
     operator = HeaderOperator(b"key", _RED, b"color", equals(_RED))
     assert operator.verdict(message(facts(headers=headers))) is verdict
-    assert operator.need == (HEADER, b"color")
+    assert operator.fact_name == (HEADER, b"color")
 
 
 def test_header_operator_can_ask_for_absence() -> None:
@@ -55,7 +55,7 @@ def test_routing_key_is_never_absent() -> None:
     assert operator.verdict(message(facts(""))) is MATCH
     assert operator.verdict(message(facts("k"))) is MISMATCH
     assert operator.seen(message(facts("k"))) == b"k"
-    assert operator.need == (ROUTING_KEY, "")
+    assert operator.fact_name == (ROUTING_KEY, "")
 
 
 def test_property_set_to_the_empty_string_is_there() -> None:
@@ -64,7 +64,7 @@ def test_property_set_to_the_empty_string_is_there() -> None:
     assert operator.verdict(message(facts(properties={"type": "x"}))) is MISMATCH
     assert operator.verdict(message(facts(properties={"app_id": ""}))) is ABSENT
     assert operator.seen(message(facts(properties={"type": "x"}))) == b"x"
-    assert operator.need == (PROPERTY, "type")
+    assert operator.fact_name == (PROPERTY, "type")
 
 
 def test_property_of_zero_is_there() -> None:
@@ -80,10 +80,10 @@ def test_clock_operator_matches_the_time_as_text(pattern: bytes, negated: bool, 
     operator = ClockOperator(b"key", _RED, UTC, compile_pattern(pattern), negated)
     assert operator.verdict(message()) is verdict
     assert operator.seen(message()) == b"20261121 080000 6 47"
-    assert operator.need == (CLOCK, "")
+    assert operator.fact_name == (CLOCK, "")
 
 
 def test_equal_values_of_different_types_are_found_at_one_place() -> None:
-    assert header_access(b"a", Value("I", 1)) == header_access(b"a", Value("d", 1.0))
-    assert header_access(b"a", Value("I", 1)) != header_access(b"a", Value("t", True))
-    assert header_access(b"a", Value("I", 1)) != header_access(b"b", Value("I", 1))
+    assert header_index_key(b"a", Value("I", 1)) == header_index_key(b"a", Value("d", 1.0))
+    assert header_index_key(b"a", Value("I", 1)) != header_index_key(b"a", Value("t", True))
+    assert header_index_key(b"a", Value("I", 1)) != header_index_key(b"b", Value("I", 1))

@@ -35,7 +35,7 @@ def test_routes_lead_only_to_what_is_within_reach(
     made = exchange(replace(to_queue("a", routes), reach=reach))
     decision = decide(made, facts(key, headers), _NAMES)
     assert decision.queues == (b"a", b"b")
-    assert decision.asked == {(reach, (QUEUE, b"c"))}
+    assert decision.unchecked == {(reach, (QUEUE, b"c"))}
     assert not decision.keep
 
 
@@ -60,16 +60,16 @@ def test_exchanges_must_be_within_reach(reach: Reach) -> None:
     made = exchange(replace(to_queue("a", {"x-adde-ontrue": many("e", "f")}), reach=reach))
     decision = decide(made)
     assert decision.exchanges == (b"e",)
-    assert decision.asked == {(reach, (EXCHANGE, b"f"))}
+    assert decision.unchecked == {(reach, (EXCHANGE, b"f"))}
 
 
 def test_what_was_refused_is_not_asked_for_again(reach: Reach) -> None:
     reach.refused[QUEUE, b"c"] = "403"
     decision = decide(exchange(replace(to_queue("a", {"x-addqre-ontrue": "."}), reach=reach)), facts(), _NAMES)
-    assert decision.asked == {(reach, (QUEUE, b"a"))}
+    assert decision.unchecked == {(reach, (QUEUE, b"a"))}
     reach.allowed.add((QUEUE, b"a"))
     decision = decide(exchange(replace(to_queue("a", {"x-addqre-ontrue": "."}), reach=reach)), facts(), _NAMES)
-    assert not decision.asked
+    assert not decision.unchecked
     assert decision.keep
 
 

@@ -100,10 +100,10 @@ def test_regex_addition_of_a_producer_takes_queues_of_the_virtual_host() -> None
 
 
 def test_needs_are_the_granted_headers_and_the_queues_that_regexes_choose_from() -> None:
-    assert set(Effects(granted_add=(b"x-addq-ontrue",)).needs) == {(HEADER, b"x-addq-ontrue")}
-    assert QUEUE_NAMES in set(Effects(granted_delete=(b"x-delqre-ontrue",)).needs)
-    assert QUEUE_NAMES in set(Effects(add_queues=(QueueRoute(compile_pattern(b"."), False, True),)).needs)
-    assert not set(Effects(delete_queues=(PatternRoute(compile_pattern(b"."), False),)).needs)
+    assert set(Effects(granted_add=(b"x-addq-ontrue",)).fact_names) == {(HEADER, b"x-addq-ontrue")}
+    assert QUEUE_NAMES in set(Effects(granted_delete=(b"x-delqre-ontrue",)).fact_names)
+    assert QUEUE_NAMES in set(Effects(add_queues=(QueueRoute(compile_pattern(b"."), False, True),)).fact_names)
+    assert not set(Effects(delete_queues=(PatternRoute(compile_pattern(b"."), False),)).fact_names)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_what_is_said_to_be_in_vain_is(data: st.DataObject) -> None:
         except ProtocolError:
             continue
     compiled = [one for _, one in exchange.entries]
-    never = {one.mark for one, _ in unvisited(compiled)}
+    never = {one.label for one, _ in unvisited(compiled)}
     vain = {one.rank for one, _ in idle(compiled)}
     without = Exchange(b"xo", "x-open")
     for one in compiled:

@@ -108,7 +108,7 @@ class Outgoing:
     @property
     def waits(self) -> bool:
         """Whether something must be bound, or asked, before the publish can leave."""
-        return bool(self.unbound or self.decision.asked)
+        return bool(self.unbound or self.decision.unchecked)
 
 
 def outgoing(

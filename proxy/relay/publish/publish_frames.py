@@ -198,7 +198,7 @@ class PublishFrames:
     ) -> bool:
         """Let a publish wait until its destinations are bound; False where there is nothing to wait for."""
         conversation = self._conversation
-        asked = conversation.permission_checks(outgoing.decision.asked)
+        asked = conversation.permission_checks(outgoing.decision.unchecked)
         if not outgoing.unbound and not asked:
             return False
         channel.held = [publish.frame, header]

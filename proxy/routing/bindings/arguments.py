@@ -44,13 +44,13 @@ from proxy.routing.bindings.operators import (
     ROUTING_KEY,
     TOPIC,
     TYPE_TESTS,
-    Access,
     ClockOperator,
     HeaderOperator,
-    Judge,
+    IndexKey,
+    Predicate,
     PropertyOperator,
     RoutingKeyOperator,
-    header_access,
+    header_index_key,
 )
 from proxy.routing.bindings.producer_routes import PatternRoute, begins_with_character
 from proxy.routing.bindings.routes import QueueRoute
@@ -98,9 +98,9 @@ def plain_key(draft: Draft, key: bytes, value: Value) -> None:
 
 
 def _equality(draft: Draft, key: bytes, value: Value, name: bytes, optional: bool) -> None:
-    judge = operators.equals(value)
+    predicate = operators.equals(value)
     draft.headers.append(
-        HeaderOperator(key, value, name, judge, optional, ABSENT, True, True, header_access(name, value))
+        HeaderOperator(key, value, name, predicate, optional, ABSENT, True, True, header_index_key(name, value))
     )
 
 
@@ -108,36 +108,36 @@ def _equal(optional: bool) -> HeaderReader:
     return lambda draft, key, value, name: _equality(draft, key, value, name, optional)
 
 
-def _comparison(optional: bool, judge_of: Callable[[bytes, Value], Judge]) -> HeaderReader:
+def _comparison(optional: bool, predicate_of: Callable[[bytes, Value], Predicate]) -> HeaderReader:
     return lambda draft, key, value, name: draft.headers.append(
-        HeaderOperator(key, value, name, judge_of(key, value), optional)
+        HeaderOperator(key, value, name, predicate_of(key, value), optional)
     )
 
 
-def _different(_key: bytes, value: Value) -> Judge:
+def _different(_key: bytes, value: Value) -> Predicate:
     return operators.differs(value)
 
 
-def _ordered(sign: bytes) -> Callable[[bytes, Value], Judge]:
-    def judge_of(_key: bytes, value: Value) -> Judge:
+def _ordered(sign: bytes) -> Callable[[bytes, Value], Predicate]:
+    def predicate_of(_key: bytes, value: Value) -> Predicate:
         if value.letter not in NUMBERS:
             raise precondition_failed("Type's value of comparison's operators < and > must be numeric")
         return operators.compares(sign, value)
 
-    return judge_of
+    return predicate_of
 
 
-def _searched(key: bytes, value: Value) -> Judge:
+def _searched(key: bytes, value: Value) -> Predicate:
     return operators.matches(pattern_of(key, value))
 
 
-def _not_searched(key: bytes, value: Value) -> Judge:
+def _not_searched(key: bytes, value: Value) -> Predicate:
     return operators.mismatches(pattern_of(key, value))
 
 
-def _exists(judge: Judge) -> Reader:
+def _exists(predicate: Predicate) -> Reader:
     return lambda draft, key, value: draft.headers.append(
-        HeaderOperator(key, value, name_of(key, value), judge, uses_up=True, compares=False)
+        HeaderOperator(key, value, name_of(key, value), predicate, uses_up=True, compares=False)
     )
 
 
@@ -155,8 +155,8 @@ def _never(_value: object, _message: object) -> bool:
 
 def _key_equals(draft: Draft, key: bytes, value: Value) -> None:
     expected = text_of(key, value)
-    access = (ROUTING_KEY, "", expected)
-    draft.others.append(RoutingKeyOperator(key, value, lambda seen, _: seen == expected, access))
+    index_key = (ROUTING_KEY, "", expected)
+    draft.others.append(RoutingKeyOperator(key, value, lambda seen, _: seen == expected, index_key))
 
 
 def _key_differs(draft: Draft, key: bytes, value: Value) -> None:
@@ -181,13 +181,15 @@ def _key_topic(negated: bool, ignore_case: bool) -> Reader:
             topic = open_topic(source, ignore_case)
         except InvalidTopic as error:
             raise precondition_failed("Invalid AMQP topic") from error
-        access = None if negated or ignore_case else topic_access(source)
-        draft.others.append(RoutingKeyOperator(key, value, lambda seen, _: topic.matches(seen) is not negated, access))
+        index_key = None if negated or ignore_case else topic_index_key(source)
+        draft.others.append(
+            RoutingKeyOperator(key, value, lambda seen, _: topic.matches(seen) is not negated, index_key)
+        )
 
     return read
 
 
-def topic_access(pattern: bytes) -> Access:
+def topic_index_key(pattern: bytes) -> IndexKey:
     """Where a routing key that fits a topic is found; a topic without wildcards is an equality."""
     if b"*" in pattern or b"#" in pattern:
         return TOPIC, "", pattern
@@ -211,15 +213,15 @@ def property_key(draft: Draft, key: bytes, value: Value) -> None:
 def _text_property(key: bytes, value: Value, sign: bytes, name: bytes) -> PropertyOperator | None:
     expected = text_of(key, value)
     if key in _PROPERTY_TESTS and expected in TEXT_PROPERTIES | INTEGER_PROPERTIES:
-        judge, absent = _PROPERTY_TESTS[key]
-        return PropertyOperator(key, value, expected.decode(), judge, absent)
+        predicate, absent = _PROPERTY_TESTS[key]
+        return PropertyOperator(key, value, expected.decode(), predicate, absent)
     if name not in TEXT_PROPERTIES or sign not in (b"=", b"!=", b"re", b"!re"):
         return None
     negated = sign.startswith(b"!")
     if sign.endswith(b"="):
-        access = None if negated else (PROPERTY, name.decode(), expected)
+        index_key = None if negated else (PROPERTY, name.decode(), expected)
         return PropertyOperator(
-            key, value, name.decode(), lambda seen, _: (seen == expected) is not negated, access=access
+            key, value, name.decode(), lambda seen, _: (seen == expected) is not negated, index_key=index_key
         )
     pattern = pattern_of(key, value)
     return PropertyOperator(
@@ -236,12 +238,12 @@ def _integer_property(key: bytes, value: Value, sign: bytes, name: bytes) -> Pro
         return None
     bound = cast("int", value.value)
 
-    def judge(seen: bytes | int, _message: Message) -> bool:
+    def predicate(seen: bytes | int, _message: Message) -> bool:
         number = spelled_integer(seen)
         return number is not None and compare(number, bound)
 
-    access = (PROPERTY, name.decode(), bound) if sign == b"=" else None
-    return PropertyOperator(key, value, name.decode(), judge, access=access)
+    index_key = (PROPERTY, name.decode(), bound) if sign == b"=" else None
+    return PropertyOperator(key, value, name.decode(), predicate, index_key=index_key)
 
 
 def _clock(local: bool, negated: bool) -> Reader:

@@ -3,7 +3,7 @@
 What its arguments mean is in `arguments`. A `Reach` limits what a client's bindings lead to: nothing that the client
 could not have bound itself. It knows what its client may bind to one exchange, as far as that was asked; other
 destinations are left out of the decision, which lists them so that they can be asked for. The declared destination
-of a binding needs no check: the broker permitted it when the binding was made.
+of a binding fact_names no check: the broker permitted it when the binding was made.
 
 Source: the open-exchange specification, section 7 (routes), sections 8 and 13 (order of ties, identity).
 """
@@ -110,12 +110,14 @@ class Reach:
         #: those that it could not, with the reason
         self.refused: dict[Destination, str] = {}
 
-    def limit(self, chosen: Collection[Destination], asked: set[tuple[Reach, Destination]]) -> Collection[Destination]:
+    def limit(
+        self, chosen: Collection[Destination], unchecked: set[tuple[Reach, Destination]]
+    ) -> Collection[Destination]:
         """Give those of the destinations that are within reach, and `UNREACHABLE` for the others.
 
         Args:
             chosen: destinations.
-            asked: gets what has to be asked for.
+            unchecked: gets the others that are to be checked.
         """
         if self.allowed.issuperset(chosen):
             return chosen
@@ -124,7 +126,7 @@ class Reach:
             if one in self.allowed:
                 kept.add(one)
             elif not self.closed and one not in self.refused:
-                asked.add((self, one))
+                unchecked.add((self, one))
         return kept
 
 

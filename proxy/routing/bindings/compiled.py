@@ -29,9 +29,9 @@ from proxy.routing.bindings.operators import (
     MISMATCH,
     ROUTING_KEY,
     TOPIC,
-    Access,
+    FactName,
     HeaderOperator,
-    Need,
+    IndexKey,
     Operator,
 )
 from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern
@@ -46,7 +46,7 @@ Truth: TypeAlias = Callable[[Message], bool]
 #: Place in the order of visits: order, then the greater sequence, then the later arrival.
 Rank: TypeAlias = tuple[int, int, int]
 
-_REGEX_HEADERS: tuple[Need, ...] = tuple((HEADER, name) for name in PATTERN_ROUTES)
+_REGEX_HEADERS: tuple[FactName, ...] = tuple((HEADER, name) for name in PATTERN_ROUTES)
 
 _by_header = attrgetter("name")
 
@@ -59,23 +59,23 @@ class Match:
         truth: whether the binding is true for a message.
         required: equalities that all hold where the binding is true.
         either: equalities of which at least one holds where the binding is true; None: it can do without.
-        needs: facts beyond those of the operators that the truth depends on.
+        fact_names: facts beyond those of the operators that the truth depends on.
     """
 
     truth: Truth
-    required: tuple[Access, ...] = ()
-    either: tuple[Access, ...] | None = None
-    needs: tuple[Need, ...] = ()
+    required: tuple[IndexKey, ...] = ()
+    either: tuple[IndexKey, ...] | None = None
+    fact_names: tuple[FactName, ...] = ()
 
 
 def match_all(operators: Sequence[Operator]) -> Match:
     """True when every operator matches, an optional one also where it is absent."""
     strict = tuple(operator.verdict for operator in operators if not operator.optional)
     lenient = tuple(operator.verdict for operator in operators if operator.optional)
-    ways = _ways(operator for operator in operators if not operator.optional)
+    index_keys = _index_keys(operator for operator in operators if not operator.optional)
     if len(strict) == 1 and not lenient:
         only = strict[0]
-        return Match(lambda message: only(message) is MATCH, ways)
+        return Match(lambda message: only(message) is MATCH, index_keys)
 
     def truth(message: Message) -> bool:
         for verdict in strict:
@@ -86,7 +86,7 @@ def match_all(operators: Sequence[Operator]) -> Match:
                 return False
         return True
 
-    return Match(truth, ways)
+    return Match(truth, index_keys)
 
 
 def match_any(operators: Sequence[Operator]) -> Match:
@@ -99,9 +99,9 @@ def match_any(operators: Sequence[Operator]) -> Match:
                 return True
         return False
 
-    ways = [operator.access for operator in operators]
-    places = tuple(way for way in ways if way is not None)
-    return Match(truth, either=places if len(places) == len(ways) else None)
+    index_keys = [operator.index_key for operator in operators]
+    known = tuple(index_key for index_key in index_keys if index_key is not None)
+    return Match(truth, either=known if len(known) == len(index_keys) else None)
 
 
 def match_eq(headers: Sequence[HeaderOperator], others: Sequence[Operator]) -> Match:
@@ -112,8 +112,8 @@ def match_eq(headers: Sequence[HeaderOperator], others: Sequence[Operator]) -> M
     def truth(message: Message) -> bool:
         return rest.truth(message) and _walk_eq(walk, message)
 
-    ways = rest.required + _ways(each for each in headers if not each.optional)
-    return Match(truth, ways, needs=(ALL_HEADERS,))
+    index_keys = rest.required + _index_keys(each for each in headers if not each.optional)
+    return Match(truth, index_keys, fact_names=(ALL_HEADERS,))
 
 
 def match_set(headers: Sequence[HeaderOperator], others: Sequence[Operator], least: int) -> Match:
@@ -124,17 +124,17 @@ def match_set(headers: Sequence[HeaderOperator], others: Sequence[Operator], lea
     def truth(message: Message) -> bool:
         return rest.truth(message) and _walk_set(walk, message) >= least
 
-    ways = rest.required
+    index_keys = rest.required
     if least >= len(walk):
         # None of them may be missing from the count, so that each must succeed.
-        ways += _ways(headers)
-    return Match(truth, ways, needs=(ALL_HEADERS,) if _count_can_stop(walk) else ())
+        index_keys += _index_keys(headers)
+    return Match(truth, index_keys, fact_names=(ALL_HEADERS,) if _count_can_stop(walk) else ())
 
 
-def _ways(operators: Iterable[Operator]) -> tuple[Access, ...]:
+def _index_keys(operators: Iterable[Operator]) -> tuple[IndexKey, ...]:
     """The equalities among operators that must all match; topics only where there is nothing better."""
-    ways = [operator.access for operator in operators if operator.access is not None]
-    return tuple(sorted(ways, key=lambda way: way[0] == TOPIC))
+    index_keys = [operator.index_key for operator in operators if operator.index_key is not None]
+    return tuple(sorted(index_keys, key=lambda index_key: index_key[0] == TOPIC))
 
 
 def _arranged(headers: Sequence[HeaderOperator]) -> tuple[HeaderOperator, ...]:
@@ -156,7 +156,7 @@ def _walk_eq(walk: tuple[HeaderOperator, ...], message: Message) -> bool:
                 return False
             continue
         name, value = headers[at]
-        if name < operator.name or not operator.judge(value, message):
+        if name < operator.name or not operator.predicate(value, message):
             return False
         at += operator.uses_up
     return at == end
@@ -174,7 +174,7 @@ def _walk_set(walk: tuple[HeaderOperator, ...], message: Message) -> int:
             elif at == end and not operator.compares:
                 return count
             continue
-        if not operator.judge(headers[at][1], message):
+        if not operator.predicate(headers[at][1], message):
             return -1
         count += 1
         at += operator.uses_up
@@ -289,8 +289,8 @@ class CompiledBinding:
         on_false: effects when false.
         rank: its place, given by the exchange that it is bound to.
         regexes: regular expressions in its arguments.
-        mark: exchange and id, as a decision lists them.
-        found_by: where the index has put it.
+        label: exchange and id, as a decision lists them.
+        index_keys: where the index has put it.
     """
 
     binding: Binding
@@ -303,8 +303,8 @@ class CompiledBinding:
     on_false: Effects | None = None
     regexes: int = 0
     rank: Rank = (0, 0, 0)
-    mark: tuple[bytes, str] = (b"", "")
-    found_by: tuple[Access, ...] | None = None
+    label: tuple[bytes, str] = (b"", "")
+    index_keys: tuple[IndexKey, ...] | None = None
     truth: Truth = field(init=False)
     asks_producer: bool = field(init=False)
     plain: bool = field(init=False)
@@ -332,19 +332,19 @@ class CompiledBinding:
         return self.on_false is None and not self.asks_producer
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def fact_names(self) -> frozenset[FactName]:
         """The facts that can change what it does."""
-        needs = {operator.need for operator in self.operators}
-        needs.update(self.match.needs)
+        fact_names = {operator.fact_name for operator in self.operators}
+        fact_names.update(self.match.fact_names)
         for effects in (self.on_true, self.on_false):
             if effects is not None:
-                needs.update(effects.needs)
+                fact_names.update(effects.fact_names)
         if self.asks_producer:
             # An invalid regex among them closes the channel, whatever the binding permits.
-            needs.update(_REGEX_HEADERS)
+            fact_names.update(_REGEX_HEADERS)
         if self.destination is None:
-            needs.add((ROUTING_KEY, ""))
-        return frozenset(needs)
+            fact_names.add((ROUTING_KEY, ""))
+        return frozenset(fact_names)
 
     @property
     def lets_producer_add_exchanges(self) -> bool:

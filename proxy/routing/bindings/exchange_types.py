@@ -1,6 +1,6 @@
 """How each exchange type reads a binding.
 
-One function for each type, all to the same `CompiledBinding`, so that the engine need not know types. The standard
+One function for each type, all to the same `CompiledBinding`, so that the engine fact_name not know types. The standard
 types have neither order nor routes; their bindings differ only in when they are true.
 
 Sources: the open-exchange specification, sections 8, 11 and 13; AMQP 0-9-1 spec, 3.1.3.
@@ -13,10 +13,10 @@ from datetime import tzinfo
 from typing import TypeAlias, cast
 
 from proxy.routing.bindings import operators
-from proxy.routing.bindings.arguments import DEFAULT_ORDER, read_arguments, refuse_unreal_numbers, topic_access
+from proxy.routing.bindings.arguments import DEFAULT_ORDER, read_arguments, refuse_unreal_numbers, topic_index_key
 from proxy.routing.bindings.binding import Binding, by_name
 from proxy.routing.bindings.compiled import CompiledBinding, Draft, Match, count_regexes, match_all, match_any
-from proxy.routing.bindings.operators import ROUTING_KEY, HeaderOperator, Operator, RoutingKeyOperator, header_access
+from proxy.routing.bindings.operators import ROUTING_KEY, HeaderOperator, Operator, RoutingKeyOperator, header_index_key
 from proxy.routing.bindings.topics import Topic
 from proxy.routing.error_texts import TYPE_NAMES, format_binary, format_term, precondition_failed
 from proxy.values import Value
@@ -71,7 +71,7 @@ def compile_topic(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
         b"topic",
         Value("S", binding.routing_key),
         lambda seen, _: topic.matches(seen),
-        topic_access(binding.routing_key),
+        topic_index_key(binding.routing_key),
     )
     return _standard(binding, "all", match_all((operator,)), (operator,))
 
@@ -97,7 +97,7 @@ def compile_headers(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
 def _header(key: bytes, value: Value) -> HeaderOperator:
     if value.letter == "V":
         return HeaderOperator(key, value, key, operators.present)
-    return HeaderOperator(key, value, key, operators.equals(value), access=header_access(key, value))
+    return HeaderOperator(key, value, key, operators.equals(value), index_key=header_index_key(key, value))
 
 
 def _headers_match_type(value: Value) -> str:

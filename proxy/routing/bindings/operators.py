@@ -3,8 +3,8 @@
 An operator answers MATCH, MISMATCH or ABSENT (what it asks for is not there). What a binding makes of the answers is in
 `compiled`; which argument makes which operator, in `arguments`.
 
-A judge compares the value of a header that is present: equal to, less than or of the type of what a binding names. Type
-letters are kept until the comparison and ignored only in it.
+A predicate compares the value of a header that is present: equal to, less than or of the type of what a binding names.
+Type letters are kept until the comparison and ignored only in it.
 
 Source: the open-exchange specification, sections 2, 4 and 5.
 """
@@ -23,7 +23,7 @@ from proxy.routing.message import Message
 from proxy.routing.trace import Verdict
 from proxy.values import Value
 
-Judge: TypeAlias = Callable[[Value, Message], bool]
+Predicate: TypeAlias = Callable[[Value, Message], bool]
 
 INTEGERS = frozenset("bBsuIilLT")
 FLOATS = frozenset("fd")
@@ -61,7 +61,7 @@ def canonical(value: Value) -> Hashable:
     return typed(value)
 
 
-def equals(expected: Value) -> Judge:
+def equals(expected: Value) -> Predicate:
     """Equal at the top level: the letter is ignored within a kind."""
     letter, content = expected
     if letter in NUMBERS:
@@ -72,35 +72,35 @@ def equals(expected: Value) -> Judge:
     return lambda value, _: canonical(value) == key
 
 
-def differs(expected: Value) -> Judge:
+def differs(expected: Value) -> Predicate:
     """Not equal at the top level."""
     equal = equals(expected)
     return lambda value, message: not equal(value, message)
 
 
-def compares(sign: bytes, expected: Value) -> Judge:
+def compares(sign: bytes, expected: Value) -> Predicate:
     """Numeric, and less or greater by exact mathematical value. `expected` is a number."""
     comparison = _COMPARISONS[sign]
     bound = cast("float", expected.value)
     return lambda value, _: value[0] in NUMBERS and comparison(cast("float", value[1]), bound)
 
 
-def matches(pattern: Pattern) -> Judge:
+def matches(pattern: Pattern) -> Predicate:
     """A long string in which the pattern is found."""
     return lambda value, message: value[0] == "S" and message.search(pattern, cast("bytes", value[1]))
 
 
-def mismatches(pattern: Pattern) -> Judge:
+def mismatches(pattern: Pattern) -> Predicate:
     """A long string in which the pattern is not found."""
     return lambda value, message: value[0] == "S" and not message.search(pattern, cast("bytes", value[1]))
 
 
-def has_type(letters: frozenset[str]) -> Judge:
+def has_type(letters: frozenset[str]) -> Predicate:
     """Of one of the types."""
     return lambda value, _: value[0] in letters
 
 
-def lacks_type(letters: frozenset[str]) -> Judge:
+def lacks_type(letters: frozenset[str]) -> Predicate:
     """Of none of the types."""
     return lambda value, _: value[0] not in letters
 
@@ -115,7 +115,7 @@ MISMATCH = Verdict.MISMATCH
 ABSENT = Verdict.ABSENT
 
 #: Where an index finds what an operator asks for: family, what of it, and the value.
-Access: TypeAlias = tuple[str, Hashable, Hashable]
+IndexKey: TypeAlias = tuple[str, Hashable, Hashable]
 
 HEADER = "header"
 ROUTING_KEY = "routing key"
@@ -124,10 +124,10 @@ TOPIC = "topic"
 CLOCK = "clock"
 
 #: A fact that can change an answer: family and name.
-Need: TypeAlias = tuple[str, bytes | str]
+FactName: TypeAlias = tuple[str, bytes | str]
 
-ALL_HEADERS: Need = ("headers", "")
-QUEUE_NAMES: Need = ("queues", "")
+ALL_HEADERS: FactName = ("headers", "")
+QUEUE_NAMES: FactName = ("queues", "")
 
 
 class Operator(Protocol):
@@ -146,11 +146,11 @@ class Operator(Protocol):
         """Whether ABSENT is good enough under `all`."""
 
     @property
-    def access(self) -> Access | None:
+    def index_key(self) -> IndexKey | None:
         """For an equality: the only place where a message that it matches can be found."""
 
     @property
-    def need(self) -> Need:
+    def fact_name(self) -> FactName:
         """The fact that it looks at."""
 
     def verdict(self, message: Message) -> Verdict:
@@ -168,35 +168,35 @@ class HeaderOperator:
         key: see Operator.
         expected: see Operator.
         name: of the header.
-        judge: decides where the header is present.
+        predicate: decides where the header is present.
         optional: whether absence satisfies `all` and `eq`.
         absent: the answer where the header is absent.
         uses_up: whether the walk of `eq` and `set` continues after a header that it matched.
         compares: whether it is a comparison (``hkv``, ``hk?v``), not a test of existence or type.
-        access: see Operator.
+        index_key: see Operator.
     """
 
     key: bytes
     expected: Value
     name: bytes
-    judge: Judge
+    predicate: Predicate
     optional: bool = False
     absent: Verdict = ABSENT
     uses_up: bool = False
     compares: bool = True
-    access: Access | None = None
+    index_key: IndexKey | None = None
 
     @property
-    def need(self) -> Need:
+    def fact_name(self) -> FactName:
         """The header."""
         return HEADER, self.name
 
     def verdict(self, message: Message) -> Verdict:
-        """MATCH or MISMATCH by the judge where the header is there."""
+        """MATCH or MISMATCH by the predicate where the header is there."""
         value = message.first.get(self.name)
         if value is None:
             return self.absent
-        return MATCH if self.judge(value, message) else MISMATCH
+        return MATCH if self.predicate(value, message) else MISMATCH
 
     def seen(self, message: Message) -> Value | None:
         """The header's value."""
@@ -209,18 +209,18 @@ class RoutingKeyOperator:
 
     key: bytes
     expected: Value
-    judge: Callable[[bytes, Message], bool]
-    access: Access | None = None
+    predicate: Callable[[bytes, Message], bool]
+    index_key: IndexKey | None = None
     optional: bool = False
 
     @property
-    def need(self) -> Need:
+    def fact_name(self) -> FactName:
         """The routing key."""
         return ROUTING_KEY, ""
 
     def verdict(self, message: Message) -> Verdict:
         """MATCH or MISMATCH."""
-        return MATCH if self.judge(message.routing_key, message) else MISMATCH
+        return MATCH if self.predicate(message.routing_key, message) else MISMATCH
 
     def seen(self, message: Message) -> bytes:
         """The routing key."""
@@ -234,22 +234,22 @@ class PropertyOperator:
     key: bytes
     expected: Value
     name: str
-    judge: Callable[[bytes | int, Message], bool]
+    predicate: Callable[[bytes | int, Message], bool]
     absent: Verdict = ABSENT
-    access: Access | None = None
+    index_key: IndexKey | None = None
     optional: bool = False
 
     @property
-    def need(self) -> Need:
+    def fact_name(self) -> FactName:
         """The property."""
         return PROPERTY, self.name
 
     def verdict(self, message: Message) -> Verdict:
-        """MATCH or MISMATCH by the judge where the property is set."""
+        """MATCH or MISMATCH by the predicate where the property is set."""
         value = message.properties.get(self.name)
         if value is None:
             return self.absent
-        return MATCH if self.judge(value, message) else MISMATCH
+        return MATCH if self.predicate(value, message) else MISMATCH
 
     def seen(self, message: Message) -> bytes | int | None:
         """The property's value."""
@@ -265,11 +265,11 @@ class ClockOperator:
     zone: tzinfo
     pattern: Pattern
     negated: bool
-    access: Access | None = None
+    index_key: IndexKey | None = None
     optional: bool = False
 
     @property
-    def need(self) -> Need:
+    def fact_name(self) -> FactName:
         """The clock."""
         return CLOCK, ""
 
@@ -283,6 +283,6 @@ class ClockOperator:
         return message.clock(self.zone)
 
 
-def header_access(name: bytes, expected: Value) -> Access:
+def header_index_key(name: bytes, expected: Value) -> IndexKey:
     """Where a header equal to `expected` is found."""
     return HEADER, name, canonical(expected)

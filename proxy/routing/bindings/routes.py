@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from proxy.routing.bindings.binding import UNREACHABLE, Reach
-from proxy.routing.bindings.operators import HEADER, QUEUE_NAMES, Need
+from proxy.routing.bindings.operators import HEADER, QUEUE_NAMES, FactName
 from proxy.routing.bindings.patterns import Pattern
 from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES, PatternRoute
 from proxy.routing.decision import QueueNames
@@ -56,9 +56,9 @@ class QueueRoute:
         else:
             message.match_limit_hits += limited
         if not self.only_one:
-            return selected if reach is None else reach.limit(selected, message.asked)
+            return selected if reach is None else reach.limit(selected, message.unchecked)
         if reach is not None and selected:
-            selected = sorted(one for one in reach.limit(selected, message.asked) if one != UNREACHABLE) or [
+            selected = sorted(one for one in reach.limit(selected, message.unchecked) if one != UNREACHABLE) or [
                 UNREACHABLE
             ]
         if len(selected) < 2:
@@ -111,14 +111,14 @@ class Effects:
             deleted.update(_asked(header, message))
         if main is not None:
             routed.add(main)
-        routed.update(self.add if reach is None else reach.limit(self.add, message.asked))
+        routed.update(self.add if reach is None else reach.limit(self.add, message.unchecked))
         if self.add_queues:
             message.charge(owner)
             for selection in self.add_queues:
                 routed.update(_unless_budget_exceeded(selection.select(message, reach), message, owner))
         for header in self.granted_add:
             asked = _asked(header, message)
-            routed.update(asked if reach is None else reach.limit(asked, message.asked))
+            routed.update(asked if reach is None else reach.limit(asked, message.unchecked))
         routed -= deleted
 
     @property
@@ -127,7 +127,7 @@ class Effects:
         return bool(self.granted_add or self.granted_delete or self.add_queues or self.delete_queues)
 
     @property
-    def needs(self) -> Iterator[Need]:
+    def fact_names(self) -> Iterator[FactName]:
         """The facts that change what it does."""
         granted = self.granted_add + self.granted_delete
         yield from ((HEADER, header) for header in granted)

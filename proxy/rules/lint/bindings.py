@@ -125,7 +125,7 @@ class ExaminedExchange:
 
     def place(self, compiled: CompiledBinding) -> Place:
         """Where a binding was written."""
-        return self.drafts[compiled.mark[1]].place
+        return self.drafts[compiled.label[1]].place
 
 
 def exchanges_of(files: Sequence[FileDraft], loaded: LoadedRules) -> Iterator[ExaminedExchange]:
@@ -152,18 +152,18 @@ def _bindings(exchange: ExaminedExchange) -> Iterator[ConfigWarning]:
     for compiled in exchange.entries:
         why = why_never(compiled)
         if why is not None:
-            draft = drafts[compiled.mark[1]]
+            draft = drafts[compiled.label[1]]
             yield ConfigWarning(draft.place, draft.path, f"this binding never matches: {why}")
     for compiled, other in unvisited(exchange.entries):
-        draft = drafts[compiled.mark[1]]
+        draft = drafts[compiled.label[1]]
         line = exchange.place(other).line
         message = f"this binding is never visited: the one in line {line} leaves it out"
         yield ConfigWarning(draft.place, draft.path, message)
     for compiled, key, why in vain_jumps(exchange.entries):
-        draft = drafts[compiled.mark[1]]
+        draft = drafts[compiled.label[1]]
         yield ConfigWarning(draft.argument_place(key), draft.argument_path(key), f"this goto leads nowhere: {why}")
     for compiled, other in idle(exchange.entries):
-        draft = drafts[compiled.mark[1]]
+        draft = drafts[compiled.label[1]]
         line = exchange.place(other).line
         yield ConfigWarning(draft.place, draft.path, f"this binding adds nothing to the one in line {line}")
 

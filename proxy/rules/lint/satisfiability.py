@@ -25,8 +25,8 @@ from proxy.routing.bindings.operators import (
     ROUTING_KEY,
     TEXTS,
     TYPE_TESTS,
+    FactName,
     HeaderOperator,
-    Need,
     Operator,
     PropertyOperator,
     RoutingKeyOperator,
@@ -72,9 +72,9 @@ def always(compiled: CompiledBinding) -> bool:
 
 def _contradiction(operators: Iterable[Operator]) -> str | None:
     """Find operators that no message satisfies together."""
-    facts: dict[Need, list[Operator]] = {}
+    facts: dict[FactName, list[Operator]] = {}
     for operator in operators:
-        facts.setdefault(operator.need, []).append(operator)
+        facts.setdefault(operator.fact_name, []).append(operator)
     for group in facts.values():
         if not _impossible(group):
             continue
@@ -108,7 +108,7 @@ def _impossible(group: Sequence[Operator]) -> bool:
 
 def _opposites(group: Sequence[Operator]) -> bool:
     """The same question asked plainly and negated, neither of them optional."""
-    if group[0].need[0] not in (ROUTING_KEY, CLOCK, PROPERTY):
+    if group[0].fact_name[0] not in (ROUTING_KEY, CLOCK, PROPERTY):
         return False
     asked = {(each.key, each.expected) for each in group}
     return any((each.key.replace(b"!", b"", 1), each.expected) in asked for each in group if b"!" in each.key)
@@ -124,9 +124,9 @@ def _impossible_header(group: Sequence[HeaderOperator]) -> bool:
         return False
     if absent:
         return True
-    equal = next((each for each in group if each.access is not None), None)
+    equal = next((each for each in group if each.index_key is not None), None)
     if equal is not None:
-        return not any(all(each.judge(value, _NOTHING) for each in group) for value in _equals(equal.expected))
+        return not any(all(each.predicate(value, _NOTHING) for each in group) for value in _equals(equal.expected))
     letters = _LETTERS
     for each in group:
         # Void stands for "is there" in an exchange of type headers, whose keys are mere names.
@@ -197,11 +197,11 @@ def _empty(bounds: Iterable[tuple[bytes, object]], whole: bool = False, octet: b
 
 
 def _impossible_key(group: Sequence[RoutingKeyOperator]) -> bool:
-    equal = next((each for each in group if each.access is not None and each.access[0] == ROUTING_KEY), None)
-    if equal is None or equal.access is None:
+    equal = next((each for each in group if each.index_key is not None and each.index_key[0] == ROUTING_KEY), None)
+    if equal is None or equal.index_key is None:
         return False
-    key = cast("bytes", equal.access[2])
-    return any(not each.judge(key, _NOTHING) for each in group)
+    key = cast("bytes", equal.index_key[2])
+    return any(not each.predicate(key, _NOTHING) for each in group)
 
 
 def _impossible_property(group: Sequence[PropertyOperator]) -> bool:
@@ -211,9 +211,9 @@ def _impossible_property(group: Sequence[PropertyOperator]) -> bool:
         return True
     if not present:
         return False
-    equal = next((each for each in group if each.access is not None), None)
+    equal = next((each for each in group if each.index_key is not None), None)
     if equal is not None and any(
-        each.judge(cast("bytes | int", equal.expected.value), _NOTHING) is False for each in group
+        each.predicate(cast("bytes | int", equal.expected.value), _NOTHING) is False for each in group
     ):
         return True
     octet = group[0].name.encode() in _OCTETS
