@@ -22,11 +22,12 @@ test-matrix: ## the slow ones: RabbitMQ 4.0, all vectors, a built image; install
 	@deploy/local/setup matrix
 	@$(bin)/python -m pytest -q -m matrix
 
-check: setup ## format, lint, types and import contracts; no tests
+check: setup ## format, lint, types, import contracts and dead code; no tests
 	$(bin)/ruff format --check .
 	$(bin)/ruff check .
 	$(bin)/mypy
 	$(bin)/lint-imports
+	$(bin)/vulture
 
 bench: setup ## the table of docs/performance.md
 	@$(bin)/python -m tests.bench

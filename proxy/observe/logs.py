@@ -1,9 +1,9 @@
-"""How events become lines on standard error.
+"""Events as lines on standard error.
 
-One event is one line, key=value or JSON, times in UTC, whatever text peers send us; passwords are masked
-whoever logged them. Code anywhere logs with ``structlog.get_logger().warning("what happened", key=value)``.
-An event that can come in floods says ``repeat=<key>``: of equal event and key one line an interval is written
-and the next one says how many were left out (``suppressed=N``). Lines of libraries take the same way.
+An event is one line, key=value or JSON, with the time in UTC, whatever text peers send; passwords are masked whichever
+module logged them. Code anywhere logs with ``structlog.get_logger().warning("what happened", key=value)``. An event
+that can occur in floods has ``repeat=<key>``: of equal event and key one line per interval is written, and the next one
+has the number of those left out (``suppressed=N``). Log records of libraries take the same way.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RepeatLimit:
         self._seen: OrderedDict[tuple[object, object], tuple[float, int]] = OrderedDict()
         self._lock = Lock()
 
-    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         """Let the event pass, with the number of those left out before it, or drop it."""
         if "repeat" not in event:
             return event
@@ -114,7 +114,7 @@ class RepeatLimit:
         return event
 
 
-def mask_secrets(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Mask values of secret keys, and passwords in addresses, at any depth."""
     return {key: _masked(key, value) for key, value in event.items()}
 
@@ -133,12 +133,12 @@ def _masked(key: object, value: object) -> object:
     return _ADDRESS.sub(rf"\1:{MASK}@", str(value))
 
 
-def render_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
+def render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     """Write an event as one line of JSON: ts, level, event, then the rest in the order given."""
     return json.dumps(_ordered(event), default=str)
 
 
-def render_text(logger: WrappedLogger, method: str, event: EventDict) -> str:
+def render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     """Write an event as key=value; a value that needs it is quoted and escaped as in JSON."""
     return " ".join(f"{_NO_KEY.sub('_', key)}={_text(value)}" for key, value in _ordered(event).items())
 

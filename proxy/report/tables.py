@@ -121,10 +121,6 @@ class Tables:
                     found.append(self._storage.fetch(entry.path, self._fetched))
         return found
 
-    def has_stream(self) -> bool:
-        """Whether there are tables of the stream of version 0.1."""
-        return self._storage.exists(f"{self._output}/stream")
-
 
 def _folder(day: date | None) -> str:
     return f"date={day or UNDATED}"
