@@ -1,17 +1,15 @@
-"""What an operator or a probe can ask a running sidecar over HTTP.
+"""The HTTP server of the admin address: probes, metrics, status, and the pages that the application adds.
 
-``/metrics`` for Prometheus, ``/livez`` (the event loop turns), ``/readyz`` (producers may come), ``/status``
-and what else the application adds. It asks callables that the application gives it and knows nothing of what
-they look at. It answers from the start of the process to the end of the drain.
+``/metrics`` for Prometheus, ``/livez`` (the event loop is responsive), ``/readyz`` (producers may connect) and
+``/status``. The server calls functions of the application and knows nothing of what they look at. It answers from the
+start of the process to the end of the drain.
 
 Connections are bounded in number and time, so that they take no file descriptors that producers need: a request must
-have come whole `REQUEST_SECONDS` after its connection, or after the answer before it was ready, and that answer must
+have been received `REQUEST_SECONDS` after its connection, or after the answer before it was ready, and that answer must
 have been read by then. There is no deadline while a page is being made.
 
 Guarded pages answer loopback and `admin.allow`, and no page in a browser: neither one that names its origin, nor one
 whose own name was made to lead here (DNS rebinding), which shows in the Host header.
-
-How a guarded page that answers with JSON is made of a function that knows no HTTP.
 """
 
 from __future__ import annotations
@@ -300,7 +298,7 @@ class _Connection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def wait(self) -> None:
-        """Give the peer its time: for the rest of the answer and for the next request."""
+        """Return the peer its time: for the rest of the answer and for the next request."""
         self.answering()
         if self._among.pop(self._inner, None) is not None:
             self._among[self._inner] = self

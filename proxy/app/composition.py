@@ -1,10 +1,7 @@
-"""Which part of the configuration does each room get? Settings in, the small values that a room asks for out.
+"""Turns sections of the configuration into the values that other packages take.
 
-Rooms do not see the settings. Nothing is opened here.
-
-Which brokers do the rules name, with which passwords, and can they be reached as they say? Asked at load.
-
-Source: the messenger-addressing specification, 3.2.
+Packages do not see `Settings`. Nothing is opened here. The other brokers that the rules name are checked as well: their
+passwords, certificates, and that none of them leads back here (messenger-addressing specification, 3.2).
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ _SECONDS_OF_A_DAY = 86400.0
 
 
 def session_limits(settings: Settings) -> SessionLimits:
-    """Give what holds for one producer."""
+    """Return the limits of one producer."""
     limits = settings.limits
     return SessionLimits(
         handshake_seconds=limits.handshake_timeout_seconds,
@@ -56,7 +53,7 @@ def session_limits(settings: Settings) -> SessionLimits:
 
 
 def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
-    """Give what holds for all producers of a process together; `shared`: it is one of several workers."""
+    """Return the limits of all producers of a process together; `shared`: it is one of several workers."""
     limits = settings.limits
     deadline_seconds = settings.shutdown.deadline_seconds
     per_peer = limits.connections_per_peer or 0
@@ -64,7 +61,7 @@ def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
 
 
 def rates(settings: Settings) -> RateLimits:
-    """Give what each user may publish."""
+    """Return how much each user may publish."""
     limits = settings.limits
     return RateLimits(
         limits.publish_rate or 0,
@@ -75,7 +72,7 @@ def rates(settings: Settings) -> RateLimits:
 
 
 def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
-    """Give what the configuration says of what clients declare; `secrets` sign it."""
+    """Return the rules for what clients declare; `secrets` sign it."""
     declared = settings.declared
     return ClientRules(
         Delivery(declared.delivery),
@@ -89,10 +86,10 @@ def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
 
 
 def secrets_of(settings: Settings) -> Secrets:
-    """Give the secrets that sign clients' bindings.
+    """Return the secrets that sign clients' bindings.
 
     Without `declared.secrets` it is a key that all sidecars of the same control user derive from its password: slowly,
-    since whoever reads signatures on the broker could try passwords.
+    because signatures on the broker can be read, and passwords tried on them.
     """
     given = [source.value for source in settings.declared.secrets]
     if given:
@@ -123,14 +120,14 @@ def audit_policy(settings: Settings) -> AuditPolicy | None:
 
 
 def audit_privacy(settings: Settings) -> Privacy:
-    """Give what the configuration lets be told of a message, in audit lines and elsewhere."""
+    """Return what may be shown of a message, in audit lines and elsewhere."""
     audit = settings.audit
     shown = frozenset(name.encode() for name in audit.headers)
     return Privacy(shown, frozenset(audit.hash), audit.hash_key)
 
 
 def cannot_listen(settings: Settings, key: str, address: object, error: OSError) -> ConfigError:
-    """Give the error at the key whose address can't be listened on."""
+    """Return the error at the key whose address can't be listened on."""
     # asyncio puts the address into the text; a look-up of a name has negative numbers of its own.
     why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
     return settings.fault(key, f"can't listen on {address}: {why}")
@@ -139,7 +136,7 @@ def cannot_listen(settings: Settings, key: str, address: object, error: OSError)
 def remote_brokers(
     loaded: LoadedRules, environ: Mapping[str, str], listening: Listening
 ) -> dict[str, dict[bytes, RemoteBroker]]:
-    """Give the configured brokers by virtual host and name.
+    """Return the configured brokers by virtual host and name.
 
     Args:
         loaded: the rules.

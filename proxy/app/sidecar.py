@@ -1,6 +1,6 @@
-"""The sidecar as a process: settings and rules in, everything put together, run until SIGTERM, drained.
+"""The sidecar as a process: configuration and rules in, everything put together, run until SIGTERM, drained.
 
-The only module that knows all rooms; it decides nothing that one of them could.
+The only module that knows all packages.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ from proxy.yamlfile.kinds import leads_back
 
 _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
-#: How often numbers that nobody pushes are brought up to date.
+#: Seconds between two updates of the gauges that no event updates.
 _WATCH_SECONDS = 1.0
-#: A task that looks every second and has not failed for so long works.
+#: Seconds without a failure after which a periodic task counts as working.
 _STEADY_SECONDS = 5.0
 
 OK, BROKEN, FAULTY = 0, 1, 2
 
 
 def product_version() -> str:
-    """Give the installed version of this program."""
+    """Return the installed version of this program."""
     try:
         return version(_DISTRIBUTION)
     except PackageNotFoundError:
@@ -91,7 +91,7 @@ def run(config: Path, environ: Mapping[str, str], worker: str | None = None) -> 
     Args:
         config: the configuration file.
         environ: environment, for overrides and passwords.
-        worker: the place of this process among several (see `worker.Place`); None: it was started by itself.
+        worker: the place of this process among several (see `worker.WorkerSlot`); None: it was started by itself.
 
     Returns:
         Exit status: 0 drained, 1 an error of its own, 2 wrong configuration or rules, or refused by the broker.
@@ -125,7 +125,7 @@ def _run(config: Path, environ: Mapping[str, str], worker: str | None) -> int:
         structlog.contextvars.bind_contextvars(worker=place.number)
     try:
         import uvloop
-    except ImportError:  # not on this platform: the loop of the standard library serves as well, slower
+    except ImportError:  # not on this platform: the loop of the standard library does the same, slower
         runner = asyncio.Runner()
     else:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -138,7 +138,7 @@ def _run_workers(config: Path, settings: Settings, loaded: LoadedRules, environ:
 
 
 class Sidecar:
-    """All rooms put together.
+    """One process, put together.
 
     Args:
         settings: the configuration.
@@ -168,7 +168,6 @@ class Sidecar:
         self._secrets = secrets_of(settings)
         self._topology = self._make_topology()
         counters.control_failures = self._topology.supervisor.failures
-        self._listener: Listener | None = None
         self._remotes: RemotePool | None = None
         self._audit: AuditWriter | None = None
         self._reload: Reload | None = None
@@ -187,11 +186,11 @@ class Sidecar:
             loop.add_signal_handler(number, self._stop)
         tasks = Tasks()
         async with AsyncExitStack() as stack:
-            self._listener = listener = await self._assemble(stack, tasks)
+            listener = await self._assemble(stack, tasks)
             await self._start_admin(stack)
             if self._place is not None:
-                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # who started us tells us when to reload
-                loop.add_reader(sys.stdin.fileno(), self._left_alone)
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent process requests reloads
+                loop.add_reader(sys.stdin.fileno(), self._on_parent_gone)
             stack.push_async_callback(self._topology.close)
             stack.push_async_callback(tasks.ended)
             keep = self._topology.supervisor.keep
@@ -250,7 +249,7 @@ class Sidecar:
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, publish_log)
         warn = self._topology.supervisor.keep("warnings", vhosts.warn, steady_seconds=_STEADY_SECONDS)
         tasks.start(warn, "warnings")
-        self._topology.remote_observer = RemoteObserver(self._reach_elsewhere)
+        self._topology.remote_observer = RemoteObserver(self._control_settings_of_remote)
         self._topology.in_use, self._topology.released = vhosts.in_use, vhosts.forget
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
@@ -305,8 +304,8 @@ class Sidecar:
             signal.raise_signal(signal.SIGTERM)
         self._stopping.set()
 
-    def _left_alone(self) -> None:
-        """Whoever started this worker wants it to end, or has ended: drain."""
+    def _on_parent_gone(self) -> None:
+        """The parent process wants this worker to end, or has ended: drain."""
         if not os.read(sys.stdin.fileno(), 1):
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
             self._stopping.set()
@@ -322,7 +321,7 @@ class Sidecar:
             await asyncio.sleep(_WATCH_SECONDS)
 
     def not_ready(self) -> list[str]:
-        """Give the reasons why producers should not come now."""
+        """Return the reasons why producers should not connect now."""
         reasons = [f"vhost {name}: inventory and carriers don't stand yet" for name in self._topology.waiting]
         reasons += self._topology.supervisor.failing
         if self._audit is not None and self._audit.failure and (self._audit.strict or self._audit.full):
@@ -334,7 +333,7 @@ class Sidecar:
         return reasons
 
     def status(self) -> dict[str, object]:
-        """Give what an operator may know."""
+        """Return what `/status` shows."""
         return {
             "version": self._version,
             "rules": self._counters.rules.version,
@@ -376,8 +375,8 @@ class Sidecar:
         remotes.listening = listening
         return remotes
 
-    def _reach_elsewhere(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
-        """Say how another broker is asked what it has: as whom messages go there."""
+    def _control_settings_of_remote(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
+        """Return how another broker is asked for its queues: with the login that messages to it use."""
         remotes = self._remotes
         found = None if remotes is None else endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
         if remotes is None or not isinstance(found, Endpoint) or leads_back(found.host, found.port, remotes.listening):

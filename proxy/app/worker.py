@@ -48,11 +48,11 @@ class WorkerSlot(NamedTuple):
         return cls(number, tuple(ports), descriptor)
 
     def write(self) -> str:
-        """Give it as text for a command line."""
+        """Return it as text for a command line."""
         return json.dumps(self)
 
     def settings(self, settings: Settings) -> Settings:
-        """Give the configuration as it is for this worker: its ports, and names of its own where files have them."""
+        """Return the configuration as it is for this worker: its ports, and names of its own where files have them."""
         listen = tuple(
             replace(one, address=HostPort(one.address.host, port))
             for one, port in zip(settings.listen, self.ports, strict=True)

@@ -41,12 +41,12 @@ Name: TypeAlias = bytes | str
 
 
 def text(name: Name) -> str:
-    """Give a name as text; bytes that are not UTF-8 become ``\\xNN``."""
+    """Return a name as text; bytes that are not UTF-8 become ``\\xNN``."""
     return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
 
 
 def quoted(value: bytes) -> str:
-    """Give bytes as a JSON string."""
+    """Return bytes as a JSON string."""
     return encode_basestring_ascii(text(value))
 
 
@@ -103,7 +103,7 @@ class Privacy:
             )
 
     def hash(self, field: str, value: bytes) -> str:
-        """Give the keyed hash of a field's value; equal values of different fields have different hashes."""
+        """Return the keyed hash of a field's value; equal values of different fields have different hashes."""
         return blake2b(value, digest_size=HASH_BYTES, key=self.key, person=field.encode()).hexdigest()
 
 
@@ -137,7 +137,7 @@ class RecordTemplate:
         return f',"rk":{key},"message_id":{identity},"size":{size}{self._constant},"headers":{headers}}}\n'
 
     def timed(self, ending: str) -> str:
-        """Give an ending that tells how long the decision took; to be asked once, where `decide_us` says so."""
+        """Return an ending that tells how long the decision took; to be asked once, where `decide_us` says so."""
         decide_us, self.decide_us = self.decide_us, None
         return f'{ending[:-2]},"decide_us":{decide_us:.1f}}}\n'
 
@@ -161,7 +161,7 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Give how lines begin; behind it come `LineRenderer.origin`, the publish's number and `RecordTemplate.ending`.
+    """Return how lines begin; behind it come `LineRenderer.origin`, the publish's number and `RecordTemplate.ending`.
 
     Args:
         ts: when their publishes came, from a `TimestampText`.
@@ -367,7 +367,7 @@ class PublishLog:
 
 
 def header_value(value: Value) -> object:
-    """Give a header's value as JSON has it, so that the number 2000 and the string "2000" differ.
+    """Return a header's value as JSON has it, so that the number 2000 and the string "2000" differ.
 
     Strings, lists and tables are cut at HEADER_CHARACTERS; what was cut is a string. Times are RFC 3339.
     """

@@ -85,7 +85,7 @@ def expire(directory: Path, retention: Retention, now: float) -> list[Path]:
 
 
 def _listed(directory: Path) -> tuple[list[_Closed], int]:
-    """Give the closed segments, and the bytes of all segments, open ones too."""
+    """Return the closed segments, and the bytes of all segments, open ones too."""
     closed = []
     total = 0
     for path in directory.glob("date=*/hour=*/*audit-*.jsonl*"):
@@ -101,7 +101,7 @@ def _listed(directory: Path) -> tuple[list[_Closed], int]:
 
 
 def _end_of(folder: Path) -> float | None:
-    """Give the end of a folder's hour in seconds since 1970, None where its name is no hour."""
+    """Return the end of a folder's hour in seconds since 1970, None where its name is no hour."""
     found = _FOLDER.fullmatch(f"{folder.parent.name}/{folder.name}")
     if found is None:
         return None

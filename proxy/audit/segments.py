@@ -34,12 +34,12 @@ _ATTEMPTS = 5
 
 
 def safe_instance(name: str) -> str:
-    """Give an instance's name as it stands in file names."""
+    """Return an instance's name as it stands in file names."""
     return _NOT_IN_NAMES.sub("_", name)[:100] or "_"
 
 
 def hour_directory(directory: Path, hour: str) -> Path:
-    """Give the folder of an hour, written as ``2026-11-21T07``.
+    """Return the folder of an hour, written as ``2026-11-21T07``.
 
     Raises:
         ValueError: that is no hour.
@@ -216,7 +216,7 @@ class InstanceLock:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Give the name free."""
+        """Return the name free."""
         with suppress(OSError):
             self._path.unlink()
         os.close(self._descriptor)

@@ -140,7 +140,7 @@ class RotatingLog:
                 self._closed(segment.path)
 
     def _first_run(self, lines: list[bytes]) -> tuple[str, int, bytes]:
-        """Give the hour of the first line, how many lines can be written at once with it, and their text."""
+        """Return the hour of the first line, how many lines can be written at once with it, and their text."""
         hour = lines[0][HOUR]
         count = len(lines)
         if lines[-1][HOUR] != hour:

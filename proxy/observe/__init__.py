@@ -1,5 +1,7 @@
-"""What people and machines see of a running sidecar. Owner of prometheus_client.
+"""Metrics and logs. Owner of prometheus_client.
 
-`metrics` names every metric, `readings` read them from plain counters, `exposition` writes the page of them
-without holding the loop, `admin` serves that page and the probes over HTTP, `logs` makes lines of events.
+- `metrics`: every metric: name, labels, help text, which counter it is read from. Begin here to add one.
+- `exposition`: the page of ``/metrics``, written in pieces so that the event loop is not held up.
+- `merging`: the same page for several workers, their numbers added up.
+- `logs`: events as lines on standard error: formats, masked secrets, limits on repeated lines.
 """

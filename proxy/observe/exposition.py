@@ -1,8 +1,8 @@
-"""The page that Prometheus scrapes, made without holding the event loop.
+"""The page that Prometheus scrapes, written without holding up the event loop.
 
-prometheus_client writes the text, a piece at a time: a rules file of ten thousand destinations makes as many
-series, and a whole page of them would stop every producer for a tenth of a second. Between pieces the loop
-runs. Which metrics there are is said in `metrics`; that an HTTP server serves them is not known here.
+prometheus_client writes the text, a piece at a time: a rules file of ten thousand destinations makes as many series,
+and a whole page of them would stop every producer for a tenth of a second. Other tasks run between pieces. `metrics`
+defines which metrics there are.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Exposition:
             return b"".join(await _in_turns(write_snapshot(self._numbers, process)))
 
     async def snapshot_page(self, _body: bytes) -> tuple[int, object]:
-        """Give the snapshot to who asks for it over HTTP: status and text."""
+        """Return the snapshot to who asks for it over HTTP: status and text."""
         return 200, (await self.snapshot()).decode()
 
 
@@ -257,5 +257,5 @@ def _without_headline(text: bytes) -> bytes:
 
 
 def _printable(value: str) -> str:
-    """Give a label that UTF-8 can hold: text with lone surrogates would spoil the whole page."""
+    """Return a label that UTF-8 can hold: text with lone surrogates would spoil the whole page."""
     return value if value.isascii() else value.encode(errors="backslashreplace").decode()

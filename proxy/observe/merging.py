@@ -1,8 +1,8 @@
-"""What would one process show that had done the work of several? Their numbers added up.
+"""The page of metrics of several processes: their numbers added up.
 
-Each worker writes its numbers as a snapshot (`exposition.write_snapshot`); the process that started them reads the
-snapshots and shows one page, with the labels as ever. Counters of a worker that has ended stay in the sum as they were
-last shown, so that no sum goes down; its gauges go with it. Who asks the workers is not known here.
+Each worker writes its numbers as a snapshot (`exposition.write_snapshot`); the parent process reads the snapshots and
+writes one page with the usual labels. Counters of a worker that has ended stay in the sum as they were last read, so
+that no sum decreases; its gauges go with it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MetricsSnapshot:
     series: dict[str, _Series] = field(default_factory=dict)
 
     def growing(self) -> MetricsSnapshot:
-        """Give the numbers that never go down: what stays of a process that has ended."""
+        """Return the numbers that never go down: what stays of a process that has ended."""
         kept = {name: dict(rows) for name, rows in self.series.items() if name in _GROWING}
         process = self.series.get(PROCESS, {})
         kept[PROCESS] = {labels: value for labels, value in process.items() if labels[1] == "counter"}
@@ -114,7 +114,7 @@ class MergedValues:
         return found
 
     def process(self) -> Iterable[Metric]:
-        """Give the numbers of the processes themselves."""
+        """Return the numbers of the processes themselves."""
         families: dict[str, Metric] = {}
         for (name, kind, about, sample), value in self._sum.series.get(PROCESS, {}).items():
             families.setdefault(name, Metric(name, about, kind)).add_sample(sample, {}, value)

@@ -1,13 +1,10 @@
-"""Every metric of the sidecar: its name, its meaning, and which plain counter it is read from.
+"""Every metric of the sidecar: its name, labels and help text, and the counter that it is read from.
 
-The names are promises to users (docs/metrics.md). Labels come from closed sets or from the rules files; never
-from routing keys, users, peers or queues that producers named. How values are read is in `readings`, how the text
-is made without holding the event loop in `exposition`.
+The names are promises to users (docs/metrics.md). Labels come from closed sets or from the rules files; never from
+routing keys, users, peers or queues that producers named.
 
-Which counter is each metric read from?
-
-Functions from what the process counts to rows of labels and values, for `metrics` to name. Rows come in steps, so
-that whoever writes ten thousand of them can let others run. Nothing is counted here, and no format is known.
+Functions read rows of labels and values from what the process counts. Rows come in steps, so that other tasks can run
+while ten thousand of them are written. Nothing is counted here; the text format is in `exposition`.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ class Reading:
 
 
 def text(name: bytes) -> str:
-    """Give a name from the wire as text; bytes that are not UTF-8 become ``\\xNN``."""
+    """Return a name from the wire as text; bytes that are not UTF-8 become ``\\xNN``."""
     return name.decode(errors="backslashreplace")
 
 
@@ -203,7 +200,7 @@ def single(read: Callable[[Counters], float]) -> Callable[[Reading], Rows]:
 
 
 def nothing(reading: Reading) -> Rows:
-    """Give no rows: a histogram is read as a whole."""
+    """Return no rows: a histogram is read as a whole."""
     return ()
 
 
