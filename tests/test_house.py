@@ -1,4 +1,4 @@
-"""Does the tree keep the order that docs/architecture.md describes: names, arrows, words?"""
+"""The order of the tree: packages, names, owners of libraries, and what no tracked text may hold."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,23 @@ PROXY = ROOT / "proxy"
 
 #: Names that say nothing about the field.
 EMPTY_NAMES = {"util", "utils", "helper", "helpers", "common", "manager", "base", "misc"}
+
+#: The packages that may import a library; all others go through them.
+OWNERS = {
+    "aio_pika": {"broker"},
+    "aiohttp": {"admin", "broker"},
+    "aiormq": {"broker"},
+    "argparse": {"cli"},
+    "ctypes": {"routing"},
+    "duckdb": {"report"},
+    "pamqp": {"amqp"},
+    "prometheus_client": {"observe", "admin"},  # admin asks it only which encoding a request accepts
+    "py4j": {"report"},
+    "pyspark": {"report"},
+    "rich": {"cli"},
+    "uvloop": {"app"},
+    "yaml": {"yamlfile"},
+}
 
 #: What a tracked text must not hold. Written in pieces, so that this file may be searched too.
 FORBIDDEN = {
@@ -36,6 +55,20 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def package(path: Path) -> str:
+    return path.relative_to(PROXY).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield each module that a module imports, and the name it takes from there; ours are imported by full names."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.level, f"{named(path)}:{node.lineno}: a relative import"
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
 def tracked_texts() -> list[Path]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
@@ -45,14 +78,14 @@ def tracked_texts() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", sorted(PROXY.rglob("__init__.py")), ids=named)
-def test_a_room_opens_with_a_docstring_and_nothing_else(path: Path) -> None:
+def test_a_package_opens_with_a_map_and_nothing_else(path: Path) -> None:
     body = ast.parse(path.read_text()).body
     assert len(body) == 1
     assert ast.get_docstring(ast.Module(body, [])) is not None
 
 
 @pytest.mark.parametrize("path", modules(PROXY), ids=named)
-def test_a_module_says_which_question_it_answers(path: Path) -> None:
+def test_a_module_has_a_docstring(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text())) is not None
 
 
@@ -60,10 +93,43 @@ def test_modules_are_named_by_nouns_of_the_field() -> None:
     assert [named(path) for path in modules(PROXY) if path.stem in EMPTY_NAMES] == []
 
 
-def test_arrows_between_the_rooms_point_one_way() -> None:
+def test_no_public_class_has_the_name_of_another() -> None:
+    places: dict[str, list[str]] = {}
+    for path in modules(PROXY):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(named(path))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def test_packages_import_downwards() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_only_its_owners_import_a_library() -> None:
+    strangers = [
+        f"{named(path)}: {module}"
+        for path in modules(PROXY)
+        for module, _ in imported(path)
+        if (library := module.split(".")[0]) in OWNERS and package(path) not in OWNERS[library]
+    ]
+    assert strangers == []
+
+
+def test_modules_import_without_cycles() -> None:
+    """Not even under TYPE_CHECKING: compiled modules crash on cycles."""
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules(PROXY)}
+    graph = {
+        name: {f"{module}.{member}" if f"{module}.{member}" in paths else module for module, member in imported(path)}
+        & paths.keys()
+        for name, path in paths.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
