@@ -61,6 +61,14 @@ def app(site: Site) -> Iterator[Application]:
         yield made
 
 
+def restart(site: Site, *connected: Application) -> None:
+    """Start the sidecar again; before that, end what would not answer its Connection.Close, for which it waits."""
+    for application in connected:
+        application.vanish()
+    site.sidecar.stop()
+    site.sidecar.start()
+
+
 # -- one exchange, declared by the file --------------------------------------------------------------------------------
 
 
@@ -106,8 +114,7 @@ def test_applications_bind_to_exchanges_of_other_types_that_are_evaluated_here(
     assert app.reached(exchange, {}, *ALL, key=other) == ["b"]
     assert app.reached(exchange, {}, *ALL, key="a") == ["a"]
     assert app.refused(app.unbinding("b", exchange, {"n": 3}, key)).text.endswith("binding arguments do not match")
-    site.sidecar.stop()
-    site.sidecar.start()
+    restart(site, app)
     with Application(site.sidecar.port, site.vhost) as after:
         assert after.reached(exchange, {}, *ALL, key=other) == ["b"]
         after.unbind("b", exchange, {"n": 1}, key)
@@ -118,8 +125,7 @@ def test_applications_bind_to_exchanges_of_other_types_that_are_evaluated_here(
 
 def test_a_restart_keeps_both(site: Site, app: Application) -> None:
     app.bind("b", "filed", {"x-?hkv= to": "a"})
-    site.sidecar.stop()
-    site.sidecar.start()
+    restart(site, app)
     assert declared(site.sidecar, site.vhost) == {"filed": 1}
     with Application(site.sidecar.port, site.vhost) as after:
         assert after.reached("filed", {"to": "a"}, *ALL) == ["a", "b"]
@@ -176,8 +182,7 @@ def test_a_pattern_reaches_only_what_the_client_may_bind(
     arguments = {"x-?hkv= to": "x", "x-addqre-ontrue": "^(a|secret.*)$"}
     limited.bind("b", exchange, arguments)
     if restarted:
-        site.sidecar.stop()
-        site.sidecar.start()
+        restart(site, app, limited)
     with Application(site.sidecar.port, site.vhost) as sender, again(site, limited) as owner:
         until(lambda: sender.reached(exchange, {"to": "x"}, *ALL) == ["a", "b"])
         assert sender.reached(exchange, {"to": "x"}, *ALL) == ["a", "b"]
