@@ -1,4 +1,4 @@
-"""What every test may ask for: one RabbitMQ for the whole run, and a virtual host of its own in it."""
+"""What every test may ask for: one RabbitMQ for the whole run (of each worker), and a virtual host of its own in it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,17 @@ SERVICES = ("broker", "spark")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses the broker, so that ``-m "not broker"`` leaves out all of it."""
+    """Mark what uses the broker, so that ``-m "not broker"`` leaves out all of it.
+
+    Workers of pytest-xdist take files in order: those that use the broker first, so that none of these long ones is
+    begun last, when the other workers have nothing left.
+    """
     for item in items:
         if "broker" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.broker)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        long = {item.path for item in items if item.get_closest_marker("broker")}
+        items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -39,7 +46,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
-    """A RabbitMQ shared by all tests of the run; leave its virtual host ``/`` and its settings alone."""
+    """A RabbitMQ shared by all tests of a worker (of the run); leave its virtual host ``/`` and its settings alone."""
     try:
         with some_broker() as running:
             yield running

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import urllib.error
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -43,7 +43,21 @@ CTL_SECONDS = 60.0
 ATTEMPTS = 3
 
 #: Below the range that systems take outgoing ports from, so that no connection occupies one by chance.
-PORTS = range(20000, 32000)
+ALL_PORTS = range(20000, 32000)
+
+
+def own_ports(environ: Mapping[str, str]) -> range:
+    """Return the part of ``ALL_PORTS`` that is this process's own among the workers of pytest-xdist; all without them.
+
+    A port is chosen some time before it is bound: two workers that chose from the same ports would now and then choose
+    the same.
+    """
+    workers = int(environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    number = int(environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return ALL_PORTS[number % workers :: workers]
+
+
+PORTS = own_ports(os.environ)
 
 CONFIG = """\
 listeners.tcp.private = 127.0.0.1:{amqp}

@@ -112,3 +112,12 @@ def test_a_url_of_another_kind_is_refused_without_its_password(monkeypatch: pyte
     with pytest.raises(ValueError, match="expected amqp") as caught:
         broker_of_environment()
     assert "hidden" not in str(caught.value)
+
+
+def test_workers_of_one_run_choose_from_ports_of_their_own() -> None:
+    shares = [
+        private_broker.own_ports({"PYTEST_XDIST_WORKER": f"gw{number}", "PYTEST_XDIST_WORKER_COUNT": "3"})
+        for number in range(3)
+    ]
+    assert sorted(port for share in shares for port in share) == list(private_broker.ALL_PORTS)
+    assert private_broker.own_ports({}) == private_broker.ALL_PORTS
