@@ -1,4 +1,4 @@
-"""Broker to producer: copied through, and looked at only where something of ours is in play.
+"""Broker to producer: frames are copied, and inspected only where the sidecar takes part.
 
 Confirms are counted (and joined, on a channel with a ledger), returns and deliveries of publishes whose address we
 changed get the original back, the answer to a declare waits for the queue's tokens, and what comes on a channel

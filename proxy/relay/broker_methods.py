@@ -1,4 +1,4 @@
-"""Broker to producer: what does a method mean for its channel or the connection?
+"""Handlers of the broker's methods: acks, nacks, returns, declare-oks, closes and connection.blocked.
 
 Source: AMQP 0-9-1 spec, 1.4 to 1.8; RabbitMQ guides "Publisher confirms" and "Blocked connections".
 """

@@ -1,6 +1,6 @@
-"""What is known of one channel: its life, the content under way, what waits.
+"""State of one channel: its life, the content under way, what waits, which replies are expected.
 
-A channel of the producer and the channel of the same number upstream are one thing here. Who closes it first decides
+A channel of the producer and the channel of the same number upstream are one record here. Who closes it first decides
 whose frames are discarded until the close-ok, see `Life`.
 
 Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; RabbitMQ drops what arrives on a closing channel, but

@@ -1,4 +1,4 @@
-"""Which of a producer's publishes are settled, and how several upstream confirms and returns become one.
+"""Settled publishes of a channel, and how several upstream confirms and returns become one.
 
 `Settled` counts confirms where one publish is one upstream publish: tags are equal and the broker's own ack is
 relayed. `Ledger` takes over on a channel from the first publish that needs several upstream publishes: from then

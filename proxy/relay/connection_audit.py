@@ -1,6 +1,6 @@
-"""What does the audit log learn of a connection? One line per publish, a settle line where there is more to say.
+"""Writes the audit lines of one producer connection: one for each publish, a settle line where there is more to add.
 
-The publish path appends ready-made bytes; what a line looks like and where it goes is the journal's business.
+The publish path appends finished bytes; the form of a line and the file are the audit log's, see `audit_sink`.
 
 Source: the audit record in docs/audit.md.
 """

@@ -1,9 +1,10 @@
-"""What the two directions of one producer connection share: channels, outputs, how it ends.
+"""State that the two directions of one producer connection share: channels, output, how the connection ends.
 
-`publishing` (producer to broker) and `delivering` (broker to producer) both write here; `relay` owns it. Bytes to
-send gather in `to_upstream` and `to_producer`; what needs somebody with sockets and time gathers in `requests`.
+`publishing` (producer to broker) and `broker_frames` (broker to producer) both write here; `relay` owns it. Bytes to
+send gather in `to_upstream` and `to_producer`; what needs sockets, time or the control plane gathers in `requests`.
+Acks, nacks and returns that the sidecar makes itself, because several brokers take part, are sent from here.
 
-Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing.
+Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing; RabbitMQ guide "Publisher confirms".
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
-"""What is counted while connections live, as plain integers.
+"""Counters of connections, relays, publishes and limits, as plain integers.
 
-The path of a message adds to an attribute and does nothing else; whoever wants numbers reads them. This
-module knows nothing of who that is, nor of names and formats of metrics. All of it belongs to one thread.
-Publishes per exchange, binding and destination are in `traffic`.
-
-How many publishes each exchange, binding and destination got.
-
-A decision is shared by many messages, so the publish path counts in the one `Tally` of that decision.
-`Traffic` folds tallies into totals: when asked to, and when the last plan that holds a tally goes. The totals
-are bounded: only what the rules name has one of its own. All of it belongs to one thread; it knows nothing of
-metrics.
+The publish path adds to an attribute and does nothing else; `observe` reads the numbers and gives them names. A
+decision is shared by many messages, so the publish path counts in the one `Tally` of that decision. `Traffic` folds
+tallies into totals: on request, and when the last plan that holds a tally goes. The totals are bounded: only what the
+rules name has one of its own. All of it belongs to one thread.
 """
 
 from __future__ import annotations
@@ -346,7 +340,7 @@ class ConnectionCounters:
         self.results[result] += 1
 
 
-#: Why a connection was turned away before its handshake.
+#: Why a connection was rejected before its handshake.
 REJECTED_CONNECTIONS = ("connections", "connections_per_peer")
 #: Limits that producers run into: how often one was slowed down, or something of it was ended.
 LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "regex_budget")

@@ -4,8 +4,8 @@ Only confirms wait: acks, nacks (an ack before may be among the tags that they n
 line of its channel. Everything else passes them. Returns do, too, as they come before the ack of their publish.
 
 The end of a channel or connection must not overtake its confirms. While lines are being written, it and all that
-follows waits for them; that takes as long as one write. Once the disk refuses lines, or does not answer, the wait could
-take any time: then the end passes, and confirms of what has ended are dropped. Their publishes stay unconfirmed for the
+follows waits for them; that takes as long as one write. If the disk refuses lines, or does not answer, the wait has no
+bound: then the end passes, and confirms of what has ended are dropped. Their publishes stay unconfirmed for the
 producer, as if the broker's confirms had crossed the close.
 
 Source: docs/audit.md (modes); RabbitMQ guide "Consumer acknowledgements and publisher confirms".

@@ -1,12 +1,9 @@
-"""Where did the producer address a message that left under another exchange or key?
+"""Headers that keep the address of a message that left under another exchange or routing key.
 
 `x-original-address` is the one header we add to a publish whose exchange or routing key we change: a table with the
-original pair and the new one. `x-original-cc` keeps a producer's CC where it must not route. Both are taken out
-again for consumers that come through a sidecar, if the frame still shows the pair that we gave it.
-
-Source: spec "Messenger addressing", 3.3; delivery notes, "The original address can't be forged".
-
-What does a consumer or a producer see of a message whose address we changed? The original.
+original pair and the new one. `x-original-cc` keeps a producer's CC where it must not route. Both are removed and the
+original restored for consumers and producers that come through a sidecar, if the frame still shows the pair that we
+gave it and this configuration can produce it: a forged header restores nothing.
 
 Source: spec "Messenger addressing", 3.3; delivery notes, "The original address can't be forged".
 """

@@ -1,7 +1,7 @@
-"""How much may a user publish, and for how long does it owe? Token buckets: numbers and time in, seconds out.
+"""Token buckets of each user's publish rate: numbers and time in, seconds to wait out.
 
 A bucket holds what may be taken at once and fills up steadily. It may be overdrawn, since what has been read was
-published already: the debt says how long its user is not to be read. Knows no sockets and no clock.
+published already: the debt determines how long its user is not to be read. No sockets and no clock.
 
 Source: the token bucket of RFC 2697, section 3, with debt in place of a mark.
 """
@@ -60,7 +60,7 @@ class RateLimits(NamedTuple):
         publishes: messages a second.
         read_bytes: bytes a second, as they come from the socket: frames, headers and bodies.
         burst_seconds: seconds' worth of either that may come at once.
-        patience_seconds: longest time that a user is slowed down before its connection is told; 0: without end.
+        patience_seconds: longest time that a user is slowed down before its connection is told; 0: no limit.
     """
 
     publishes: int = 0

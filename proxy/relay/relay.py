@@ -1,7 +1,7 @@
 """One producer connection joined to one upstream connection: bytes in, bytes out, for both sides.
 
 The driver gives bytes, time and answers, and sends what gathers in `to_upstream` and `to_producer`. It carries out
-`requests` and answers them with `release` and `resume`. Knows no sockets.
+`requests` and answers them with `release` and `resume`. No sockets.
 
 Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
 """

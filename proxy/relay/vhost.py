@@ -1,7 +1,7 @@
-"""What the control plane and the relays share about one virtual host.
+"""State of one virtual host that the control plane and the relays share.
 
-The control plane writes `queues`, `bound` and `missing`; the relays read them. Everything runs in one thread, so a
-plain attribute is the whole interface. Whoever changes something that a cached answer depends on calls `changed`.
+The control plane writes `queues`, `bound` and `missing`; the relays read them. Everything runs in one thread, so plain
+attributes are the whole interface. Code that changes something on which a cached answer depends calls `changed`.
 """
 
 from __future__ import annotations

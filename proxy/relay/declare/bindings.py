@@ -1,29 +1,19 @@
-"""What does it mean when a client binds to, or unbinds from, an exchange that is evaluated here?
+"""Binds and unbinds of clients whose source is an exchange that is evaluated here.
 
 The binding is checked as the plugin would, then made on the carrier on the client's own channel, where the broker keeps
 it. The first one of a destination is made under the destination's token, where messages find it; further ones under
 storage keys of their own. RabbitMQ before 3.11 looks at every binding of an exchange for each message that has a BCC:
 a token and a storage key for each destination would be twice as many. Each sidecar makes such a first one of its own:
-what leads there through another may be taken away by it before this one knows. What its routes choose must be within
-the client's reach, which is asked before the binding is kept. What a rules file owns is not the client's to change.
+what leads there through another may be taken away by it before this one knows. What a rules file owns is not the
+client's to change.
+
+Routes that a client declared lead only to what this client could have bound itself (`ClientReach`). What they choose
+and exists is checked when the binding is made, before it is kept; what comes later, when a message chooses it. What was
+bound for it goes with the client's last binding.
 
 Source: architecture, "The broker is the store"; delivery notes, "Tokens and bindings"; the open-exchange
-specification, 11 and 13.
-
-What does a client ask for with queue.bind, exchange.bind or one of their unbinds?
-
-Whether it may, and what comes of it, is `client_bindings`' question.
-
-Source: AMQP 0-9-1 spec, 1.7.2.3 and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and "Queues" (an empty
-name is the queue declared last).
-
-How far may the routes of a client's binding reach, and what goes when they reach no more?
-
-Routes that a client declared lead only to what this client could have bound itself. What they choose and exists is
-asked about when the binding is made; what comes later, when a message chooses it. What was bound for it goes with the
-client's last binding.
-
-Source: delivery notes, "Tokens and bindings"; the open-exchange specification, 7.
+specification, 7, 11 and 13; AMQP 0-9-1 spec, 1.7.2.3 and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and
+"Queues" (an empty name is the queue declared last).
 """
 
 from __future__ import annotations
@@ -606,7 +596,7 @@ class ClientBindings:
         return binding.identity in owned.clients or not self._state.router.exchanges[owned.name].has(binding)
 
     def _now(self, owned: OwnedExchange) -> OwnedExchange | None:
-        """What an exchange is by now: rules may have been read anew meanwhile; None where it is gone."""
+        """What an exchange is by now: rules may have been reloaded meanwhile; None where it is gone."""
         now = self._state.exchanges.get(owned.name)
         if now is None or now is owned:
             return now

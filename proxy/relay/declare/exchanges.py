@@ -1,17 +1,12 @@
-"""What does it mean when a client declares or deletes an exchange that is, or is to be, evaluated here?
+"""exchange.declare and exchange.delete of exchanges that are, or are to be, evaluated here.
 
 An ``x-open`` exchange becomes a marked direct exchange on the broker, declared on the client's own channel. The broker
-compares only type and alternate exchange of an existing one, so everything else is compared here. What a rules file
-owns is not the client's to change.
+compares type, flags and alternate exchange of an existing one; the filters of an open exchange are compared here, by
+value: integers of any width are equal. Reply texts are RabbitMQ's. What a rules file owns is not the client's to
+change.
 
-Source: delivery notes, "The store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges".
-
-Does a second declare of an exchange say the same as the first, and may its arguments pass? In RabbitMQ's words.
-
-The broker compares type, flags and alternate exchange; the filters of an open exchange are compared here, by value:
-integers of any width are equal.
-
-Source: the open-exchange specification, 10.7; texts as RabbitMQ 3.10 writes them ("inequivalent arg").
+Source: delivery notes, "The store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges"; texts as
+RabbitMQ 3.10 writes them ("inequivalent arg").
 """
 
 from __future__ import annotations

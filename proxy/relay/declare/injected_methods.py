@@ -1,4 +1,4 @@
-"""How do methods of ours run on a client's own channel, so that the broker checks that client's permissions?
+"""Runs methods of the sidecar on a client's own channel, so that the broker checks that client's permissions.
 
 The client's frames on the channel wait meanwhile; the broker answers in order, so each answer is known by its place.
 A refusal is the broker's own Channel.Close, which goes to the client as it is; where we only looked for something, it

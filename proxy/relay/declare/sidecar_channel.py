@@ -1,7 +1,7 @@
-"""How do we run a method of our own on a producer's connection without the producer noticing?
+"""The channel of a leased upstream connection that the sidecar keeps for itself.
 
-The top channel of the leased connection is never offered to the producer. What only this connection may do
-(binding its exclusive queues) runs there, one method at a time: a refusal closes this channel and nothing else.
+It is the top channel, which is never offered to the producer. What only this connection may do (binding its exclusive
+queues) runs there, one method at a time: a refusal closes this channel and nothing else.
 
 Source: delivery notes, "Tokens and bindings".
 """

@@ -1,11 +1,11 @@
-"""In what form does the broker keep what clients declared? Arguments and keys of stored exchanges and bindings.
+"""Form in which the broker keeps what clients declared: arguments and keys of stored exchanges and bindings.
 
 An open exchange is a real direct exchange marked ``x-open-exchange``; each client binding is a real binding of it with
 the client's own arguments: the first of a destination under its token, further ones under a storage key that no publish
-uses. One more argument, ``x-oxproxy``, keeps the raw
-bytes of the client's table, its routing key, its user name and a sequence number: the management API's JSON loses
-types and order, and the routing key on the broker is another one. A binding has ``x-oxproxy-signature`` as well:
-whoever may bind can write any user name into ``x-oxproxy``. An exchange has none: whoever declared it may configure it.
+uses. One more argument, ``x-oxproxy``, keeps the raw bytes of the client's table, its routing key, its user name and a
+sequence number: the management API's JSON loses types and order, and the routing key on the broker is another one. A
+binding has ``x-oxproxy-signature`` as well: every user that may bind can write any user name into ``x-oxproxy``. An
+exchange has none: the user that declared it may configure it.
 
 Source: delivery notes, "The store"; architecture, "The broker is the store".
 """

@@ -1,8 +1,8 @@
-"""What is asked of the broker with a client's own rights, on the channel of ours on its connection?
+"""Binds destination tokens and checks a client's permissions on the sidecar channel of its connection.
 
 An exclusive queue can be bound by its owner's connection only, and what a client's rules or messages choose must not
-be reached with the control user's rights: whether the client could have bound it is asked here, and the answer is kept
-on the carrier as a binding under a grant key. A refusal means "missing, with that reason", never an error to the
+be reached with the control user's rights: whether the client could have bound it is checked here, and the answer is
+kept on the carrier as a binding under a grant key. A refusal means "missing, with that reason", never an error to the
 producer.
 
 Source: delivery notes, "Tokens and bindings"; RabbitMQ guide "Access control".

@@ -1,16 +1,13 @@
-"""What do the two sides say of themselves, and what do we add? Connection.Start and Connection.StartOk.
+"""Rewrites Connection.Start and StartOk, and agrees on the limits of both sides.
 
-The property tables keep their own bytes; our entries are put behind them, and entries of our names that a
-peer sent are cut out, so that nobody can pretend to be a proxy or another peer.
+The property tables keep their own bytes; our entries are appended, and entries of our names that a peer sent are cut
+out, so that no client can pretend to be a proxy or another peer.
 
-Source: AMQP 0-9-1 spec, 1.4.2.1 and 1.4.2.2; RabbitMQ "Authentication, Authorisation", SASL PLAIN (RFC 4616).
+The producer is offered one channel less than the broker gives: the top channel of the leased connection is the
+sidecar's. Where the producer insists on smaller frames than the broker accepts, the two sides differ.
 
-Which limits hold on the two sides of a proxied connection? Numbers in, numbers out.
-
-The producer is offered one channel less than the broker gives: the top channel of the leased connection is
-ours. Where the producer insists on smaller frames than the broker accepts, the two sides differ.
-
-Source: AMQP 0-9-1 spec, 1.4.2.5 and 1.4.2.6 (tune, tune-ok), 4.9 "Limitations"; texts as RabbitMQ's.
+Source: AMQP 0-9-1 spec, 1.4.2.1, 1.4.2.2, 1.4.2.5 and 1.4.2.6, 4.9 "Limitations"; texts as RabbitMQ's; RabbitMQ
+"Authentication, Authorisation", SASL PLAIN (RFC 4616).
 """
 
 from __future__ import annotations
@@ -223,7 +220,7 @@ def read_start_ok(payload: bytes, version: str, peer: str, frame_min_bytes: int)
     """Read the producer's StartOk and put our version and its address into it.
 
     Mechanism, response and locale stay as they are. Where our entries would make the frame larger than the
-    broker takes before Tune, they are left out: whoever could log in without us can log in through us.
+    broker takes before Tune, they are left out: a client that could log in without us can log in through us.
 
     Args:
         payload: payload of the method frame.

@@ -1,10 +1,10 @@
-"""Can a connection that another producer left be had in place of a new one? Asked while a producer's handshake runs.
+"""Uses a kept upstream connection instead of a new one, decided while a producer's handshake runs.
 
-Speaks the broker's part of the handshake from what the broker said when the kept connection was opened: Start to
-everybody, Tune to whoever logs in as its last producer did, OpenOk where limits and virtual host are the same, too. As
-soon as something differs the broker itself is asked: it is told what the producer has said so far, and of its answers
-those that were given already are left out. So the broker alone lets in whoever is not known, and what a producer reads
-is what it would read on a new connection.
+Plays the broker's part of the handshake with what the broker sent when the kept connection was opened: Start to every
+producer, Tune to one that logs in as its last producer did, OpenOk where limits and virtual host are the same, too. As
+soon as something differs the broker itself is asked: it gets what the producer has sent so far, and of its answers
+those that were given already are left out. So the broker alone admits users that are not known, and what a producer
+reads is what it would read on a new connection.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One in, one out".
 """

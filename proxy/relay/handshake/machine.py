@@ -1,11 +1,11 @@
-"""How do a producer and its broker become one open connection? A state machine from the first byte to OpenOk.
+"""State machine of the handshake, from the first byte to OpenOk, with one table of transitions for each side.
 
-The producer logs in at the broker itself: mechanism, response, virtual host and answers pass as they are.
-Ours are three changes: our entries in the properties of both sides (`greeting`), the limits (`tuning`), and
-what a producer is told where the broker can't say it.
+The producer logs in at the broker itself: mechanism, response, virtual host and answers pass as they are. There are
+three changes: our entries in the properties of both sides and the limits (`greeting`), and what a producer gets where
+the broker is unreachable.
 
 Where no broker is there, a producer that has sent its protocol header is not closed at once: it gets a Start
-of our own, and Connection.Close 320 behind its StartOk. Seen with pika 1.4, aiormq 7.2, py-amqp 5.4 and
+of our own, and Connection.Close 320 after its StartOk. Seen with pika 1.4, aiormq 7.2, py-amqp 5.4 and
 amqp-tools 0.11: after a Close instead of Start, aiormq says "Expected Connection.Start" and amqp-tools
 "unexpected method received"; after Start and StartOk all four show code and text (pika wrapped as
 ProbableAuthenticationError).
@@ -14,12 +14,8 @@ A fault of the producer is answered with Connection.Close, also before Tune, whe
 socket. Time, sockets and deadlines belong to the driver, which drains `to_producer` and `to_upstream` after
 every call.
 
-Source: AMQP 0-9-1 spec, 2.2.4 "The connection class", 4.2.2, 4.2.3; RabbitMQ "Protocol extensions"
-(authentication_failure_close).
-
-Which states does a handshake have, and whose turn is it in each?
-
-Source: AMQP 0-9-1 spec, 2.2.4 "The connection class" (the order of its methods).
+Source: AMQP 0-9-1 spec, 2.2.4 "The connection class" (the order of its methods), 4.2.2, 4.2.3; RabbitMQ "Protocol
+extensions" (authentication_failure_close).
 """
 
 from __future__ import annotations

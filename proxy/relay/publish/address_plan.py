@@ -1,8 +1,9 @@
-"""What leaves in place of a publish that the address table is for? Plans of publishes, beside those of exchanges.
+"""Plans of publishes that the address table translates or that a tap observes, in addition to those of exchanges.
 
-A publish to an exchange that is not evaluated here is looked up once. What comes of it is a plan like an exchange's:
-another exchange here, an exchange of the rules (evaluated, and nothing looked up again), another broker, or nowhere.
-Not in the path of a publish whose virtual host has no address table.
+A publish to an exchange that is not evaluated here is looked up once. The result is a plan like an exchange's:
+another exchange here, an exchange of the rules (evaluated, and not looked up again), another broker, or nowhere.
+Not in the path of a publish whose virtual host has no address table. While a tap is set, `TappedPlan` wraps the plan
+of each tapped publish: the bytes that leave are those of the wrapped plan.
 
 Source: architecture, "The path of one publish"; the messenger-addressing specification, Part 3.
 """

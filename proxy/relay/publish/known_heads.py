@@ -1,4 +1,4 @@
-"""What leaves in place of a publish's method and header frame, where the same bytes have come before?
+"""Remembers what leaves in place of method and header frames that have come before, by their bytes.
 
 A producer's messages often differ in their bodies only, and come in the same turn: what followed last time is compared
 first, at the price of one comparison, and looked up only where something else has come.

@@ -1,4 +1,4 @@
-"""Which publishes have come before, by their method frame, and which is likely to follow another?
+"""Remembers publishes by their method frame, and which one followed another.
 
 A producer sends to the same few addresses, often in turn: what followed last time is compared first, at the price of
 one comparison, and looked up only where something else has come.

@@ -1,7 +1,7 @@
-"""In which frames does a decision leave? One publish for one publish, wherever that is possible.
+"""Turns a decision into upstream publishes: one for one wherever that is possible.
 
 From a Decision and the state of the virtual host to `Outgoing`: which exchange and key the publish leaves under,
-which tokens or queue names it carries as BCC, and what must be bound first. No caching here (see plan).
+which tokens or queue names it carries as BCC, and what must be bound first. No caching here (see `plan`).
 
 Source: architecture "One in, one out"; delivery notes; RabbitMQ guide "Sender-selected distribution".
 """

@@ -1,9 +1,9 @@
-"""How is the outgoing form of a publish found quickly? The caches of one owned exchange.
+"""Finds the outgoing form of a publish: the caches of one exchange that is evaluated here.
 
-Three looks, each cheaper than the next: the raw header table (same table, same answer, where the rules look at
-nothing else), the raw bytes of just the entries that rules mention, and at last the engine itself. Message ids,
-timestamps and other properties that no rule mentions never spoil a look-up. Caches are bounded: when one is full it
-starts anew. Part of the publish path: no object per frame.
+Three steps, each cheaper than the next: the raw header table (same table, same answer, where the rules look at nothing
+else), the raw bytes of just the entries that rules mention, and at last the engine itself. Message ids, timestamps and
+other properties that no rule mentions never spoil a look-up. Caches are bounded: a full one is cleared. Part of the
+publish path: no object per frame.
 
 Source: architecture, "The decision is pure" and "Bodies stream, headers are read in place".
 """
@@ -31,7 +31,7 @@ from proxy.routing.decision import Decision, Facts, Interest
 
 
 class Sources(NamedTuple):
-    """What is not a function of the message, given by whoever has a clock and dice.
+    """What is not a function of the message, given by the driver, which has a clock and random numbers.
 
     Args:
         wall: seconds since 1970, read for exchanges with datetime rules only.
@@ -86,7 +86,7 @@ class ClientRules(NamedTuple):
 
 
 class Plans:
-    """The plans of one virtual host, made when first asked for and made anew when its state has changed.
+    """The plans of one virtual host, made when first asked for, and again when its state has changed.
 
     Args:
         state: the virtual host.
@@ -358,7 +358,7 @@ class ExchangePlan:
         return tuple(parts)
 
     def _is_full(self, cache: Sized, size: int) -> bool:
-        """Whether a cache with entries that stand for so many bytes begins anew."""
+        """Whether a cache with entries that stand for so many bytes is cleared."""
         return len(cache) >= CACHE_ENTRIES or size > CACHE_BYTES
 
     def _refuse(self, routing_key: bytes, entries: bytes) -> None:

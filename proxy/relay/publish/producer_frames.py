@@ -1,7 +1,7 @@
-"""Producer to broker, frame by frame: what does each frame mean for its channel or the connection?
+"""Producer to broker, frame by frame: every frame that the fast path of `publishing` does not take, but publishes.
 
-Everything that the fast path of `publishing` does not take, but publishes (see `publish_frames`): other methods,
-channels that are closing or waiting, the end. Faults are `ProtocolError`.
+Methods other than Basic.Publish (which is in `publish_frames`), channels that are closing or waiting, the end of the
+connection. Faults are `ProtocolError`.
 
 Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; reply codes as RabbitMQ gives them, 540 and 503 where it drops the
 connection or waits without a word.
@@ -154,7 +154,7 @@ class ProducerFrames:
             raise ProtocolError(504, text, Scope.CONNECTION, *divmod(index, 1 << 16))
         _check(index, frame[7:-1])
         if index != methods.CONNECTION_CLOSE:
-            conversation.may_be_kept = False  # it logs in anew (Connection.UpdateSecret), or does what we don't know
+            conversation.may_be_kept = False  # it logs in again (Connection.UpdateSecret), or does what we don't know
             return True
         if any(channel.held is not None for channel in conversation.channels.values()):
             conversation.last_frame = frame  # what was published before it goes first

@@ -1,6 +1,6 @@
-"""Producer to broker, frame by frame: what becomes of a publish that the fast path of `publishing` does not take?
+"""Producer to broker, frame by frame: publishes that the fast path of `publishing` does not take.
 
-One that arrives in pieces, is too large to wait for, waits for its destinations, leaves in several copies, or is
+Publishes that arrive in pieces, are too large to wait for, wait for their destinations, leave in several copies, or are
 refused. Faults are `ProtocolError`.
 
 Source: AMQP 0-9-1 spec, 4.2.6 (content framing); reply codes as RabbitMQ gives them.

@@ -1,8 +1,7 @@
-"""Producer to broker: which frames pass as they came, and which publishes leave in another form?
+"""Producer to broker: the publish path. One pass over the read buffer, no object per frame.
 
-This is the publish path, the one place written for speed: runs of frames in one pass over the read buffer, no
-object per frame. A publish that lies whole in the buffer is looked up by its raw bytes; what passes untouched is
-copied once per read, as one slice. Everything rarer goes frame by frame through `producer_frames`.
+Frames that pass as they came are copied once per read, as one slice. A publish that lies whole in the buffer is looked
+up by its raw bytes. Everything rarer goes frame by frame through `producer_frames`.
 
 Source: architecture, "Bodies stream, headers are read in place"; AMQP 0-9-1 spec, 4.2.3 and 4.2.6.
 """

@@ -1,4 +1,4 @@
-"""How long is the content behind a publish, judged by the fixed part of its header frame? Remembered, since few differ.
+"""Length of the content after a publish, by the fixed part of its header frame; remembered, since few differ.
 
 Source: AMQP 0-9-1 spec, 4.2.6 "Content framing".
 """

@@ -1,7 +1,7 @@
-"""How does one publish leave as several? Only where one-in-one-out cannot hold.
+"""Publishes that leave as several, where one-in-one-out cannot hold.
 
 Too many tokens for one header frame, or, in queue delivery, destinations that are exchanges. The body is repeated,
-so it is kept until it is whole (bounded, see `Limits.replay_bytes`); the channel's ledger joins the confirms, its
+so it is kept until it is whole (bounded, see `RelayLimits.replay_bytes`); the channel's ledger joins the confirms, its
 `Returns` the returns.
 
 Source: architecture, "One in, one out"; delivery notes, "The ledger where there are no confirms".

@@ -1,8 +1,8 @@
-"""Whole publishes that go to one other broker and nowhere else: the publish path of such a publish.
+"""Whole publishes that go to one other broker and nowhere else: the fast path of such a publish.
 
-Like the fast path of `publishing`, beside it, so that what goes to the producer's own broker pays nothing. Mandatory
-publishes, transactions, large and split ones go frame by frame. One copy needs no entry in the ledger: its own confirm
-settles it.
+Like the fast path of `publishing`, but apart from it, so that what goes to the producer's own broker pays nothing.
+Mandatory publishes, transactions, large and split ones go frame by frame. One copy needs no entry in the ledger: its
+own confirm settles it.
 
 Source: architecture, "Bodies stream, headers are read in place"; the messenger-addressing specification, 3.4.
 """

@@ -1,7 +1,7 @@
-"""How does a publish go to other brokers, and how is what they say joined with what the producer's own one says?
+"""Sends a publish to other brokers and joins their results with the producer's own broker's.
 
-Each target is one message for that broker. A failed translation counts as a copy
-that is refused at once. The channel's ledger and returns join all of them. Knows nothing of links.
+Each target is one message for that broker. A failed translation counts as a copy that is refused at once. The channel's
+ledger and returns join all of them. No links here, see `lane`.
 
 Source: the messenger-addressing specification, 3.3 and 3.4; architecture, "One in, one out".
 """

@@ -1,14 +1,8 @@
-"""How do the publishes of one producer's channel reach another broker, and what becomes of each? One lane.
+"""Lane: the publishes of one producer's channel on their way to another broker, and the result of each.
 
 A lane outlives links: what waits goes over the next one, what was sent over a lost one and not confirmed is lost
 (nothing is sent twice). On a link it has a channel of its own, so that what closes the channel (no such exchange, a
-wrong user-id) fails the publishes of one producer's channel and nobody else's.
-
-Source: the messenger-addressing specification, 3.4; RabbitMQ guide "Publisher confirms".
-
-What goes to another broker, and what can become of it? The words that wire, links and drivers share.
-
-Knows nothing of sockets, nor of how a link works.
+wrong user-id) fails the publishes of one producer's channel alone. No sockets.
 
 Source: the messenger-addressing specification, 3.4 "Confirms"; RabbitMQ guide "Publisher confirms".
 """

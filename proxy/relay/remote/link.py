@@ -1,15 +1,11 @@
-"""One connection to another broker, as its client: bytes in, bytes out, lanes served.
+"""One connection to another broker, as its client: login, then frames for the lanes that it serves.
 
-Begins with the login, then cuts frames and gives each to the lane whose channel it is on. Ends once, by `failure`:
-the broker closed it, broke the protocol, or the socket went. Knows no sockets, no clock and no other broker.
+The login is SASL PLAIN; no text that leaves this module holds a password. After it each frame goes to the lane whose
+channel it is on. A link ends once, by `failure`: the broker closed it, broke the protocol, or the socket was lost. No
+sockets, no clock.
 
-Source: AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RabbitMQ guides "Publisher confirms" and "Blocked connections".
-
-How do we become a client of another broker? The client's side of the handshake, up to OpenOk.
-
-Logs in with SASL PLAIN. Knows no sockets; frames in, frames out. No text that leaves this module holds a password.
-
-Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; RFC 4616; RabbitMQ "authentication_failure_close".
+Source: AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RFC 4616; RabbitMQ guides "Publisher confirms", "Blocked connections"
+and "authentication_failure_close".
 """
 
 from __future__ import annotations
