@@ -40,7 +40,7 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 #: Peers that guarded pages answer without `admin.allow`.
 LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-#: Seconds that a stop waits for answers under way; the process is leaving, nobody may hold it.
+#: Seconds that a stop waits for answers under way; a client may not delay the end of the process.
 STOP_SECONDS = 1.0
 #: Bytes of a request's body: a message for `/explain` with its headers, not its body. More is 413.
 MAX_BODY_BYTES = 1 << 20
@@ -48,7 +48,7 @@ MAX_BODY_BYTES = 1 << 20
 MOST_CONNECTIONS = 64
 #: Seconds for a request to come whole, and for its answer to be read.
 REQUEST_SECONDS = 30.0
-#: Host names of guarded pages, beside addresses and `admin.hosts`.
+#: Host names of guarded pages, in addition to addresses and `admin.hosts`.
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
@@ -81,7 +81,7 @@ class AdminServer:
         exposition: makes the page of metrics.
         readiness: gives the reasons why producers should not come now; none means ready.
         status: gives what `/status` shows; values that JSON lacks are shown as text.
-        allow: networks beside loopback that may see guarded pages, as addresses or CIDR.
+        allow: networks other than loopback that may see guarded pages, as addresses or CIDR.
         routes: further guarded pages.
         degraded: gives what producers should not expect now, though they may come.
         hosts: further names by which guarded pages may be asked for.
@@ -161,7 +161,7 @@ class AdminServer:
         handler = server()
         if len(self._connections) >= MOST_CONNECTIONS:
             _log.warning("too many admin connections", limit=MOST_CONNECTIONS, repeat="admin")
-            idle = next((each for each in self._connections.values() if each.waiting), None)
+            idle = next((connection for connection in self._connections.values() if connection.waiting), None)
             if idle is None:
                 return _Refused()
             idle.abort()
@@ -360,7 +360,7 @@ def json_route(
         path: path with a leading slash.
         answering: is asked.
         body_bytes: of the longest request's body; more is 413.
-        texting: is asked instead by who wants text (``Accept: text/plain``); what it gives that is no text is JSON.
+        texting: is asked instead by who wants text (``Accept: text/plain``); an answer of it that is no text is JSON.
     """
 
     async def handle(request: web.Request) -> web.Response:
@@ -371,10 +371,10 @@ def json_route(
                 body = await request.clone(client_max_size=body_bytes).read()
         except TimeoutError:
             raise web.HTTPRequestTimeout(text="the body has not come\n") from None
-        status, found = await asked(body)
-        if wants_text and isinstance(found, str):
-            return web.Response(status=status, text=found + "\n")
-        text = found if isinstance(found, str) else json.dumps(found, indent=2, ensure_ascii=False)
+        status, content = await asked(body)
+        if wants_text and isinstance(content, str):
+            return web.Response(status=status, text=content + "\n")
+        text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False)
         return web.Response(status=status, text=text + "\n", content_type="application/json")
 
     return GuardedRoute(method, path, handle)

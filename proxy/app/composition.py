@@ -147,13 +147,13 @@ def remote_brokers(
         ConfigErrors: a password that is not there, a certificate that can't be used, a way back to ourselves.
     """
     faults = Faults()
-    found = {
+    brokers = {
         name: {broker.name: _broker(broker, environ, faults) for broker in vhost.brokers}
         for name, vhost in loaded.rules.vhosts.items()
     }
     check_loops(loaded, listening, faults)
     faults.check()
-    return found
+    return brokers
 
 
 def _broker(rule: BrokerRule, environ: Mapping[str, str], faults: Faults) -> RemoteBroker:

@@ -205,7 +205,7 @@ class Sidecar:
                 end = loop.time() + self._settings.shutdown.deadline_seconds
                 await listener.drain()
                 if self._remotes is not None:
-                    # Of producers that have left; nobody waits for them beyond the one deadline.
+                    # Of producers that have left; there is one deadline for all.
                     await self._remotes.drain(end - loop.time())
         _log.info("stopped")
         return OK
@@ -343,13 +343,13 @@ class Sidecar:
             "not_ready": self.not_ready(),
             "degraded": self._topology.degraded,
             "audit_failure": None if self._audit is None else self._audit.failure,
-            "vhosts": [{name: getattr(one, name) for name in one.__slots__} for one in self._topology.status()],
+            "vhosts": [{name: getattr(vhost, name) for name in vhost.__slots__} for vhost in self._topology.status()],
         }
 
     def _make_topology(self) -> Topology:
         settings, upstream = self._settings, self._settings.upstream
         control = ControlSettings(
-            hosts=tuple((one.host, one.port) for one in upstream.addresses),
+            hosts=tuple((address.host, address.port) for address in upstream.addresses),
             username=upstream.control.username,
             password=upstream.control.password.reveal(),
             tls=self._tls.control(),
@@ -365,10 +365,12 @@ class Sidecar:
                 secrets=self._secrets,
             ),
         )
-        return Topology(control, self._states, {name: one.queues for name, one in self._loaded.rules.vhosts.items()})
+        return Topology(
+            control, self._states, {name: vhost.queues for name, vhost in self._loaded.rules.vhosts.items()}
+        )
 
     def _make_remotes(self, tasks: Tasks) -> RemotePool:
-        listening = [(one.address.host, one.address.port) for one in self._settings.listen]
+        listening = [(entry.address.host, entry.address.port) for entry in self._settings.listen]
         brokers = remote_brokers(self._loaded, self._environ, listening)
         self._tls.read(brokers)()
         remotes = RemotePool(brokers, self._counters, self._version, tasks, self._tls.contexts)
@@ -378,19 +380,19 @@ class Sidecar:
     def _control_settings_of_remote(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
         """Return how another broker is asked for its queues: with the login that messages to it use."""
         remotes = self._remotes
-        found = None if remotes is None else endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
-        if remotes is None or not isinstance(found, Endpoint) or leads_back(found.host, found.port, remotes.listening):
+        place = None if remotes is None else endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
+        if remotes is None or not isinstance(place, Endpoint) or leads_back(place.host, place.port, remotes.listening):
             return None
         tls = None
-        if found.tls is not None:
-            name = found.tls.server_name or found.host
-            tls = TlsSettings(partial(self._tls.contexts.of, found.tls), name, found.tls.words)
-        login = found.credentials
+        if place.tls is not None:
+            name = place.tls.server_name or place.host
+            tls = TlsSettings(partial(self._tls.contexts.of, place.tls), name, place.tls.words)
+        login = place.credentials
         try:
             user, password, there = login.user.decode(), login.password.decode(), login.vhost.decode()
         except UnicodeDecodeError:  # the address may have any bytes; our client library takes text
             return None
-        return ControlSettings(hosts=((found.host, found.port),), username=user, password=password, tls=tls), there
+        return ControlSettings(hosts=((place.host, place.port),), username=user, password=password, tls=tls), there
 
     def _make_reload(self, vhosts: Vhosts, tasks: Tasks, remotes: RemotePool) -> Reload:
         def state_of(vhost: str) -> VhostState:
@@ -401,7 +403,7 @@ class Sidecar:
         def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
             return self._tls.read_for(remotes, remote_brokers(loaded, self._environ, remotes.listening))
 
-        # The settings of a worker are not those of the file; whoever started it compares them.
+        # The settings of a worker are not those of the file; the parent process compares them.
         changed = Changed if self._place is not None else partial(changed_since, self._settings, self._environ)
         reload = Reload(
             files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files, changed
@@ -424,7 +426,7 @@ class Sidecar:
         settings, upstream = self._settings, self._settings.upstream
         context = SessionContext(
             Upstream(
-                tuple((one.host, one.port) for one in upstream.addresses),
+                tuple((address.host, address.port) for address in upstream.addresses),
                 upstream.connect_timeout_seconds,
                 self._tls.upstream,
                 self._tls.contexts,
@@ -442,7 +444,7 @@ class Sidecar:
         kept = MOST_KEPT if context.reuse else 0
         asked = "limits.connections" in settings.places
         return Listener(
-            tuple((one.address.host, one.address.port) for one in settings.listen),
+            tuple((entry.address.host, entry.address.port) for entry in settings.listen),
             context,
             replace(limits, connections=admitted_connections(limits.connections, kept, asked)),
             self._tls.providers(),

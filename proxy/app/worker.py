@@ -54,8 +54,8 @@ class WorkerSlot(NamedTuple):
     def settings(self, settings: Settings) -> Settings:
         """Return the configuration as it is for this worker: its ports, and names of its own where files have them."""
         listen = tuple(
-            replace(one, address=HostPort(one.address.host, port))
-            for one, port in zip(settings.listen, self.ports, strict=True)
+            replace(entry, address=HostPort(entry.address.host, port))
+            for entry, port in zip(settings.listen, self.ports, strict=True)
         )
         instance = f"{settings.audit.instance or socket.gethostname()}-{self.number}"
         declared = settings.declared

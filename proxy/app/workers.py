@@ -120,15 +120,17 @@ def _wrong(number: int, status: int, text: bytes, version: str) -> str:
     if not status:
         return f"worker {number}: no answer"
     try:
-        said = json.loads(text)
+        answered = json.loads(text)
     except ValueError:
-        said = None
-    if not isinstance(said, dict):  # an error page
-        said = {}
+        answered = None
+    if not isinstance(answered, dict):  # an error page
+        answered = {}
     if status != _HTTP_OK:
-        return f"worker {number}: {'; '.join(said.get('errors', [])) or f'status {status}'}"
-    if said.get("rules") != version:
-        return f"worker {number}: has rules {said.get('rules')}, expected {version}: the files have changed meanwhile"
+        return f"worker {number}: {'; '.join(answered.get('errors', [])) or f'status {status}'}"
+    if answered.get("rules") != version:
+        return (
+            f"worker {number}: has rules {answered.get('rules')}, expected {version}: the files have changed meanwhile"
+        )
     return ""
 
 
@@ -183,11 +185,12 @@ def added(reports: Sequence[Report]) -> Report:
         reports: one or more, of one candidate.
     """
     exchanges: dict[tuple[str, str], Report] = {}
-    for each in (exchange for report in reports for exchange in report["exchanges"]):
-        key = (each["vhost"], each["exchange"])
-        exchanges[key] = _exchange(exchanges[key], each) if key in exchanges else each
+    for exchange in (exchange for report in reports for exchange in report["exchanges"]):
+        key = (exchange["vhost"], exchange["exchange"])
+        exchanges[key] = _exchange(exchanges[key], exchange) if key in exchanges else exchange
     matches = [
-        sum(each["matches"] for each in same) for same in zip(*(one["bindings"] for one in reports), strict=True)
+        sum(binding["matches"] for binding in same)
+        for same in zip(*(report["bindings"] for report in reports), strict=True)
     ]
     return {
         **reports[0],
@@ -200,19 +203,19 @@ def added(reports: Sequence[Report]) -> Report:
     }
 
 
-def _exchange(one: Report, other: Report) -> Report:
+def _exchange(first: Report, second: Report) -> Report:
     """Add up the reports of two workers on an exchange."""
     kinds: dict[str, Report] = {}
-    for each in (*one["differences"], *other["differences"]):
-        key = json.dumps([each["live"], each["candidate"]], sort_keys=True)
-        publishes = each["publishes"] + (kinds[key]["publishes"] if key in kinds else 0)
-        kinds[key] = {**kinds.get(key, each), "publishes": publishes}
+    for difference in (*first["differences"], *second["differences"]):
+        key = json.dumps([difference["live"], difference["candidate"]], sort_keys=True)
+        publishes = difference["publishes"] + (kinds[key]["publishes"] if key in kinds else 0)
+        kinds[key] = {**kinds.get(key, difference), "publishes": publishes}
     ordered = sorted(kinds.values(), key=lambda kind: -int(kind["publishes"]))
-    further = one["further_differences"] + other["further_differences"]
+    further = first["further_differences"] + second["further_differences"]
     further += sum(kind["publishes"] for kind in ordered[KINDS:])
     return {
-        **one,
-        **{name: one[name] + other[name] for name in _SUMS},
+        **first,
+        **{name: first[name] + second[name] for name in _SUMS},
         "differences": ordered[:KINDS],
         "further_differences": further,
     }
@@ -249,8 +252,8 @@ def _json_of(answer: tuple[int, bytes]) -> object:
 
 def _reasons_in(answer: tuple[int, bytes], which: str) -> list[str]:
     """Read the reasons of a worker; any other answer is a reason itself."""
-    said = _json_of(answer)
-    reasons = said.get(which) if isinstance(said, dict) else None
+    answered = _json_of(answer)
+    reasons = answered.get(which) if isinstance(answered, dict) else None
     if isinstance(reasons, list):
         return [str(reason) for reason in reasons]
     return [f"answers with status {answer[0]}"] if which == "reasons" else []
@@ -418,7 +421,7 @@ class Workers:
             await asyncio.sleep(_READY_SECONDS)
         if not self._were_ready:
             self._were_ready = True
-            listen = [f"{one.address.host}:{port}" for one, port in zip(self._settings.listen, ports, strict=True)]
+            listen = [f"{entry.address.host}:{port}" for entry, port in zip(self._settings.listen, ports, strict=True)]
             _log.info("ready", listen=listen, workers=len(self._workers), rules=self._counters.rules.version)
         await self._reload.watch()
 
@@ -437,7 +440,7 @@ class Workers:
     async def _ask_all(
         self, method: str, page: str, seconds: float = _PROMPT_SECONDS
     ) -> list[tuple[Worker, tuple[int, bytes] | None]]:
-        answers = await asyncio.gather(*(one.ask(method, page, seconds=seconds) for one in self._workers))
+        answers = await asyncio.gather(*(worker.ask(method, page, seconds=seconds) for worker in self._workers))
         return list(zip(self._workers, answers, strict=True))
 
     async def _not_ready(self) -> list[str]:
@@ -519,11 +522,11 @@ class Workers:
         Raises:
             ConfigErrors: they can't be used.
         """
-        listening = [(one.address.host, one.address.port) for one in self._settings.listen]
+        listening = [(entry.address.host, entry.address.port) for entry in self._settings.listen]
         return self._tls.read(remote_brokers(loaded, self._environ, listening))
 
     async def _reload_all(self) -> list[tuple[int, int, bytes]]:
         """Reload all running workers; a worker that is being started reads the new files by itself."""
         running = [worker for worker in self._workers if worker.running]
         answers = await asyncio.gather(*(worker.ask("POST", "/-/reload") for worker in running))
-        return [(one.number, *(answer or (0, b""))) for one, answer in zip(running, answers, strict=True)]
+        return [(worker.number, *(answer or (0, b""))) for worker, answer in zip(running, answers, strict=True)]

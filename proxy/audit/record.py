@@ -80,7 +80,7 @@ class Privacy:
     Args:
         headers: names of the headers whose values may be written.
         hashed: fields that are written as keyed hashes, out of HASHABLE.
-        key: key of the hashes: without it nobody can try out which value a hash is of.
+        key: key of the hashes: without it values can't be tried out on a hash.
 
     Raises:
         ConfigError: a field that can't be hashed, or a key that is missing, too short or too long.
@@ -119,7 +119,7 @@ class RecordTemplate:
         self.decide_us = decide_us
 
     def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str = "{}") -> str:
-        """Render what lines of equal publishes end with, behind their number.
+        """Render what lines of equal publishes end with, after their number.
 
         Args:
             routing_key: their routing key.
@@ -161,7 +161,7 @@ class _HashingTemplate(RecordTemplate):
 
 
 def opening(ts: str) -> str:
-    """Return how lines begin; behind it come `LineRenderer.origin`, the publish's number and `RecordTemplate.ending`.
+    """Return how lines begin; after it come `LineRenderer.origin`, the publish's number and `RecordTemplate.ending`.
 
     Args:
         ts: when their publishes came, from a `TimestampText`.
@@ -183,7 +183,7 @@ class LineRenderer:
         self.privacy = privacy or Privacy()
 
     def origin(self, conn: str, user: Name, vhost: Name, ch: int) -> str:
-        """Render what a channel fixes; keep it beside the channel.
+        """Render what a channel fixes; keep it with the channel.
 
         Args:
             conn: id of the connection.
@@ -215,7 +215,7 @@ class LineRenderer:
         reason: str | None = None,
         decide_us: float | None = None,
     ) -> RecordTemplate:
-        """Render what a decision fixes; keep it beside the cached plan.
+        """Render what a decision fixes; keep it with the cached plan.
 
         Args:
             exchange: exchange of the publish.

@@ -79,8 +79,8 @@ def expire(directory: Path, retention: Retention, now: float) -> list[Path]:
         segment.path.unlink(missing_ok=True)
         total -= segment.size
         removed.append(segment.path)
-    for folder in {path.parent for path in removed}:
-        _remove_empty(folder)
+    for emptied in {path.parent for path in removed}:
+        _remove_empty(emptied)
     return removed
 
 
@@ -100,9 +100,9 @@ def _listed(directory: Path) -> tuple[list[_Closed], int]:
     return closed, total
 
 
-def _end_of(folder: Path) -> float | None:
-    """Return the end of a folder's hour in seconds since 1970, None where its name is no hour."""
-    found = _FOLDER.fullmatch(f"{folder.parent.name}/{folder.name}")
+def _end_of(directory: Path) -> float | None:
+    """Return the end of a directory's hour in seconds since 1970, None where its name is no hour."""
+    found = _FOLDER.fullmatch(f"{directory.parent.name}/{directory.name}")
     if found is None:
         return None
     try:
@@ -112,8 +112,8 @@ def _end_of(folder: Path) -> float | None:
     return begin.timestamp() + _SECONDS_OF_AN_HOUR
 
 
-def _remove_empty(folder: Path) -> None:
-    for empty in (folder, folder.parent):
+def _remove_empty(directory: Path) -> None:
+    for empty in (directory, directory.parent):
         try:
             empty.rmdir()
         except OSError:  # not empty, or somebody else was first
@@ -151,7 +151,7 @@ class SegmentCloser:
         self._thread.start()
 
     def close_segment(self, path: Path) -> None:
-        """Take a segment that nobody writes to any more; from any thread, never waits."""
+        """Take a segment that is not written to any more; from any thread, never waits."""
         self._queue.put(path)
 
     def stop(self, timeout_seconds: float) -> bool:

@@ -29,7 +29,7 @@ _GZIP_LEVEL = 3
 _FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
 _HOUR = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
-#: Attempts to make a folder that somebody else's retention may remove as empty at the same time.
+#: Attempts to make a folder that the retention of another instance may remove as empty at the same time.
 _ATTEMPTS = 5
 
 
@@ -105,7 +105,7 @@ class OpenSegment:
         self.size += len(data)
 
     def restore(self, size: int) -> bool:
-        """Cut off what was written behind an earlier size; whether that could be done."""
+        """Cut off what was written after an earlier size; whether that could be done."""
         try:
             os.ftruncate(self.descriptor, size)
         except OSError:
@@ -130,7 +130,7 @@ def compress_segment(path: Path) -> Path | None:
     """Compress a closed segment and show it; doing it again after a crash ends what was begun.
 
     Args:
-        path: the open segment's path; nobody writes to it any more.
+        path: the open segment's path; it is not written to any more.
 
     Returns:
         The visible path, None where the segment was empty and has been removed.

@@ -301,7 +301,7 @@ class AuditWriter:
 
     def _from_thread(self, report: WriteResult | None) -> None:
         """Bring a report from the thread into the loop."""
-        with suppress(RuntimeError):  # the loop is closed: nobody is interested any more
+        with suppress(RuntimeError):  # the loop is closed: the report is not needed any more
             self._loop.call_soon_threadsafe(self._on_report, report)
 
     def _on_report(self, report: WriteResult | None) -> None:

@@ -105,7 +105,7 @@ class Exposition:
     Args:
         counters: what the process counts.
         version: version of this program.
-        sources: further sources of traffic beside ``counters.traffic``.
+        sources: further sources of traffic in addition to ``counters.traffic``.
     """
 
     def __init__(self, counters: Counters, version: str, sources: Iterable[MetricsSource] = ()) -> None:

@@ -25,7 +25,7 @@ _Series: TypeAlias = dict[tuple[str, ...], float]
 _STARTED = "process_start_time_seconds"
 _GROWING = frozenset(spec.name for spec in METRICS if spec.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM))
 _FOLDS: dict[Aggregation, Callable[[float, float], float]] = {
-    Aggregation.SUM: lambda one, other: one + other,
+    Aggregation.SUM: lambda first, second: first + second,
     Aggregation.MAX: max,
     Aggregation.MIN: min,
 }
@@ -59,13 +59,13 @@ class MetricsSnapshot:
 
 def read_snapshot(text: bytes) -> MetricsSnapshot:
     """Read what `exposition.write_snapshot` has written."""
-    found = MetricsSnapshot()
+    snapshot = MetricsSnapshot()
     for line in filter(None, text.splitlines()):
         name, rows = json.loads(line)
-        series = found.series.setdefault(name, {})
+        series = snapshot.series.setdefault(name, {})
         for labels, value in rows:
             series[tuple(labels)] = value
-    return found
+    return snapshot
 
 
 _MERGES = {spec.name: spec.merge for spec in METRICS}
@@ -105,13 +105,13 @@ class MergedValues:
     def histogram(self, spec: MetricSpec) -> Histogram:
         """Read a histogram."""
         assert spec.histogram is not None  # noqa: S101 -- only histograms are asked for
-        found = Histogram(spec.histogram(self._empty).bounds)
+        histogram = Histogram(spec.histogram(self._empty).bounds)
         for (label,), value in self._sum.series.get(spec.name, {}).items():
             if label == "sum":
-                found.total_seconds = value
+                histogram.total_seconds = value
             else:
-                found.buckets[int(label)] = int(value)
-        return found
+                histogram.buckets[int(label)] = int(value)
+        return histogram
 
     def process(self) -> Iterable[Metric]:
         """Return the numbers of the processes themselves."""
@@ -129,7 +129,7 @@ class MergedExposition:
     """
 
     def __init__(self, gather: Callable[[], Awaitable[Iterable[MetricsSnapshot]]]) -> None:
-        """Ask nobody before a scrape."""
+        """Request nothing before a scrape."""
         self._gather = gather
         self._one_at_a_time = asyncio.Lock()
 
