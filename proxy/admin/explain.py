@@ -16,7 +16,7 @@ from datetime import UTC
 from proxy.admin.server import Answering, GuardedRoute, json_route
 from proxy.errors import ConfigErrors
 from proxy.relay.vhost import OwnedExchange, VhostState
-from proxy.rules.explain import Explanation, as_json, as_text, explain, read_question
+from proxy.rules.explain import Explanation, as_json, as_text, explain, read_explain_request
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import ExchangeRule, Rules, VhostRules
 
@@ -60,7 +60,7 @@ class ExplainPage:
 
     async def _explain(self, body: bytes, render: Callable[[Explanation], str]) -> tuple[int, object]:
         try:
-            question = read_question(body, "message")
+            question = read_explain_request(body, "message")
             live, queues = self._live()
             known = replace(question, queues=question.queues | queues.get(question.vhost or "", frozenset()))
             if question.vhost is None:

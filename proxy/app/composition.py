@@ -25,7 +25,7 @@ from proxy.relay.publish.plan import ClientRules
 from proxy.relay.rate_limits import RateLimits
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
-from proxy.rules.brokers import password_of
+from proxy.rules.brokers import broker_password
 from proxy.rules.field_values import SystemZone
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules
@@ -162,7 +162,7 @@ def _broker(rule: BrokerRule, environ: Mapping[str, str], faults: Faults) -> Rem
         rule.port,
         broker_tls(rule, faults),
         None if rule.username is None else rule.username.encode(),
-        password_of(rule, environ, faults).reveal().encode(),
+        broker_password(rule, environ, faults).reveal().encode(),
         rule.vhost,
         RemoteLimits(rule.deadline_seconds, rule.unconfirmed, rule.unconfirmed_bytes),
     )

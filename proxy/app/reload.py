@@ -22,7 +22,7 @@ import structlog
 from proxy.admin.server import GuardedRoute, json_route
 from proxy.broker.reconcile.rules_swap import Retirement
 from proxy.broker.topology import Topology
-from proxy.config.settings import Changed
+from proxy.config.settings import ChangedSettings
 from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters, RulesCounters
@@ -31,7 +31,7 @@ from proxy.routing.destination_translation import static_translations
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules, load_rules
 from proxy.rules.ruleset import VhostRules
-from proxy.rules.watch import Watch, lone_mounts
+from proxy.rules.watch import FileWatch, lone_mounts
 from proxy.rules.wire import owned_exchange
 
 _log = structlog.get_logger(__name__)
@@ -122,7 +122,7 @@ class ReloadLoop(ABC):
         counters: RulesCounters,
         tasks: Tasks,
         tls_files: Files = tuple,
-        settings: Callable[[], Changed] = Changed,
+        settings: Callable[[], ChangedSettings] = ChangedSettings,
     ) -> None:
         """Take the rules as they are."""
         #: Outcome of the last reload.
@@ -133,7 +133,7 @@ class ReloadLoop(ABC):
         self._settings = settings
         self._counted = counters
         self._tasks = tasks
-        self._watches = (Watch(files, version), Watch(tls_files, ""))
+        self._watches = (FileWatch(files, version), FileWatch(tls_files, ""))
         self._watches[1].take()
         self._one_at_a_time = asyncio.Lock()
 
@@ -282,7 +282,7 @@ class Reload(ReloadLoop):
         tasks: Tasks,
         brokers_of: Callable[[LoadedRules], Activation] | None = None,
         tls_files: Files = tuple,
-        settings: Callable[[], Changed] = Changed,
+        settings: Callable[[], ChangedSettings] = ChangedSettings,
     ) -> None:
         """Take the rules as they are."""
         super().__init__(files, loaded.rules.version, counters.rules, tasks, tls_files, settings)

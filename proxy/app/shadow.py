@@ -25,7 +25,7 @@ from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
 from proxy.relay.publish.tap import ObservedDecision
 from proxy.relay.vhost import OwnedExchange
-from proxy.rules.comparison import ComparedSide, Differences, ObservedPublish
+from proxy.rules.comparison import ComparedRules, ObservedPublish, RulesComparison
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.message import DescribedMessage
 
@@ -62,8 +62,8 @@ class _Run:
         last_read: when its report was last requested, in seconds of the timer.
     """
 
-    candidate: ComparedSide
-    differences: Differences
+    candidate: ComparedRules
+    differences: RulesComparison
     owned: dict[str, dict[bytes, OwnedExchange]]
     began: float
     last_read: float
@@ -125,9 +125,9 @@ class Shadow:
             return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
         if failures:
             return _UNUSABLE, {"errors": failures}
-        candidate = ComparedSide(loaded)
+        candidate = ComparedRules(loaded)
         owned = {name: owned_exchanges(vhost) for name, vhost in loaded.rules.vhosts.items()}
-        differences = Differences(ComparedSide(self._reload.loaded), candidate)
+        differences = RulesComparison(ComparedRules(self._reload.loaded), candidate)
         run = _Run(candidate, differences, owned, self._wall(), self._timer())
         await self._inherit(run)
         self._run = run
@@ -213,7 +213,7 @@ class Shadow:
             run.skipped += 1  # observed before a reload
             return
         if run.differences.live.loaded is not live:
-            run.differences = Differences(ComparedSide(live), run.candidate)
+            run.differences = RulesComparison(ComparedRules(live), run.candidate)
             run.skipped = 0
             run.began = self._wall()
         try:

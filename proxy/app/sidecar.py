@@ -45,7 +45,7 @@ from proxy.audit.writer import AuditWriter
 from proxy.broker.remote_observer import RemoteObserver
 from proxy.broker.settings import ControlSettings, DeclaredSettings, TlsSettings
 from proxy.broker.topology import Topology
-from proxy.config.settings import Changed, Settings, changed_since, load_settings, rules_files
+from proxy.config.settings import ChangedSettings, Settings, changed_since, load_settings, rules_files
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError, UpstreamFailure
 from proxy.net.context import SessionContext
 from proxy.net.listener import Listener, ListenError, admitted_connections
@@ -65,7 +65,7 @@ from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.patterns import jit_compiles
 from proxy.rules.field_values import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules
-from proxy.yamlfile.kinds import leads_back
+from proxy.yamlfile.kinds import is_own_address
 
 _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
@@ -381,7 +381,11 @@ class Sidecar:
         """Return how another broker is asked for its queues: with the login that messages to it use."""
         remotes = self._remotes
         place = None if remotes is None else endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
-        if remotes is None or not isinstance(place, Endpoint) or leads_back(place.host, place.port, remotes.listening):
+        if (
+            remotes is None
+            or not isinstance(place, Endpoint)
+            or is_own_address(place.host, place.port, remotes.listening)
+        ):
             return None
         tls = None
         if place.tls is not None:
@@ -404,7 +408,7 @@ class Sidecar:
             return self._tls.read_for(remotes, remote_brokers(loaded, self._environ, remotes.listening))
 
         # The settings of a worker are not those of the file; the parent process compares them.
-        changed = Changed if self._place is not None else partial(changed_since, self._settings, self._environ)
+        changed = ChangedSettings if self._place is not None else partial(changed_since, self._settings, self._environ)
         reload = Reload(
             files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files, changed
         )

@@ -33,7 +33,7 @@ from proxy.app.reload import Activation, ActivationResult, Files, ReloadLoop
 from proxy.app.shadow import shadow_routes
 from proxy.app.worker import Worker
 from proxy.broker.supervision import Supervisor
-from proxy.config.settings import Changed, Settings, changed_since, rules_files
+from proxy.config.settings import ChangedSettings, Settings, changed_since, rules_files
 from proxy.net.tasks import Tasks
 from proxy.net.tls_config import SidecarTls
 from proxy.observe.exposition import PROCESS, Exposition
@@ -94,7 +94,7 @@ class WorkersReload(ReloadLoop):
         counters: RulesCounters,
         tasks: Tasks,
         tls_files: Files = tuple,
-        settings: Callable[[], Changed] = Changed,
+        settings: Callable[[], ChangedSettings] = ChangedSettings,
     ) -> None:
         """Take the rules as they are."""
         super().__init__(files, loaded.rules.version, counters, tasks, tls_files, settings)

@@ -18,13 +18,13 @@ from proxy.cli.console import DONE, NO, WRONG, print_errors, print_line, read_by
 from proxy.config.keys import members
 from proxy.config.settings import Settings, parse_settings, rules_files
 from proxy.errors import ConfigError, ConfigErrors
-from proxy.rules.brokers import password_of
+from proxy.rules.brokers import broker_password
 from proxy.rules.file_tests import TestFailure
-from proxy.rules.lint.bindings import examine, untouched
-from proxy.rules.lint.destinations import Evaluated, NamedDestination, destinations, evaluated
+from proxy.rules.lint.bindings import lint_bindings, untested_bindings
+from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination, destinations, evaluated_exchanges
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules, compile_rules
-from proxy.rules.schema import TOP_KEYS, FileDraft
+from proxy.rules.schema import TOP_KEYS, ParsedFile
 from proxy.yamlfile.document import read_document
 from proxy.yamlfile.nodes import ConfigWarning, Faults, Mapping, Place
 
@@ -90,7 +90,7 @@ class Findings:
     sets: list[LoadedRules] = field(default_factory=list)
     uncovered: list[ConfigWarning] = field(default_factory=list)
     destinations: list[NamedDestination] = field(default_factory=list)
-    exchanges: list[Evaluated] = field(default_factory=list)
+    exchanges: list[EvaluatedExchange] = field(default_factory=list)
     settings: list[Settings] = field(default_factory=list)
 
     def add(self, faults: Faults) -> None:
@@ -241,11 +241,11 @@ def _rules(
         return
     findings.files.update(paths)
 
-    def lint(files: Sequence[FileDraft], loaded: LoadedRules) -> None:
-        findings.warnings += [*loaded.warnings, *examine(files, loaded)]
-        findings.uncovered += untouched(files, loaded)
+    def lint(files: Sequence[ParsedFile], loaded: LoadedRules) -> None:
+        findings.warnings += [*loaded.warnings, *lint_bindings(files, loaded)]
+        findings.uncovered += untested_bindings(files, loaded)
         findings.destinations += destinations(files, loaded)
-        findings.exchanges += evaluated(files, loaded)
+        findings.exchanges += evaluated_exchanges(files, loaded)
 
     faults = Faults()
     texts = [(str(path), data) for path in paths if (data := contents.of(path, faults)) is not None]
@@ -260,7 +260,7 @@ def _rules(
     check_loops(loaded, listening, faults)
     for vhost in loaded.rules.vhosts.values():
         for broker in vhost.brokers:
-            password_of(broker, environ, faults, required=False)
+            broker_password(broker, environ, faults, required=False)
     findings.add(faults)
 
 

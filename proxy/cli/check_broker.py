@@ -21,7 +21,7 @@ from proxy.broker.settings import ControlSettings
 from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import SidecarTls
-from proxy.rules.lint.destinations import Evaluated, NamedDestination
+from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
 from proxy.rules.wire import owned_exchange
 from proxy.yamlfile.nodes import ConfigWarning
 
@@ -50,7 +50,7 @@ class BrokerAnswer:
                 text = f"the broker has no {destination.kind} {shown}, where the address table sends it"
             self.missing.append(ConfigWarning(destination.place, destination.path, text))
 
-    def add_conflict(self, exchange: Evaluated, reason: str) -> None:
+    def add_conflict(self, exchange: EvaluatedExchange, reason: str) -> None:
         """Add an exchange that prevents the start."""
         place = exchange.place
         self.conflicts.append(ConfigError(place.source, place.line, exchange.path, reason, place.column))
@@ -59,7 +59,7 @@ class BrokerAnswer:
 def ask_broker(
     address: str,
     named: Sequence[NamedDestination],
-    exchanges: Sequence[Evaluated] = (),
+    exchanges: Sequence[EvaluatedExchange] = (),
     configured: Iterable[Settings] = (),
 ) -> BrokerAnswer:
     """Ask a broker.
@@ -118,7 +118,7 @@ def _wrong(message: str) -> ConfigErrors:
 async def _ask(
     settings: ControlSettings,
     named: Sequence[NamedDestination],
-    exchanges: Sequence[Evaluated],
+    exchanges: Sequence[EvaluatedExchange],
     passively: bool,
     default: str,
 ) -> BrokerAnswer:
@@ -146,7 +146,7 @@ async def _listed(
     settings: ControlSettings,
     vhost: str,
     named: Iterable[NamedDestination],
-    exchanges: Iterable[Evaluated],
+    exchanges: Iterable[EvaluatedExchange],
     answer: BrokerAnswer,
 ) -> None:
     management = ManagementApi(settings, settings.management or "")
@@ -171,7 +171,7 @@ async def _passively(
     settings: ControlSettings,
     vhost: str,
     named: Iterable[NamedDestination],
-    exchanges: Iterable[Evaluated],
+    exchanges: Iterable[EvaluatedExchange],
     answer: BrokerAnswer,
 ) -> None:
     connection = ControlConnection(settings, vhost)

@@ -18,7 +18,7 @@ from proxy.rules.explain import (
     as_text,
     explain,
     explain_address,
-    read_question,
+    read_explain_request,
 )
 from proxy.rules.field_values import instant
 from proxy.rules.loader import load_rules
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         text = _as_json(as_data(lookup)) if options.json else "\n".join(as_lines(lookup))
         print_line(text)
         return NO if lookup.rule is None else DONE
-    question = read_question(read_input(options.message), options.message)
+    question = read_explain_request(read_input(options.message), options.message)
     explanation = explain(loaded, question, time.time() if options.at is None else options.at)
     _print(explanation, options.json)
     missing = [queue for queue in options.expect if queue not in explanation.result.queues]

@@ -13,7 +13,7 @@ from rich.tree import Tree
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Verdict
 from proxy.rules import wire
 from proxy.rules.explain import Explanation, as_lines, as_text
-from proxy.rules.message import plain
+from proxy.rules.message import json_value
 from proxy.values import Destination
 
 _VERDICTS = {Verdict.MATCH: ("✓", "green"), Verdict.MISMATCH: ("✗", "red"), Verdict.ABSENT: ("∅", "yellow")}
@@ -137,5 +137,5 @@ def _printable(value: object) -> Text:
 
 def _escaped(value: object) -> str:
     """Escape control characters, with which a message could steer the terminal."""
-    text = str(plain(value))
+    text = str(json_value(value))
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,7 +1,7 @@
 """Keys of the configuration: how they are declared, read, listed, compared and overridden by the environment.
 
-The dataclasses of `settings` are made of these: ``Annotated[int, Key(whole(1, 10), "what it does")]`` is a key, a field
-of a dataclass type is a section (with ``| None`` an optional one), a tuple of them a list of sections.
+The dataclasses of `settings` are made of these: ``Annotated[int, Key(whole_number(1, 10), "what it does")]`` is a key,
+a field of a dataclass type is a section (with ``| None`` an optional one), a tuple of them a list of sections.
 
 ``OXPROXY_UPSTREAM__ADDRESS`` overrides ``upstream.address``. Values of variables are put into the tree of the file
 before it is read, so the same checks and messages apply; the place of such a node is the name of the variable.
@@ -19,8 +19,8 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from proxy.yamlfile.fields import Fields, warn_of_variables
-from proxy.yamlfile.kinds import UnexpectedError, ValueKind, unfold
-from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, join, shown
+from proxy.yamlfile.kinds import UnexpectedError, ValueKind, parse_inline
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -149,13 +149,13 @@ def _read(member: Member, node: Node, path: str, faults: Faults, places: dict[st
         raise TypeError(f"{member.attribute} is neither a key nor a section")
     if member.optional and isinstance(node, Scalar) and not node.absent and node.value is None:
         return None
-    unfolded = unfold(node, faults)
+    unfolded = parse_inline(node, faults)
     if unfolded is None:
         raise UnexpectedError("seen something else, expected a list or a mapping as in YAML")
     if not member.several:
         return read_section(member.section, Fields(unfolded, path, faults), places)
     if not isinstance(unfolded, Sequence) or not unfolded.items:
-        seen = "an empty list" if isinstance(unfolded, Sequence) else shown(unfolded)
+        seen = "an empty list" if isinstance(unfolded, Sequence) else describe(unfolded)
         raise UnexpectedError(f"seen {seen}, expected a list with at least one item")
     return tuple(
         read_section(member.section, Fields(item, f"{path}[{index}]", faults), places)
@@ -215,7 +215,7 @@ def _with(node: Node | None, keys: list[str], leaf: Scalar, faults: Faults) -> N
     if not keys:
         return leaf
     if isinstance(node, Scalar):
-        node = None if node.value is None else unfold(node, faults)
+        node = None if node.value is None else parse_inline(node, faults)
     key, rest = keys[0], keys[1:]
     if node is None:
         node = Sequence(leaf.place, []) if key.isdigit() else Mapping(leaf.place, [])

@@ -33,13 +33,13 @@ from proxy.yamlfile.kinds import (
     TEXTS,
     HostPort,
     Secret,
-    collide,
+    choice,
+    choices,
     duration,
-    leads_back,
+    is_own_address,
+    listen_conflict,
     optional,
-    whole,
-    word,
-    words,
+    whole_number,
 )
 from proxy.yamlfile.nodes import ConfigWarning, Faults, Mapping, Place, join
 
@@ -60,7 +60,7 @@ class ListenTls:
     client_verify: Annotated[
         str,
         Key(
-            word("required", "optional"),
+            choice("required", "optional"),
             "with `client_ca`: whether a producer without a certificate is refused (`required`) or not (`optional`)",
         ),
     ] = "required"
@@ -201,7 +201,7 @@ def read_secret(data: bytes) -> bytes | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Passwords:
+class SecretReader:
     """Finds the control user's password among the three ways to give it.
 
     Args:
@@ -399,7 +399,7 @@ class InventorySection:
     refresh_seconds: Annotated[float, Key(duration(0.1, 3600), "how often the management API is read", "refresh")] = 5.0
     foreign_bindings: Annotated[
         str,
-        Key(word("report", "remove"), "bindings that others made on a carrier, past the rules: `report` or `remove`"),
+        Key(choice("report", "remove"), "bindings that others made on a carrier, past the rules: `report` or `remove`"),
     ] = "report"
 
 
@@ -410,26 +410,26 @@ class DeclaredSection:
     delivery: Annotated[
         str,
         Key(
-            word("carrier", "queue"),
+            choice("carrier", "queue"),
             "how messages of exchanges leave that clients declare without `x-delivery`: `carrier` or `queue`",
         ),
     ] = "carrier"
     unbind: Annotated[
         str,
         Key(
-            word("strict", "broker"),
+            choice("strict", "broker"),
             "unbinding with arguments that no binding has: an error (`strict`) or nothing (`broker`)",
         ),
     ] = "strict"
     client_routes: Annotated[
         str,
         Key(
-            word("own", "any"),
+            choice("own", "any"),
             "what routes of clients' bindings and messages reach: queues the client could bind (`own`) or `any`",
         ),
     ] = "own"
     regexes: Annotated[
-        int, Key(whole(0, 1_000_000), "most regular expressions in the bindings of one user in one virtual host")
+        int, Key(whole_number(0, 1_000_000), "most regular expressions in the bindings of one user in one virtual host")
     ] = 100
     announce: Annotated[
         bool, Key(FLAG, "whether sidecars tell each other of changes at once, over a fanout exchange on the broker")
@@ -467,12 +467,12 @@ class AuditSection:
         str | None, Key(optional(TEXT), "folder of the audit log, made if its parent exists; `null`: no audit log")
     ] = None
     scope: Annotated[
-        str, Key(word("all", "ruled"), "`all` publishes, or only those to exchanges that are evaluated here: `ruled`")
+        str, Key(choice("all", "ruled"), "`all` publishes, or only those to exchanges that are evaluated here: `ruled`")
     ] = "all"
     mode: Annotated[
         str,
         Key(
-            word("best_effort", "backpressure", "strict"),
+            choice("best_effort", "backpressure", "strict"),
             "when disk or writer can't keep up: `best_effort` drops and counts lines, `backpressure` lets producers "
             "wait, `strict` confirms a publish only when its line is on disk",
         ),
@@ -480,20 +480,23 @@ class AuditSection:
     instance: Annotated[
         str | None, Key(optional(TEXT), "name of this sidecar in records and file names; `null`: the host's name")
     ] = None
-    buffer_mib: Annotated[int, Key(whole(1, 4096), "MiB of lines that may wait for the disk")] = 32
-    segment_mib: Annotated[int, Key(whole(1, 128), "most MiB of text in one segment")] = 128
+    buffer_mib: Annotated[int, Key(whole_number(1, 4096), "MiB of lines that may wait for the disk")] = 32
+    segment_mib: Annotated[int, Key(whole_number(1, 128), "most MiB of text in one segment")] = 128
     segment_seconds: Annotated[float, Key(duration(1, 86400), "longest time a segment is open", "segment")] = 300.0
     keep_days: Annotated[
-        int | None, Key(optional(whole(1, 100_000)), "days that segments are kept; `null`: age does not matter")
+        int | None, Key(optional(whole_number(1, 100_000)), "days that segments are kept; `null`: age does not matter")
     ] = None
     keep_mib: Annotated[
         int | None,
-        Key(optional(whole(1, 2**40)), "MiB of segments that are kept, oldest go first; `null`: size does not matter"),
+        Key(
+            optional(whole_number(1, 2**40)),
+            "MiB of segments that are kept, oldest go first; `null`: size does not matter",
+        ),
     ] = None
     headers: Annotated[tuple[str, ...], Key(TEXTS, "headers whose values may stand in records")] = ()
     hash: Annotated[
         tuple[str, ...],
-        Key(words("message_id", "user", "rk"), "fields written as keyed hashes: `message_id`, `user`, `rk`"),
+        Key(choices("message_id", "user", "rk"), "fields written as keyed hashes: `message_id`, `user`, `rk`"),
     ] = ()
     hash_key_env: Annotated[
         str | None, Key(optional(TEXT), "name of an environment variable that holds the key of the hashes")
@@ -507,7 +510,7 @@ class MetricsSection:
     """What is counted."""
 
     bindings: Annotated[
-        int, Key(whole(0, 1_000_000), "bindings with a series of their own; the rest counts as `other`")
+        int, Key(whole_number(0, 1_000_000), "bindings with a series of their own; the rest counts as `other`")
     ] = 500
 
 
@@ -515,25 +518,34 @@ class MetricsSection:
 class LimitsSection:
     """What producers may ask for."""
 
-    connections: Annotated[int, Key(whole(1, 1_000_000), "producer connections at one time")] = 10_000
+    connections: Annotated[int, Key(whole_number(1, 1_000_000), "producer connections at one time")] = 10_000
     connections_per_peer: Annotated[
-        int | None, Key(optional(whole(1, 1_000_000)), "of these, from one address; `null`: no limit of its own")
+        int | None, Key(optional(whole_number(1, 1_000_000)), "of these, from one address; `null`: no limit of its own")
     ] = None
     channels: Annotated[
         int | None,
-        Key(optional(whole(1, 65535)), "most channels of a connection; `null`: as many as the broker gives"),
+        Key(optional(whole_number(1, 65535)), "most channels of a connection; `null`: as many as the broker gives"),
     ] = None
     message_size: Annotated[
         int | None,
-        Key(optional(whole(1, 2**40)), "largest body of a message, in bytes; `null`: as large as the broker takes"),
+        Key(
+            optional(whole_number(1, 2**40)),
+            "largest body of a message, in bytes; `null`: as large as the broker takes",
+        ),
     ] = None
     publish_rate: Annotated[
         int | None,
-        Key(optional(whole(1, 2**40)), "messages a second of one user, over all its connections; `null`: no limit"),
+        Key(
+            optional(whole_number(1, 2**40)),
+            "messages a second of one user, over all its connections; `null`: no limit",
+        ),
     ] = None
     publish_bytes: Annotated[
         int | None,
-        Key(optional(whole(1, 2**40)), "bytes a second of one user, frames and headers included; `null`: no limit"),
+        Key(
+            optional(whole_number(1, 2**40)),
+            "bytes a second of one user, frames and headers included; `null`: no limit",
+        ),
     ] = None
     burst_seconds: Annotated[float, Key(duration(0.01, 3600), "how much of either rate may come at once", "burst")] = (
         1.0
@@ -557,14 +569,14 @@ class LimitsSection:
     regex_budget: Annotated[
         int,
         Key(
-            whole(1000, 1_000_000_000),
+            whole_number(1000, 1_000_000_000),
             "what regular expressions of rules files, and those of each client, may cost in one decision, in units of "
             "PCRE2's match limit; 1000000 is about 10 ms",
         ),
     ] = DEFAULT_BUDGET
     frame_max: Annotated[
         int,
-        Key(whole(4096, 2**31 - 1), "largest frame offered to producers, in bytes; the broker may say less"),
+        Key(whole_number(4096, 2**31 - 1), "largest frame offered to producers, in bytes; the broker may say less"),
     ] = 131_072
     handshake_timeout_seconds: Annotated[
         float,
@@ -580,9 +592,9 @@ class LogSection:
 
     level: Annotated[
         str,
-        Key(word("debug", "info", "warning", "error"), "least severity: `debug`, `info`, `warning`, `error`"),
+        Key(choice("debug", "info", "warning", "error"), "least severity: `debug`, `info`, `warning`, `error`"),
     ] = "info"
-    format: Annotated[str, Key(word("text", "json"), "`text` (key=value) or `json` (one object a line)")] = "text"
+    format: Annotated[str, Key(choice("text", "json"), "`text` (key=value) or `json` (one object a line)")] = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -608,7 +620,7 @@ class Settings:
         tuple[str, ...], Key(TEXTS, "rules files: a name or pattern such as `rules/*.yaml`, or a list of them")
     ] = ()
     workers: Annotated[
-        int, Key(whole(1, 64), "processes that share the addresses of `listen`; more than one needs Linux")
+        int, Key(whole_number(1, 64), "processes that share the addresses of `listen`; more than one needs Linux")
     ] = 1
     inventory: InventorySection = field(default_factory=InventorySection)
     declared: DeclaredSection = field(default_factory=DeclaredSection)
@@ -659,7 +671,7 @@ def load_settings(
     return settings, faults.warnings
 
 
-class Changed(NamedTuple):
+class ChangedSettings(NamedTuple):
     """What a configuration file says by now that a running sidecar does not follow.
 
     Args:
@@ -671,15 +683,15 @@ class Changed(NamedTuple):
     errors: tuple[str, ...] = ()
 
 
-def changed_since(settings: Settings, environ: Environment[str, str]) -> Changed:
+def changed_since(settings: Settings, environ: Environment[str, str]) -> ChangedSettings:
     """Read the configuration file again and compare."""
     if settings.file.exists() and not settings.file.is_file():  # standard input and pipes can't be read again
-        return Changed()
+        return ChangedSettings()
     try:
         now, _ = load_settings(settings.file, environ)
     except ConfigErrors as errors:
-        return Changed(errors=tuple(map(str, errors.errors)))
-    return Changed(tuple(differences(settings, now)))
+        return ChangedSettings(errors=tuple(map(str, errors.errors)))
+    return ChangedSettings(tuple(differences(settings, now)))
 
 
 def parse_settings(
@@ -692,7 +704,7 @@ def parse_settings(
         root = Mapping(Place(str(path), 1), [])
     places: dict[str, Place] = {}
     settings = read_section(Settings, Fields(override(root, environ, faults), "", faults), places)
-    passwords = Passwords(path.parent, environ, places, faults, secrets_required)
+    passwords = SecretReader(path.parent, environ, places, faults, secrets_required)
     upstream = settings.upstream
     loopback = all(each.loopback for each in upstream.addresses)
     upstream = replace(upstream, control=passwords.control(upstream.control, loopback))
@@ -723,7 +735,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
     if settings.admin.address is not None:
         listening.append(("admin.address", settings.admin.address))
     for index, (key, address) in enumerate(listening):
-        other = next((each for each in listening[:index] if collide(each[1], address)), None)
+        other = next((each for each in listening[:index] if listen_conflict(each[1], address)), None)
         if other is not None:
             if key not in settings.places:  # a default: the line to look at is the other's
                 (key, address), other = other, (key, address)
@@ -734,7 +746,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
             faults.warn(settings.place(key), key, message)
     here = [(address.host, address.port) for _, address in listening]
     for address in settings.upstream.addresses:
-        if leads_back(address.host, address.port, here):
+        if is_own_address(address.host, address.port, here):
             message = f"{address} is an address that this sidecar listens on itself"
             faults.error(settings.place("upstream.address"), "upstream.address", message)
 

@@ -22,7 +22,7 @@ from proxy.yamlfile.nodes import Faults
 
 
 @dataclass(slots=True)
-class AddressDraft:
+class ParsedAddress:
     """One rule of the address table; `fields` finds the places of its keys."""
 
     fields: Fields
@@ -35,13 +35,13 @@ class AddressDraft:
         return AddressPlaces(fields.path, fields.place_of("translation"), fields.place_of("hosts"))
 
 
-def read_addresses(fields: Fields) -> list[AddressDraft]:
+def read_addresses(fields: Fields) -> list[ParsedAddress]:
     """Read `addresses:` of a file."""
     found = (_address(Fields(node, path, fields.faults)) for path, node in fields.items("addresses"))
-    return [draft for draft in found if draft is not None]
+    return [parsed for parsed in found if parsed is not None]
 
 
-def _address(fields: Fields) -> AddressDraft | None:
+def _address(fields: Fields) -> ParsedAddress | None:
     name = fields.text("name", "a name for explain")
     pattern = fields.text("pattern", "a pattern such as orders/*", required=True)
     translation = _quiet_text(fields, "translation", "an address such as /queue/q or amqps://broker/queue/q")
@@ -53,7 +53,7 @@ def _address(fields: Fields) -> AddressDraft | None:
     if listed and not hosts:
         fields.error("hosts", "seen no host, expected a host, host:port, or *")
     rule = AddressRule(pattern.encode(), translation.encode(), name or "", tuple(hosts) if listed else None)
-    return AddressDraft(fields, rule)
+    return ParsedAddress(fields, rule)
 
 
 def _quiet_text(fields: Fields, key: str, expected: str) -> str | None:
@@ -69,30 +69,30 @@ def _quiet_text(fields: Fields, key: str, expected: str) -> str | None:
         return None
 
 
-def address_book(drafts: Sequence[AddressDraft], brokers: Iterable[BrokerRule], faults: Faults) -> AddressBook:
+def address_book(rules: Sequence[ParsedAddress], brokers: Iterable[BrokerRule], faults: Faults) -> AddressBook:
     """Compile the address table of one virtual host and report what is wrong or doubtful in it.
 
     Args:
-        drafts: of all its files, in order.
+        rules: of all its files, in order.
         brokers: that they may name.
         faults: takes the findings.
     """
     names = [broker.name for broker in brokers]
-    table = AddressTable([draft.rule for draft in drafts])
+    table = AddressTable([parsed.rule for parsed in rules])
     findings = check(table, names)
     for finding in findings:
-        fields = drafts[finding.rule].fields
+        fields = rules[finding.rule].fields
         report = faults.error if finding.severity is Severity.ERROR else faults.warn
         message = finding.message
         if finding.other is not None:
-            place = drafts[finding.other].fields.place
+            place = rules[finding.other].fields.place
             message += f"; rule {finding.other} is in {located(place.source, place.line)}"
         report(fields.place_of(finding.key), fields.at(finding.key), message)
     wrong = {finding.rule for finding in findings if finding.severity is Severity.ERROR}
     book = AddressBook(table, names)
-    for index, draft in enumerate(drafts):
+    for index, parsed in enumerate(rules):
         reason = "" if index in wrong else book.certain_failure(index)
         if reason:
             message = f"leads nowhere, whatever the address: {reason}"
-            faults.warn(draft.fields.place_of("translation"), draft.fields.at("translation"), message)
+            faults.warn(parsed.fields.place_of("translation"), parsed.fields.at("translation"), message)
     return book

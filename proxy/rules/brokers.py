@@ -11,12 +11,22 @@ from pathlib import Path
 
 from proxy.rules.ruleset import BrokerRule, TlsRule
 from proxy.yamlfile.fields import Fields, warn_of_variables
-from proxy.yamlfile.kinds import ADDRESS, SECRET, HostPort, Secret, T, UnexpectedError, ValueKind, duration, whole
+from proxy.yamlfile.kinds import (
+    ADDRESS,
+    SECRET,
+    HostPort,
+    Secret,
+    T,
+    UnexpectedError,
+    ValueKind,
+    duration,
+    whole_number,
+)
 from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, join
 
 _DEADLINE = duration(0.1, 3600)
-_UNCONFIRMED = whole(1, 1_000_000)
-_UNCONFIRMED_MIB = whole(1, 4096)
+_UNCONFIRMED = whole_number(1, 1_000_000)
+_UNCONFIRMED_MIB = whole_number(1, 4096)
 _LONGEST_NAME = 255
 #: Keys whose value is right or wrong only where the sidecar runs.
 _JUDGED_LATER = ("address", "password_env", "password_file")
@@ -135,7 +145,9 @@ def check_brokers(brokers: Sequence[BrokerRule], faults: Faults) -> None:
             faults.error(broker.place, path, f"{other.place.source}:{other.place.line} has a broker of this name")
 
 
-def password_of(broker: BrokerRule, environ: Environment[str, str], faults: Faults, required: bool = True) -> Secret:
+def broker_password(
+    broker: BrokerRule, environ: Environment[str, str], faults: Faults, required: bool = True
+) -> Secret:
     """Find a broker's password.
 
     Args:

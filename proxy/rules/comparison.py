@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from proxy.addressing.targets import AddressBook
 from proxy.routing.decision import Decision, QueueNames
-from proxy.rules.evaluation import PASSED, RoutingResult, result_of, translated
+from proxy.rules.evaluation import PASSED, RoutingResult, routing_result, translate_publish
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, text
 
@@ -43,7 +43,7 @@ class ObservedPublish:
     decision: Decision
 
 
-class ComparedSide:
+class ComparedRules:
     """One of the two sets of rules.
 
     Args:
@@ -77,14 +77,14 @@ class ComparedSide:
             return untouched, None
         book: AddressBook | None = self._books.get(name)
         if message.exchange not in self._named[name]:
-            found = None if book is None else translated(message, rules, book)
+            found = None if book is None else translate_publish(message, rules, book)
             if not isinstance(found, DescribedMessage):
                 return found or untouched, None
             message, book = found, None
         if decision is None:
             router = self.loaded.routers[name]
             decision = router.decide(message.exchange, message.facts, seen.at, seen.queues, _first)
-        return result_of(decision, rules, book, message.facts.routing_key), decision
+        return routing_result(decision, rules, book, message.facts.routing_key), decision
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class _Counts:
     kinds: dict[tuple[RoutingResult, RoutingResult], _Kind] = field(default_factory=dict)
 
 
-class Differences:
+class RulesComparison:
     """What was found so far.
 
     Args:
@@ -116,7 +116,7 @@ class Differences:
         candidate: the other rules.
     """
 
-    def __init__(self, live: ComparedSide, candidate: ComparedSide) -> None:
+    def __init__(self, live: ComparedRules, candidate: ComparedRules) -> None:
         """Start with nothing compared."""
         self.live = live
         self.candidate = candidate

@@ -15,7 +15,7 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import why_invalid
 from proxy.routing.exchange import Exchange
 from proxy.rules.message import TEXT_PROPERTIES
-from proxy.rules.schema import OPEN, BindingDraft, ExchangeDraft
+from proxy.rules.schema import OPEN, ParsedBinding, ParsedExchange
 from proxy.values import Table, Value
 from proxy.yamlfile.fields import short_fault
 from proxy.yamlfile.nodes import Faults, join
@@ -51,25 +51,25 @@ _MATCH_TYPES = {
 _PROPERTIES = (*TEXT_PROPERTIES, "delivery_mode", "priority", "timestamp", "expiration")
 
 
-def compile_exchange(draft: ExchangeDraft, faults: Faults) -> Exchange:
+def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
     """Compile one exchange with all its bindings.
 
     Args:
-        draft: as read from the file.
+        parsed: as read from the file.
         faults: takes every refusal of the routing room.
 
     Returns:
         The exchange as far as it is good; to be used only where there was no fault.
     """
     try:
-        exchange = Exchange(draft.name, draft.type, draft.arguments, draft.local_time, draft.alternate)
+        exchange = Exchange(parsed.name, parsed.type, parsed.arguments, parsed.local_time, parsed.alternate)
     except ProtocolError:
-        _blame_exchange(draft, faults)
-        exchange = Exchange(draft.name, draft.type, (), draft.local_time)
-    repeated = [binding for binding in draft.bindings if not _bind(exchange, binding, draft, faults)]
+        _blame_exchange(parsed, faults)
+        exchange = Exchange(parsed.name, parsed.type, (), parsed.local_time)
+    repeated = [binding for binding in parsed.bindings if not _bind(exchange, binding, parsed, faults)]
     if repeated:
-        first: dict[Hashable, BindingDraft] = {}
-        for binding in draft.bindings:
+        first: dict[Hashable, ParsedBinding] = {}
+        for binding in parsed.bindings:
             first.setdefault(binding.binding.identity, binding)
         for binding in repeated:
             line = first[binding.binding.identity].place.line
@@ -77,54 +77,54 @@ def compile_exchange(draft: ExchangeDraft, faults: Faults) -> Exchange:
     return exchange
 
 
-def _blame_exchange(draft: ExchangeDraft, faults: Faults) -> None:
+def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
     """Find which arguments of a refused exchange are at fault, by trying each alone."""
-    path = draft.fields.at("arguments")
+    path = parsed.fields.at("arguments")
     found = False
-    for name, value in draft.arguments:
+    for name, value in parsed.arguments:
         try:
-            Exchange(draft.name, draft.type, ((name, value),), draft.local_time)
+            Exchange(parsed.name, parsed.type, ((name, value),), parsed.local_time)
         except ProtocolError as error:
             found = True
             message = f"{_text(error)} Expected a whole number, 0 or more"
-            faults.error(draft.argument_place(name), join(path, name.decode()), message)
+            faults.error(parsed.argument_place(name), join(path, name.decode()), message)
     if not found:
-        faults.error(draft.fields.place_of("arguments"), path, "these arguments are refused together")
+        faults.error(parsed.fields.place_of("arguments"), path, "these arguments are refused together")
 
 
-def _bind(exchange: Exchange, draft: BindingDraft, owner: ExchangeDraft, faults: Faults) -> bool:
+def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ParsedExchange, faults: Faults) -> bool:
     """Add a binding, or report why not; False where it is there already."""
-    _reserved(draft, faults)
+    _reserved(parsed, faults)
     try:
-        return exchange.bind(draft.binding)
+        return exchange.bind(parsed.binding)
     except ProtocolError as error:
-        _blame_binding(error, draft, owner, faults)
+        _blame_binding(error, parsed, owner, faults)
         return True
 
 
-def _reserved(draft: BindingDraft, faults: Faults) -> None:
+def _reserved(parsed: ParsedBinding, faults: Faults) -> None:
     """Report destinations under the reserved prefix among the routing operators."""
-    for key, name in draft.named_routes():
+    for key, name in parsed.named_routes():
         fault = short_fault(name)
         if fault:
-            faults.error(draft.argument_place(key), draft.argument_path(key), f"seen {fault}")
+            faults.error(parsed.argument_place(key), parsed.argument_path(key), f"seen {fault}")
 
 
-def _blame_binding(error: ProtocolError, draft: BindingDraft, owner: ExchangeDraft, faults: Faults) -> None:
+def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ParsedExchange, faults: Faults) -> None:
     """Find which lines of a refused binding are at fault, by trying each argument alone."""
-    binding = draft.binding
+    binding = parsed.binding
     found = False
     if binding.routing_key and _refusal(owner, binding, binding.routing_key, ()):
         found = True
         message = f"{_text(error)}: it must be empty for type {owner.type}"
-        faults.error(draft.key_place, f"{draft.path}.routing_key", message)
+        faults.error(parsed.key_place, f"{parsed.path}.routing_key", message)
     match = tuple(entry for entry in binding.arguments if entry[0] == _MATCH)
     refusal = _refusal(owner, binding, b"", match) if match else None
     if refusal:
         found = True
         key = _MATCH.decode()
         message = f"seen {_shown(match[0][1])}, expected {_MATCH_TYPES[owner.type]}"
-        faults.error(draft.argument_place(key), draft.argument_path(key), message)
+        faults.error(parsed.argument_place(key), parsed.argument_path(key), message)
         match = ()
     for entry in binding.arguments:
         if entry[0] == _MATCH:
@@ -133,12 +133,12 @@ def _blame_binding(error: ProtocolError, draft: BindingDraft, owner: ExchangeDra
         if refusal:
             found = True
             key = entry[0].decode()
-            faults.error(draft.argument_place(key), draft.argument_path(key), _reworded(refusal, *entry))
+            faults.error(parsed.argument_place(key), parsed.argument_path(key), _reworded(refusal, *entry))
     if not found:
-        faults.error(draft.place, draft.path, _text(error))
+        faults.error(parsed.place, parsed.path, _text(error))
 
 
-def _refusal(owner: ExchangeDraft, binding: Binding, key: bytes, arguments: Table) -> ProtocolError | None:
+def _refusal(owner: ParsedExchange, binding: Binding, key: bytes, arguments: Table) -> ProtocolError | None:
     try:
         Exchange(owner.name, owner.type, (), owner.local_time).bind(
             Binding(owner.name, binding.destination_type, binding.destination, key, arguments)

@@ -64,7 +64,7 @@ def decide(
     return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace, regex_budget)
 
 
-def result_of(
+def routing_result(
     decision: Decision, vhost: VhostRules, book: AddressBook | None = None, routing_key: bytes = b""
 ) -> RoutingResult:
     """Say where a message goes, with the address table, the alternate exchange and ``unmatched: pass`` in it."""
@@ -90,7 +90,7 @@ def result_of(
     )
 
 
-def translated(
+def translate_publish(
     message: DescribedMessage, vhost: VhostRules, book: AddressBook
 ) -> DescribedMessage | RoutingResult | None:
     """Ask the address table about a publish to an exchange that is not evaluated here.

@@ -2,7 +2,7 @@
 
 The steps are the trace of package `routing`, and the lookups in the address table with rule, captures, result and
 target, without passwords. No broker is asked: whether a chosen queue exists is not known, and regex routes see the
-queues that the rules and the question name.
+queues that the rules and the request name.
 
 Source: the messenger-addressing specification, 3.4 (a dry run that prints rule number, captures, result and target).
 """
@@ -23,9 +23,9 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.rules import wire
-from proxy.rules.evaluation import PASSED, RoutingResult, decide, mentioned_queues, result_of, translated
+from proxy.rules.evaluation import PASSED, RoutingResult, decide, mentioned_queues, routing_result, translate_publish
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import DescribedMessage, named, plain, quoted, read_message, text
+from proxy.rules.message import DescribedMessage, destination_text, json_value, quoted, read_message, text
 from proxy.rules.ruleset import VhostRules
 from proxy.yamlfile.document import read_document
 from proxy.yamlfile.fields import Fields
@@ -81,7 +81,7 @@ def look_up(book: AddressBook, address: bytes) -> Lookup:
     )
 
 
-def look_ups(book: AddressBook, publications: Iterable[Publication]) -> Iterator[Lookup]:
+def matching_lookups(book: AddressBook, publications: Iterable[Publication]) -> Iterator[Lookup]:
     """Ask the table about publishes; those that no rule is for are left out."""
     for publication in publications:
         found = look_up(book, address_of(publication))
@@ -150,7 +150,7 @@ _ESCAPE = re.compile(rb"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|.)", re
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ExplainRequest:
     """One message to explain.
 
     Args:
@@ -193,7 +193,7 @@ class Explanation:
     wire: wire.Wire = field(default_factory=wire.Wire)
 
 
-def read_question(data: bytes, source: str) -> Question:
+def read_explain_request(data: bytes, source: str) -> ExplainRequest:
     """Read a message as YAML or JSON.
 
     Raises:
@@ -211,7 +211,7 @@ def read_question(data: bytes, source: str) -> Question:
     queues = frozenset(item.text.encode() for _, item in fields.texts("queues", "the name of a queue"))
     fields.finish()
     faults.check()
-    return Question(message, vhost, queues, source)
+    return ExplainRequest(message, vhost, queues, source)
 
 
 def _joined(escape: re.Match[bytes]) -> bytes:
@@ -223,46 +223,46 @@ def _joined(escape: re.Match[bytes]) -> bytes:
 
 
 def explain(
-    loaded: LoadedRules, question: Question, at: float, live: Mapping[str, VhostState] = NOTHING_LIVE
+    loaded: LoadedRules, request: ExplainRequest, at: float, live: Mapping[str, VhostState] = NOTHING_LIVE
 ) -> Explanation:
     """Ask the rules about one message.
 
     Args:
         loaded: the rules.
-        question: the message.
+        request: the message.
         at: the time of the publish, in seconds since the epoch.
         live: what a running sidecar knows of its virtual hosts.
 
     Raises:
-        ConfigErrors: several virtual hosts have such an exchange and the question names none.
+        ConfigErrors: several virtual hosts have such an exchange and the request names none.
     """
-    name = question.message.exchange
+    name = request.message.exchange
     homes = [
         vhost
         for vhost in loaded.rules.vhosts.values()
-        if question.vhost in (None, vhost.vhost) and any(each.name == name for each in vhost.exchanges)
+        if request.vhost in (None, vhost.vhost) and any(each.name == name for each in vhost.exchanges)
     ]
     if len(homes) > 1:
         names = ", ".join(sorted(vhost.vhost for vhost in homes))
         message = f"seen nothing, expected one of {names}: each has an exchange {text(name)}"
-        raise ConfigErrors([ConfigError(question.source, 0, "vhost", message)])
+        raise ConfigErrors([ConfigError(request.source, 0, "vhost", message)])
     if not homes:
-        return _outside(loaded, question, at, live)
-    return _evaluated(loaded, homes[0], question.message, question, at, (), live)
+        return _outside(loaded, request, at, live)
+    return _evaluated(loaded, homes[0], request.message, request, at, (), live)
 
 
-def _outside(loaded: LoadedRules, question: Question, at: float, live: Mapping[str, VhostState]) -> Explanation:
+def _outside(loaded: LoadedRules, request: ExplainRequest, at: float, live: Mapping[str, VhostState]) -> Explanation:
     """Explain a message to an exchange that no rules file names: the address table may know it."""
-    message, version = question.message, loaded.rules.version
-    name = question.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
+    message, version = request.message, loaded.rules.version
+    name = request.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
     book, vhost = _book(loaded, name), loaded.rules.vhosts.get(name)
     if book is not None and vhost is not None:
-        found = translated(message, vhost, book)
-        lookups = tuple(look_ups(book, [Publication(message.exchange, message.facts.routing_key)]))
+        found = translate_publish(message, vhost, book)
+        lookups = tuple(matching_lookups(book, [Publication(message.exchange, message.facts.routing_key)]))
         if isinstance(found, RoutingResult):
             return Explanation(name, version, at, message, found, (), (), lookups, wire.translated(message, book))
         if found is not None:
-            return _evaluated(loaded, vhost, found, question, at, lookups, live)
+            return _evaluated(loaded, vhost, found, request, at, lookups, live)
     nowhere = RoutingResult((), (text(message.exchange),), (), PASSED, None)
     return Explanation(name, version, at, message, nowhere, (), (), (), wire.translated(message))
 
@@ -271,7 +271,7 @@ def _evaluated(
     loaded: LoadedRules,
     vhost: VhostRules,
     message: DescribedMessage,
-    question: Question,
+    request: ExplainRequest,
     at: float,
     lookups: tuple[Lookup, ...],
     live: Mapping[str, VhostState],
@@ -280,20 +280,20 @@ def _evaluated(
     trace = Trace()
     state = live.get(vhost.vhost)
     budget = DEFAULT_BUDGET if state is None else state.regex_budget
-    decision = decide(router, message, at, mentioned_queues(vhost, router) | question.queues, trace, budget)
+    decision = decide(router, message, at, mentioned_queues(vhost, router) | request.queues, trace, budget)
     # What was looked up before is not looked up again.
     book = None if lookups else _book(loaded, vhost.vhost)
     key = message.facts.routing_key
-    ground = wire.WireContext(vhost, router, _book(loaded, vhost.vhost), state)
-    leaves = wire.evaluated(ground, message, decision, question.message if lookups else None)
-    result = result_of(decision, vhost, book, key)
+    context = wire.WireContext(vhost, router, _book(loaded, vhost.vhost), state)
+    leaves = wire.evaluated(context, message, decision, request.message if lookups else None)
+    result = routing_result(decision, vhost, book, key)
     if book is not None:
         wanted = [Publication(b"", queue) for queue in decision.queues]
         wanted += [Publication(exchange, key) for exchange in decision.exchanges]
-        lookups = tuple(look_ups(book, wanted))
+        lookups = tuple(matching_lookups(book, wanted))
     walk = tuple(trace.exchanges)
     version = loaded.rules.version
-    return Explanation(vhost.vhost, version, at, question.message, result, decision.matched, walk, lookups, leaves)
+    return Explanation(vhost.vhost, version, at, request.message, result, decision.matched, walk, lookups, leaves)
 
 
 def _book(loaded: LoadedRules, vhost: str) -> AddressBook | None:
@@ -333,7 +333,7 @@ def as_json(explanation: Explanation) -> dict[str, object]:
         "failed": list(result.failed),
         "walk": [_exchange_json(step) for step in explanation.walk],
         "wire": wire.as_data(explanation.wire),
-        "missing": {named(one): reason for one, reason in explanation.wire.missing},
+        "missing": {destination_text(one): reason for one, reason in explanation.wire.missing},
     }
 
 
@@ -357,14 +357,14 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
         "operators": [
             {
                 "operator": text(each.key),
-                "expected": plain(each.expected),
+                "expected": json_value(each.expected),
                 "verdict": each.verdict.name.lower(),
-                "seen": plain(each.seen),
+                "seen": json_value(each.seen),
             }
             for each in step.operators
         ],
-        "added": [named(each) for each in step.added],
-        "removed": [named(each) for each in step.removed],
+        "added": [destination_text(each) for each in step.added],
+        "removed": [destination_text(each) for each in step.removed],
         "goto": step.jump,
         "stop": step.stopped,
         "error": text(step.error) if step.error else None,
@@ -428,9 +428,9 @@ def _binding_lines(step: BindingStep) -> Iterator[str]:
         whose = {"rules": "rules files", "client": "its client", "message": "the message's headers"}[owner]
         yield f"      the regex budget of {whose} is spent: a condition is not evaluated, a regex route chooses nothing"
     if step.added:
-        yield "      adds " + ", ".join(map(named, step.added))
+        yield "      adds " + ", ".join(map(destination_text, step.added))
     if step.removed:
-        yield "      removes " + ", ".join(map(named, step.removed))
+        yield "      removes " + ", ".join(map(destination_text, step.removed))
     if step.jump is not None:
         yield f"      goes on at order {step.jump}"
     if step.stopped:
@@ -445,7 +445,7 @@ def _operator_words(step: OperatorStep) -> str:
 
 
 def _destination(binding: Binding) -> str:
-    return named((binding.destination_type, binding.destination))
+    return destination_text((binding.destination_type, binding.destination))
 
 
 def _time(at: float) -> str:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from proxy.values import Table, Value
-from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, join, resolve, shown
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join, resolve
 
 #: AMQP 0-9-1 spec, 4.2.5.3: the name of a table entry is a short string.
 MAX_NAME_BYTES = 255
@@ -110,7 +110,7 @@ def _number(node: Scalar, value: int | float) -> Value:
             raise _RefusedError(node.place, f"seen {node.text}, expected a finite number")
         return Value("d", value)
     if value not in _INT64:
-        raise _RefusedError(node.place, f"seen {shown(node)}, expected a whole number of at most 64 bits with sign")
+        raise _RefusedError(node.place, f"seen {describe(node)}, expected a whole number of at most 64 bits with sign")
     return Value("I" if value in _INT32 else "l", value)
 
 
@@ -128,14 +128,14 @@ def _timestamp(node: Scalar) -> Value:
         seconds = instant(node.text)
     if seconds is None or seconds != int(seconds) or int(seconds) not in _INT64:
         expected = "a time such as 2026-11-21T08:00:00Z or whole seconds since 1970"
-        raise _RefusedError(node.place, f"seen {shown(node)}, expected {expected}")
+        raise _RefusedError(node.place, f"seen {describe(node)}, expected {expected}")
     return Value("T", int(seconds))
 
 
 def _bytes(node: Scalar) -> Value:
     digits = re.sub(r"\s", "", node.text)
     if not re.fullmatch(r"([0-9a-fA-F]{2})*", digits):
-        raise _RefusedError(node.place, f"seen {shown(node)}, expected pairs of hexadecimal digits")
+        raise _RefusedError(node.place, f"seen {describe(node)}, expected pairs of hexadecimal digits")
     return Value("x", bytes.fromhex(digits))
 
 
@@ -148,7 +148,7 @@ def _float32(node: Scalar) -> Value:
             single = math.inf
         if math.isfinite(single):
             return Value("f", single)
-    raise _RefusedError(node.place, f"seen {shown(node)}, expected a finite number of single precision")
+    raise _RefusedError(node.place, f"seen {describe(node)}, expected a finite number of single precision")
 
 
 def _integer(letter: str, bits: int, signed: bool) -> Callable[[Scalar], Value]:
@@ -158,7 +158,7 @@ def _integer(letter: str, bits: int, signed: bool) -> Callable[[Scalar], Value]:
         number = resolve(node.text)
         if not isinstance(number, int) or isinstance(number, bool) or number not in allowed:
             expected = f"a whole number from {allowed.start} to {allowed.stop - 1}"
-            raise _RefusedError(node.place, f"seen {shown(node)}, expected {expected}")
+            raise _RefusedError(node.place, f"seen {describe(node)}, expected {expected}")
         return Value(letter, number)
 
     return read

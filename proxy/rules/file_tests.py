@@ -17,8 +17,8 @@ from proxy.rules.evaluation import (
     RoutingResult,
     decide,
     mentioned_queues,
-    result_of,
-    translated,
+    routing_result,
+    translate_publish,
 )
 from proxy.rules.field_values import instant
 from proxy.rules.message import DescribedMessage, read_message, text
@@ -148,7 +148,7 @@ def _differences(
     vhost = rules.vhosts[test.vhost]
     message = test.message
     if all(each.name != message.exchange for each in vhost.exchanges):
-        found = None if book is None else translated(message, vhost, book)
+        found = None if book is None else translate_publish(message, vhost, book)
         if isinstance(found, RoutingResult):
             return compare(found, test.expected)
         if found is None:
@@ -159,7 +159,7 @@ def _differences(
         return ("the rules look at the clock, so the test needs at:",)
     queues = known[test.vhost] | test.queues
     decision = decide(router, message, test.at or 0.0, queues)
-    return compare(result_of(decision, vhost, book, message.facts.routing_key), test.expected)
+    return compare(routing_result(decision, vhost, book, message.facts.routing_key), test.expected)
 
 
 def compare(result: RoutingResult, expected: Expectation) -> tuple[str, ...]:

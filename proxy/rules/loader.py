@@ -21,9 +21,9 @@ from proxy.rules.compiler import compile_exchange
 from proxy.rules.file_tests import RulesTest, TestFailure, check_tests
 from proxy.rules.lint.files import check_vhost
 from proxy.rules.ruleset import ExchangeRule, QueueRule, Rules, VhostRules
-from proxy.rules.schema import ExchangeDraft, FileDraft, dissolve_drafts, read_rules_file
+from proxy.rules.schema import ParsedExchange, ParsedFile, read_rules_file, release_parsed
 from proxy.yamlfile.document import read_document
-from proxy.yamlfile.nodes import ConfigWarning, Faults, Node, Place, dissolve
+from proxy.yamlfile.nodes import ConfigWarning, Faults, Node, Place, release_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,17 @@ class LoadedRules:
         return check_tests(self.tests, self.rules, self.routers, self.books)
 
 
-#: Looks at drafts and at what was made of them.
-Examination: TypeAlias = Callable[[Sequence[FileDraft], LoadedRules], None]
+#: Takes the parsed files and the rules compiled from them.
+CompiledHook: TypeAlias = Callable[[Sequence[ParsedFile], LoadedRules], None]
 
 
-def load_rules(paths: Iterable[Path], examine: Examination | None = None) -> LoadedRules:
+def load_rules(paths: Iterable[Path], on_compiled: CompiledHook | None = None) -> LoadedRules:
     """Read, check and compile rules files as one set, in the given order.
 
     Args:
         paths: the files; `rules_files` gives those of a configuration.
-        examine: gets the drafts, which know their places, with the rules made of them; they end with the call.
+        on_compiled: gets the parsed files, which know their places, and the rules compiled from them; valid
+            during the call.
 
     Returns:
         The rules. Their tests have not been run: ask `failures` for them.
@@ -73,7 +74,7 @@ def load_rules(paths: Iterable[Path], examine: Examination | None = None) -> Loa
             contents.append((str(path), path.read_bytes()))
         except OSError as error:
             faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
-    return compile_rules(contents, faults, examine)
+    return compile_rules(contents, faults, on_compiled)
 
 
 @contextmanager
@@ -92,28 +93,28 @@ def _without_collection() -> Iterator[None]:
 
 
 def compile_rules(
-    contents: Sequence[tuple[str, bytes]], faults: Faults | None = None, examine: Examination | None = None
+    contents: Sequence[tuple[str, bytes]], faults: Faults | None = None, on_compiled: CompiledHook | None = None
 ) -> LoadedRules:
     """Compile rules files from their names and contents; see `load_rules`."""
     faults = faults or Faults()
     with _without_collection():
-        files: list[FileDraft] = []
+        files: list[ParsedFile] = []
         roots: list[Node] = []
         try:
             _read(contents, files, roots, faults)
             loaded = _compile(contents, files, faults)
-            if examine is not None:
-                examine(files, loaded)
+            if on_compiled is not None:
+                on_compiled(files, loaded)
         finally:
             # Thousands of objects that end one by one leave other threads their turn; all at once they don't.
             for file in files:
-                dissolve_drafts(file)
+                release_parsed(file)
             for root in roots:
-                dissolve(root)
+                release_tree(root)
         return loaded
 
 
-def _read(contents: Sequence[tuple[str, bytes]], files: list[FileDraft], roots: list[Node], faults: Faults) -> None:
+def _read(contents: Sequence[tuple[str, bytes]], files: list[ParsedFile], roots: list[Node], faults: Faults) -> None:
     for source, data in contents:
         noted = len(faults.errors)
         root = read_document(data, source, faults)
@@ -124,16 +125,16 @@ def _read(contents: Sequence[tuple[str, bytes]], files: list[FileDraft], roots: 
             faults.warn(Place(source, 0), "", "the file says nothing")
 
 
-def _compile(contents: Sequence[tuple[str, bytes]], files: Sequence[FileDraft], faults: Faults) -> LoadedRules:
-    by_vhost: dict[str, list[FileDraft]] = {}
+def _compile(contents: Sequence[tuple[str, bytes]], files: Sequence[ParsedFile], faults: Faults) -> LoadedRules:
+    by_vhost: dict[str, list[ParsedFile]] = {}
     for file in files:
         by_vhost.setdefault(file.vhost, []).append(file)
     vhosts, routers = {}, {}
     books = {}
-    for name, drafts in by_vhost.items():
-        check_vhost(drafts, faults)
-        vhosts[name], routers[name] = _compile_vhost(name, drafts, faults)
-        book = address_book([each for file in drafts for each in file.addresses], vhosts[name].brokers, faults)
+    for name, parsed_files in by_vhost.items():
+        check_vhost(parsed_files, faults)
+        vhosts[name], routers[name] = _compile_vhost(name, parsed_files, faults)
+        book = address_book([rule for file in parsed_files for rule in file.addresses], vhosts[name].brokers, faults)
         if book.table:
             books[name] = book
     faults.check()
@@ -142,39 +143,39 @@ def _compile(contents: Sequence[tuple[str, bytes]], files: Sequence[FileDraft], 
     return LoadedRules(rules, routers, tests, tuple(faults.warnings), books)
 
 
-def _compile_vhost(name: str, files: Sequence[FileDraft], faults: Faults) -> tuple[VhostRules, Router]:
+def _compile_vhost(name: str, files: Sequence[ParsedFile], faults: Faults) -> tuple[VhostRules, Router]:
     queues: dict[bytes, QueueRule] = {}
     for file in files:
         for queue in file.queues:
             queues.setdefault(queue.rule.name, queue.rule)
-    drafts = [draft for file in files for draft in file.exchanges]
-    router = Router([compile_exchange(draft, faults) for draft in drafts])
-    exchanges = tuple(_rule(draft) for draft in drafts)
-    addresses = [draft for file in files for draft in file.addresses]
+    parsed_exchanges = [exchange for file in files for exchange in file.exchanges]
+    router = Router([compile_exchange(exchange, faults) for exchange in parsed_exchanges])
+    exchanges = tuple(_rule(exchange) for exchange in parsed_exchanges)
+    addresses = [parsed for file in files for parsed in file.addresses]
     brokers = tuple(broker for file in files for broker in file.brokers)
     check_brokers(brokers, faults)
     rules = VhostRules(
         name,
         tuple(queues.values()),
         exchanges,
-        tuple(draft.rule for draft in addresses),
+        tuple(parsed.rule for parsed in addresses),
         brokers,
-        tuple(draft.places for draft in addresses),
+        tuple(parsed.places for parsed in addresses),
     )
     return rules, router
 
 
-def _rule(draft: ExchangeDraft) -> ExchangeRule:
+def _rule(parsed: ParsedExchange) -> ExchangeRule:
     return ExchangeRule(
-        name=draft.name,
-        type=draft.type,
-        delivery=draft.delivery,
-        carrier=draft.carrier,
-        unmatched_pass=draft.unmatched_pass,
-        arguments=draft.arguments,
-        alternate=draft.alternate,
-        bindings=tuple(binding.binding for binding in draft.bindings),
-        local_time=draft.local_time,
+        name=parsed.name,
+        type=parsed.type,
+        delivery=parsed.delivery,
+        carrier=parsed.carrier,
+        unmatched_pass=parsed.unmatched_pass,
+        arguments=parsed.arguments,
+        alternate=parsed.alternate,
+        bindings=tuple(binding.binding for binding in parsed.bindings),
+        local_time=parsed.local_time,
     )
 
 

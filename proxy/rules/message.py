@@ -12,10 +12,10 @@ from proxy.routing.decision import Facts
 from proxy.rules.field_values import instant, read_table
 from proxy.values import Destination, Table, Value
 from proxy.yamlfile.fields import Fields, short_fault, text_of
-from proxy.yamlfile.nodes import Scalar, shown
+from proxy.yamlfile.nodes import Scalar, describe
 
 
-def plain(seen: object) -> object:
+def json_value(seen: object) -> object:
     """Give a value as JSON can carry it; bytes that are no text as ``{"hex": ...}``."""
     if isinstance(seen, Value):
         return _plain_value(seen)
@@ -32,19 +32,19 @@ def _plain_value(value: Value) -> object:
     if value.letter == "x" and isinstance(content, bytes):
         return {"hex": content.hex()}
     if value.letter == "A" and isinstance(content, tuple):
-        return [plain(element) for element in content]
+        return [json_value(element) for element in content]
     if value.letter == "F" and isinstance(content, tuple):
-        return {text(name): plain(element) for name, element in content}
-    return plain(content)
+        return {text(name): json_value(element) for name, element in content}
+    return json_value(content)
 
 
 def quoted(seen: object) -> str:
     """Write a value in a line of text, a text in quotation marks."""
-    found = plain(seen)
+    found = json_value(seen)
     return f'"{found}"' if isinstance(found, str) else str(found)
 
 
-def named(destination: Destination) -> str:
+def destination_text(destination: Destination) -> str:
     """Write a destination, such as ``queue orders``."""
     kind, name = destination
     return f"{kind} {text(name)}"
@@ -141,7 +141,7 @@ def _expiration(fields: Fields) -> bytes | None:
     text = str(number) if number is not None else value if isinstance(value, str) else ""
     if not text.isascii() or not text.removeprefix("+").isdigit() or len(text) > 20:
         fields.faults.error(
-            node.place, fields.at("expiration"), f"seen {shown(node)}, expected milliseconds, 0 or more"
+            node.place, fields.at("expiration"), f"seen {describe(node)}, expected milliseconds, 0 or more"
         )
         return None
     return text.encode()

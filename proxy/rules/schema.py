@@ -13,14 +13,14 @@ from typing import TypeVar
 
 from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.filters import ARGUMENTS, argument_faults
-from proxy.rules.addresses import AddressDraft, read_addresses
+from proxy.rules.addresses import ParsedAddress, read_addresses
 from proxy.rules.brokers import read_brokers
 from proxy.rules.field_values import SystemZone, read_table, zone
 from proxy.rules.file_tests import RulesTest, read_test
 from proxy.rules.ruleset import FILE_FIRST, BrokerRule, QueueRule
 from proxy.values import EXCHANGE, QUEUE, Table, Value
 from proxy.yamlfile.fields import Fields, name_fault, short_fault, text_of
-from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, join, shown
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, describe, join
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ OWN_ARGUMENTS = frozenset((b"x-open-exchange", b"x-oxproxy"))
 
 
 @dataclass(slots=True)
-class QueueDraft:
+class ParsedQueue:
     """A queue that a file asks for."""
 
     place: Place
@@ -47,7 +47,7 @@ class QueueDraft:
 
 
 @dataclass(slots=True)
-class BindingDraft:
+class ParsedBinding:
     """One binding; `arguments` is its mapping in the file."""
 
     place: Place
@@ -81,7 +81,7 @@ class BindingDraft:
 
 
 @dataclass(slots=True)
-class ExchangeDraft:
+class ParsedExchange:
     """One exchange; `fields` finds the places of its keys."""
 
     fields: Fields
@@ -92,7 +92,7 @@ class ExchangeDraft:
     unmatched_pass: bool
     arguments: Table
     local_time: tzinfo
-    bindings: list[BindingDraft] = field(default_factory=list)
+    bindings: list[ParsedBinding] = field(default_factory=list)
 
     def argument_place(self, name: bytes) -> Place:
         """Where an argument was written."""
@@ -116,25 +116,25 @@ class ExchangeDraft:
 
 
 @dataclass(slots=True)
-class FileDraft:
+class ParsedFile:
     """One rules file."""
 
     source: str
     vhost: str
-    queues: list[QueueDraft]
-    exchanges: list[ExchangeDraft]
+    queues: list[ParsedQueue]
+    exchanges: list[ParsedExchange]
     tests: list[RulesTest]
-    addresses: list[AddressDraft] = field(default_factory=list)
+    addresses: list[ParsedAddress] = field(default_factory=list)
     brokers: list[BrokerRule] = field(default_factory=list)
 
 
-def read_rules_file(root: Node, source: str, faults: Faults) -> FileDraft:
+def read_rules_file(root: Node, source: str, faults: Faults) -> ParsedFile:
     """Read the document of one rules file.
 
     Args:
         root: the document.
         source: the file's name.
-        faults: takes everything that is wrong; what can't be used is left out of the draft.
+        faults: takes everything that is wrong; what can't be used is left out.
     """
     fields = Fields(root, "", faults)
     vhost = fields.text("vhost", "the name of a virtual host")
@@ -147,7 +147,7 @@ def read_rules_file(root: Node, source: str, faults: Faults) -> FileDraft:
     addresses, brokers = read_addresses(fields), read_brokers(fields, source)
     tests = _present(read_test(Fields(node, path, faults), name) for path, node in fields.items("tests"))
     fields.finish()
-    return FileDraft(source, name, queues, exchanges, tests, addresses, brokers)
+    return ParsedFile(source, name, queues, exchanges, tests, addresses, brokers)
 
 
 def _present(found: Iterable[T | None]) -> list[T]:
@@ -164,7 +164,7 @@ def _local_time(fields: Fields) -> tzinfo:
     return found or SystemZone()
 
 
-def _queue(path: str, node: Node, faults: Faults) -> QueueDraft | None:
+def _queue(path: str, node: Node, faults: Faults) -> ParsedQueue | None:
     arguments: Table = ()
     if isinstance(node, Mapping):
         fields = Fields(node, path, faults)
@@ -178,19 +178,19 @@ def _queue(path: str, node: Node, faults: Faults) -> QueueDraft | None:
         return None
     if name.startswith(b"amq."):
         faults.error(node.place, path, "names that begin with \"amq.\" are the broker's own and can't be declared")
-    return QueueDraft(node.place, path, QueueRule(name, arguments))
+    return ParsedQueue(node.place, path, QueueRule(name, arguments))
 
 
 def _queue_name(path: str, node: Node, faults: Faults) -> bytes | None:
     text = text_of(node)
-    fault = shown(node) if text is None else name_fault(text)
+    fault = describe(node) if text is None else name_fault(text)
     if fault:
         faults.error(node.place, path, f"seen {fault}, expected the name of a queue, or a mapping with its name")
         return None
     return (text or "").encode()
 
 
-def _exchange(path: str, node: Node, local_time: tzinfo, faults: Faults) -> ExchangeDraft | None:
+def _exchange(path: str, node: Node, local_time: tzinfo, faults: Faults) -> ParsedExchange | None:
     fields = Fields(node, path, faults)
     name = fields.name("name", "the name of an exchange", required=isinstance(node, Mapping))
     kind = fields.choice("type", TYPES, OPEN)
@@ -203,48 +203,48 @@ def _exchange(path: str, node: Node, local_time: tzinfo, faults: Faults) -> Exch
     fields.finish()
     if name is None:
         return None
-    draft = ExchangeDraft(fields, name, kind, delivery, carrier or name, bool(unmatched), arguments, local_time)
-    _exchange_arguments(draft)
-    _carrier(draft)
+    parsed = ParsedExchange(fields, name, kind, delivery, carrier or name, bool(unmatched), arguments, local_time)
+    _exchange_arguments(parsed)
+    _carrier(parsed)
     bindings = (_binding(name, each, item, FILE_FIRST - index, faults) for index, (each, item) in enumerate(items, 1))
-    draft.bindings = _present(bindings)
-    return draft
+    parsed.bindings = _present(bindings)
+    return parsed
 
 
-def _exchange_arguments(draft: ExchangeDraft) -> None:
-    for fault in argument_faults(draft.arguments):
-        ignored = draft.type != OPEN and fault.name in ARGUMENTS and fault.name != ALTERNATE  # `lint` warns of these
+def _exchange_arguments(parsed: ParsedExchange) -> None:
+    for fault in argument_faults(parsed.arguments):
+        ignored = parsed.type != OPEN and fault.name in ARGUMENTS and fault.name != ALTERNATE  # `lint` warns of these
         if fault.name not in OWN_ARGUMENTS and not ignored:
-            place, path = draft.argument_place(fault.name), draft.argument_path(fault.name)
-            draft.fields.faults.error(place, path, fault.message)
-    for name, value in draft.arguments:
-        path = draft.argument_path(name)
+            place, path = parsed.argument_place(fault.name), parsed.argument_path(fault.name)
+            parsed.fields.faults.error(place, path, fault.message)
+    for name, value in parsed.arguments:
+        path = parsed.argument_path(name)
         if name in OWN_ARGUMENTS:
-            draft.fields.faults.error(draft.argument_place(name), path, "this argument is the proxy's own")
+            parsed.fields.faults.error(parsed.argument_place(name), path, "this argument is the proxy's own")
         if name != ALTERNATE or value.letter != "S" or not isinstance(value.value, bytes):
             continue
         wrong = name_fault(value.value.decode())
         if wrong:
             message = f"seen {wrong}, expected the name of an exchange"
-            draft.fields.faults.error(draft.argument_place(name), path, message)
+            parsed.fields.faults.error(parsed.argument_place(name), path, message)
 
 
-def _carrier(draft: ExchangeDraft) -> None:
-    fields = draft.fields
-    if draft.delivery != CARRIER:
+def _carrier(parsed: ParsedExchange) -> None:
+    fields = parsed.fields
+    if parsed.delivery != CARRIER:
         if "carrier" in fields:
             fields.error("carrier", "goes with delivery: carrier only")
         return
-    if draft.carrier.startswith(b"amq."):
+    if parsed.carrier.startswith(b"amq."):
         key = "carrier" if "carrier" in fields else "name"
         ways = "give another name under carrier:, or delivery: queue"
         fields.error(key, f"names that begin with \"amq.\" are the broker's own and can't be declared: {ways}")
-    if draft.unmatched_pass and draft.carrier == draft.name:
+    if parsed.unmatched_pass and parsed.carrier == parsed.name:
         message = "needs another name for the carrier under carrier:, or delivery: queue; "
         fields.error("unmatched", message + "otherwise the broker's own exchange of this name is the carrier itself")
 
 
-def _binding(exchange: bytes, path: str, node: Node, sequence: int, faults: Faults) -> BindingDraft | None:
+def _binding(exchange: bytes, path: str, node: Node, sequence: int, faults: Faults) -> ParsedBinding | None:
     fields = Fields(node, path, faults)
     queue = fields.name("queue", "the name of a queue")
     target = fields.name("exchange", "the name of an exchange")
@@ -269,11 +269,11 @@ def _binding(exchange: bytes, path: str, node: Node, sequence: int, faults: Faul
     ident = name or binding_hash(kind, destination, key, arguments)
     binding = Binding(exchange, kind, destination, key, arguments, ident, sequence)
     name_place = fields.place_of("name") if name else None
-    return BindingDraft(fields.place, path, binding, table, fields.place_of("routing_key"), name_place)
+    return ParsedBinding(fields.place, path, binding, table, fields.place_of("routing_key"), name_place)
 
 
-def dissolve_drafts(file: FileDraft) -> None:
-    """Let go of the drafts of a file one by one; see `nodes.dissolve`."""
+def release_parsed(file: ParsedFile) -> None:
+    """Release the parsed bindings of a file one by one; see `nodes.release_tree`."""
     for exchange in file.exchanges:
         while exchange.bindings:
             exchange.bindings.pop()

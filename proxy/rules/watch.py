@@ -25,7 +25,7 @@ _UNREADABLE = "unreadable"
 _Stats = tuple[tuple[str, str, int, int, int], ...]
 
 
-class Watch:
+class FileWatch:
     """The files as they were when last taken, and as they are.
 
     Args:

@@ -22,7 +22,7 @@ from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision
 from proxy.routing.destination_translation import translate_destinations
 from proxy.routing.router import Router
-from proxy.rules.message import DescribedMessage, named, plain, quoted, text
+from proxy.rules.message import DescribedMessage, destination_text, json_value, quoted, text
 from proxy.rules.ruleset import ExchangeRule, VhostRules
 from proxy.values import Table
 
@@ -33,7 +33,7 @@ _Names: TypeAlias = dict[bytes, Destination]
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class WirePublish:
     """One publish that leaves.
 
     Args:
@@ -64,7 +64,7 @@ class Wire:
         missing: chosen destinations that can't be reached, with the reason; known of running sidecars alone.
     """
 
-    publishes: tuple[Leaving, ...] = ()
+    publishes: tuple[WirePublish, ...] = ()
     missing: tuple[tuple[Destination, str], ...] = ()
 
 
@@ -119,17 +119,17 @@ def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
 
 
 def evaluated(
-    ground: WireContext, message: DescribedMessage, decision: Decision, source: DescribedMessage | None = None
+    context: WireContext, message: DescribedMessage, decision: Decision, source: DescribedMessage | None = None
 ) -> Wire:
     """Say what leaves of a message to an exchange that is evaluated here.
 
     Args:
-        ground: where.
+        context: where.
         message: as that exchange gets it.
         decision: of that exchange.
         source: the message as it was published, if the address table has sent it there.
     """
-    state = ground.state()
+    state = context.state()
     owned = state.exchanges.get(message.exchange)
     if owned is None:  # gone in this moment
         return Wire()
@@ -166,7 +166,7 @@ def translated(message: DescribedMessage, book: AddressBook | None = None) -> Wi
     """Say what leaves of a message to an exchange that is not evaluated here."""
     target = None if book is None else book.look_up(*_address(message))
     if target is None:
-        return Wire((Leaving(UPSTREAM, *_address(message), untouched=True),))
+        return Wire((WirePublish(UPSTREAM, *_address(message), untouched=True),))
     if isinstance(target, FailedTranslation):
         return Wire()
     if target.remote is not None:
@@ -179,9 +179,9 @@ def _address(message: DescribedMessage) -> OriginalAddress:
     return OriginalAddress(message.exchange, message.facts.routing_key)
 
 
-def _publishes(message: DescribedMessage, out: Outgoing) -> Iterator[Leaving]:
+def _publishes(message: DescribedMessage, out: Outgoing) -> Iterator[WirePublish]:
     if out.untouched:
-        yield Leaving(UPSTREAM, *_address(message), untouched=True)
+        yield WirePublish(UPSTREAM, *_address(message), untouched=True)
     # Unkeyed: which keys destinations have on the broker nobody is to know.
     names = {token(*one): one for one in _chosen(out.decision)}
     for copy in out.copies:
@@ -190,18 +190,18 @@ def _publishes(message: DescribedMessage, out: Outgoing) -> Iterator[Leaving]:
         yield _elsewhere(message, target)
 
 
-def _leaving(message: DescribedMessage, copy: Copy, names: _Names) -> Leaving:
+def _leaving(message: DescribedMessage, copy: Copy, names: _Names) -> WirePublish:
     original = _address(message)
     key = original.routing_key if copy.routing_key is None else copy.routing_key
     reaches = tuple(names[each] for each in copy.bcc if each in names)
-    return Leaving(UPSTREAM, copy.exchange, key, copy.bcc, reaches, _ours(message, copy))
+    return WirePublish(UPSTREAM, copy.exchange, key, copy.bcc, reaches, _ours(message, copy))
 
 
-def _elsewhere(message: DescribedMessage, target: Target) -> Leaving:
+def _elsewhere(message: DescribedMessage, target: Target) -> WirePublish:
     label = "" if target.remote is None else target.remote.label
     copy = Copy(*target.publication, (), moved=True, plain=True)
     headers = () if tuple(target.publication) == tuple(_address(message)) else _ours(message, copy)
-    return Leaving(label, *target.publication, headers=headers)
+    return WirePublish(label, *target.publication, headers=headers)
 
 
 def _ours(message: DescribedMessage, copy: Copy) -> Table:
@@ -222,14 +222,14 @@ def as_data(wire: Wire) -> list[dict[str, object]]:
     return [_leaving_json(each) for each in wire.publishes]
 
 
-def _leaving_json(leaving: Leaving) -> dict[str, object]:
+def _leaving_json(leaving: WirePublish) -> dict[str, object]:
     return {
         "to": leaving.to,
         "exchange": text(leaving.exchange),
         "routing_key": text(leaving.routing_key),
         "bcc": [text(key) for key in leaving.bcc],
-        "reaches": [named(one) for one in leaving.reaches],
-        "headers": {text(name): plain(value) for name, value in leaving.headers},
+        "reaches": [destination_text(one) for one in leaving.reaches],
+        "headers": {text(name): json_value(value) for name, value in leaving.headers},
         "untouched": leaving.untouched,
     }
 
@@ -242,8 +242,8 @@ def as_lines(wire: Wire) -> Iterator[str]:
         yield f"wire      publish to exchange {quoted(leaving.exchange)}{to}, key {quoted(leaving.routing_key)}{how}"
         known = dict(zip(leaving.bcc, leaving.reaches, strict=False)) if leaving.reaches else {}
         for key in leaving.bcc:
-            yield f"          BCC {text(key)}" + (f": {named(known[key])}" if key in known else "")
+            yield f"          BCC {text(key)}" + (f": {destination_text(known[key])}" if key in known else "")
         for name, value in leaving.headers:
             yield f"          header {text(name)}: {quoted(value)}"
     for one, reason in wire.missing:
-        yield f"missing   {named(one)}: {reason}"
+        yield f"missing   {destination_text(one)}: {reason}"

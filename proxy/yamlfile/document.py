@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, join, shown
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join
 
 #: The C parser where pyyaml was built with it: some ten times faster, the same events.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -176,7 +176,7 @@ class _Builder:
         is_mapping = isinstance(event, yaml.MappingStartEvent)
         node: Mapping | Sequence = Mapping(place, []) if is_mapping else Sequence(place, [])
         if event.tag is not None:
-            message = f"seen the tag {_short(event.tag)} before {shown(node)}; put text in quotes"
+            message = f"seen the tag {_short(event.tag)} before {describe(node)}; put text in quotes"
             self._faults.error(place, self._path(), message)
         if event.anchor is not None:
             self._anchored(place, event.anchor)
@@ -209,12 +209,12 @@ class _Builder:
 
     def _key(self, node: Node, seen: set[str]) -> Scalar:
         if not isinstance(node, Scalar):
-            self._faults.error(node.place, self._path(), f"seen {shown(node)} as a key, expected a text")
+            self._faults.error(node.place, self._path(), f"seen {describe(node)} as a key, expected a text")
             return Scalar(node.place, "", plain=False)  # keeps keys and values in step
         if node.plain and node.text == "<<":
             self._faults.error(node.place, join(self._path(), "<<"), "merge keys are not supported")
         elif not isinstance(node.value, str) or node.tag is not None:
-            message = f"seen {shown(node)} as a key, expected a text: put it in quotes"
+            message = f"seen {describe(node)} as a key, expected a text: put it in quotes"
             self._faults.error(node.place, self._path(), message)
         elif node.text in seen:
             self._faults.error(node.place, join(self._path(), node.text), "the key is there twice")

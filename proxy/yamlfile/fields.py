@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from proxy.values import RESERVED_PREFIX
-from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, join, shown
+from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join
 
 #: AMQP 0-9-1 spec, 4.2.5.3: names and routing keys are short strings.
 MAX_SHORT_BYTES = 255
@@ -41,7 +41,7 @@ class Fields:
             self._entries = {key.text: (key, child) for key, child in node.entries}
         else:
             # Not the text itself: a password may stand where its mapping should.
-            seen = "a single value" if isinstance(node, Scalar) and not node.absent else shown(node)
+            seen = "a single value" if isinstance(node, Scalar) and not node.absent else describe(node)
             faults.error(node.place, path, f"seen {seen}, expected a mapping")
 
     def __contains__(self, key: str) -> bool:
@@ -67,7 +67,7 @@ class Fields:
         """Report the key's value as not what was expected."""
         entry = self._entries.get(key)
         place = entry[1].place if entry else self.place
-        self.faults.error(place, self.at(key), f"seen {shown(entry[1] if entry else None)}, expected {expected}")
+        self.faults.error(place, self.at(key), f"seen {describe(entry[1] if entry else None)}, expected {expected}")
 
     def error(self, key: str, message: str) -> None:
         """Report a fault at the key."""
@@ -132,7 +132,7 @@ class Fields:
         found = []
         for path, item in self.items(key):
             if text_of(item) is None or not isinstance(item, Scalar):
-                self.faults.error(item.place, path, f"seen {shown(item)}, expected {expected}")
+                self.faults.error(item.place, path, f"seen {describe(item)}, expected {expected}")
             else:
                 found.append((path, item))
         return found

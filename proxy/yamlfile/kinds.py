@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from proxy.yamlfile.document import read_document
 from proxy.yamlfile.fields import text_of
-from proxy.yamlfile.nodes import Faults, Node, Place, Scalar, Sequence, shown
+from proxy.yamlfile.nodes import Faults, Node, Place, Scalar, Sequence, describe
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class HostPort:
             return self.host == "localhost"
 
 
-def leads_back(host: str, port: int, listening: Collection[tuple[str, int]]) -> bool:
+def is_own_address(host: str, port: int, listening: Collection[tuple[str, int]]) -> bool:
     """Whether an address is one of those that we listen on, as far as its text tells.
 
     Args:
@@ -89,7 +89,7 @@ def _is_any(host: str) -> bool:
         return False
 
 
-def collide(one: HostPort, other: HostPort) -> bool:
+def listen_conflict(one: HostPort, other: HostPort) -> bool:
     """Whether only one of two addresses can be listened on, as far as their text tells; port 0 is any free one."""
     if one.port != other.port or not one.port:
         return False
@@ -144,7 +144,7 @@ def from_environment(node: Node) -> bool:
     return node.place.line == 0
 
 
-def unfold(node: Node, faults: Faults) -> Node | None:
+def parse_inline(node: Node, faults: Faults) -> Node | None:
     """Give a node where a list or mapping is wanted: the text of an environment variable is YAML then."""
     if isinstance(node, Scalar) and from_environment(node):
         return read_document(node.text, node.place.source, faults)
@@ -171,7 +171,7 @@ def _text(node: Node) -> str:
         return node.text
     found = text_of(node)
     if found is None:
-        raise UnexpectedError(f"seen {shown(node)}, expected a text")
+        raise UnexpectedError(f"seen {describe(node)}, expected a text")
     return found
 
 
@@ -186,15 +186,15 @@ def _secret(node: Node) -> Secret:
 def _address(node: Node, least: int = 1) -> HostPort:
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})", _text(node))
     if not found or int(found[3]) > _MOST_PORT:
-        raise UnexpectedError(f"seen {shown(node)}, expected host:port such as 127.0.0.1:5672 or [::1]:5672")
+        raise UnexpectedError(f"seen {describe(node)}, expected host:port such as 127.0.0.1:5672 or [::1]:5672")
     host, port = found[1] or found[2], int(found[3])
     if port < least:
-        raise UnexpectedError(f"seen {shown(node)}, expected a port from {least} to {_MOST_PORT}")
+        raise UnexpectedError(f"seen {describe(node)}, expected a port from {least} to {_MOST_PORT}")
     try:
         host.encode("idna")  # as a look-up of the name does
     except UnicodeError:
         expected = "expected host:port with a name whose parts between dots have 1 to 63 characters"
-        raise UnexpectedError(f"seen {shown(node)}, {expected}") from None
+        raise UnexpectedError(f"seen {describe(node)}, {expected}") from None
     return HostPort(host, port)
 
 
@@ -204,7 +204,7 @@ def _several(node: Node) -> list[Node]:
         faults = Faults()
         unfolded = read_document(node.text, node.place.source, faults)
         if faults.errors or unfolded is None:
-            raise UnexpectedError(f"seen {shown(node)}, expected a list as in YAML")
+            raise UnexpectedError(f"seen {describe(node)}, expected a list as in YAML")
         node = unfolded
     return node.items if isinstance(node, Sequence) else [node]
 
@@ -239,8 +239,8 @@ def _network(node: Node) -> str:
             wide = ip_interface(text)
         except ValueError:
             expected = "expected an address or a network such as 10.0.0.0/8 or fd00::/8"
-            raise UnexpectedError(f"seen {shown(node)}, {expected}") from None
-        message = f"seen {shown(node)}, an address inside the network: expected {wide.network} or {wide.ip}"
+            raise UnexpectedError(f"seen {describe(node)}, {expected}") from None
+        message = f"seen {describe(node)}, an address inside the network: expected {wide.network} or {wide.ip}"
         raise UnexpectedError(message) from None
     return text
 
@@ -288,7 +288,7 @@ HTTP_URL = ValueKind(_http_url, schema={"type": "string", "pattern": "^https?://
 def _flag(node: Node) -> bool:
     value = node.value if isinstance(node, Scalar) and node.plain else None
     if not isinstance(value, bool):
-        raise UnexpectedError(f"seen {shown(node)}, expected true or false")
+        raise UnexpectedError(f"seen {describe(node)}, expected true or false")
     return value
 
 
@@ -308,13 +308,13 @@ def optional(kind: ValueKind[T]) -> ValueKind[T | None]:
     return ValueKind(read, lambda value: "null" if value is None else kind.write(value), schema)
 
 
-def whole(low: int, high: int) -> ValueKind[int]:
+def whole_number(low: int, high: int) -> ValueKind[int]:
     """Give the kind of whole numbers within bounds."""
 
     def read(node: Node) -> int:
         value = node.value if isinstance(node, Scalar) and node.plain else None
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise UnexpectedError(f"seen {shown(node)}, expected a whole number from {low} to {high}")
+            raise UnexpectedError(f"seen {describe(node)}, expected a whole number from {low} to {high}")
         return value
 
     return ValueKind(read, schema={"type": "integer", "minimum": low, "maximum": high})
@@ -329,27 +329,27 @@ def duration(low: float, high: float) -> ValueKind[float]:
         found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)", written)
         seconds = float(found[1]) * _UNITS[found[2]] if found else math.nan
         if not low <= seconds <= high:
-            raise UnexpectedError(f"seen {shown(node)}, expected {expected}")
+            raise UnexpectedError(f"seen {describe(node)}, expected {expected}")
         return seconds
 
     schema: dict[str, object] = {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h)$"}
     return ValueKind(read, lambda seconds: f"{seconds:g}s", schema)
 
 
-def word(*allowed: str) -> ValueKind[str]:
+def choice(*allowed: str) -> ValueKind[str]:
     """Give the kind of one word of a few."""
 
     def read(node: Node) -> str:
         found = _text(node)
         if found not in allowed:
-            raise UnexpectedError(f"seen {shown(node)}, expected one of {', '.join(allowed)}")
+            raise UnexpectedError(f"seen {describe(node)}, expected one of {', '.join(allowed)}")
         return found
 
     return ValueKind(read, schema={"enum": list(allowed)})
 
 
-def words(*allowed: str) -> ValueKind[tuple[str, ...]]:
+def choices(*allowed: str) -> ValueKind[tuple[str, ...]]:
     """Give the kind of one or several words of a few."""
-    single = word(*allowed)
+    single = choice(*allowed)
     schema: dict[str, object] = {"anyOf": [single.schema, {"type": "array", "items": single.schema}]}
     return ValueKind(lambda node: _each(node, single.read), _list_written, schema)

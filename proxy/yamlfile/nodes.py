@@ -161,7 +161,7 @@ def join(path: str, key: str) -> str:
     return f'{path}["{key}"]'
 
 
-def shown(node: Node | None) -> str:
+def describe(node: Node | None) -> str:
     """Say what was seen, in words for an error message."""
     match node:
         case None:
@@ -192,7 +192,7 @@ def _scalar_shown(node: Scalar) -> str:
             return f'the text "{text}"'
 
 
-def dissolve(root: Node) -> None:
+def release_tree(root: Node) -> None:
     """Take a tree apart piece by piece: freed as a whole, a large one would hold the interpreter for long."""
     pending: list[Node] = [root]
     while pending:

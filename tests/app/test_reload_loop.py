@@ -94,7 +94,7 @@ async def test_attempts_do_not_meet(asked: Asked) -> None:
 
 
 async def followed(asked: Asked, change: Callable[[], object], attempts: int) -> None:
-    """Watch until so many attempts have been made."""
+    """FileWatch until so many attempts have been made."""
     watching = asyncio.ensure_future(asked.watch())
     change()
     try:

@@ -8,7 +8,7 @@ import pytest
 from proxy.config.keys import Key, KeyEntry, entries, read_section
 from proxy.yamlfile.document import read_document
 from proxy.yamlfile.fields import Fields
-from proxy.yamlfile.kinds import TEXT, duration, whole
+from proxy.yamlfile.kinds import TEXT, duration, whole_number
 from proxy.yamlfile.nodes import Faults, Place
 
 
@@ -19,7 +19,7 @@ class Door:
 
 @dataclass(frozen=True, slots=True)
 class House:
-    floors: Annotated[int, Key(whole(1, 9), "how high it is")] = 2
+    floors: Annotated[int, Key(whole_number(1, 9), "how high it is")] = 2
     wait_seconds: Annotated[float, Key(duration(0, 9), "how long to wait", "wait")] = 1.0
     front: Door = field(default_factory=Door)
     doors: tuple[Door, ...] = field(default_factory=lambda: (Door(),))

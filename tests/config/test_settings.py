@@ -14,7 +14,7 @@ from proxy.audit.record import HASHABLE, KEY_BYTES
 from proxy.config.keys import entries
 from proxy.config.settings import (
     HASH_KEY_BYTES,
-    Changed,
+    ChangedSettings,
     ListenSection,
     Settings,
     changed_since,
@@ -343,14 +343,14 @@ def test_what_has_changed_since_a_start_is_named_by_key(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("one")
     text = "upstream: {control: {username: me, password_file: password}}\ndeclared: {secrets: [{file: secret}]}\n"
     settings = load(tmp_path, text)
-    assert changed_since(settings, {}) == Changed()
+    assert changed_since(settings, {}) == ChangedSettings()
     write(tmp_path, "# the same, said otherwise\n" + text.replace("{control", "{address: 127.0.0.1:5672, control"))
-    assert changed_since(settings, {}) == Changed()
+    assert changed_since(settings, {}) == ChangedSettings()
     (tmp_path / "secret").write_text("1" * 64)
     (tmp_path / "password").write_text("another")
     more = "listen: [{tls: {certificate: secret, key: secret}}]\nadmin: {address: null}\nrules: []\n"
     write(tmp_path, text + more)
-    assert changed_since(settings, {}) == Changed(
+    assert changed_since(settings, {}) == ChangedSettings(
         ("listen[0].tls", "upstream.control.password", "declared.secrets[0]", "admin.address")
     )
     (tmp_path / "oxproxy.yaml").write_text("logs: {}\n")
@@ -358,4 +358,4 @@ def test_what_has_changed_since_a_start_is_named_by_key(tmp_path: Path) -> None:
     (tmp_path / "oxproxy.yaml").unlink()
     assert changed_since(settings, {}).errors == (f"{tmp_path}/oxproxy.yaml: can't be read: No such file or directory",)
     os.mkfifo(tmp_path / "oxproxy.yaml")
-    assert changed_since(settings, {}) == Changed()
+    assert changed_since(settings, {}) == ChangedSettings()

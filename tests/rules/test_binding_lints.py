@@ -10,7 +10,7 @@ from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
 from proxy.routing.trace import ExchangeStep
-from proxy.rules.lint.bindings import idle, unvisited, vain_jumps
+from proxy.rules.lint.bindings import invalid_gotos, redundant, unreachable
 from tests.routing.building import NOW, Plain, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, messages
 
@@ -30,7 +30,7 @@ def queue(compiled: CompiledBinding) -> str:
 
 
 def left_out(*tables: dict[str, Plain]) -> list[tuple[str, str]]:
-    return [(queue(one), queue(other)) for one, other in unvisited(entries(*tables))]
+    return [(queue(one), queue(other)) for one, other in unreachable(entries(*tables))]
 
 
 def test_behind_an_unconditional_stop_nothing_is_visited() -> None:
@@ -80,22 +80,22 @@ def test_a_stop_that_is_never_true_stops_nobody() -> None:
 )
 def test_a_goto_that_leads_nowhere_is_found(goto: int, found: list[tuple[str, str]]) -> None:
     bindings = entries({"x-order": 1000, "a": 1, "x-goto-ontrue": goto}, {"x-order": 3000})
-    assert [(queue(one), key) for one, key, _ in vain_jumps(bindings)] == found
+    assert [(queue(one), key) for one, key, _ in invalid_gotos(bindings)] == found
 
 
 def test_the_same_condition_to_the_same_queue_adds_nothing() -> None:
     bindings = entries({"a": 1, "x-order": 100}, {"a": 1, "x-order": 200}, {"a": 2, "x-order": 300}, queue="q")
-    assert [(one.order, other.order) for one, other in idle(bindings)] == [(200, 100)]
+    assert [(one.order, other.order) for one, other in redundant(bindings)] == [(200, 100)]
 
 
 def test_beside_an_unconditional_binding_another_adds_nothing() -> None:
     bindings = entries({"a": 1, "x-order": 100}, {"x-order": 200}, queue="q")
-    assert [(one.order, other.order) for one, other in idle(bindings)] == [(100, 200)]
+    assert [(one.order, other.order) for one, other in redundant(bindings)] == [(100, 200)]
 
 
 def test_where_something_is_taken_away_order_matters() -> None:
     bindings = entries({"x-order": 100}, {"x-order": 200, "x-delq-ontrue": "q"}, {"x-order": 300}, queue="q")
-    assert list(idle(bindings)) == []
+    assert list(redundant(bindings)) == []
 
 
 @settings(max_examples=200)
@@ -108,8 +108,8 @@ def test_what_is_said_to_be_in_vain_is(data: st.DataObject) -> None:
         except ProtocolError:
             continue
     compiled = [one for _, one in exchange.entries]
-    never = {one.label for one, _ in unvisited(compiled)}
-    vain = {one.rank for one, _ in idle(compiled)}
+    never = {one.label for one, _ in unreachable(compiled)}
+    vain = {one.rank for one, _ in redundant(compiled)}
     without = Exchange(b"xo", "x-open")
     for one in compiled:
         if one.rank not in vain:

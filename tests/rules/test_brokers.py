@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.rules.brokers import password_of
-from proxy.rules.explain import explain, read_question
+from proxy.rules.brokers import broker_password
+from proxy.rules.explain import explain, read_explain_request
 from proxy.rules.ruleset import BrokerRule, TlsRule
 from proxy.yamlfile.nodes import Faults
 from tests.rules.loading import by_line, faults, load, warnings
@@ -145,16 +145,19 @@ def test_a_password_comes_from_one_of_three_places(tmp_path: Path) -> None:
     (tmp_path / "word").write_text(f"{SECRET}\n")
     tmp = BrokerRule(b"a", "h", 1, username="u", password_file=tmp_path / "word")
     none = Faults()
-    assert password_of(tmp, {}, none).reveal() == SECRET
-    assert password_of(broker("{address: 'h:1', username: u, password_env: P}"), {"P": SECRET}, none).reveal() == SECRET
-    assert password_of(broker(f"{{address: 'h:1', username: u, password: {SECRET}}}"), {}, none).reveal() == SECRET
+    assert broker_password(tmp, {}, none).reveal() == SECRET
+    assert (
+        broker_password(broker("{address: 'h:1', username: u, password_env: P}"), {"P": SECRET}, none).reveal()
+        == SECRET
+    )
+    assert broker_password(broker(f"{{address: 'h:1', username: u, password: {SECRET}}}"), {}, none).reveal() == SECRET
     assert none.errors == []
 
 
 def test_a_password_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
     found = Faults()
-    password_of(broker("{address: 'h:1', username: u, password_env: P}"), {}, found)
-    password_of(BrokerRule(b"a", "h", 1, username="u", password_file=tmp_path / "none"), {}, found)
+    broker_password(broker("{address: 'h:1', username: u, password_env: P}"), {}, found)
+    broker_password(BrokerRule(b"a", "h", 1, username="u", password_file=tmp_path / "none"), {}, found)
     assert [error.key for error in found.errors] == ["brokers.archive.password_env", "brokers.a.password_file"]
 
 
@@ -201,7 +204,7 @@ def test_a_rule_is_numbered_as_in_explain_and_audit_and_the_file_of_the_one_that
         "b.yaml:1:14: addresses[0].pattern: warning: never used: rule 0 before it fits every address that this one "
         "fits; rule 0 is in a.yaml:1"
     )
-    (lookup,) = explain(load(*texts), read_question(b"{exchange: '', routing_key: a/b}", "m"), 0.0).lookups
+    (lookup,) = explain(load(*texts), read_explain_request(b"{exchange: '', routing_key: a/b}", "m"), 0.0).lookups
     assert lookup.rule == 0
 
 

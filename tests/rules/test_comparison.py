@@ -6,7 +6,7 @@ import pytest
 
 from proxy.routing.decision import Decision, Facts, Outcome, QueueNames
 from proxy.rules import comparison
-from proxy.rules.comparison import ComparedSide, Differences, ObservedPublish
+from proxy.rules.comparison import ComparedRules, ObservedPublish, RulesComparison
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage
 from tests.routing.building import NOW, Plain, arguments
@@ -42,7 +42,7 @@ def published(
 
 def compared(live: str, candidate: str, *publishes: dict[str, Any]) -> dict[str, Any]:  # Any: arguments, and JSON
     rules = load(live)
-    found = Differences(ComparedSide(rules), ComparedSide(load(candidate)))
+    found = RulesComparison(ComparedRules(rules), ComparedRules(load(candidate)))
     for each in publishes:
         found.compare(published(rules, **each), lambda: {"routing_key": "shown"})
     return found.as_json()
@@ -82,7 +82,7 @@ def test_a_virtual_host_that_only_the_candidate_has_is_untouched_by_the_live_rul
     live, candidate = load(LIVE), load(OTHER)
     seen = published(candidate, type="bill")
     away = ObservedPublish("elsewhere", seen.message, seen.at, seen.queues, seen.decision)
-    found = Differences(ComparedSide(live), ComparedSide(candidate))
+    found = RulesComparison(ComparedRules(live), ComparedRules(candidate))
     found.compare(away, dict)
     assert found.as_json()["equal"] == 1
 
@@ -145,17 +145,17 @@ def test_equal_address_tables_are_equal() -> None:
     rules = load(ADDRESSED)
     inner = published(rules, type="report")
     seen = published(rules, exchange="", key="in/k", type="report")
-    found = Differences(ComparedSide(rules), ComparedSide(load(ADDRESSED)))
+    found = RulesComparison(ComparedRules(rules), ComparedRules(load(ADDRESSED)))
     found.compare(ObservedPublish(seen.vhost, seen.message, seen.at, seen.queues, inner.decision), dict)
     found.compare(published(rules, exchange="", key="moved/x"), dict)
     assert found.as_json()["equal"] == 2
 
 
 def test_what_rules_touch() -> None:
-    assert ComparedSide(load(LIVE)).touches("/", b"e")
-    assert not ComparedSide(load(LIVE)).touches("/", b"")
-    assert not ComparedSide(load(LIVE)).touches("elsewhere", b"e")
-    assert ComparedSide(load(ADDRESSED)).touches("/", b"")
+    assert ComparedRules(load(LIVE)).touches("/", b"e")
+    assert not ComparedRules(load(LIVE)).touches("/", b"")
+    assert not ComparedRules(load(LIVE)).touches("elsewhere", b"e")
+    assert ComparedRules(load(ADDRESSED)).touches("/", b"")
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.rules.lint.loops import check_loops
-from proxy.yamlfile.kinds import leads_back
+from proxy.yamlfile.kinds import is_own_address
 from proxy.yamlfile.nodes import Faults
 from tests.rules.loading import load
 
@@ -34,7 +34,7 @@ def loops(*texts: str) -> list[str]:
     ],
 )
 def test_an_address_leads_back_where_its_text_says_so(host: str, port: int, back: bool) -> None:
-    assert leads_back(host, port, LISTENING) is back
+    assert is_own_address(host, port, LISTENING) is back
 
 
 @pytest.mark.parametrize(

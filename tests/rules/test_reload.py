@@ -5,7 +5,7 @@ from pathlib import Path
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.loader import rules_version
-from proxy.rules.watch import Watch, lone_mounts
+from proxy.rules.watch import FileWatch, lone_mounts
 
 OLD = 1_000_000_000.0
 
@@ -17,7 +17,7 @@ class Folder:
         self.path = path
         self.now = OLD + 1000
         self.write("a.yaml", "one")
-        self.watch = Watch(self.files, self.version, lambda: self.now)
+        self.watch = FileWatch(self.files, self.version, lambda: self.now)
 
     def files(self) -> list[Path]:
         found = sorted(self.path.glob("*.yaml"))
@@ -98,7 +98,7 @@ def test_a_turned_symbolic_link_is_found(tmp_path: Path) -> None:
     (mount / "..data").symlink_to("..0")
     (mount / "a.yaml").symlink_to("..data/a.yaml")
     files = [mount / "a.yaml"]
-    watch = Watch(lambda: files, rules_version([("", b"one")]), lambda: OLD + 1000)
+    watch = FileWatch(lambda: files, rules_version([("", b"one")]), lambda: OLD + 1000)
     assert not any(watch.look() for _ in range(3))
     (mount / "..new").symlink_to("..1")
     (mount / "..new").rename(mount / "..data")

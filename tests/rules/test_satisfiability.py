@@ -9,7 +9,7 @@ from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
-from proxy.rules.lint.satisfiability import always, why_never
+from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
 from tests.routing.building import NOW, VOID, Plain, to_queue, value
 from tests.routing.random_rules import BINDINGS, messages
 
@@ -50,7 +50,7 @@ def compiled(arguments: dict[str, Plain], kind: str = "x-open", key: str = "") -
     ],
 )
 def test_a_contradiction_is_named(arguments: dict[str, Plain], reason: str) -> None:
-    assert why_never(compiled(arguments)) == reason
+    assert unsatisfiable_reason(compiled(arguments)) == reason
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_a_contradiction_is_named(arguments: dict[str, Plain], reason: str) -> N
     ],
 )
 def test_what_can_match_is_left_alone(arguments: dict[str, Plain]) -> None:
-    assert why_never(compiled(arguments)) is None
+    assert unsatisfiable_reason(compiled(arguments)) is None
 
 
 def test_void_of_a_headers_exchange_is_presence_whatever_the_name() -> None:
-    assert why_never(compiled({"x-match": "all-with-x", "x-?hkexs": VOID, "a": value(1)}, "headers")) is None
+    assert unsatisfiable_reason(compiled({"x-match": "all-with-x", "x-?hkexs": VOID, "a": value(1)}, "headers")) is None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_void_of_a_headers_exchange_is_presence_whatever_the_name() -> None:
     ],
 )
 def test_some_bindings_are_always_true(kind: str, key: str, arguments: dict[str, Plain], expected: bool) -> None:
-    assert always(compiled(arguments, kind, key)) is expected
+    assert always_true(compiled(arguments, kind, key)) is expected
 
 
 @pytest.mark.parametrize("kind", sorted(BINDINGS))
@@ -111,5 +111,5 @@ def test_what_is_said_to_never_or_always_match_does(kind: str, data: st.DataObje
     facts: list[Facts] = data.draw(st.lists(messages, min_size=1, max_size=6))
     for _, one in exchange.entries:
         truths = {one.truth(Message(each, NOW, QueueNames(), lambda _: 0)) for each in facts}
-        assert why_never(one) is None or truths == {False}
-        assert not always(one) or truths == {True}
+        assert unsatisfiable_reason(one) is None or truths == {False}
+        assert not always_true(one) or truths == {True}

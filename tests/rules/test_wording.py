@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.rules.message import named, plain, quoted, text
+from proxy.rules.message import destination_text, json_value, quoted, text
 from proxy.values import Value
 
 
@@ -21,7 +21,7 @@ from proxy.values import Value
     ],
 )
 def test_values_are_shown_as_json_can_carry_them(seen: object, shown: object) -> None:
-    assert plain(seen) == shown
+    assert json_value(seen) == shown
 
 
 def test_texts_are_quoted_and_numbers_are_not() -> None:
@@ -30,4 +30,4 @@ def test_texts_are_quoted_and_numbers_are_not() -> None:
 
 def test_names_of_any_bytes_can_be_read() -> None:
     assert text(b"a\xff") == "a\\xff"
-    assert named(("queue", b"q")) == "queue q"
+    assert destination_text(("queue", b"q")) == "queue q"

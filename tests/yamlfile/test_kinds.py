@@ -16,11 +16,11 @@ from proxy.yamlfile.kinds import (
     Secret,
     UnexpectedError,
     ValueKind,
+    choice,
     duration,
     optional,
-    unfold,
-    whole,
-    word,
+    parse_inline,
+    whole_number,
 )
 from proxy.yamlfile.nodes import Faults, Node, Place, Scalar, Sequence
 
@@ -109,14 +109,14 @@ def test_a_duration_without_unit_or_out_of_bounds_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "11", "5.0", "true", "x", "'5'"])
 def test_a_number_out_of_bounds_or_of_another_type_is_refused(text: str) -> None:
-    assert refusal(whole(1, 10), node(text)).endswith("expected a whole number from 1 to 10")
+    assert refusal(whole_number(1, 10), node(text)).endswith("expected a whole number from 1 to 10")
 
 
 def test_a_variable_is_read_as_the_key_wants_it() -> None:
-    assert whole(1, 10).read(variable("5")) == 5
+    assert whole_number(1, 10).read(variable("5")) == 5
     assert TEXT.read(variable("5")) == "5"
     assert TEXT.read(variable("a: #b")) == "a: #b"
-    assert word("no", "yes").read(variable("no")) == "no"
+    assert choice("no", "yes").read(variable("no")) == "no"
 
 
 def test_a_secret_never_shows_itself() -> None:
@@ -164,5 +164,5 @@ def test_defaults_are_written_as_an_operator_would() -> None:
 
 def test_only_a_variable_is_unfolded() -> None:
     quoted = node("'[a]'")
-    assert unfold(quoted, Faults()) is quoted
-    assert isinstance(unfold(variable("[a]"), Faults()), Sequence)
+    assert parse_inline(quoted, Faults()) is quoted
+    assert isinstance(parse_inline(variable("[a]"), Faults()), Sequence)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from proxy.yamlfile.nodes import Mapping, Node, Place, Plain, Scalar, Sequence, dissolve, join, resolve, shown
+from proxy.yamlfile.nodes import Mapping, Node, Place, Plain, Scalar, Sequence, describe, join, release_tree, resolve
 
 HERE = Place("f.yaml", 1, 1)
 
@@ -109,12 +109,12 @@ def test_a_path_quotes_keys_that_are_no_words() -> None:
     ],
 )
 def test_what_was_seen_is_said_in_words(node: Node | None, words: str) -> None:
-    assert shown(node) == words
+    assert describe(node) == words
 
 
 def test_a_tree_can_be_taken_apart() -> None:
     place = Place("f", 1)
     leaf = Mapping(place, [(Scalar(place, "k", True), Scalar(place, "v", True))])
     root = Mapping(place, [(Scalar(place, "list", True), Sequence(place, [leaf]))])
-    dissolve(root)
+    release_tree(root)
     assert (root.entries, leaf.entries) == ([], [])

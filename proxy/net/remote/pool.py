@@ -20,7 +20,7 @@ from proxy.net.tasks import Tasks
 from proxy.net.tls import TlsContexts
 from proxy.relay.counters import Counters, RemoteCounters
 from proxy.relay.remote.lane import Lane, RemoteMessage, RemotePublisher
-from proxy.yamlfile.kinds import leads_back
+from proxy.yamlfile.kinds import is_own_address
 
 #: Links at a time: a rule may take its host from the address.
 _MOST_LINKS = 256
@@ -76,7 +76,7 @@ class RemotePool:
         found = endpoint(remote, self.brokers.get(vhost, {}), vhost)
         if isinstance(found, str):
             return found
-        if leads_back(found.host, found.port, self.listening):
+        if is_own_address(found.host, found.port, self.listening):
             return "leads back to this proxy"
         driver = self._drivers.get(found)
         if driver is None:

@@ -20,18 +20,18 @@ from proxy.routing.bindings.binding import typed_arguments
 from proxy.routing.bindings.compiled import CompiledBinding, is_regex_key
 from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
 from proxy.routing.bindings.routes import STOP
-from proxy.rules.evaluation import decide, mentioned_queues, translated
-from proxy.rules.lint.satisfiability import always, why_never
+from proxy.rules.evaluation import decide, mentioned_queues, translate_publish
+from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage
-from proxy.rules.schema import BindingDraft, FileDraft
+from proxy.rules.schema import ParsedBinding, ParsedFile
 from proxy.yamlfile.nodes import ConfigWarning, Place
 
 #: Arguments that say where a binding stands and how its operators are joined, not what it looks at.
 _ORDER = b"x-order"
 
 
-def unvisited(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
+def unreachable(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
     """Give the bindings that no message comes to, each with the one that leaves it out.
 
     Args:
@@ -58,14 +58,14 @@ def unvisited(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBind
 
 def _jumps(compiled: CompiledBinding) -> set[int]:
     """Orders at which the visit may go on behind a binding."""
-    results = {True} if always(compiled) else {True, False}
-    if why_never(compiled) is not None:
+    results = {True} if always_true(compiled) else {True, False}
+    if unsatisfiable_reason(compiled) is not None:
         results = {False}
     effects = {True: compiled.on_true, False: compiled.on_false}
     return {0 if (found := effects[result]) is None else found.jump for result in results}
 
 
-def vain_jumps(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, str, str]]:
+def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, str, str]]:
     """Give the gotos that lead nowhere: binding, argument, and why.
 
     Args:
@@ -83,7 +83,7 @@ def vain_jumps(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBin
                 yield compiled, key, f"order {jump} is not behind this binding's own, {compiled.order}: no jump"
 
 
-def idle(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
+def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
     """Give the bindings that add nothing to what an earlier one does, each with that one.
 
     Said only of exchanges whose bindings just add their destination, where no order can matter.
@@ -96,7 +96,7 @@ def idle(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, 
     unconditional: dict[Hashable, CompiledBinding] = {}
     same: dict[Hashable, CompiledBinding] = {}
     for compiled in entries:
-        if always(compiled):
+        if always_true(compiled):
             unconditional.setdefault(compiled.destination, compiled)
     for compiled in entries:
         first = unconditional.get(compiled.destination)
@@ -115,75 +115,75 @@ _REPEATED = 200
 
 
 @dataclass(frozen=True, slots=True)
-class ExaminedExchange:
+class LintedExchange:
     """One exchange: its bindings in visiting order, and where each was written."""
 
     vhost: str
     name: bytes
     entries: Sequence[CompiledBinding]
-    drafts: dict[str, BindingDraft]
+    bindings: dict[str, ParsedBinding]
 
     def place(self, compiled: CompiledBinding) -> Place:
         """Where a binding was written."""
-        return self.drafts[compiled.label[1]].place
+        return self.bindings[compiled.label[1]].place
 
 
-def exchanges_of(files: Sequence[FileDraft], loaded: LoadedRules) -> Iterator[ExaminedExchange]:
+def linted_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterator[LintedExchange]:
     """Bring together what was written and what was made of it."""
     for file in files:
-        for draft in file.exchanges:
-            entries = [compiled for _, compiled in loaded.routers[file.vhost].exchanges[draft.name].entries]
-            drafts = {each.binding.id: each for each in draft.bindings}
-            yield ExaminedExchange(file.vhost, draft.name, entries, drafts)
+        for parsed in file.exchanges:
+            entries = [compiled for _, compiled in loaded.routers[file.vhost].exchanges[parsed.name].entries]
+            bindings = {each.binding.id: each for each in parsed.bindings}
+            yield LintedExchange(file.vhost, parsed.name, entries, bindings)
 
 
-def examine(files: Sequence[FileDraft], loaded: LoadedRules) -> list[ConfigWarning]:
+def lint_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[ConfigWarning]:
     """Give everything that can be proven to be in vain."""
     found: list[ConfigWarning] = []
-    for exchange in exchanges_of(files, loaded):
+    for exchange in linted_exchanges(files, loaded):
         found += _bindings(exchange)
-        for draft in exchange.drafts.values():
-            found += _patterns(draft)
+        for parsed in exchange.bindings.values():
+            found += _patterns(parsed)
     return sorted(found, key=lambda each: each.place)
 
 
-def _bindings(exchange: ExaminedExchange) -> Iterator[ConfigWarning]:
-    drafts = exchange.drafts
+def _bindings(exchange: LintedExchange) -> Iterator[ConfigWarning]:
+    bindings = exchange.bindings
     for compiled in exchange.entries:
-        why = why_never(compiled)
+        why = unsatisfiable_reason(compiled)
         if why is not None:
-            draft = drafts[compiled.label[1]]
-            yield ConfigWarning(draft.place, draft.path, f"this binding never matches: {why}")
-    for compiled, other in unvisited(exchange.entries):
-        draft = drafts[compiled.label[1]]
+            parsed = bindings[compiled.label[1]]
+            yield ConfigWarning(parsed.place, parsed.path, f"this binding never matches: {why}")
+    for compiled, other in unreachable(exchange.entries):
+        parsed = bindings[compiled.label[1]]
         line = exchange.place(other).line
         message = f"this binding is never visited: the one in line {line} leaves it out"
-        yield ConfigWarning(draft.place, draft.path, message)
-    for compiled, key, why in vain_jumps(exchange.entries):
-        draft = drafts[compiled.label[1]]
-        yield ConfigWarning(draft.argument_place(key), draft.argument_path(key), f"this goto leads nowhere: {why}")
-    for compiled, other in idle(exchange.entries):
-        draft = drafts[compiled.label[1]]
+        yield ConfigWarning(parsed.place, parsed.path, message)
+    for compiled, key, why in invalid_gotos(exchange.entries):
+        parsed = bindings[compiled.label[1]]
+        yield ConfigWarning(parsed.argument_place(key), parsed.argument_path(key), f"this goto leads nowhere: {why}")
+    for compiled, other in redundant(exchange.entries):
+        parsed = bindings[compiled.label[1]]
         line = exchange.place(other).line
-        yield ConfigWarning(draft.place, draft.path, f"this binding adds nothing to the one in line {line}")
+        yield ConfigWarning(parsed.place, parsed.path, f"this binding adds nothing to the one in line {line}")
 
 
-def _patterns(draft: BindingDraft) -> Iterator[ConfigWarning]:
-    for name, value in draft.binding.arguments:
+def _patterns(parsed: ParsedBinding) -> Iterator[ConfigWarning]:
+    for name, value in parsed.binding.arguments:
         if not is_regex_key(name):
             continue
         elements = value.value if value.letter == "A" and isinstance(value.value, tuple) else (value,)
         for element in elements:
             source = getattr(element, "value", None)
-            subject = gives_up_on(source) if isinstance(source, bytes) else None
+            subject = exceeds_match_limit(source) if isinstance(source, bytes) else None
             if subject is not None:
                 key = name.decode()
                 shown = f"{subject[:12].decode('utf-8', 'backslashreplace')}... ({len(subject)} bytes)"
                 message = f"this pattern runs into the match limit on {shown}, which counts as no match"
-                yield ConfigWarning(draft.argument_place(key), draft.argument_path(key), message)
+                yield ConfigWarning(parsed.argument_place(key), parsed.argument_path(key), message)
 
 
-def gives_up_on(pattern: bytes) -> bytes | None:
+def exceeds_match_limit(pattern: bytes) -> bytes | None:
     """Find a simple text on which a pattern runs into the match limit."""
     try:
         compiled = compile_pattern(pattern)
@@ -194,18 +194,18 @@ def gives_up_on(pattern: bytes) -> bytes | None:
     return next((subject for subject in trials if compiled.search(subject, Budget()) is None), None)
 
 
-def untouched(files: Sequence[FileDraft], loaded: LoadedRules) -> list[ConfigWarning]:
+def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[ConfigWarning]:
     """Give the bindings that are true in no test of the files."""
-    touched = _touched(loaded)
+    touched = _tested(loaded)
     return [
-        ConfigWarning(draft.place, draft.path, "no test makes this binding true")
-        for exchange in exchanges_of(files, loaded)
-        for draft in exchange.drafts.values()
-        if (exchange.vhost, exchange.name, draft.binding.id) not in touched
+        ConfigWarning(parsed.place, parsed.path, "no test makes this binding true")
+        for exchange in linted_exchanges(files, loaded)
+        for parsed in exchange.bindings.values()
+        if (exchange.vhost, exchange.name, parsed.binding.id) not in touched
     ]
 
 
-def _touched(loaded: LoadedRules) -> set[tuple[str, bytes, str]]:
+def _tested(loaded: LoadedRules) -> set[tuple[str, bytes, str]]:
     """Give virtual host, exchange and id of the bindings that are true in some test."""
     known = {name: mentioned_queues(vhost, loaded.routers[name]) for name, vhost in loaded.rules.vhosts.items()}
     touched = set()
@@ -213,7 +213,7 @@ def _touched(loaded: LoadedRules) -> set[tuple[str, bytes, str]]:
         router, vhost, book = loaded.routers[test.vhost], loaded.rules.vhosts[test.vhost], loaded.books.get(test.vhost)
         message: object = test.message
         if test.message.exchange not in router.exchanges:
-            message = None if book is None else translated(test.message, vhost, book)
+            message = None if book is None else translate_publish(test.message, vhost, book)
         if isinstance(message, DescribedMessage):
             decision = decide(router, message, test.at or 0.0, known[test.vhost] | test.queues)
             touched |= {(test.vhost, exchange, ident) for exchange, ident in decision.matched}

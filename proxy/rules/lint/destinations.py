@@ -12,10 +12,10 @@ from typing import TypeAlias
 from proxy.addressing.targets import AddressBook
 from proxy.routing.destination_translation import static_translations
 from proxy.routing.router import Router
-from proxy.rules.lint.bindings import exchanges_of
+from proxy.rules.lint.bindings import linted_exchanges
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import ExchangeRule
-from proxy.rules.schema import FileDraft
+from proxy.rules.schema import ParsedFile
 from proxy.values import EXCHANGE, QUEUE
 from proxy.yamlfile.nodes import Place
 
@@ -42,7 +42,7 @@ class NamedDestination:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvaluatedExchange:
     """An exchange of the rules files.
 
     Args:
@@ -63,21 +63,21 @@ class Evaluated:
 _Key: TypeAlias = tuple[str, str, bytes]
 
 
-def destinations(files: Sequence[FileDraft], loaded: LoadedRules) -> list[NamedDestination]:
+def destinations(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[NamedDestination]:
     """Give every destination that must exist on the broker, each where it is written first."""
     found: dict[_Key, NamedDestination] = {}
     made: set[_Key] = set()
-    for exchange in exchanges_of(files, loaded):
+    for exchange in linted_exchanges(files, loaded):
         vhost = exchange.vhost
         made |= {(vhost, QUEUE, queue.name) for queue in loaded.rules.vhosts[vhost].queues}
         made |= {(vhost, EXCHANGE, name) for name in loaded.routers[vhost].exchanges}
-        for draft in exchange.drafts.values():
-            binding = draft.binding
+        for parsed in exchange.bindings.values():
+            binding = parsed.binding
             kind, name = binding.destination_type, binding.destination
-            named = [NamedDestination(vhost, kind, name, draft.place, f"{draft.path}.{kind}")]
-            for key, name in draft.named_routes():
+            named = [NamedDestination(vhost, kind, name, parsed.place, f"{parsed.path}.{kind}")]
+            for key, name in parsed.named_routes():
                 kind = EXCHANGE if key.startswith(("x-adde-", "x-dele-")) else QUEUE
-                place, path = draft.argument_place(key), draft.argument_path(key)
+                place, path = parsed.argument_place(key), parsed.argument_path(key)
                 named.append(NamedDestination(vhost, kind, name, place, path))
             for each in named:
                 found.setdefault((each.vhost, each.kind, each.name), each)
@@ -100,18 +100,20 @@ def _relocated(
     return kept
 
 
-def evaluated(files: Sequence[FileDraft], loaded: LoadedRules) -> list[Evaluated]:
+def evaluated_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[EvaluatedExchange]:
     """Give every exchange of the files, with its place."""
-    found: list[Evaluated] = []
+    found: list[EvaluatedExchange] = []
     for file in files:
         rules = {rule.name: rule for rule in loaded.rules.vhosts[file.vhost].exchanges}
         router = loaded.routers[file.vhost]
-        for draft in file.exchanges:
-            rule = rules[draft.name]
-            published = {name for kind, name in router.destinations(draft.name) if kind == EXCHANGE}
+        for parsed in file.exchanges:
+            rule = rules[parsed.name]
+            published = {name for kind, name in router.destinations(parsed.name) if kind == EXCHANGE}
             if rule.alternate is not None and rule.alternate not in router.exchanges:
                 published.add(rule.alternate)
-            place, path = draft.fields.place_of("name"), draft.fields.at("name")
+            place, path = parsed.fields.place_of("name"), parsed.fields.at("name")
             by_queue = rule.delivery == "queue"
-            found.append(Evaluated(file.vhost, rule, place, path, frozenset(published) if by_queue else frozenset()))
+            found.append(
+                EvaluatedExchange(file.vhost, rule, place, path, frozenset(published) if by_queue else frozenset())
+            )
     return found

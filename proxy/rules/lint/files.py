@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.routing.bindings.binding import typed_arguments
 from proxy.rules.compiler import OPERATORS
-from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, BindingDraft, ExchangeDraft, FileDraft, QueueDraft
+from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, ParsedBinding, ParsedExchange, ParsedFile, ParsedQueue
 from proxy.values import EXCHANGE, Value
 from proxy.yamlfile.nodes import Faults, Place
 
@@ -34,7 +34,7 @@ _NOT_LITERAL = re.compile(
 _ODD_IN_CLOCK = re.compile(rb"[-/:A-Za-z]")
 
 
-def check_vhost(files: Sequence[FileDraft], faults: Faults) -> None:
+def check_vhost(files: Sequence[ParsedFile], faults: Faults) -> None:
     """Report what does not go together among the files of one virtual host."""
     _queues([queue for file in files for queue in file.queues], faults)
     exchanges = [exchange for file in files for exchange in file.exchanges]
@@ -50,13 +50,13 @@ def check_vhost(files: Sequence[FileDraft], faults: Faults) -> None:
         _destinations(exchange, owned, faults)
 
 
-def _where(draft: ExchangeDraft | QueueDraft) -> str:
-    place = draft.place if isinstance(draft, QueueDraft) else draft.fields.place_of("name")
+def _where(parsed: ParsedExchange | ParsedQueue) -> str:
+    place = parsed.place if isinstance(parsed, ParsedQueue) else parsed.fields.place_of("name")
     return f"{place.source}:{place.line}"
 
 
-def _queues(queues: Iterable[QueueDraft], faults: Faults) -> None:
-    first: dict[bytes, QueueDraft] = {}
+def _queues(queues: Iterable[ParsedQueue], faults: Faults) -> None:
+    first: dict[bytes, ParsedQueue] = {}
     for queue in queues:
         other = first.setdefault(queue.rule.name, queue)
         if other is queue:
@@ -67,17 +67,17 @@ def _queues(queues: Iterable[QueueDraft], faults: Faults) -> None:
             faults.error(queue.place, queue.path, f"{_where(other)} asks for the same queue with other arguments")
 
 
-def _names(exchanges: Iterable[ExchangeDraft], faults: Faults) -> None:
-    first: dict[bytes, ExchangeDraft] = {}
+def _names(exchanges: Iterable[ParsedExchange], faults: Faults) -> None:
+    first: dict[bytes, ParsedExchange] = {}
     for exchange in exchanges:
         other = first.setdefault(exchange.name, exchange)
         if other is not exchange:
             exchange.fields.error("name", f"{_where(other)} has an exchange of this name already")
 
 
-def _carriers(exchanges: Sequence[ExchangeDraft], faults: Faults) -> None:
+def _carriers(exchanges: Sequence[ParsedExchange], faults: Faults) -> None:
     names = {exchange.name: exchange for exchange in exchanges}
-    first: dict[bytes, ExchangeDraft] = {}
+    first: dict[bytes, ParsedExchange] = {}
     for exchange in exchanges:
         if exchange.delivery != CARRIER:
             continue
@@ -88,17 +88,17 @@ def _carriers(exchanges: Sequence[ExchangeDraft], faults: Faults) -> None:
             exchange.fields.error("carrier", f"this name is used by the exchange of {_where(other)}")
 
 
-def _binding_names(exchange: ExchangeDraft, faults: Faults) -> None:
+def _binding_names(exchange: ParsedExchange, faults: Faults) -> None:
     first: dict[str, Place] = {}
-    for draft in exchange.bindings:
-        if draft.name_place is None:
+    for parsed in exchange.bindings:
+        if parsed.name_place is None:
             continue
-        place = first.setdefault(draft.binding.id, draft.name_place)
-        if place is not draft.name_place:
-            faults.error(draft.name_place, f"{draft.path}.name", f"the same name as in line {place.line}")
+        place = first.setdefault(parsed.binding.id, parsed.name_place)
+        if place is not parsed.name_place:
+            faults.error(parsed.name_place, f"{parsed.path}.name", f"the same name as in line {place.line}")
 
 
-def _alternate(exchange: ExchangeDraft, owned: dict[bytes, ExchangeDraft], faults: Faults) -> None:
+def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], faults: Faults) -> None:
     alternate = exchange.alternate
     if alternate is None:
         return
@@ -114,7 +114,7 @@ def _alternate(exchange: ExchangeDraft, owned: dict[bytes, ExchangeDraft], fault
         faults.error(place, path, _UNREACHABLE)
 
 
-def _without_effect(exchange: ExchangeDraft, faults: Faults) -> None:
+def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:
     """Point at what is written for an open exchange and ignored by the type that was chosen."""
     if exchange.type == OPEN:
         return
@@ -122,30 +122,30 @@ def _without_effect(exchange: ExchangeDraft, faults: Faults) -> None:
         if name.removesuffix(b"-silent") in _FILTERS:
             message = f"has no effect for type {exchange.type}"
             faults.warn(exchange.argument_place(name), exchange.argument_path(name), message)
-    for draft in exchange.bindings:
-        if draft.binding.routing_key and exchange.type in ("headers", "fanout"):
-            faults.warn(draft.key_place, f"{draft.path}.routing_key", f"has no effect for type {exchange.type}")
-        for name, _ in draft.binding.arguments:
+    for parsed in exchange.bindings:
+        if parsed.binding.routing_key and exchange.type in ("headers", "fanout"):
+            faults.warn(parsed.key_place, f"{parsed.path}.routing_key", f"has no effect for type {exchange.type}")
+        for name, _ in parsed.binding.arguments:
             key = name.decode()
             if exchange.type != "headers":
                 message = f"arguments have no effect for type {exchange.type}"
-            elif name.startswith(b"x-?") and not _tests_x_headers(draft):
+            elif name.startswith(b"x-?") and not _tests_x_headers(parsed):
                 message = f"is an operator of type {OPEN} and has no effect for type headers"
             else:
                 continue
-            faults.warn(draft.argument_place(key), draft.argument_path(key), message)
+            faults.warn(parsed.argument_place(key), parsed.argument_path(key), message)
 
 
-def _doubtful_keys(exchange: ExchangeDraft, faults: Faults) -> None:
+def _doubtful_keys(exchange: ParsedExchange, faults: Faults) -> None:
     """Point at keys that test a header and look as if they were meant as something else."""
     if exchange.type not in (OPEN, "headers"):
         return
-    for draft in exchange.bindings:
-        for name, value in draft.binding.arguments:
+    for parsed in exchange.bindings:
+        for name, value in parsed.binding.arguments:
             key = name.decode()
             message = _doubtful_key(key, exchange.type) or _doubtful_name(key, value)
             if message:
-                faults.warn(draft.argument_place(key), draft.argument_path(key), message)
+                faults.warn(parsed.argument_place(key), parsed.argument_path(key), message)
 
 
 def _doubtful_key(key: str, kind: str) -> str:
@@ -181,12 +181,12 @@ def _doubtful_name(key: str, value: Value) -> str:
     return f'tests the header "{name}", whose name begins or ends with a blank'
 
 
-def _clocks(exchange: ExchangeDraft, faults: Faults) -> None:
+def _clocks(exchange: ParsedExchange, faults: Faults) -> None:
     """Point at patterns that ask the clock for characters that its text does not have."""
     if exchange.type != OPEN:
         return
-    for draft in exchange.bindings:
-        for name, value in draft.binding.arguments:
+    for parsed in exchange.bindings:
+        for name, value in parsed.binding.arguments:
             if not name.startswith(b"x-?dt") or not isinstance(value.value, bytes):
                 continue
             odd = _ODD_IN_CLOCK.search(_NOT_LITERAL.sub(b"", value.value))
@@ -196,18 +196,18 @@ def _clocks(exchange: ExchangeDraft, faults: Faults) -> None:
                     f'"{odd[0].decode()}" is not in the text that is matched: date, time, weekday and week as digits '
                     'with blanks between them, such as "20261121 080000 6 47"'
                 )
-                faults.warn(draft.argument_place(key), draft.argument_path(key), message)
+                faults.warn(parsed.argument_place(key), parsed.argument_path(key), message)
 
 
-def _tests_x_headers(draft: BindingDraft) -> bool:
-    match = next((value.value for name, value in draft.binding.arguments if name == b"x-match"), b"")
+def _tests_x_headers(parsed: ParsedBinding) -> bool:
+    match = next((value.value for name, value in parsed.binding.arguments if name == b"x-match"), b"")
     return isinstance(match, bytes) and match.endswith(b"-with-x")
 
 
-def _destinations(exchange: ExchangeDraft, owned: dict[bytes, ExchangeDraft], faults: Faults) -> None:
+def _destinations(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], faults: Faults) -> None:
     carriers = {each.carrier for each in owned.values() if each.delivery == CARRIER}
-    for draft in exchange.bindings:
-        for place, path, name in _named_exchanges(draft):
+    for parsed in exchange.bindings:
+        for place, path, name in _named_exchanges(parsed):
             target = owned.get(name)
             if target is None and name in carriers:
                 faults.error(place, path, "this is a carrier: name the exchange it stands for")
@@ -215,9 +215,9 @@ def _destinations(exchange: ExchangeDraft, owned: dict[bytes, ExchangeDraft], fa
                 faults.error(place, path, _UNREACHABLE)
 
 
-def _named_exchanges(draft: BindingDraft) -> Iterator[tuple[Place, str, bytes]]:
-    if draft.binding.destination_type == EXCHANGE:
-        yield draft.place, f"{draft.path}.exchange", draft.binding.destination
-    for key, name in draft.named_routes():
+def _named_exchanges(parsed: ParsedBinding) -> Iterator[tuple[Place, str, bytes]]:
+    if parsed.binding.destination_type == EXCHANGE:
+        yield parsed.place, f"{parsed.path}.exchange", parsed.binding.destination
+    for key, name in parsed.named_routes():
         if key.startswith("x-adde-"):
-            yield draft.argument_place(key), draft.argument_path(key), name
+            yield parsed.argument_place(key), parsed.argument_path(key), name

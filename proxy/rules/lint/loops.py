@@ -13,7 +13,7 @@ from proxy.addressing.address import InvalidAddress, parse_address
 from proxy.addressing.lint import fixed_domain
 from proxy.addressing.table import AddressRule
 from proxy.rules.loader import LoadedRules
-from proxy.yamlfile.kinds import leads_back
+from proxy.yamlfile.kinds import is_own_address
 from proxy.yamlfile.nodes import Faults, join
 
 #: (host, port) where we listen
@@ -30,7 +30,7 @@ def check_loops(loaded: LoadedRules, listening: Listening, faults: Faults) -> No
     """
     for vhost, rules in loaded.rules.vhosts.items():
         for broker in rules.brokers:
-            if leads_back(broker.host, broker.port, listening):
+            if is_own_address(broker.host, broker.port, listening):
                 path = join(join("brokers", broker.name.decode()), "address")
                 faults.error(broker.places.get("address", broker.place), path, "leads back to this proxy")
         names = {broker.name for broker in rules.brokers}
@@ -44,7 +44,7 @@ def check_loops(loaded: LoadedRules, listening: Listening, faults: Faults) -> No
 def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: Listening) -> Iterator[str]:
     address = fixed_domain(rule)
     if address is not None and address.host and (address.host not in brokers or address.port is not None):
-        if leads_back(_text(address.host), address.effective_port, listening):
+        if is_own_address(_text(address.host), address.effective_port, listening):
             yield "translation"
     if any(_is_own(permitted, listening) for permitted in rule.hosts or ()):
         yield "hosts"
@@ -56,7 +56,7 @@ def _is_own(permitted: bytes, listening: Listening) -> bool:
         address = parse_address(permitted)
     except InvalidAddress:
         return False
-    return address.port is not None and leads_back(_text(address.host), address.port, listening)
+    return address.port is not None and is_own_address(_text(address.host), address.port, listening)
 
 
 def _text(host: bytes) -> str:

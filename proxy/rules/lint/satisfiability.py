@@ -44,13 +44,13 @@ _TOPICS = (b"topic", b"x-?rkta", b"x-?rktaci")
 _SIGNS = (b"<=", b">=", b"<", b">", b"!=", b"=")
 
 
-def why_never(compiled: CompiledBinding) -> str | None:
+def unsatisfiable_reason(compiled: CompiledBinding) -> str | None:
     """Say why a binding is true for no message; None where it may be true for some."""
     operators = compiled.operators
     if compiled.match_type.startswith("any"):
         if not operators:
             return "under x-match: any without an operator"
-        if all(_contradiction([operator]) for operator in operators):
+        if all(_conflict([operator]) for operator in operators):
             return "no operator can match"
         return None
     headers = [operator for operator in operators if isinstance(operator, HeaderOperator)]
@@ -60,17 +60,17 @@ def why_never(compiled: CompiledBinding) -> str | None:
             return f"{least} header operators must match and there are {len(headers)}"
     if compiled.match_type.startswith(("set", "eq")):
         operators = tuple(operator for operator in operators if not isinstance(operator, HeaderOperator))
-    return _contradiction(operators)
+    return _conflict(operators)
 
 
-def always(compiled: CompiledBinding) -> bool:
+def always_true(compiled: CompiledBinding) -> bool:
     """Say whether a binding is certainly true for every message."""
     if not compiled.match_type.startswith("all"):
         return False
     return all(each.key in _TOPICS and each.expected == ("S", b"#") for each in compiled.operators)
 
 
-def _contradiction(operators: Iterable[Operator]) -> str | None:
+def _conflict(operators: Iterable[Operator]) -> str | None:
     """Find operators that no message satisfies together."""
     facts: dict[FactName, list[Operator]] = {}
     for operator in operators:
