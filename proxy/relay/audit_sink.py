@@ -16,7 +16,7 @@ class LineTemplate(Protocol):
     decide_us: float | None
 
     def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str) -> str:
-        """What lines of equal publishes end with, behind their number."""
+        """What lines of equal publishes end with, after their number."""
 
     def timed(self, ending: str) -> str:
         """The same with `decide_us`, which is told once."""
@@ -34,7 +34,7 @@ class AuditSink(Protocol):
         """How the lines of what is read now begin."""
 
     def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
-        """What a channel fixes, behind the opening; the publish's number and the ending follow."""
+        """What a channel fixes, after the opening; the publish's number and the ending follow."""
 
     def template(
         self,

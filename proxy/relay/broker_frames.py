@@ -140,16 +140,16 @@ class BrokerFrames:
                     at = stop
                     if index in _WITH_CONTENT:
                         header_bytes, content_bytes, body_head, _ = shapes[data[stop : stop + CONTENT_HEAD.size]]
-                        body_at, behind = stop + header_bytes, stop + content_bytes
+                        body_at, after = stop + header_bytes, stop + content_bytes
                         if (
-                            behind <= end
+                            after <= end
                             and content_bytes
                             and data[body_at - 1] == FRAME_END
-                            and data[behind - 1] == FRAME_END
+                            and data[after - 1] == FRAME_END
                             and starts(body_head, body_at)
                             and data[stop + 1] << 8 | data[stop + 2] == number
                         ):
-                            at = behind  # the whole content
+                            at = after  # the whole content
                         else:
                             unfinished[number] = -1
                     continue
@@ -248,11 +248,11 @@ class BrokerFrames:
         channel.held_back.append(frame)
         conversation.held_back_bytes += len(frame)
         if conversation.sidecar_channel.busy and conversation.held_back_bytes >= conversation.limits.held_bytes:
-            # The answer of our own channel comes behind all this: the producer gets its own early, rather than never.
+            # The answer of our own channel comes after all this: the producer gets its own early, rather than never.
             conversation.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
-        """Take the content header behind a method that waited for it: a delivery, a get or a return."""
+        """Take the content header after a method that waited for it: a delivery, a get or a return."""
         conversation = self._conversation
         if kind != HEADER or len(header) < _LEAST_HEADER:
             raise ProtocolError(505, f"expected a content header on channel {channel.number}")
@@ -299,7 +299,7 @@ class BrokerFrames:
     def release(self, channel: Channel) -> None:
         """Take the frames that were kept back on a channel, in front of everything that comes."""
         frames = self._conversation.drop_held_back(channel)
-        # The answer itself has been looked at; only what came behind it has not.
+        # The answer itself has been looked at; only what came after it has not.
         self._conversation.to_producer += frames[:1]
         rest = self._rest.take()
         if self._conversation.phase is not Phase.CLOSED:

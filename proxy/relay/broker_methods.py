@@ -216,7 +216,7 @@ class BrokerMethods:
         if channel.owed_close_ok:
             channel.owed_close_ok = False
             return True
-        if not channel.closes:  # nobody has asked: it ends nothing
+        if not channel.closes:  # not asked for: it ends nothing
             return False
         channel.closes = False
         self._conversation.forget(channel)

@@ -124,8 +124,8 @@ class ConnectionAudit:
         for flag, size in _BEFORE_MESSAGE_ID:
             if flags & flag and at < stop:
                 at += size or 1 + data[at]
-        behind = at + 1 + data[at]
-        return (data[at + 1 : behind] if behind < stop else None), headers
+        after = at + 1 + data[at]
+        return (data[at + 1 : after] if after < stop else None), headers
 
     def ending(
         self, template: LineTemplate, publish: PendingPublish, data: bytes, start: int, stop: int, size: int
@@ -139,7 +139,7 @@ class ConnectionAudit:
             publish: the method.
             data: bytes with the content header frame in them.
             start: its offset.
-            stop: offset behind it.
+            stop: offset after it.
             size: bytes of the body.
         """
         message_id, headers = self._facts(data, start, stop)
@@ -186,7 +186,7 @@ class ConnectionAudit:
         self._journal.settle(self._conn, channel.number, channel.before + producer_tag, result, confirm_us)
 
     def lost(self, channel: Channel) -> None:
-        """The connection ended: nobody will hear of what is not settled."""
+        """The connection ended: what is not settled gets no result."""
         if channel.confirming:
             for tag in channel.settled.outstanding(channel.published):
                 self.settled(channel, tag, "lost")

@@ -170,7 +170,7 @@ class ConnectionState:
         #: our Connection.Close, or the producer's, went upstream; and nothing more is expected from there
         self.upstream_closing = self.upstream_done = False
         self.blocked = False
-        #: whether the upstream connection may be left to another producer, and whether it is, behind a goodbye
+        #: whether the upstream connection may be left to another producer, and whether it is, after a goodbye
         self.may_be_kept = self.kept = False
         #: channels on which the broker's content frames or replies are not simply copied
         self.inspected_channels: set[int] = set()
@@ -208,7 +208,7 @@ class ConnectionState:
         self.sample_after = 0.0
 
     def permission_checks(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[PermissionCheck, ...]:
-        """Give what exists of that which routes chose and nobody knows yet to be within a client's reach."""
+        """Give what exists of that which routes chose and is not yet known to be within a client's reach."""
         asked = []
         for reach, destination in sorted(unknown, key=lambda one: one[1]):
             owned = self.state.owner_of(reach)
@@ -323,7 +323,7 @@ class ConnectionState:
             self.inspected_channels.discard(channel.number)
 
     def send_to_producer(self, channel: Channel, frames: bytes) -> None:
-        """Send methods of ours to the producer on a channel, behind a content that is on its way there.
+        """Send methods of ours to the producer on a channel, after a content that is on its way there.
 
         No method may stand between the frames of a content (spec, 4.2.6).
         """
@@ -447,7 +447,7 @@ class ConnectionState:
     def refuse(self, channel: Channel, error: ProtocolError) -> None:
         """Answer a fault of the producer on one channel: Channel.Close to both sides.
 
-        What was published before stays published: the broker gets our close behind it.
+        What was published before stays published: the broker gets our close after it.
         """
         self.counters.protocol_error(error.reply_code)
         closed = self._renew(channel)

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 OUTCOMES = ("routed", "unrouted", "filtered", "rejected", "translated", "passed")
 #: Exchange or binding name of everything that has no total of its own.
 OTHER = "other"
-#: Bindings with a total of their own where nobody says otherwise (setting `metrics.bindings`).
+#: Bindings with a total of their own by default (setting `metrics.bindings`).
 BINDING_LIMIT = 500
 #: Tallies folded between two pauses of `Traffic.folding`: about a millisecond's work at ten bindings each.
 FOLD_STEP = 256
@@ -163,7 +163,7 @@ class Traffic:
             destinations: names of the destinations.
 
         Returns:
-            The tally to keep beside the cached plan and to count in.
+            The tally to keep with the cached plan and to count in.
         """
         key = (vhost, exchange, outcome, matched, destinations)
         found = self._tallies.get(key)
@@ -181,7 +181,7 @@ class Traffic:
         publishes: int,
         body_bytes: int,
     ) -> None:
-        """Count publishes at once, without a tally; for decisions that nobody keeps."""
+        """Count publishes at once, without a tally; for decisions that are not kept."""
         self._exchange(vhost, exchange).add(outcome, publishes, body_bytes)
         matches = self._matches
         for key in matched:
@@ -439,7 +439,7 @@ class Counters:
         self.unkeyed_tokens = 0
         self.unsigned_bindings = 0
         self.worker_restarts = 0
-        #: by task of the control plane, how often it raised something that nobody expected
+        #: by task of the control plane, how often it raised something unexpected
         self.control_failures: dict[str, int] = {}
         #: of our own certificates in use, when they end (seconds since 1970), by side of the sidecar and file
         self.certificates: dict[tuple[str, str], float] = {}

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from proxy.relay.channel import Channel
 
-#: What an entry takes beside its bytes.
+#: What an entry takes in addition to its bytes.
 _ENTRY_BYTES = 128
 
 
@@ -61,9 +61,9 @@ class DelayedConfirms:
         #: by channel number, (line, confirms), oldest first
         self._waiting: dict[int, deque[tuple[int, bytes]]] = {}
         self.size_bytes = 0
-        #: line that the end of a channel waits for, and all behind it; None where none does
+        #: line that the end of a channel waits for, and all after it; None where none does
         self.until: int | None = None
-        #: what goes to the producer meanwhile; and which pieces behind it are confirms
+        #: what goes to the producer meanwhile; and which pieces after it are confirms
         self._before: list[bytes] = []
         self._sealed: list[bytes] = []
 

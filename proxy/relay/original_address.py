@@ -96,7 +96,7 @@ def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress)
 def refuse_forged(state: VhostState, entries: bytes) -> None:
     """Refuse a producer's header that would show consumers another address than its message has, or may come to have.
 
-    What passes untouched keeps its bytes, so the header can't be cut out; what nobody would restore may stay.
+    What passes untouched keeps its bytes, so the header can't be cut out; what no sidecar would restore may stay.
 
     Args:
         state: the virtual host.
@@ -107,7 +107,7 @@ def refuse_forged(state: VhostState, entries: bytes) -> None:
     """
     try:
         found = read(entries)
-    except ProtocolError:  # nobody restores what can't be read
+    except ProtocolError:  # no sidecar restores what can't be read
         return
     if found is not None and can_produce(state, *found):
         text = f"header '{ADDRESS_HEADER.decode()}' names an address that only the proxy may give"
@@ -142,7 +142,7 @@ def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[b
     Args:
         state: the virtual host.
         method: the broker's method frame.
-        header: the content header frame behind it.
+        header: the content header frame after it.
     """
     try:
         return _restored(state, method, header) or (method, header)

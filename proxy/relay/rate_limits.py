@@ -130,7 +130,7 @@ class UserRateLimits:
     __slots__ = ("_by_user", "_rates")
 
     def __init__(self, rates: RateLimits) -> None:
-        """Start with nobody."""
+        """Start with no user."""
         self._rates = rates
         self._by_user: dict[str, UserRateLimit] = {}
 

@@ -23,7 +23,7 @@ from itertools import chain
 from proxy.amqp.frames import U32
 from proxy.values import RESERVED_PREFIX
 
-#: A key that is never bound: publishing to it reaches nobody.
+#: A key that is never bound: publishing to it reaches no queue.
 NOWHERE = RESERVED_PREFIX + b"n.0000000000000000"
 
 
@@ -87,7 +87,7 @@ class Tokens:
     Sidecars are restarted one after another, so that some know a secret, or a version, that others do not. Whatever
     some sidecar may publish under is bound by all that know it, and a publish carries every token that some sidecar
     may have bound (the broker delivers once): then no message misses a queue whichever of them bound it last. Which
-    tokens nobody needs any more only the operator can say; an exchange on the broker keeps it (`markers`).
+    tokens are not needed any more only the operator knows; an exchange on the broker keeps it (`markers`).
 
     Args:
         vhost: name of the virtual host.

@@ -94,7 +94,7 @@ class StoredBinding(NamedTuple):
 
     @property
     def client(self) -> str:
-        """The user that made it first; empty where nobody is known to have."""
+        """The user that made it first; empty where it is unknown."""
         return self.copies[0].client if self.signed else ""
 
     @property
@@ -197,7 +197,7 @@ class OwnedExchange:
         return self.sure.get(destination) is binder and destination in self.bound
 
     def mark_unconfirmed(self, destination: Destination) -> None:
-        """A token is to go: nobody relies on it any more."""
+        """A token is to go: it can not be relied on any more."""
         self.bound.discard(destination)
         self.sure.pop(destination, None)
 

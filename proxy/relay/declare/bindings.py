@@ -230,7 +230,7 @@ class ClientReach:
         return [receiver] if receiver in owned.bound and not self.is_needed(owned, receiver, own_use) else []
 
     def is_needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
-        """Say whether more than so many bindings, a route or an exchange behind this one leads to a destination."""
+        """Return whether a route, a next exchange or more than `uses` bindings lead to a destination."""
         router = self._state.router
         exchange = router.exchanges[owned.name]
         if exchange.uses(destination) > uses or any(destination in one.allowed for one in owned.reaches.values()):
@@ -312,7 +312,7 @@ class ClientBindings:
         return False
 
     def bind_while_held(self, channel: Channel, frame: bytes) -> bool:
-        """Take a frame behind binds that are not answered yet, where it is one more: it need not wait for them.
+        """Take a frame after binds that are not answered yet, where it is one more: it need not wait for them.
 
         Answers:
             False where it has to wait: it is something else, or not as plain.
@@ -454,7 +454,7 @@ class ClientBindings:
         return owned is None or receiver in owned.marked or owned.sure.get(receiver) is self._binder
 
     def _check_first(self, planned: _PlannedBind) -> None:
-        """Ask what the client may bind; the binding is kept last: what a refusal leaves behind is taken away."""
+        """Ask what the client may bind; the binding is kept last: what a refusal leaves is removed."""
         pending = planned.pending
         channel, request, owned = pending.channel, pending.request, pending.owned
         fresh = [one for one in pending.tokens if one not in owned.bound]
@@ -582,7 +582,7 @@ class ClientBindings:
         reply_and_resume(self._conversation, pending.channel, pending.request.answer(pending.channel))
 
     def _owned(self, request: BindRequest) -> OwnedExchange | None:
-        """The source, where binding to it is ours to judge: not what stays the broker's own beside it."""
+        """The source, where binding to it is ours to judge: not what stays the broker's own in addition to it."""
         owned = self._state.exchanges.get(request.source)
         return None if owned is None or owned.unmatched_pass else owned
 

@@ -185,7 +185,7 @@ class ClientExchanges:
         """
         request = read_exchange_delete(frame[7:-1])
         owned = self._state.exchanges.get(request.exchange)
-        if owned is None or owned.unmatched_pass:  # the broker's own, beside which ours stands
+        if owned is None or owned.unmatched_pass:  # the broker's own, with one of ours in addition
             self._pass(channel, request.nowait, methods.EXCHANGE_DELETE_OK)
             return True
         if owned.declared is None:
@@ -275,7 +275,7 @@ class ClientExchanges:
             self._looked_up(new, None)  # the broker refuses it
             return
         look_up = LookUpExchange(channel, request.exchange, partial(self._looked_up, new))
-        # Behind what the client asked before: it may have deleted an exchange of that name.
+        # After what the client asked before: it may have deleted an exchange of that name.
         inject(self._conversation, channel, [], partial(self._conversation.requests.append, look_up))
 
     def _looked_up(self, new: _NewExchange, found: str | None) -> None:
@@ -297,13 +297,13 @@ class ClientExchanges:
             self._compared(new, None)
             return
         frame = self._carrier_frame(channel, request, owned.declared.sequence)
-        # Two may have declared at once, and the broker does not compare: look again behind the declare-ok.
+        # Two may have declared at once, and the broker does not compare: look again after the declare-ok.
         again = LookUpExchange(channel, request.exchange, partial(self._compared, new))
         made = partial(self._conversation.requests.append, again)
         inject(self._conversation, channel, [(frame, methods.EXCHANGE_DECLARE_OK)], made)
 
     def _compared(self, new: _NewExchange, _: str | None) -> None:
-        """Behind the declare: is it what was declared first?"""
+        """After the declare: is it what was declared first?"""
         channel, owned = new.channel, new.owned
         if not is_held(self._conversation, channel):
             return

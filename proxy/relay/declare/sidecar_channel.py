@@ -57,7 +57,7 @@ class SidecarChannel:
         return self._state is not _State.CLOSED or bool(self._queue)
 
     def run(self, frame: bytes, done: Done) -> None:
-        """Send a method that is answered by exactly one method, behind those already waiting."""
+        """Send a method that is answered by exactly one method, after those already waiting."""
         if self.number is None:
             done("the broker leaves no channel to spare")
             return

@@ -127,7 +127,7 @@ OXPROXY = b"oxproxy"
 OXPROXY_PEER = b"oxproxy_peer"
 
 #: The mechanism that logs in by the certificate of the connection. The broker would see ours and let every producer in
-#: as whoever that stands for, so it is neither offered nor relayed.
+#: as any user that it stands for, so it is neither offered nor relayed.
 EXTERNAL = b"EXTERNAL"
 _NOT_EXTERNAL = (
     "SASL EXTERNAL can't pass a proxy: the broker would see its certificate, not yours; "

@@ -216,12 +216,12 @@ class Handshake:
 
     @property
     def leftover_producer(self) -> bytes:
-        """Bytes of the producer behind the handshake."""
+        """Bytes of the producer after the handshake."""
         return self._producer.peek(len(self._producer))
 
     @property
     def leftover_upstream(self) -> bytes:
-        """Bytes of the broker behind the handshake."""
+        """Bytes of the broker after the handshake."""
         return self._upstream.peek(len(self._upstream))
 
     @property
@@ -291,7 +291,7 @@ class Handshake:
         try:
             self._take(frame, _FROM_PRODUCER)
         except ProtocolError as error:
-            if self.state is not HandshakeState.CLOSING:  # spec, 1.4.2.9: all else is discarded behind Close
+            if self.state is not HandshakeState.CLOSING:  # spec, 1.4.2.9: all else is discarded after Close
                 self._producer_failed(error)
         return True
 

@@ -39,7 +39,7 @@ class KnownPublishes(dict[bytes, PendingPublish]):
         super().clear()
 
     def following(self, publish: PendingPublish, data: bytes, at: int, end: int) -> PendingPublish | None:
-        """Find the publish that begins behind another, and expect it there next time.
+        """Find the publish that begins after another, and expect it there next time.
 
         Args:
             publish: the one before it.

@@ -189,7 +189,7 @@ def _carrier_copies(
     reachable = [one for one in wanted if one in owned.bound]
     unbound = tuple(one for one in wanted if one not in owned.bound and one not in state.missing)
     if not reachable and owned.alternate is not None and not decision.alternate:
-        # Chosen names that nobody has must not wake the alternate exchange (open exchange, 1.6): leave where none is.
+        # Chosen names that do not exist must not trigger the alternate exchange (open exchange, 1.6).
         return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
     # Exchange tokens first: the broker removes duplicates within one publish only, so they must not be spread.
     reachable.sort(key=lambda one: one[0] != "exchange")

@@ -138,7 +138,7 @@ class Plans:
         self.tap: Tap | None = None
 
     def set_tap(self, tap: Tap | None) -> None:
-        """Let somebody watch the publishes from now on, or nobody."""
+        """Let a tap observe the publishes from now on, or none."""
         self.tap = tap
         self.state.changed()
 
@@ -202,7 +202,7 @@ class ExchangePlan:
             routing_key: the publish's routing key.
             data: bytes with the content header frame in them, the frame being whole.
             start: offset of the header frame.
-            stop: offset behind it.
+            stop: offset after it.
 
         Returns:
             Method and header frame of the first (usually only) copy, b"" where nothing of ours leaves, and how it
@@ -225,7 +225,7 @@ class ExchangePlan:
             table_end = at
         key: object = (routing_key, entries) if self._by_key else entries
         if not self._plain:
-            key = (key, self._beside_headers(data, start, stop, flags))
+            key = (key, self._other_facts(data, start, stop, flags))
         found = self._tables.get(key)
         if found is None:
             found = self._look_up(key, routing_key, entries, data[start:stop])
@@ -322,12 +322,12 @@ class ExchangePlan:
     def _facts_of(self, routing_key: bytes, entries: bytes, header: bytes) -> tuple[object, Facts, int]:
         """Give what is asked for, as a key and as facts, and about how many bytes the key has."""
         interest = self.interest
-        beside: object = None
+        other_facts: object = None
         properties: dict[str, bytes | int] = {}
         size = U64.unpack_from(header, 11)[0]
         if not self._plain:
             flags = U16.unpack_from(header, _FLAGS_AT)[0]
-            beside = self._beside_headers(header, 0, len(header), flags)
+            other_facts = self._other_facts(header, 0, len(header), flags)
             if interest.properties:
                 properties = decode_properties(header, 21, len(header) - 1, flags, interest.properties)
         if interest.headers is None:
@@ -341,9 +341,9 @@ class ExchangePlan:
             picked = tuple(raws)
         facts = Facts(routing_key, table, properties, size)
         # A moved publish carries its own key in our header, but the decision does not depend on it.
-        return (routing_key if self._keyed else b"", picked, beside), facts, key_bytes
+        return (routing_key if self._keyed else b"", picked, other_facts), facts, key_bytes
 
-    def _beside_headers(self, data: bytes, start: int, stop: int, flags: int) -> object:
+    def _other_facts(self, data: bytes, start: int, stop: int, flags: int) -> object:
         interest = self.interest
         parts: list[object] = []
         if interest.properties:
@@ -389,7 +389,7 @@ class ExchangePlan:
 
 
 def _after_strings(data: bytes, start: int, stop: int, flags: int) -> int:
-    """Offset behind content-type and content-encoding, which precede the header table."""
+    """Offset after content-type and content-encoding, which precede the header table."""
     at = start + 21
     for flag in (_TYPE_FLAG, _ENCODING_FLAG):
         if flags & flag and at < stop:

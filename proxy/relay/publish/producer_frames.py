@@ -214,7 +214,7 @@ class ProducerFrames:
         return True
 
     def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
-        """Ask for the answer that the producer does without: nobody else can bind the queue later."""
+        """Ask for the answer that the producer does without: no other connection can bind the queue later."""
         conversation = self._conversation
         go_on = partial(conversation.resumable.append, channel)
 

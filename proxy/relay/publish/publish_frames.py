@@ -213,7 +213,7 @@ class PublishFrames:
 
 
 def _header_bytes(head: bytes) -> int:
-    """Size of the header frame behind a method frame; negative where nothing of ours leaves."""
+    """Size of the header frame after a method frame; negative where nothing of ours leaves."""
     if not head:
         return -1
     method_bytes: int = U32.unpack_from(head, 3)[0]

@@ -58,7 +58,7 @@ class Publishing:
         self._safe_bytes: Final = conversation.tuning.frame_max_upstream
         #: an unfinished frame or small publish
         self._rest: Final = PartialFrame()
-        #: where frames go on behind a fault in the bytes that are being taken
+        #: where frames go on after a fault in the bytes that are being taken
         self._after_fault = 0
         self._publishes: Final = KnownPublishes(REMEMBERED)
         self._heads: Final = KnownHeads()
@@ -91,7 +91,7 @@ class Publishing:
             self._rest.keep(self._rest.take() + rest)
 
     def _take_held(self, number: int, frames: list[bytes]) -> None:
-        """Take frames that a channel held, until one has to wait: those behind it are not looked at again."""
+        """Take frames that a channel held, until one has to wait: those after it are not looked at again."""
         for at in range(0, len(frames), _HELD_AT_ONCE):
             if (channel := self._conversation.channels.get(number)) is not None and channel.held:
                 return self._conversation.keep_held(channel, frames[at:])
@@ -156,29 +156,29 @@ class Publishing:
             if kind == METHOD:
                 publish = self._publishes.get(data[at:stop])
                 if publish is None:
-                    behind = self._distant.take(data, at, stop, end) if self._distant else 0
-                    if behind and start < at:
+                    after = self._distant.take(data, at, stop, end) if self._distant else 0
+                    if after and start < at:
                         out.append(data[start:at])
-                    if behind > 0:
-                        start = at = behind
+                    if after > 0:
+                        start = at = after
                         continue
-                    if behind < 0:
+                    if after < 0:
                         start = at
                         break
                 else:
                     if publish.plan is None:
-                        behind = self._passing(data, at, stop, end, publish)
-                        if behind > at:
-                            at = behind
+                        after = self._passing(data, at, stop, end, publish)
+                        if after > at:
+                            at = after
                             continue
                     else:
                         if start < at:
                             out.append(data[start:at])
-                        behind = self._routed(data, at, stop, end, publish)
-                        start = at = behind if behind > 0 else at
-                        if behind > 0:
+                        after = self._routed(data, at, stop, end, publish)
+                        start = at = after if after > 0 else at
+                        if after > 0:
                             continue
-                        if behind < 0:
+                        if after < 0:
                             break
             if data[stop - 1] != FRAME_END or size + OVERHEAD > frame_max or kind not in KINDS:
                 break
@@ -253,7 +253,7 @@ class Publishing:
         """Step over whole publishes to an exchange that is not evaluated here, as long as they have one method frame.
 
         Returns:
-            The offset behind them; `at` where the first is not whole, or anything is odd about it.
+            The offset after them; `at` where the first is not whole, or anything is odd about it.
         """
         channel = publish.channel
         if channel.content is not Content.METHOD:
@@ -331,7 +331,7 @@ class Publishing:
         """Send whole publishes to an exchange of ours on their way, as long as they have one method frame.
 
         Returns:
-            The offset behind them; 0 where the frame-by-frame path must look at the first; -1 where more bytes must
+            The offset after them; 0 where the frame-by-frame path must look at the first; -1 where more bytes must
             come for it.
         """
         channel = publish.channel

@@ -116,11 +116,11 @@ class Distant:
         Args:
             data: bytes with the method frame in them.
             at: its offset.
-            header_at: offset behind it.
+            header_at: offset after it.
             end: of the data.
 
         Returns:
-            The offset behind them; 0 where the frame-by-frame path must look at the first; -1 where more bytes must
+            The offset after them; 0 where the frame-by-frame path must look at the first; -1 where more bytes must
             come for it.
         """
         found = self._found(data, at, end)

@@ -27,7 +27,7 @@ class RemoteResult(Enum):
     NACKED = "nacked"
     #: no queue for it
     RETURNED = "returned"
-    #: the link went, or the deadline passed; nobody knows whether the broker has it
+    #: the link went, or the deadline passed; it is unknown whether the broker has it
     LOST = "lost"
 
 
