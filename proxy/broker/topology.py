@@ -3,7 +3,7 @@
 Followed are the virtual hosts that rules name, those that hold what clients declared, and each in which a client logs
 in. `app` builds it, awaits `start` and keeps `run` as a task; sessions and relays call the rest. Rules files are not
 known here: it is given the shared states. `VhostStatus` is what the status page shows of one virtual host.
-Source: docs/architecture.md (the broker is the store).
+Source: architecture, "The broker is the store".
 """
 
 from __future__ import annotations

@@ -6,7 +6,10 @@ on the tags differ, and a producer's tag is settled when all its copies are; one
 return on when every copy has come back; a return names no tag, so it is known by what it brings, which works on
 channels without confirms too.
 
-Source: RabbitMQ guide "Consumer acknowledgements and publisher confirms"; architecture, "One in, one out".
+The broker's acks and nacks themselves are taken by `broker_methods`, which settles them here and relays them.
+
+Sources: architecture, "One publish in, one publish out"; RabbitMQ guide "Consumer acknowledgements and publisher
+confirms".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The driver gives bytes, time and answers, and sends what gathers in `to_upstream` and `to_producer`. It carries out
 `requests` and answers them with `release` and `resume`. No sockets.
 
-Source: architecture, "One in, one out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
+Source: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
 """
 
 from __future__ import annotations

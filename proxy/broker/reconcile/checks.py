@@ -1,7 +1,8 @@
 """Finds exchanges, queues and bindings on the broker that contradict the rules or change their effect.
 
 Conflicts stop a load: the operator must choose a way out. Warnings do not. All functions are pure and answer in
-sentences for the operator. Sources: docs/architecture.md (delivery), and the measured behaviour of RabbitMQ 3.10.
+sentences for the operator. Sources: architecture, "The control plane", and
+the measured behaviour of RabbitMQ 3.10.
 """
 
 from __future__ import annotations

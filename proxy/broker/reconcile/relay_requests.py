@@ -2,7 +2,7 @@
 
 `OnDemandBinding` binds destinations that no rule names at the moment a publish needs them. Producers and regex routes
 choose such destinations, so everything is bounded: one attempt per destination at a time, a limited number of bound
-destinations, a limited memory of those that can't be bound. Source: docs/architecture.md (destination tokens).
+destinations, a limited memory of those that can't be bound. Source: architecture, "The control plane".
 
 `RelayEvents` applies declares and deletes that passed through a relay. It must stay cheap with thousands of bindings:
 ten thousand declares in turn must not compute the desired state ten thousand times. It does not observe the broker.

@@ -6,7 +6,7 @@ soon as something differs the broker itself is asked: it gets what the producer 
 those that were given already are left out. So the broker alone admits users that are not known, and what a producer
 reads is what it would read on a new connection.
 
-Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One in, one out".
+Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One publish in, one publish out".
 """
 
 from __future__ import annotations

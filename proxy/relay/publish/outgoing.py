@@ -3,7 +3,7 @@
 From a Decision and the state of the virtual host to `Outgoing`: which exchange and key the publish leaves under,
 which tokens or queue names it carries as BCC, and what must be bound first. No caching here (see `plan`).
 
-Source: architecture "One in, one out"; delivery notes; RabbitMQ guide "Sender-selected distribution".
+Source: architecture "One publish in, one publish out"; delivery notes; RabbitMQ guide "Sender-selected distribution".
 """
 
 from __future__ import annotations

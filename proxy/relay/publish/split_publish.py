@@ -4,7 +4,7 @@ Too many tokens for one header frame, or, in queue delivery, destinations that a
 so it is kept until it is whole (bounded, see `RelayLimits.replay_bytes`); the channel's ledger joins the confirms, its
 `Returns` the returns.
 
-Source: architecture, "One in, one out"; delivery notes, "The ledger where there are no confirms".
+Source: architecture, "One publish in, one publish out"; delivery notes, "The ledger where there are no confirms".
 """
 
 from __future__ import annotations

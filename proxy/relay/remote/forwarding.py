@@ -3,7 +3,7 @@
 Each target is one message for that broker. A failed translation counts as a copy that is refused at once. The channel's
 ledger and returns join all of them. No links here, see `lane`.
 
-Source: the messenger-addressing specification, 3.3 and 3.4; architecture, "One in, one out".
+Source: the messenger-addressing specification, 3.3 and 3.4; architecture, "One publish in, one publish out".
 """
 
 from __future__ import annotations
