@@ -27,6 +27,18 @@ FOLD_STEP = 256
 #: Bindings that were true: (exchange, id of the binding).
 Matched: TypeAlias = tuple[tuple[bytes, str], ...]
 _TallyKey: TypeAlias = tuple[str, bytes, str, Matched, tuple[bytes, ...]]
+#: How the opening of a connection ended.
+RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
+#: Whose regular expressions: those of rules files, of a client's bindings, of the headers of a message.
+REGEX_OWNERS = ("rules", "client", "message")
+#: Upper bounds in seconds. A cached decision takes a microsecond, ten thousand regular expressions a second.
+DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0)
+#: Upper bounds in seconds. A confirm takes 0.2 ms on loopback, seconds from a busy quorum queue.
+CONFIRM_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+#: Why a connection was rejected before its handshake.
+REJECTED_CONNECTIONS = ("connections", "connections_per_peer")
+#: Limits that producers run into: how often one was slowed down, or something of it was ended.
+LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "regex_budget")
 
 
 @dataclass(slots=True, eq=False)
@@ -233,16 +245,6 @@ class Traffic:
         return found
 
 
-#: How the opening of a connection ended.
-RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
-#: Whose regular expressions: those of rules files, of a client's bindings, of the headers of a message.
-REGEX_OWNERS = ("rules", "client", "message")
-#: Upper bounds in seconds. A cached decision takes a microsecond, ten thousand regular expressions a second.
-DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0)
-#: Upper bounds in seconds. A confirm takes 0.2 ms on loopback, seconds from a busy quorum queue.
-CONFIRM_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-
-
 class Histogram:
     """Counts of observed durations, by upper bound.
 
@@ -338,12 +340,6 @@ class ConnectionCounters:
     def attempt(self, result: str) -> None:
         """Count how an attempt to open a connection ended (a name of RESULTS)."""
         self.results[result] += 1
-
-
-#: Why a connection was rejected before its handshake.
-REJECTED_CONNECTIONS = ("connections", "connections_per_peer")
-#: Limits that producers run into: how often one was slowed down, or something of it was ended.
-LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "regex_budget")
 
 
 @dataclass(slots=True, eq=False)

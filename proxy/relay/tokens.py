@@ -25,6 +25,19 @@ from proxy.values import RESERVED_PREFIX
 
 #: A key that is never bound: publishing to it reaches no queue.
 NOWHERE = RESERVED_PREFIX + b"n.0000000000000000"
+#: What the keys of grants begin with.
+GRANTS = RESERVED_PREFIX + b"r."
+#: What keyed tokens begin with, and a letter for the kind. Version 0.1 takes what is bound there for witnesses of what
+#: clients could bind: it neither uses nor removes them, and does not call them foreign.
+_KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
+_KEYED_PREFIXES = tuple(_KEYED.values())
+#: What the exchanges begin with that say which tokens are bound no more (see `Tokens.markers`).
+_MARKERS = RESERVED_PREFIX + b"f."
+#: stands for the key of unkeyed tokens
+UNKEYED = b""
+#: Destinations whose tokens are remembered; a hash costs a microsecond.
+_REMEMBERED = 65536
+_SIGNING, _TOKENS = b"oxproxy binding signature 1", b"oxproxy destination token 1"
 
 
 @lru_cache(maxsize=65536)
@@ -42,10 +55,6 @@ def token(kind: str, name: bytes) -> bytes:
     return RESERVED_PREFIX + letter + blake2b(name, digest_size=8).hexdigest().encode()
 
 
-#: What the keys of grants begin with.
-GRANTS = RESERVED_PREFIX + b"r."
-
-
 @lru_cache(maxsize=65536)
 def grant_key(client: str, kind: str, name: bytes) -> bytes:
     """Give the key under which a destination is bound in witness that a client could bind it; no publish uses it.
@@ -57,18 +66,6 @@ def grant_key(client: str, kind: str, name: bytes) -> bytes:
     """
     witness = repr((client, kind, name)).encode()
     return GRANTS + blake2b(witness, digest_size=8).hexdigest().encode()
-
-
-#: What keyed tokens begin with, and a letter for the kind. Version 0.1 takes what is bound there for witnesses of what
-#: clients could bind: it neither uses nor removes them, and does not call them foreign.
-_KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
-_KEYED_PREFIXES = tuple(_KEYED.values())
-#: What the exchanges begin with that say which tokens are bound no more (see `Tokens.markers`).
-_MARKERS = RESERVED_PREFIX + b"f."
-#: stands for the key of unkeyed tokens
-UNKEYED = b""
-#: Destinations whose tokens are remembered; a hash costs a microsecond.
-_REMEMBERED = 65536
 
 
 def is_keyed(routing_key: bytes) -> bool:
@@ -143,9 +140,6 @@ class Tokens:
             return token(kind, name)
         text = self.vhost.encode() + b"\0" + name
         return _KEYED[kind] + blake2b(text, key=key, digest_size=8).hexdigest().encode()
-
-
-_SIGNING, _TOKENS = b"oxproxy binding signature 1", b"oxproxy destination token 1"
 
 
 class Secrets:

@@ -59,6 +59,12 @@ _REPLIES = {
     methods.EXCHANGE_UNBIND: methods.EXCHANGE_UNBIND_OK,
 }
 
+#: Destinations that are asked about when a binding is made; further ones when a message chooses them.
+CHECKED_AT_ONCE = 500
+_REFUSED = "403 ACCESS_REFUSED - "
+#: Binds of one channel that may be under way to the broker; further ones wait until these are answered.
+_BINDS_AT_ONCE = 256
+
 
 class BindRequest(NamedTuple):
     """A bind or unbind, of a queue or an exchange.
@@ -134,11 +140,6 @@ def is_bind(frame: bytes) -> int:
     """Give the method of a method frame where it is a bind, else 0."""
     index: int = U32.unpack_from(frame, 7)[0] if len(frame) >= OVERHEAD + U32.size else 0
     return index if index in (methods.QUEUE_BIND, methods.EXCHANGE_BIND) else 0
-
-
-#: Destinations that are asked about when a binding is made; further ones when a message chooses them.
-CHECKED_AT_ONCE = 500
-_REFUSED = "403 ACCESS_REFUSED - "
 
 
 class ClientReach:
@@ -236,10 +237,6 @@ class ClientReach:
         if exchange.uses(destination) > uses or any(destination in one.allowed for one in owned.reaches.values()):
             return True
         return any(router.names(one, destination) for one in exchange.next_names if one in router.exchanges)
-
-
-#: Binds of one channel that may be under way to the broker; further ones wait until these are answered.
-_BINDS_AT_ONCE = 256
 
 
 class _PendingBind(NamedTuple):

@@ -50,6 +50,9 @@ _COMPARED = (
 )
 #: how the control plane declares what a rules file names
 _BY_FILE = DeclaredExchange(durable=True, auto_delete=False, internal=False, entries=b"", sequence=0)
+OPEN = b"x-open"
+_DECLARE, _DELETE = (40, 10), (40, 20)
+_ALTERNATE = b"alternate-exchange"
 
 
 def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str, ids: tuple[int, int]) -> None:
@@ -129,11 +132,6 @@ def _shown(value: Value | None) -> str:
 
 def _utf8(name: bytes) -> str:
     return name.decode(errors="replace")
-
-
-OPEN = b"x-open"
-_DECLARE, _DELETE = (40, 10), (40, 20)
-_ALTERNATE = b"alternate-exchange"
 
 
 class _NewExchange(NamedTuple):

@@ -30,6 +30,28 @@ FRAME_MIN_BYTES_4_1 = 8192
 _TOP_CHANNEL = 65535
 
 _NOT_ALLOWED = 530
+#: Our entry in both tables: the version of this proxy.
+OXPROXY = b"oxproxy"
+#: Our entry in the client properties: where the producer comes from.
+OXPROXY_PEER = b"oxproxy_peer"
+#: The mechanism that logs in by the certificate of the connection. The broker would see ours and let every producer in
+#: as any user that it stands for, so it is neither offered nor relayed.
+EXTERNAL = b"EXTERNAL"
+_NOT_EXTERNAL = (
+    "SASL EXTERNAL can't pass a proxy: the broker would see its certificate, not yours; "
+    "log in with PLAIN or AMQPLAIN, over TLS"
+)
+_ACCESS_REFUSED = 403
+#: Characters of a user or connection name that logs get to see; the rest is cut.
+NAME_CHARACTERS = 255
+_CAPABILITIES = (
+    b"publisher_confirms",
+    b"exchange_exchange_bindings",
+    b"basic.nack",
+    b"consumer_cancel_notify",
+    b"connection.blocked",
+    b"authentication_failure_close",
+)
 
 
 class TuningLimits(NamedTuple):
@@ -119,33 +141,6 @@ def _check(name: str, value: int, lowest: int, highest: int) -> None:
     side, bound = ("lower than the minimum", lowest) if value < lowest else ("higher than the maximum", highest)
     text = f"negotiated {name} = {value} is {side} allowed value ({bound})"
     raise ProtocolError(_NOT_ALLOWED, text, class_id=CONNECTION_TUNE >> 16, method_id=CONNECTION_TUNE & 0xFFFF)
-
-
-#: Our entry in both tables: the version of this proxy.
-OXPROXY = b"oxproxy"
-#: Our entry in the client properties: where the producer comes from.
-OXPROXY_PEER = b"oxproxy_peer"
-
-#: The mechanism that logs in by the certificate of the connection. The broker would see ours and let every producer in
-#: as any user that it stands for, so it is neither offered nor relayed.
-EXTERNAL = b"EXTERNAL"
-_NOT_EXTERNAL = (
-    "SASL EXTERNAL can't pass a proxy: the broker would see its certificate, not yours; "
-    "log in with PLAIN or AMQPLAIN, over TLS"
-)
-_ACCESS_REFUSED = 403
-
-#: Characters of a user or connection name that logs get to see; the rest is cut.
-NAME_CHARACTERS = 255
-
-_CAPABILITIES = (
-    b"publisher_confirms",
-    b"exchange_exchange_bindings",
-    b"basic.nack",
-    b"consumer_cancel_notify",
-    b"connection.blocked",
-    b"authentication_failure_close",
-)
 
 
 class Server(NamedTuple):

@@ -16,6 +16,9 @@ from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.remote.lane import RemoteMessage, RemotePublisher, RemoteResult
 
+#: What a broker says of a message that it has dealt with.
+_TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
+
 
 class _Copy(RemoteMessage):
     """One copy of a publish at another broker."""
@@ -44,10 +47,6 @@ class _Copy(RemoteMessage):
         comes_back = result is RemoteResult.RETURNED or (not self._tag and result is not RemoteResult.ACKED)
         content = (self._origin, self.body) if comes_back and self._publish.mandatory else None
         _settle(conversation, self._publish, self._tag, self._mark, content, result in _TAKEN)
-
-
-#: What a broker says of a message that it has dealt with.
-_TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 
 
 def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]:

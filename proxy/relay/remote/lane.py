@@ -18,6 +18,9 @@ from proxy.addressing.targets import Remote
 from proxy.amqp.frames import BODY, FRAME_HEAD, HEADER, OVERHEAD, body_frames
 from proxy.amqp.method_frames import basic_publish, channel_close, channel_open, confirm_select
 
+#: Method frames kept ready, by exchange, key and flag.
+_KEPT_METHODS = 256
+
 
 class RemoteResult(Enum):
     """What became of one message."""
@@ -87,10 +90,6 @@ class Remotes(Protocol):
 
     def publisher(self, remote: Remote) -> RemotePublisher | str:
         """A new publisher to a broker, or why there is none."""
-
-
-#: Method frames kept ready, by exchange, key and flag.
-_KEPT_METHODS = 256
 
 
 class Stage(Enum):

@@ -44,6 +44,9 @@ FRAME_MAX = 131_072
 _HEARTBEAT = 60
 _TOP_CHANNEL = 65535
 _CAPABILITIES = (b"publisher_confirms", b"basic.nack", b"connection.blocked", b"authentication_failure_close")
+#: a whole frame of Basic.Ack
+_ACK = Struct(">BHIIQBB")
+_ACK_BYTES = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +153,6 @@ class RemoteLogin:
         self.to_send.append(method_frame(0, methods.CONNECTION_TUNE_OK, *tuned))
         self.to_send.append(method_frame(0, methods.CONNECTION_OPEN, self._credentials.vhost, b"", False))
         self._expected = methods.CONNECTION_OPEN_OK
-
-
-#: a whole frame of Basic.Ack
-_ACK = Struct(">BHIIQBB")
-_ACK_BYTES = 13
 
 
 class RemoteLink:
