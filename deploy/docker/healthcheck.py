@@ -11,7 +11,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from proxy.config.settings import load_settings
+from proxy.config.loader import load_settings
 from proxy.errors import ConfigErrors
 
 CONFIGURATION = Path("/etc/oxproxy/oxproxy.yaml")

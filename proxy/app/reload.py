@@ -22,7 +22,7 @@ import structlog
 from proxy.admin.server import GuardedRoute, json_route
 from proxy.broker.reconcile.rules_swap import Retirement
 from proxy.broker.topology import Topology
-from proxy.config.settings import ChangedSettings
+from proxy.config.loader import ChangedSettings
 from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters, RulesCounters

@@ -45,7 +45,8 @@ from proxy.audit.writer import AuditWriter
 from proxy.broker.remote_observer import RemoteObserver
 from proxy.broker.settings import ControlSettings, DeclaredSettings, TlsSettings
 from proxy.broker.topology import Topology
-from proxy.config.settings import ChangedSettings, Settings, changed_since, load_settings, rules_files
+from proxy.config.loader import ChangedSettings, changed_since, load_settings, rules_files
+from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError, UpstreamFailure
 from proxy.net.context import SessionContext
 from proxy.net.listener import Listener, ListenError, admitted_connections

@@ -33,7 +33,8 @@ from proxy.app.reload import Activation, ActivationResult, Files, ReloadLoop
 from proxy.app.shadow import shadow_routes
 from proxy.app.worker import Worker
 from proxy.broker.supervision import Supervisor
-from proxy.config.settings import ChangedSettings, Settings, changed_since, rules_files
+from proxy.config.loader import ChangedSettings, changed_since, rules_files
+from proxy.config.settings import Settings
 from proxy.net.tasks import Tasks
 from proxy.net.tls_config import SidecarTls
 from proxy.observe.exposition import PROCESS, Exposition

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from proxy.cli.console import DONE, NO, WRONG, print_errors, print_line, read_bytes
 from proxy.config.keys import members
-from proxy.config.settings import Settings, parse_settings, rules_files
+from proxy.config.loader import parse_settings, rules_files
+from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.brokers import broker_password
 from proxy.rules.file_tests import TestFailure

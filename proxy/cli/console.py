@@ -51,7 +51,7 @@ def read_settings(path: Path) -> Settings:
     Raises:
         ConfigErrors: every fault in it.
     """
-    from proxy.config.settings import load_settings
+    from proxy.config.loader import load_settings
 
     settings, warnings = load_settings(path, os.environ)
     print_errors(warnings)

@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from proxy.cli.console import DONE, print_line
-from proxy.config.settings import SECRET_BYTES
+from proxy.config.secrets import SECRET_BYTES
 from proxy.errors import ConfigError, ConfigErrors
 
 _SETTINGS = """\

@@ -1,27 +1,18 @@
-"""The keys of the configuration file with their defaults, and how a configuration is loaded.
+"""The keys of the configuration file with their defaults: one dataclass per section, and `Settings` for all of it.
 
-Every key has an effect and unknown keys are errors. Passwords, the secrets that sign clients' bindings and the key of
-the audit log's hashes are read here from where the configuration says; files of TLS are only looked for, since whether
-they can be used is seen when contexts are made of them. No rules file is read and no socket is opened.
-docs/configuration.md lists every key; a test compares the two.
+Every key has an effect and unknown keys are errors. docs/configuration.md lists every key; a test compares the two.
 """
 
 from __future__ import annotations
 
-import glob
-import os
-from base64 import b64decode
-from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Environment
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, TypeAlias
 
-from proxy.config.keys import Key, differences, override, read_section
-from proxy.errors import ConfigError, ConfigErrors
+from proxy.config.keys import Key
+from proxy.errors import ConfigError
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.yamlfile.document import read_document
-from proxy.yamlfile.fields import Fields
 from proxy.yamlfile.kinds import (
     ADDRESSES,
     FLAG,
@@ -36,12 +27,10 @@ from proxy.yamlfile.kinds import (
     choice,
     choices,
     duration,
-    is_own_address,
-    listen_conflict,
     optional,
     whole_number,
 )
-from proxy.yamlfile.nodes import ConfigWarning, Faults, Mapping, Place, join
+from proxy.yamlfile.nodes import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,76 +72,7 @@ class UpstreamTls:
     key: Annotated[str | None, Key(optional(TEXT), "file of its private key (PEM, without a passphrase)")] = None
 
 
-@dataclass(frozen=True, slots=True)
-class TlsChecks:
-    """Finds what is wrong with settings of TLS.
-
-    Args:
-        folder: that of the configuration.
-        places: of every key that was written.
-        faults: takes the faults.
-        required: whether files must be there; where not, their absence is a warning.
-    """
-
-    folder: Path
-    places: dict[str, Place]
-    faults: Faults
-    required: bool
-
-    def listener(self, tls: ListenTls | None, path: str) -> None:
-        """Check one listener's."""
-        if tls is None:
-            return
-        for name in ("certificate", "key"):
-            if getattr(tls, name) is None:
-                self._error(join(path, name), path, "seen nothing, expected the name of a file")
-        if tls.client_ca is None and join(path, "client_verify") in self.places:
-            self._error(join(path, "client_verify"), path, "without client_ca no certificate is asked for")
-        self._files(path, certificate=tls.certificate, key=tls.key, client_ca=tls.client_ca)
-
-    def upstream(self, tls: UpstreamTls | None, path: str, addresses: Iterable[HostPort]) -> None:
-        """Check the broker's, and say where passwords would cross a network in plain text."""
-        if tls is None:
-            far = [str(address) for address in addresses if not address.loopback]
-            if far:
-                message = f"without upstream.tls, passwords go to {far[0]} as plain text"
-                self.faults.warn(self._place("upstream.address", "upstream"), "upstream.address", message)
-            return
-        if (tls.certificate is None) != (tls.key is None):
-            self._error(path, path, "certificate and key go together")
-        if not tls.verify:
-            message = "whoever is in between can pretend to be the broker, and read passwords"
-            self.faults.warn(self._place(join(path, "verify"), path), join(path, "verify"), message)
-        self._files(path, ca=tls.ca, certificate=tls.certificate, key=tls.key)
-
-    def _files(self, path: str, **names: str | None) -> None:
-        for key, name in names.items():
-            why = "" if name is None else _absence(self.folder / name)
-            if why:
-                report = self.faults.error if self.required else self.faults.warn
-                where = join(path, key)
-                report(self._place(where, path), where, f"{self.folder / (name or '')}: {why}")
-
-    def _error(self, path: str, above: str, message: str) -> None:
-        self.faults.error(self._place(path, above), path, message)
-
-    def _place(self, path: str, above: str) -> Place:
-        return self.places.get(path) or self.places.get(above) or Place("configuration", 0)
-
-
-def _absence(file: Path) -> str:
-    """Say why a file can't be found; nothing where it is there."""
-    try:
-        return "" if file.is_file() else "there is no such file"
-    except OSError as error:  # such as a folder that we may not look into
-        return error.strerror or str(error)
-
-
 _GUEST = Secret("guest")
-#: Bytes of each secret that signs clients' bindings.
-SECRET_BYTES = 32
-#: Bytes of the key of the audit log's hashes, as `audit.record` wants it.
-HASH_KEY_BYTES = (16, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,177 +104,11 @@ class SecretSource:
     value: bytes = field(default=b"", repr=False)
 
 
-def read_secret(data: bytes) -> bytes | None:
-    """Give the 32 bytes of a secret, None where it is not as expected.
-
-    Args:
-        data: 32 bytes, or the same in hexadecimal or base64, with blanks and line breaks around it.
-    """
-    if len(data) == SECRET_BYTES:
-        return data
-    text = data.strip()
-    try:
-        found = bytes.fromhex(text.decode("ascii")) if len(text) == 2 * SECRET_BYTES else b64decode(text, validate=True)
-    except ValueError:
-        return None
-    return found if len(found) == SECRET_BYTES else None
-
-
-@dataclass(frozen=True, slots=True)
-class SecretReader:
-    """Finds the control user's password among the three ways to give it.
-
-    Args:
-        folder: that of the configuration.
-        environ: the environment.
-        places: of every key that was written.
-        faults: takes the faults.
-        required: whether it must be there; where not, its absence is a warning.
-    """
-
-    folder: Path
-    environ: Environment[str, str]
-    places: dict[str, Place]
-    faults: Faults
-    required: bool
-
-    def control(self, control: ControlSection, loopback: bool) -> ControlSection:
-        """Give the control user with the password to use.
-
-        Args:
-            control: as configured.
-            loopback: whether the broker is on this host.
-        """
-        return replace(control, password=self._password(control, loopback))
-
-    def secrets(self, sources: Sequence[SecretSource]) -> tuple[SecretSource, ...]:
-        """Give the sources of `declared.secrets` with their values, as far as they can be read."""
-        return tuple(
-            replace(source, value=self._secret(source, f"declared.secrets[{index}]"))
-            for index, source in enumerate(sources)
-        )
-
-    def _secret(self, source: SecretSource, path: str) -> bytes:
-        given = [key for key, value in (("file", source.file), ("env", source.env)) if value is not None]
-        if len(given) != 1:
-            seen = "file and env, expected one of them" if given else "nothing, expected file or env"
-            place = self.places[f"{path}.{given[-1]}" if given else "declared.secrets"]
-            self.faults.error(place, path, f"seen {seen}")
-            return b""
-        key, place = f"{path}.{given[0]}", self.places[f"{path}.{given[0]}"]
-        if source.env is not None:
-            if source.env not in self.environ:
-                self._missing(place, key, f'there is no environment variable "{source.env}"')
-                return b""
-            where, data = f"environment variable {source.env}", os.fsencode(self.environ[source.env])
-        else:
-            where = str(self.folder / (source.file or ""))
-            try:
-                data = Path(where).read_bytes()
-            except OSError as error:
-                self._missing(place, key, f"{where} can't be read: {error.strerror or error}")
-                return b""
-        found = read_secret(data)
-        if found is None:
-            expected = f"{SECRET_BYTES} random bytes: as they are (in a file), in hexadecimal or in base64"
-            self.faults.error(place, key, f"{where}: seen {len(data)} bytes of something else, expected {expected}")
-        return found or b""
-
-    def hash_key(self, variable: str | None, file: str | None) -> bytes:
-        """Give the key of the audit log's hashes; nothing where it can't be read."""
-        if variable is not None:
-            key, place = "audit.hash_key_env", self.places["audit.hash_key_env"]
-            if variable not in self.environ:
-                self._missing(place, key, f'there is no environment variable "{variable}"')
-                return b""
-            found = os.fsencode(self.environ[variable])
-        elif file is not None:
-            key, place = "audit.hash_key_file", self.places["audit.hash_key_file"]
-            where = self.folder / file
-            try:
-                found = where.read_bytes().removesuffix(b"\n")
-            except OSError as error:
-                self._missing(place, key, f"{where} can't be read: {error.strerror or error}")
-                return b""
-        else:
-            message = "hashes need a key of their own under hash_key_env or hash_key_file"
-            self.faults.error(self.places["audit.hash"], "audit.hash", message)
-            return b""
-        least, most = HASH_KEY_BYTES
-        if not least <= len(found) <= most:
-            self.faults.error(place, key, f"seen a key of {len(found)} bytes, expected {least} to {most}")
-        return found
-
-    def _password(self, control: ControlSection, loopback: bool) -> Secret:
-        path = "upstream.control."
-        ways = {"password_env": control.password_env, "password_file": control.password_file}
-        given = [key for key in ("password", *ways) if path + key in self.places]
-        given = [key for key in given if key == "password" or ways[key] is not None]
-        # A variable overrides the file, whichever way each of them takes.
-        given = [key for key in given if not self.places[path + key].line] or given
-        if not given:
-            self._default(control, loopback)
-            return control.password
-        key, place = path + given[0], self.places[path + given[0]]
-        if len(given) > 1:
-            message = f"seen {' and '.join(given)}, expected one of them"
-            self.faults.error(self.places[path + given[1]], path + given[1], message)
-        if given[0] == "password_env":
-            return self._from_variable(control.password_env or "", key, place)
-        if given[0] == "password_file":
-            return self._from_file(self.folder / (control.password_file or ""), key, place)
-        if not control.password.reveal():
-            self.faults.error(place, key, "seen an empty text, expected a password")
-        elif place.line and not loopback:
-            message = "a password as text, for a broker elsewhere: use password_env or password_file"
-            self.faults.warn(place, key, message)
-        return control.password
-
-    def _default(self, control: ControlSection, loopback: bool) -> None:
-        """Say so where nothing was written and the default password would be sent."""
-        section, key = "upstream.control", "upstream.control.password"
-        place = self.places.get(f"{section}.username") or self.places.get(section) or self.places.get("upstream")
-        place = place or Place("configuration", 0)
-        if control.username != ControlSection().username:
-            expected = "expected password_env, password_file or password"
-            self._missing(place, key, f'seen nothing for the user "{control.username}", {expected}')
-        elif not loopback:
-            message = "seen nothing: guest with its default password is for brokers on loopback, RabbitMQ refuses it"
-            self.faults.warn(place, key, f"{message} elsewhere")
-
-    def _from_variable(self, name: str, key: str, place: Place) -> Secret:
-        if name not in self.environ:
-            self._missing(place, key, f'there is no environment variable "{name}"')
-        elif not self.environ[name]:
-            self._missing(place, key, f'the environment variable "{name}" is empty, expected a password')
-        return Secret(self.environ.get(name, ""))
-
-    def _from_file(self, path: Path, key: str, place: Place) -> Secret:
-        try:
-            found = path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
-            if not found:
-                self._missing(place, key, f"{path} is empty, expected a password")
-            return Secret(found)
-        except OSError as error:
-            self._missing(place, key, f"{path} can't be read: {error.strerror or error}")
-        except UnicodeDecodeError:
-            self.faults.error(place, key, f"{path} is not UTF-8 text")
-        return Secret("")
-
-    def _missing(self, place: Place, key: str, message: str) -> None:
-        report = self.faults.error if self.required else self.faults.warn
-        report(place, key, message)
-
-
 Places: TypeAlias = Environment[str, Place]
 _HERE = HostPort("127.0.0.1", 5673)
 _BROKER = HostPort("127.0.0.1", 5672)
 _ADMIN = HostPort("127.0.0.1", 15693)
 _WAIT = duration(0.01, 3600)
-_NO_SECRETS = (
-    "seen nothing, expected a secret of its own for a broker elsewhere: without one the key that signs clients' "
-    "bindings is derived from the control user's password"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -642,139 +396,3 @@ class Settings:
         """Give an error at a key, for what only turns out when its value is used."""
         place = self.place(key)
         return ConfigError(place.source, place.line, key, message, place.column)
-
-
-def load_settings(
-    path: Path, environ: Environment[str, str], secrets_required: bool = True
-) -> tuple[Settings, list[ConfigWarning]]:
-    """Read the configuration file and the environment over it.
-
-    Args:
-        path: the file.
-        environ: the environment; variables that begin with ``OXPROXY_`` override keys.
-        secrets_required: whether a password that is kept elsewhere, and the files of TLS, must be there; False makes
-            their absence a warning, and that of the folder for the audit log (of which serve makes an error later), for
-            checks on a machine that must not know them.
-
-    Returns:
-        The settings, and what the operator should know about them.
-
-    Raises:
-        ConfigErrors: every fault that was found.
-    """
-    faults = Faults()
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigErrors([ConfigError(str(path), 0, "", f"can't be read: {error.strerror or error}")]) from error
-    settings = parse_settings(data, path, environ, faults, secrets_required)
-    return settings, faults.warnings
-
-
-class ChangedSettings(NamedTuple):
-    """What a configuration file says by now that a running sidecar does not follow.
-
-    Args:
-        keys: that have other values.
-        errors: why it can't be used as it is now.
-    """
-
-    keys: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-
-
-def changed_since(settings: Settings, environ: Environment[str, str]) -> ChangedSettings:
-    """Read the configuration file again and compare."""
-    if settings.file.exists() and not settings.file.is_file():  # standard input and pipes can't be read again
-        return ChangedSettings()
-    try:
-        now, _ = load_settings(settings.file, environ)
-    except ConfigErrors as errors:
-        return ChangedSettings(errors=tuple(map(str, errors.errors)))
-    return ChangedSettings(tuple(differences(settings, now)))
-
-
-def parse_settings(
-    data: bytes, path: Path, environ: Environment[str, str], faults: Faults, secrets_required: bool = True
-) -> Settings:
-    """Read settings from a file's content; see `load_settings`."""
-    root = read_document(data, str(path), faults)
-    if root is None:
-        faults.check()
-        root = Mapping(Place(str(path), 1), [])
-    places: dict[str, Place] = {}
-    settings = read_section(Settings, Fields(override(root, environ, faults), "", faults), places)
-    passwords = SecretReader(path.parent, environ, places, faults, secrets_required)
-    upstream = settings.upstream
-    loopback = all(each.loopback for each in upstream.addresses)
-    upstream = replace(upstream, control=passwords.control(upstream.control, loopback))
-    declared = replace(settings.declared, secrets=passwords.secrets(settings.declared.secrets))
-    if not declared.secrets and not loopback:
-        faults.warn(places.get("declared") or places["upstream.address"], "declared.secrets", _NO_SECRETS)
-    audit = settings.audit
-    if audit.hash:
-        audit = replace(audit, hash_key=passwords.hash_key(audit.hash_key_env, audit.hash_key_file))
-    settings = replace(settings, upstream=upstream, declared=declared, audit=audit)
-    settings = replace(settings, folder=path.parent, file=path, places=places)
-    _check_addresses(settings, faults)
-    tls = TlsChecks(path.parent, places, faults, secrets_required)
-    for index, listener in enumerate(settings.listen):
-        tls.listener(listener.tls, f"listen[{index}].tls")
-    tls.upstream(settings.upstream.tls, "upstream.tls", settings.upstream.addresses)
-    directory = settings.audit.directory
-    if directory is not None and not secrets_required and not (path.parent / directory).parent.is_dir():
-        message = f"{path.parent / directory}: there is no folder {(path.parent / directory).parent} to make it in"
-        faults.warn(settings.place("audit.directory"), "audit.directory", message)
-    faults.check()
-    return settings
-
-
-def _check_addresses(settings: Settings, faults: Faults) -> None:
-    """Report addresses that can't be listened on together, and a broker that is this sidecar itself."""
-    listening = [(f"listen[{index}].address", each.address) for index, each in enumerate(settings.listen)]
-    if settings.admin.address is not None:
-        listening.append(("admin.address", settings.admin.address))
-    for index, (key, address) in enumerate(listening):
-        other = next((each for each in listening[:index] if listen_conflict(each[1], address)), None)
-        if other is not None:
-            if key not in settings.places:  # a default: the line to look at is the other's
-                (key, address), other = other, (key, address)
-            message = f"{address} can't be listened on together with {other[0]} {other[1]}"
-            faults.error(settings.place(key), key, message)
-        if not address.port:
-            message = "port 0 is any free port, another one at each start; the log says which"
-            faults.warn(settings.place(key), key, message)
-    here = [(address.host, address.port) for _, address in listening]
-    for address in settings.upstream.addresses:
-        if is_own_address(address.host, address.port, here):
-            message = f"{address} is an address that this sidecar listens on itself"
-            faults.error(settings.place("upstream.address"), "upstream.address", message)
-
-
-def rules_files(settings: Settings) -> list[Path]:
-    """Find the files that the configuration names, in the order in which they are read.
-
-    Raises:
-        ConfigErrors: a name or pattern that leads to no file.
-    """
-    found: set[Path] = set()
-    errors = []
-    for pattern in settings.rules:
-        paths = _matching(settings.folder, pattern)
-        if not paths:
-            what = "pattern matches no file" if _is_pattern(pattern) else "file does not exist"
-            errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {what}"))
-        found.update(paths)
-    if errors:
-        raise ConfigErrors(errors)
-    return sorted(found)
-
-
-def _is_pattern(pattern: str) -> bool:
-    return glob.has_magic(pattern)
-
-
-def _matching(folder: Path, pattern: str) -> list[Path]:
-    # As a shell does: a pattern leaves out names that begin with a dot, such as editors' backups.
-    names = glob.glob(pattern, root_dir=folder, recursive=True) if _is_pattern(pattern) else [pattern]
-    return [folder / name for name in names if (folder / name).is_file()]

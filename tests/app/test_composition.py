@@ -18,7 +18,8 @@ from proxy.app.composition import (
 from proxy.audit.record import Privacy
 from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditMode, AuditPolicy
-from proxy.config.settings import Settings, load_settings, parse_settings
+from proxy.config.loader import load_settings, parse_settings
+from proxy.config.settings import Settings
 from proxy.errors import ConfigError
 from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.tokens import Secrets

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from proxy.addressing.targets import Target
-from proxy.config.settings import load_settings, rules_files
+from proxy.config.loader import load_settings, rules_files
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.router import Router
 from proxy.rules.loader import load_rules

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.cli import main as cli
-from proxy.config.settings import load_settings
+from proxy.config.loader import load_settings
 
 
 def test_what_is_written_passes_the_check_and_runs_its_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

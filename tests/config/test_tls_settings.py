@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.settings import ListenTls, Settings, UpstreamTls, load_settings
+from proxy.config.loader import load_settings
+from proxy.config.settings import ListenTls, Settings, UpstreamTls
 from proxy.errors import ConfigErrors
 
 FILES = ("cert.pem", "key.pem", "ca.pem")

@@ -14,7 +14,7 @@ import pika
 import pytest
 import yaml
 
-from proxy.config.settings import parse_settings
+from proxy.config.loader import parse_settings
 from proxy.yamlfile.nodes import Faults
 from tests.deploy.prometheus import ROOT
 from tests.private_broker import BrokerMissing, PrivateBroker

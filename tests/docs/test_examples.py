@@ -12,7 +12,8 @@ import yaml
 
 from proxy.cli.check import check_files
 from proxy.config.keys import entries
-from proxy.config.settings import Settings, load_settings, parse_settings
+from proxy.config.loader import load_settings, parse_settings
+from proxy.config.settings import Settings
 from proxy.routing.trace import BindingStep, Trace, Verdict
 from proxy.rules.compiler import OPERATORS
 from proxy.rules.evaluation import decide, mentioned_queues

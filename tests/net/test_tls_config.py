@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.settings import parse_settings
+from proxy.config.loader import parse_settings
 from proxy.errors import ConfigErrors
 from proxy.net.remote.endpoints import RemoteBroker
 from proxy.net.tls import ClientTls, ServerTls

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.settings import parse_settings
+from proxy.config.loader import parse_settings
 from proxy.net.tls import ClientTls
 from proxy.net.tls_config import broker_tls, check_settings
 from proxy.yamlfile.nodes import Faults

@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config.settings import Settings, rules_files
+from proxy.config.loader import rules_files
+from proxy.config.settings import Settings
 from proxy.errors import ConfigErrors
 from proxy.routing.decision import Facts, QueueNames
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules

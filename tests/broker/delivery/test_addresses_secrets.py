@@ -26,7 +26,7 @@ from proxy.app.composition import remote_brokers
 from proxy.app.sidecar import Sidecar
 from proxy.broker.settings import ControlSettings
 from proxy.cli.main import main
-from proxy.config.settings import load_settings
+from proxy.config.loader import load_settings
 from proxy.errors import ConfigErrors
 from proxy.net.remote.endpoints import endpoint
 from proxy.rules.loader import load_rules

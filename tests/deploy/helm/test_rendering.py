@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from deploy.chart.readme import CHART
-from proxy.config.settings import parse_settings, read_secret
+from proxy.config.loader import parse_settings
+from proxy.config.secrets import read_secret
 from proxy.rules.loader import load_rules
 from proxy.yamlfile.nodes import Faults
 from tests.deploy.helm.rendering import (

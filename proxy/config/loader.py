@@ -1,0 +1,233 @@
+"""Loads the configuration: the file, the environment over it, the defaults under both; every fault at its line.
+
+Files of TLS are only looked for: whether they can be used is seen when contexts are made of them. No rules file is read
+and no socket is opened.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable
+from collections.abc import Mapping as Environment
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from proxy.config.keys import differences, override, read_section
+from proxy.config.secrets import SecretReader
+from proxy.config.settings import ListenTls, Settings, UpstreamTls
+from proxy.errors import ConfigError, ConfigErrors
+from proxy.yamlfile.document import read_document
+from proxy.yamlfile.fields import Fields
+from proxy.yamlfile.kinds import (
+    HostPort,
+    is_own_address,
+    listen_conflict,
+)
+from proxy.yamlfile.nodes import ConfigWarning, Faults, Mapping, Place, join
+
+_NO_SECRETS = (
+    "seen nothing, expected a secret of its own for a broker elsewhere: without one the key that signs clients' "
+    "bindings is derived from the control user's password"
+)
+
+
+def load_settings(
+    path: Path, environ: Environment[str, str], secrets_required: bool = True
+) -> tuple[Settings, list[ConfigWarning]]:
+    """Read the configuration file and the environment over it.
+
+    Args:
+        path: the file.
+        environ: the environment; variables that begin with ``OXPROXY_`` override keys.
+        secrets_required: whether a password that is kept elsewhere, and the files of TLS, must be there; False makes
+            their absence a warning, and that of the folder for the audit log (of which serve makes an error later), for
+            checks on a machine that must not know them.
+
+    Returns:
+        The settings, and what the operator should know about them.
+
+    Raises:
+        ConfigErrors: every fault that was found.
+    """
+    faults = Faults()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigErrors([ConfigError(str(path), 0, "", f"can't be read: {error.strerror or error}")]) from error
+    settings = parse_settings(data, path, environ, faults, secrets_required)
+    return settings, faults.warnings
+
+
+def parse_settings(
+    data: bytes, path: Path, environ: Environment[str, str], faults: Faults, secrets_required: bool = True
+) -> Settings:
+    """Read settings from a file's content; see `load_settings`."""
+    root = read_document(data, str(path), faults)
+    if root is None:
+        faults.check()
+        root = Mapping(Place(str(path), 1), [])
+    places: dict[str, Place] = {}
+    settings = read_section(Settings, Fields(override(root, environ, faults), "", faults), places)
+    passwords = SecretReader(path.parent, environ, places, faults, secrets_required)
+    upstream = settings.upstream
+    loopback = all(each.loopback for each in upstream.addresses)
+    upstream = replace(upstream, control=passwords.control(upstream.control, loopback))
+    declared = replace(settings.declared, secrets=passwords.secrets(settings.declared.secrets))
+    if not declared.secrets and not loopback:
+        faults.warn(places.get("declared") or places["upstream.address"], "declared.secrets", _NO_SECRETS)
+    audit = settings.audit
+    if audit.hash:
+        audit = replace(audit, hash_key=passwords.hash_key(audit.hash_key_env, audit.hash_key_file))
+    settings = replace(settings, upstream=upstream, declared=declared, audit=audit)
+    settings = replace(settings, folder=path.parent, file=path, places=places)
+    _check_addresses(settings, faults)
+    tls = TlsChecks(path.parent, places, faults, secrets_required)
+    for index, listener in enumerate(settings.listen):
+        tls.listener(listener.tls, f"listen[{index}].tls")
+    tls.upstream(settings.upstream.tls, "upstream.tls", settings.upstream.addresses)
+    directory = settings.audit.directory
+    if directory is not None and not secrets_required and not (path.parent / directory).parent.is_dir():
+        message = f"{path.parent / directory}: there is no folder {(path.parent / directory).parent} to make it in"
+        faults.warn(settings.place("audit.directory"), "audit.directory", message)
+    faults.check()
+    return settings
+
+
+def _check_addresses(settings: Settings, faults: Faults) -> None:
+    """Report addresses that can't be listened on together, and a broker that is this sidecar itself."""
+    listening = [(f"listen[{index}].address", each.address) for index, each in enumerate(settings.listen)]
+    if settings.admin.address is not None:
+        listening.append(("admin.address", settings.admin.address))
+    for index, (key, address) in enumerate(listening):
+        other = next((each for each in listening[:index] if listen_conflict(each[1], address)), None)
+        if other is not None:
+            if key not in settings.places:  # a default: the line to look at is the other's
+                (key, address), other = other, (key, address)
+            message = f"{address} can't be listened on together with {other[0]} {other[1]}"
+            faults.error(settings.place(key), key, message)
+        if not address.port:
+            message = "port 0 is any free port, another one at each start; the log says which"
+            faults.warn(settings.place(key), key, message)
+    here = [(address.host, address.port) for _, address in listening]
+    for address in settings.upstream.addresses:
+        if is_own_address(address.host, address.port, here):
+            message = f"{address} is an address that this sidecar listens on itself"
+            faults.error(settings.place("upstream.address"), "upstream.address", message)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsChecks:
+    """Finds what is wrong with settings of TLS.
+
+    Args:
+        folder: that of the configuration.
+        places: of every key that was written.
+        faults: takes the faults.
+        required: whether files must be there; where not, their absence is a warning.
+    """
+
+    folder: Path
+    places: dict[str, Place]
+    faults: Faults
+    required: bool
+
+    def listener(self, tls: ListenTls | None, path: str) -> None:
+        """Check one listener's."""
+        if tls is None:
+            return
+        for name in ("certificate", "key"):
+            if getattr(tls, name) is None:
+                self._error(join(path, name), path, "seen nothing, expected the name of a file")
+        if tls.client_ca is None and join(path, "client_verify") in self.places:
+            self._error(join(path, "client_verify"), path, "without client_ca no certificate is asked for")
+        self._files(path, certificate=tls.certificate, key=tls.key, client_ca=tls.client_ca)
+
+    def upstream(self, tls: UpstreamTls | None, path: str, addresses: Iterable[HostPort]) -> None:
+        """Check the broker's, and say where passwords would cross a network in plain text."""
+        if tls is None:
+            far = [str(address) for address in addresses if not address.loopback]
+            if far:
+                message = f"without upstream.tls, passwords go to {far[0]} as plain text"
+                self.faults.warn(self._place("upstream.address", "upstream"), "upstream.address", message)
+            return
+        if (tls.certificate is None) != (tls.key is None):
+            self._error(path, path, "certificate and key go together")
+        if not tls.verify:
+            message = "whoever is in between can pretend to be the broker, and read passwords"
+            self.faults.warn(self._place(join(path, "verify"), path), join(path, "verify"), message)
+        self._files(path, ca=tls.ca, certificate=tls.certificate, key=tls.key)
+
+    def _files(self, path: str, **names: str | None) -> None:
+        for key, name in names.items():
+            why = "" if name is None else _absence(self.folder / name)
+            if why:
+                report = self.faults.error if self.required else self.faults.warn
+                where = join(path, key)
+                report(self._place(where, path), where, f"{self.folder / (name or '')}: {why}")
+
+    def _error(self, path: str, above: str, message: str) -> None:
+        self.faults.error(self._place(path, above), path, message)
+
+    def _place(self, path: str, above: str) -> Place:
+        return self.places.get(path) or self.places.get(above) or Place("configuration", 0)
+
+
+def _absence(file: Path) -> str:
+    """Say why a file can't be found; nothing where it is there."""
+    try:
+        return "" if file.is_file() else "there is no such file"
+    except OSError as error:  # such as a folder that we may not look into
+        return error.strerror or str(error)
+
+
+class ChangedSettings(NamedTuple):
+    """What a configuration file says by now that a running sidecar does not follow.
+
+    Args:
+        keys: that have other values.
+        errors: why it can't be used as it is now.
+    """
+
+    keys: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+def changed_since(settings: Settings, environ: Environment[str, str]) -> ChangedSettings:
+    """Read the configuration file again and compare."""
+    if settings.file.exists() and not settings.file.is_file():  # standard input and pipes can't be read again
+        return ChangedSettings()
+    try:
+        now, _ = load_settings(settings.file, environ)
+    except ConfigErrors as errors:
+        return ChangedSettings(errors=tuple(map(str, errors.errors)))
+    return ChangedSettings(tuple(differences(settings, now)))
+
+
+def rules_files(settings: Settings) -> list[Path]:
+    """Find the files that the configuration names, in the order in which they are read.
+
+    Raises:
+        ConfigErrors: a name or pattern that leads to no file.
+    """
+    found: set[Path] = set()
+    errors = []
+    for pattern in settings.rules:
+        paths = _matching(settings.folder, pattern)
+        if not paths:
+            what = "pattern matches no file" if _is_pattern(pattern) else "file does not exist"
+            errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {what}"))
+        found.update(paths)
+    if errors:
+        raise ConfigErrors(errors)
+    return sorted(found)
+
+
+def _is_pattern(pattern: str) -> bool:
+    return glob.has_magic(pattern)
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    # As a shell does: a pattern leaves out names that begin with a dot, such as editors' backups.
+    names = glob.glob(pattern, root_dir=folder, recursive=True) if _is_pattern(pattern) else [pattern]
+    return [folder / name for name in names if (folder / name).is_file()]
