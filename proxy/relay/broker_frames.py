@@ -53,16 +53,16 @@ class BrokerFrames:
     """The broker's side of one connection.
 
     Args:
-        conversation: what both directions share.
+        connection: what both directions share.
     """
 
-    def __init__(self, conversation: ConnectionState) -> None:
+    def __init__(self, connection: ConnectionState) -> None:
         """Start at a frame boundary."""
-        self._conversation: Final = conversation
-        self._methods: Final = BrokerMethods(conversation)
+        self._connection: Final = connection
+        self._methods: Final = BrokerMethods(connection)
         self._rest: Final = PartialFrame()
         #: the largest frame that may go to the producer, in bytes
-        self._least_max: Final = min(conversation.tuning.frame_max_producer, conversation.tuning.frame_max_upstream)
+        self._least_max: Final = min(connection.tuning.frame_max_producer, connection.tuning.frame_max_upstream)
         self._shapes: Final = Shapes(self._least_max, REMEMBERED)
 
     @property
@@ -71,7 +71,7 @@ class BrokerFrames:
         return not self._rest
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the broker; what goes to the producer gathers in the conversation.
+        """Take bytes from the broker; what goes to the producer gathers in the connection's state.
 
         Args:
             data: any piece of the stream.
@@ -81,23 +81,23 @@ class BrokerFrames:
         """
         if self._rest:
             data = self._rest.join(data)
-        at = self._run(data) if self._conversation.phase not in _ENDED else self._end(data, 0)
+        at = self._run(data) if self._connection.phase not in _ENDED else self._end(data, 0)
         if at < len(data):
             self._rest.keep(data[at:])
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- one pass over the read buffer, as in `publishing`
         """Take whole frames; answer the offset of what is left."""
-        conversation = self._conversation
-        out = conversation.to_producer
-        inspected = conversation.inspected_channels
-        channels = conversation.channels
-        unfinished = conversation.unfinished
-        frame_max = conversation.tuning.frame_max_upstream
+        connection = self._connection
+        out = connection.to_producer
+        inspected = connection.inspected_channels
+        channels = connection.channels
+        unfinished = connection.unfinished
+        frame_max = connection.tuning.frame_max_upstream
         least_max = self._least_max
-        sidecar_channel = conversation.sidecar_channel.number
+        sidecar_channel = connection.sidecar_channel.number
         looked_at = self._methods.looked_at
         shapes = self._shapes
-        delayed_confirms = conversation.delayed_confirms
+        delayed_confirms = connection.delayed_confirms
         starts = data.startswith
         end = len(data)
         at = start = acked = 0
@@ -127,7 +127,7 @@ class BrokerFrames:
                             if stop > end or data[stop - 1] != FRAME_END or not starts(head, at):
                                 break
                         if channel.sample is not None:
-                            conversation.time_confirm(channel)
+                            connection.time_confirm(channel)
                         if channel.mandatory:
                             channel.forget_mandatory()
                         if delayed_confirms is not None and delayed_confirms.waits(channel):
@@ -161,14 +161,14 @@ class BrokerFrames:
                 out.append(data[start:at])
             start = at if self._take(kind, number, data[at:stop]) else stop
             at = stop
-            if conversation.phase in _ENDED:
+            if connection.phase in _ENDED:
                 break
         if acked and channel is not None:
-            conversation.counters.confirms_acked += acked
-            conversation.confirmed = channel
+            connection.counters.confirms_acked += acked
+            connection.confirmed = channel
         if start < at:
             out.append(data[start:at] if start or at < end else data)
-        return at if conversation.phase not in _ENDED else self._end(data, at)
+        return at if connection.phase not in _ENDED else self._end(data, at)
 
     def _end(self, data: bytes, at: int) -> int:
         """Discard all but the methods that end the connection (spec, 1.4.2.9)."""
@@ -176,7 +176,7 @@ class BrokerFrames:
             kind, number, size = FRAME_HEAD.unpack_from(data, at)
             stop = at + size + OVERHEAD
             if stop > len(data):
-                check_head(kind, number, size, self._conversation.tuning.frame_max_upstream)
+                check_head(kind, number, size, self._connection.tuning.frame_max_upstream)
                 break
             if kind == METHOD and number == 0:
                 self._methods.take_connection_method(data[at:stop])
@@ -185,7 +185,7 @@ class BrokerFrames:
 
     def _progress(self, kind: int, number: int, data: bytes, at: int, size: int) -> None:
         """Count a content frame that goes to the producer."""
-        unfinished = self._conversation.unfinished
+        unfinished = self._connection.unfinished
         if kind == BODY:
             left = unfinished.get(number, 0) - size
         else:
@@ -197,18 +197,18 @@ class BrokerFrames:
 
     def _take(self, kind: int, number: int, frame: bytes) -> bool:
         """Take one frame that is not plain; answer whether it goes to the producer as it came."""
-        conversation = self._conversation
+        connection = self._connection
         if kind == HEARTBEAT:
             return False
         if kind not in KINDS or (number == 0 and kind != METHOD):
             raise ProtocolError(505, f"frame of type {kind} on channel {number}")
-        if number == conversation.sidecar_channel.number:
-            if kind == METHOD and not conversation.upstream_closing:
-                conversation.sidecar_channel.receive(frame[7:-1])
+        if number == connection.sidecar_channel.number:
+            if kind == METHOD and not connection.upstream_closing:
+                connection.sidecar_channel.receive(frame[7:-1])
             return False
         if number == 0:
             return self._methods.take_connection_method(frame)
-        channel = conversation.channel(number)
+        channel = connection.channel(number)
         if kind == METHOD:
             return self._method(channel, frame)
         self._inspected_content(channel, kind, frame)
@@ -228,7 +228,7 @@ class BrokerFrames:
 
     def _inspected_content(self, channel: Channel, kind: int, frame: bytes) -> None:
         """Take a content frame on a channel where something of ours is in play, or one that is too large."""
-        if channel.number in self._conversation.unfinished:
+        if channel.number in self._connection.unfinished:
             # On a closed channel, too: no method may stand between the frames of a content (spec, 4.2.6).
             self._pass_content(channel, kind, frame)
         elif channel.discard_upstream or channel.life is not Life.OPEN:
@@ -239,37 +239,37 @@ class BrokerFrames:
             self._returned(channel, channel.returned, kind, frame)
         elif channel.swallowed:
             channel.swallowed = max(channel.swallowed - len(frame) + OVERHEAD, 0)
-            self._conversation.mark(channel)
+            self._connection.mark(channel)
         # else: the rest of a content whose method was discarded on a channel that is closed by now
 
     def _hold_back(self, channel: Channel, frame: bytes) -> None:
-        conversation = self._conversation
+        connection = self._connection
         assert channel.held_back is not None  # noqa: S101 -- asked before
         channel.held_back.append(frame)
-        conversation.held_back_bytes += len(frame)
-        if conversation.sidecar_channel.busy and conversation.held_back_bytes >= conversation.limits.held_bytes:
+        connection.held_back_bytes += len(frame)
+        if connection.sidecar_channel.busy and connection.held_back_bytes >= connection.limits.held_bytes:
             # The answer of our own channel comes after all this: the producer gets its own early, rather than never.
-            conversation.released.append(channel)
+            connection.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
         """Take the content header after a method that waited for it: a delivery, a get or a return."""
-        conversation = self._conversation
+        connection = self._connection
         if kind != HEADER or len(header) < _LEAST_HEADER:
             raise ProtocolError(505, f"expected a content header on channel {channel.number}")
         channel.returned = None
         returned = U32.unpack_from(method, 7)[0] == methods.BASIC_RETURN
         if returned and channel.returns and not self._is_last(channel, method, header):
             channel.swallowed = CONTENT_HEAD.unpack_from(header)[5]
-            conversation.mark(channel)
+            connection.mark(channel)
             return
-        conversation.mark(channel)
-        method, header = restored_content(conversation.state, method, header)
+        connection.mark(channel)
+        method, header = restored_content(connection.state, method, header)
         if returned:
-            conversation.counters.returns += 1
-            if conversation.audit is not None:
+            connection.counters.returns += 1
+            if connection.audit is not None:
                 _, _, exchange, routing_key = read_return(method[7:-1])
-                conversation.audit.returned(channel, exchange, routing_key)
-        conversation.to_producer.append(method)
+                connection.audit.returned(channel, exchange, routing_key)
+        connection.to_producer.append(method)
         self._pass_content(channel, HEADER, header)
 
     @staticmethod
@@ -281,28 +281,28 @@ class BrokerFrames:
 
     def _pass_content(self, channel: Channel, kind: int, frame: bytes) -> None:
         """Give the producer a content frame, cut smaller where it insists on less than the broker accepts."""
-        conversation = self._conversation
+        connection = self._connection
         if len(frame) <= self._least_max:
-            conversation.to_producer.append(frame)
+            connection.to_producer.append(frame)
         elif kind == BODY:
-            conversation.to_producer += body_frames(channel.number, frame[7:-1], self._least_max)
+            connection.to_producer += body_frames(channel.number, frame[7:-1], self._least_max)
         else:
             text = f"the broker's frame of {len(frame)} bytes exceeds frame_max {self._least_max}"
-            conversation.fail(ProtocolError(501, text))
+            connection.fail(ProtocolError(501, text))
             return
         self._progress(kind, channel.number, frame, 0, len(frame) - OVERHEAD)
-        if channel.deferred and channel.number not in conversation.unfinished:
-            conversation.to_producer += channel.deferred
+        if channel.deferred and channel.number not in connection.unfinished:
+            connection.to_producer += channel.deferred
             channel.deferred = []
-            conversation.mark(channel)
+            connection.mark(channel)
 
     def release(self, channel: Channel) -> None:
         """Take the frames that were kept back on a channel, in front of everything that comes."""
-        frames = self._conversation.drop_held_back(channel)
+        frames = self._connection.drop_held_back(channel)
         # The answer itself has been looked at; only what came after it has not.
-        self._conversation.to_producer += frames[:1]
+        self._connection.to_producer += frames[:1]
         rest = self._rest.take()
-        if self._conversation.phase is not Phase.CLOSED:
+        if self._connection.phase is not Phase.CLOSED:
             self.receive(b"".join(frames[1:]))
         if rest:
             self._rest.keep(rest)

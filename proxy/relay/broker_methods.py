@@ -37,12 +37,12 @@ class BrokerMethods:
     """Takes the broker's methods that are looked at.
 
     Args:
-        conversation: what both directions share.
+        connection: what both directions share.
     """
 
-    def __init__(self, conversation: ConnectionState) -> None:
+    def __init__(self, connection: ConnectionState) -> None:
         """Find out which methods matter here."""
-        self._conversation = conversation
+        self._connection = connection
         self._channel_handlers = {
             methods.BASIC_ACK: self._ack,
             methods.BASIC_NACK: self._nack,
@@ -67,13 +67,13 @@ class BrokerMethods:
     @property
     def looked_at(self) -> frozenset[int]:
         """Methods that are not copied through unseen; deliveries only where an address may have to be restored."""
-        return self._everything if self._conversation.state.restores else self._without_content
+        return self._everything if self._connection.state.restores else self._without_content
 
     def take_connection_method(self, frame: bytes) -> bool:
         """Take a method on channel 0; answer whether it goes to the producer as it came."""
         index = U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0
         taken = self._connection_handlers.get(index)
-        return taken() if taken else self._conversation.phase is not Phase.CLOSING
+        return taken() if taken else self._connection.phase is not Phase.CLOSING
 
     def take_channel_method(self, channel: Channel, index: int, frame: bytes) -> bool:
         """Take a method on an open channel; answer whether it goes to the producer as it came."""
@@ -82,38 +82,38 @@ class BrokerMethods:
 
     def take_while_closing(self, channel: Channel, index: int) -> bool:
         """Take a frame on a channel that was closed by the broker or by us: all but its closing is discarded."""
-        conversation = self._conversation
+        connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             if channel.owed_close_ok or channel.closes:
                 # To a close of the producer that crossed the other one: it waits for this answer, too.
                 channel.owed_close_ok = channel.closes = False
                 return True
             channel.discard_upstream = False
-            conversation.mark(channel)
+            connection.mark(channel)
             if channel.life is Life.OPEN:  # the producer uses the number again already
-                conversation.resumable.append(channel)
+                connection.resumable.append(channel)
         elif (
             index == methods.CHANNEL_CLOSE
-            and not conversation.upstream_closing
+            and not connection.upstream_closing
             and channel.life is not Life.CLOSED_UPSTREAM  # the producer's answer to the first is under way
         ):
-            conversation.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
+            connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
         return False
 
     def _ack(self, channel: Channel, frame: bytes) -> bool:
         tag, multiple = read_ack(frame[7:-1])
-        return self._settle(channel, tag, multiple, ack=True) and not self._conversation.delay_confirm(channel, frame)
+        return self._settle(channel, tag, multiple, ack=True) and not self._connection.delay_confirm(channel, frame)
 
     def _nack(self, channel: Channel, frame: bytes) -> bool:
         tag, multiple, _ = read_nack(frame[7:-1])
-        return self._settle(channel, tag, multiple, ack=False) and not self._conversation.delay_confirm(channel, frame)
+        return self._settle(channel, tag, multiple, ack=False) and not self._connection.delay_confirm(channel, frame)
 
     def _commit_ok(self, channel: Channel, frame: bytes) -> bool:
-        return not self._conversation.delay_confirm(channel, frame)
+        return not self._connection.delay_confirm(channel, frame)
 
     def _settle(self, channel: Channel, tag: int, multiple: bool, *, ack: bool) -> bool:
-        conversation = self._conversation
-        counters = conversation.counters
+        connection = self._connection
+        counters = connection.counters
         if channel.ledger is None:
             refused = () if ack else self._refused(channel, tag, multiple)
             count = channel.settled.settle(tag, multiple, channel.published)
@@ -121,15 +121,15 @@ class BrokerMethods:
                 counters.confirms_acked += count
             else:
                 counters.confirms_nacked += count
-                if conversation.audit is not None:
+                if connection.audit is not None:
                     for producer_tag in refused:
-                        conversation.audit.settled(channel, producer_tag, "nacked")
+                        connection.audit.settled(channel, producer_tag, "nacked")
             if channel.sample is not None:
-                conversation.time_confirm(channel)
+                connection.time_confirm(channel)
             channel.forget_mandatory()
             return True
         for producer_tag, acked in channel.ledger.settle(tag, multiple, ack):
-            conversation.send_confirm(channel, producer_tag, acked)
+            connection.send_confirm(channel, producer_tag, acked)
         return False
 
     @staticmethod
@@ -138,24 +138,24 @@ class BrokerMethods:
         return channel.settled.outstanding(min(tag or channel.published, channel.published)) if multiple else (tag,)
 
     def _return(self, channel: Channel, frame: bytes) -> bool:
-        conversation = self._conversation
-        if conversation.state.restores or channel.returns:  # its header tells whose it is
+        connection = self._connection
+        if connection.state.restores or channel.returns:  # its header tells whose it is
             return self._content(channel, frame)
-        conversation.counters.returns += 1
-        if conversation.audit is not None:
+        connection.counters.returns += 1
+        if connection.audit is not None:
             _, _, exchange, routing_key = read_return(frame[7:-1])
-            conversation.audit.returned(channel, exchange, routing_key)
-        conversation.unfinished[channel.number] = -1
+            connection.audit.returned(channel, exchange, routing_key)
+        connection.unfinished[channel.number] = -1
         return True
 
     def _content(self, channel: Channel, frame: bytes) -> bool:
         channel.returned = frame
-        self._conversation.mark(channel)
+        self._connection.mark(channel)
         return False
 
     def _opened(self, channel: Channel, frame: bytes) -> bool:
         channel.opened = True
-        self._conversation.counters.channels += 1
+        self._connection.counters.channels += 1
         return True
 
     def _answer(self, channel: Channel, frame: bytes) -> bool:
@@ -169,47 +169,47 @@ class BrokerMethods:
         if index == methods.QUEUE_DECLARE_OK:
             return self._declared(channel, frame, expected)
         if index == methods.QUEUE_DELETE_OK:
-            self._conversation.inventory.queue_deleted(expected.queue)
+            self._connection.inventory.queue_deleted(expected.queue)
         return True
 
     def _declared(self, channel: Channel, frame: bytes, asked: ExpectedReply) -> bool:
         """Keep a declare-ok back until the queue has its tokens."""
-        conversation = self._conversation
+        connection = self._connection
         queue = read_queue_declare_ok(frame[7:-1]).queue
         channel.last_queue = queue
         exclusive = asked.exclusive and not asked.passive
-        conversation.inventory.queue_declared(queue, exclusive)
-        if conversation.upstream_closing or not conversation.inventory.interested(queue):
+        connection.inventory.queue_declared(queue, exclusive)
+        if connection.upstream_closing or not connection.inventory.interested(queue):
             return True
-        wanted = tokens_of(conversation.state, queue)
+        wanted = tokens_of(connection.state, queue)
         if asked.passive and wanted and all(destination in owned.bound for owned, destination in wanted):
             return True
         channel.held_back = [frame]
-        conversation.held_back_bytes += len(frame)
-        conversation.mark(channel)
+        connection.held_back_bytes += len(frame)
+        connection.mark(channel)
         if exclusive and wanted:
-            done = partial(conversation.released.append, channel)
-            bind_tokens(conversation, wanted, done, conversation.state.missing)
+            done = partial(connection.released.append, channel)
+            bind_tokens(connection, wanted, done, connection.state.missing)
         else:
-            conversation.requests.append(EnsureQueue(channel, queue))
+            connection.requests.append(EnsureQueue(channel, queue))
         return False
 
     def _close(self, channel: Channel, frame: bytes) -> bool:
-        conversation = self._conversation
-        conversation.drop_held(channel)
+        connection = self._connection
+        connection.drop_held(channel)
         if channel.content is Content.HEADER or channel.collected is not None:  # nothing of that publish is upstream
             channel.content = Content.METHOD
             channel.publish = None
             channel.remaining = 0
-            conversation.drop_collected(channel)
-        conversation.end_confirms(channel)
+            connection.drop_collected(channel)
+        connection.end_confirms(channel)
         refusal = _naming_the_request(channel, frame)
         if refusal != frame:
-            conversation.send_to_producer(channel, refusal)
+            connection.send_to_producer(channel, refusal)
         channel.replies.clear()  # none of them will come
         channel.life = Life.CLOSED_UPSTREAM
-        conversation.shape += 1
-        conversation.mark(channel)
+        connection.shape += 1
+        connection.mark(channel)
         return refusal == frame
 
     def _close_ok(self, channel: Channel, frame: bytes) -> bool:
@@ -219,41 +219,41 @@ class BrokerMethods:
         if not channel.closes:  # not asked for: it ends nothing
             return False
         channel.closes = False
-        self._conversation.forget(channel)
+        self._connection.forget(channel)
         return True
 
     def _connection_close(self) -> bool:
-        conversation = self._conversation
-        if conversation.phase is Phase.OPEN and conversation.last_frame is None:
-            conversation.phase = Phase.CLOSING
-            conversation.forget_all()
+        connection = self._connection
+        if connection.phase is Phase.OPEN and connection.last_frame is None:
+            connection.phase = Phase.CLOSING
+            connection.forget_all()
             return True
-        conversation.to_upstream.append(connection_close_ok())
-        conversation.upstream_closing = conversation.upstream_done = True
-        if conversation.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):  # the producer has said goodbye itself
-            conversation.producer_answered()
-            conversation.to_producer.append(connection_close_ok())
+        connection.to_upstream.append(connection_close_ok())
+        connection.upstream_closing = connection.upstream_done = True
+        if connection.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):  # the producer has said goodbye itself
+            connection.producer_answered()
+            connection.to_producer.append(connection_close_ok())
         return False
 
     def _connection_close_ok(self) -> bool:
-        conversation = self._conversation
-        conversation.upstream_done = True
-        if conversation.phase is Phase.PRODUCER_CLOSES:
-            conversation.producer_answered()
+        connection = self._connection
+        connection.upstream_done = True
+        if connection.phase is Phase.PRODUCER_CLOSES:
+            connection.producer_answered()
             return True
         return False
 
     def _blocked(self) -> bool:
-        conversation = self._conversation
-        conversation.counters.upstream_blocked += not conversation.blocked
-        conversation.blocked = True
-        return conversation.phase is not Phase.CLOSING
+        connection = self._connection
+        connection.counters.upstream_blocked += not connection.blocked
+        connection.blocked = True
+        return connection.phase is not Phase.CLOSING
 
     def _unblocked(self) -> bool:
-        conversation = self._conversation
-        conversation.counters.upstream_blocked -= conversation.blocked
-        conversation.blocked = False
-        return conversation.phase is not Phase.CLOSING
+        connection = self._connection
+        connection.counters.upstream_blocked -= connection.blocked
+        connection.blocked = False
+        return connection.phase is not Phase.CLOSING
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:

@@ -45,26 +45,26 @@ class Relay:
         user: the name that the producer logged in with.
     """
 
-    __slots__ = ("_conversation", "_delivering", "_publishing")
+    __slots__ = ("_connection", "_delivering", "_publishing")
 
     def __init__(
         self, tuning: Tuning, plans: Plans, inventory: QueueInventory, limits: RelayLimits, user: str = ""
     ) -> None:
         """Start open, with no channel."""
-        self._conversation = ConnectionState(tuning, plans, inventory, limits, user)
-        self._publishing = Publishing(self._conversation)
-        self._delivering = BrokerFrames(self._conversation)
+        self._connection = ConnectionState(tuning, plans, inventory, limits, user)
+        self._publishing = Publishing(self._connection)
+        self._delivering = BrokerFrames(self._connection)
 
     @property
     def to_upstream(self) -> list[bytes]:
         """Pieces for the broker, in order; the driver sends and clears them."""
-        return self._conversation.to_upstream
+        return self._connection.to_upstream
 
     @property
     def to_producer(self) -> list[bytes]:
         """Pieces for the producer, in order; the driver sends and clears them."""
-        delayed_confirms = self._conversation.delayed_confirms
-        return self._conversation.to_producer if delayed_confirms is None else delayed_confirms.out
+        delayed_confirms = self._connection.delayed_confirms
+        return self._connection.to_producer if delayed_confirms is None else delayed_confirms.out
 
     def start_audit(self, conn: str, user: str, lines: AuditCommits | None = None) -> None:
         """Write this connection's publishes to the audit log, if there is one.
@@ -74,33 +74,33 @@ class Relay:
             user: name the producer logged in with.
             lines: the log, where confirms have to wait for it.
         """
-        conversation = self._conversation
-        journal = conversation.plans.journal
+        connection = self._connection
+        journal = connection.plans.journal
         if journal is not None:
             if lines is not None:
-                conversation.delay_confirms(lines)
-            conversation.audit = ConnectionAudit(journal, conn, user, self.vhost, conversation.delayed_confirms)
+                connection.delay_confirms(lines)
+            connection.audit = ConnectionAudit(journal, conn, user, self.vhost, connection.delayed_confirms)
 
     @property
     def has_delayed_confirms(self) -> bool:
         """Whether confirms wait for audit lines, or the producer's last frames do."""
-        return bool(self._conversation.delayed_confirms)
+        return bool(self._connection.delayed_confirms)
 
     @property
     def close_is_delayed(self) -> bool:
         """Whether the end of a channel or of the connection waits for confirms."""
-        delayed_confirms = self._conversation.delayed_confirms
+        delayed_confirms = self._connection.delayed_confirms
         return delayed_confirms is not None and delayed_confirms.until is not None
 
     def audit_lines_durable(self, line: int) -> None:
         """Audit lines up to a number are on disk."""
-        if self._conversation.delayed_confirms is not None:
-            self._conversation.delayed_confirms.durable(line)
+        if self._connection.delayed_confirms is not None:
+            self._connection.delayed_confirms.durable(line)
 
     def audit_lines_failing(self) -> None:
         """The disk refuses audit lines."""
-        if self._conversation.delayed_confirms is not None:
-            self._conversation.delayed_confirms.failing()
+        if self._connection.delayed_confirms is not None:
+            self._connection.delayed_confirms.failing()
 
     def connect_remotes(self, remotes: Remotes, notify: Callable[[], None]) -> None:
         """Let publishes go to other brokers, where the address table sends them.
@@ -109,70 +109,70 @@ class Relay:
             remotes: the links.
             notify: called when they have brought something that is to be sent.
         """
-        self._conversation.remotes = remotes
-        self._conversation.notify_driver = notify
+        self._connection.remotes = remotes
+        self._connection.notify_driver = notify
 
     @property
     def requests(self) -> list[Request]:
         """What needs the control plane; the driver takes and clears them."""
-        return self._conversation.requests
+        return self._connection.requests
 
     @property
     def vhost(self) -> str:
         """The virtual host the producer logged in to."""
-        return self._conversation.state.name
+        return self._connection.state.name
 
     @property
     def counters(self) -> RelayCounters:
         """What the relays of the virtual host count."""
-        return self._conversation.counters
+        return self._connection.counters
 
     @property
     def phase(self) -> Phase:
         """How far the connection is."""
-        return self._conversation.phase
+        return self._connection.phase
 
     @property
     def fault(self) -> ProtocolError | None:
         """The producer's fault that ended the connection, if one did."""
-        return self._conversation.fault
+        return self._connection.fault
 
     def allow_keeping(self) -> None:
         """Let the upstream connection stand when its producer leaves it as it was at the beginning."""
-        self._conversation.may_be_kept = True
+        self._connection.may_be_kept = True
 
     @property
     def kept(self) -> bool:
         """Whether the producer has left and the upstream connection is still open, with nothing on it."""
-        return self._conversation.kept and self._delivering.at_boundary
+        return self._connection.kept and self._delivering.at_boundary
 
     @property
     def producer_ends(self) -> bool:
         """Whether closing the socket is the producer's part: its own Connection.Close is answered."""
-        return self._conversation.producer_ends
+        return self._connection.producer_ends
 
     @property
     def upstream_done(self) -> bool:
         """Whether nothing more is expected from upstream."""
-        return self._conversation.upstream_done
+        return self._connection.upstream_done
 
     @property
     def producer_full(self) -> bool:
         """Whether so much is held, or unanswered, for the producer's channels that its socket must not be read."""
-        conversation = self._conversation
-        limits = conversation.limits
-        return conversation.held_bytes >= limits.held_bytes or conversation.unanswered.count >= limits.unanswered
+        connection = self._connection
+        limits = connection.limits
+        return connection.held_bytes >= limits.held_bytes or connection.unanswered.count >= limits.unanswered
 
     @property
     def upstream_full(self) -> bool:
         """Whether so much is kept back from the producer that the broker's socket must not be read."""
-        conversation = self._conversation
-        kept_bytes = conversation.held_back_bytes
-        if conversation.delayed_confirms is not None:
-            if conversation.delayed_confirms.until is not None:
+        connection = self._connection
+        kept_bytes = connection.held_back_bytes
+        if connection.delayed_confirms is not None:
+            if connection.delayed_confirms.until is not None:
                 return True
-            kept_bytes += conversation.delayed_confirms.size_bytes
-        return kept_bytes >= conversation.limits.held_bytes
+            kept_bytes += connection.delayed_confirms.size_bytes
+        return kept_bytes >= connection.limits.held_bytes
 
     @property
     def interrupted(self) -> bool:
@@ -182,22 +182,22 @@ class Relay:
     @property
     def outstanding(self) -> int:
         """Publishes without a confirm yet, on the channel that had one last: how much a producer sends ahead."""
-        channel = self._conversation.confirmed
+        channel = self._connection.confirmed
         return channel.published - channel.settled.count if channel is not None else 0
 
     @property
     def published(self) -> int:
         """Publishes since the connection was opened."""
-        conversation = self._conversation
-        open_now = sum([channel.before + channel.published for channel in conversation.channels.values()])
-        return conversation.published_before + open_now
+        connection = self._connection
+        open_now = sum([channel.before + channel.published for channel in connection.channels.values()])
+        return connection.published_before + open_now
 
     @property
     def unsettled(self) -> int:
         """Publishes in confirm mode that are neither acked nor nacked yet; channels that wait count as well."""
         return sum(
             (channel.held is not None) + (channel.published - channel.settled.count if channel.confirming else 0)
-            for channel in self._conversation.channels.values()
+            for channel in self._connection.channels.values()
         )
 
     def receive_from_producer(self, data: bytes, now: float) -> None:
@@ -207,8 +207,8 @@ class Relay:
             data: any piece of the stream.
             now: monotonic seconds.
         """
-        conversation = self._conversation
-        conversation.now = now
+        connection = self._connection
+        connection.now = now
         self._publishing.receive(data)
         self._go_on()
 
@@ -219,8 +219,8 @@ class Relay:
             data: any piece of the stream.
             now: monotonic seconds.
         """
-        conversation = self._conversation
-        conversation.now = now
+        connection = self._connection
+        connection.now = now
         try:
             self._delivering.receive(data)
         except ProtocolError as error:
@@ -229,53 +229,53 @@ class Relay:
 
     def release(self, channel: Channel) -> None:
         """The queue declared on a channel has its tokens: the producer gets its answer."""
-        self._conversation.released.append(channel)
+        self._connection.released.append(channel)
         self._go_on()
 
     def resume(self, channel: Channel) -> None:
         """The destinations a channel waited for are bound, or known to be missing: its publishes go on."""
-        self._conversation.resumable.append(channel)
+        self._connection.resumable.append(channel)
         self._go_on()
 
     def check_permission(self, check: PermissionCheck, done: Callable[[], None]) -> None:
         """Ask on this connection whether its client may bind a destination; `done` is called when it is known."""
-        if self._conversation.phase is Phase.OPEN:
-            check_permission(self._conversation, check.owned, check.reach, check.destination, done)
+        if self._connection.phase is Phase.OPEN:
+            check_permission(self._connection, check.owned, check.reach, check.destination, done)
         else:
             done()
 
     def answer(self, request: LookUpExchange, found: str | None) -> None:
         """Say what `LookUpExchange` asked: the type of another's exchange of that name, None where there is none."""
         channel = request.channel
-        if self._conversation.phase is Phase.OPEN and channel.held is not None:
+        if self._connection.phase is Phase.OPEN and channel.held is not None:
             request.answer(found)
             self._go_on()
 
     def _go_on(self) -> None:
-        conversation = self._conversation
-        while conversation.resumable or conversation.released:
-            if conversation.resumable:
-                channel = conversation.resumable.pop(0)
-                if channel.held is not None and conversation.phase is Phase.OPEN:
+        connection = self._connection
+        while connection.resumable or connection.released:
+            if connection.resumable:
+                channel = connection.resumable.pop(0)
+                if channel.held is not None and connection.phase is Phase.OPEN:
                     self._publishing.resume(channel)
                 continue
-            channel = conversation.released.pop()
+            channel = connection.released.pop()
             if channel.held_back is not None:
                 self._delivering.release(channel)
-        if conversation.last_frame is not None and not any(
-            channel.held is not None for channel in conversation.channels.values()
+        if connection.last_frame is not None and not any(
+            channel.held is not None for channel in connection.channels.values()
         ):
-            conversation.producer_leaves(conversation.last_frame)
-        if conversation.delayed_confirms is not None:
-            conversation.delayed_confirms.note()
+            connection.producer_leaves(connection.last_frame)
+        if connection.delayed_confirms is not None:
+            connection.delayed_confirms.note()
 
     def heartbeat_upstream(self) -> None:
         """Send a heartbeat to the broker."""
-        self._conversation.to_upstream.append(HEARTBEAT_FRAME)
+        self._connection.to_upstream.append(HEARTBEAT_FRAME)
 
     def close(self, reply_code: int, text: str) -> None:
         """Close both connections on our own account (drain, limits)."""
-        self._conversation.close(reply_code, text.encode())
+        self._connection.close(reply_code, text.encode())
 
     def over_limit(self, text: str) -> None:
         """Close what publishes too much: 406 on its channel, or 320 where it can't be said which one or when.
@@ -285,16 +285,16 @@ class Relay:
         Args:
             text: which limit, for the producer.
         """
-        conversation = self._conversation
+        connection = self._connection
         publishing = [
             channel
-            for channel in conversation.channels.values()
+            for channel in connection.channels.values()
             if channel.before + channel.published or channel.remaining
         ]
         if len(publishing) != 1 or not publishing[0].interruptible:
-            conversation.fail(ProtocolError(320, text))
-        elif conversation.phase is Phase.OPEN:
-            conversation.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))
+            connection.fail(ProtocolError(320, text))
+        elif connection.phase is Phase.OPEN:
+            connection.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))
 
     def upstream_lost(self, reason: str) -> None:
         """The upstream link is gone: the producer is told 320, unless a close is under way already.
@@ -302,22 +302,22 @@ class Relay:
         Args:
             reason: what the producer reads, e.g. ``upstream connection lost``.
         """
-        conversation = self._conversation
-        conversation.upstream_closing = conversation.upstream_done = True
-        conversation.to_upstream.clear()
-        if conversation.phase is Phase.PRODUCER_CLOSES or conversation.last_frame is not None:
-            conversation.producer_answered()
-            conversation.to_producer.append(connection_close_ok())
-        conversation.close(320, reason.encode())
+        connection = self._connection
+        connection.upstream_closing = connection.upstream_done = True
+        connection.to_upstream.clear()
+        if connection.phase is Phase.PRODUCER_CLOSES or connection.last_frame is not None:
+            connection.producer_answered()
+            connection.to_producer.append(connection_close_ok())
+        connection.close(320, reason.encode())
 
     def ended(self) -> None:
         """Both sides are gone: take what is still counted out of the gauges."""
-        conversation = self._conversation
-        conversation.phase = Phase.CLOSED
-        for channel in conversation.channels.values():
-            if conversation.audit is not None:
-                conversation.audit.lost(channel)
-            conversation.count_closed(channel)
-            conversation.close_remote_publishers(channel)
-        conversation.counters.upstream_blocked -= conversation.blocked
-        conversation.blocked = False
+        connection = self._connection
+        connection.phase = Phase.CLOSED
+        for channel in connection.channels.values():
+            if connection.audit is not None:
+                connection.audit.lost(channel)
+            connection.count_closed(channel)
+            connection.close_remote_publishers(channel)
+        connection.counters.upstream_blocked -= connection.blocked
+        connection.blocked = False

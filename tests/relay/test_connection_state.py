@@ -14,7 +14,7 @@ from tests.client import split
 from tests.relay.wire import TUNING, Wire, closed, routed, state
 
 
-def conversation(limits: RelayLimits | None = None) -> ConnectionState:
+def connection(limits: RelayLimits | None = None) -> ConnectionState:
     wire = Wire(routed("a"), limits=limits)
     return ConnectionState(TUNING, wire.plans, wire.heard.inventory(), limits or RelayLimits())
 
@@ -26,7 +26,7 @@ def said(pieces: list[bytes]) -> bytes:
 
 
 def test_a_number_has_one_record_until_its_channel_is_forgotten() -> None:
-    both = conversation()
+    both = connection()
     channel = both.channel(3)
     assert both.channel(3) is channel
     both.forget(channel)
@@ -35,7 +35,7 @@ def test_a_number_has_one_record_until_its_channel_is_forgotten() -> None:
 
 @pytest.mark.parametrize("pending", ["discard_upstream", "closes", "owed_close_ok"])
 def test_the_next_channel_of_a_number_knows_what_the_broker_still_owes_the_last(pending: str) -> None:
-    both = conversation()
+    both = connection()
     channel = both.channel(3)
     setattr(channel, pending, True)
     both.forget(channel)
@@ -47,7 +47,7 @@ def test_the_next_channel_of_a_number_knows_what_the_broker_still_owes_the_last(
 
 
 def test_whatever_a_channel_kept_is_counted_off_when_it_ends() -> None:
-    both = conversation()
+    both = connection()
     channel = both.channel(1)
     channel.held, channel.held_bytes = [b"123"], 3
     channel.held_back = [b"12345"]
@@ -61,7 +61,7 @@ def test_whatever_a_channel_kept_is_counted_off_when_it_ends() -> None:
 
 
 def test_a_method_of_ours_waits_for_the_end_of_a_content() -> None:
-    both = conversation()
+    both = connection()
     channel = both.channel(1)
     both.send_to_producer(channel, b"first")
     both.unfinished[1] = 10
@@ -72,7 +72,7 @@ def test_a_method_of_ours_waits_for_the_end_of_a_content() -> None:
 
 
 def test_odd_channels_are_noted() -> None:
-    both = conversation()
+    both = connection()
     channel = both.channel(1)
     channel.returned = b"frame"
     both.mark(channel)
@@ -83,7 +83,7 @@ def test_odd_channels_are_noted() -> None:
 
 
 def test_a_refused_channel_is_closed_on_both_sides_once() -> None:
-    both = conversation()
+    both = connection()
     error = ProtocolError(406, "no" * 200, Scope.CHANNEL, 60, 40)
     both.refuse(both.channel(5), error)
     channel, code, text, ids = closed(said(both.to_producer))
@@ -96,7 +96,7 @@ def test_a_refused_channel_is_closed_on_both_sides_once() -> None:
 
 
 def test_a_fault_closes_the_connection_on_both_sides_once() -> None:
-    both = conversation()
+    both = connection()
     both.channel(1)
     both.fail(ProtocolError(505, "what", Scope.CHANNEL, 60, 40))
     both.fail(ProtocolError(501, "again"))
@@ -108,7 +108,7 @@ def test_a_fault_closes_the_connection_on_both_sides_once() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.PRODUCER_CLOSES, Phase.CLOSING, Phase.CLOSED])
 def test_what_is_being_closed_is_not_closed_again(phase: Phase) -> None:
-    both = conversation()
+    both = connection()
     both.phase = phase
     both.close(320, b"again")
     both.fail(ProtocolError(501, "again"))
@@ -116,13 +116,13 @@ def test_what_is_being_closed_is_not_closed_again(phase: Phase) -> None:
 
 
 def test_places_in_the_order_of_declarations_never_repeat() -> None:
-    both = conversation()
+    both = connection()
     sequences = [both.next_sequence() for _ in range(3)]
     assert sequences == sorted(set(sequences))
 
 
 def test_what_exists_is_asked_about() -> None:
-    both = conversation()
+    both = connection()
     both.state.queues = QueueNames((b"a",), 1)
     own = both.state.exchanges[b"xo"]
     reach = own.reach("client")
@@ -134,12 +134,12 @@ def test_what_exists_is_asked_about() -> None:
 
 
 def test_a_reach_of_an_exchange_that_is_gone_is_not_asked_about() -> None:
-    both = conversation()
+    both = connection()
     assert both.permission_checks([(Reach("client"), ("exchange", b"e"))]) == ()
 
 
 def test_what_producers_make_us_ask_is_limited() -> None:
-    both = conversation(RelayLimits(tokens=2))
+    both = connection(RelayLimits(tokens=2))
     reach = both.state.exchanges[b"xo"].reach("client")
     reach.allowed |= {("queue", b"a"), ("queue", b"b")}
     assert both.permission_checks([(reach, ("exchange", b"e"))]) == ()
@@ -158,7 +158,7 @@ def test_a_heartbeat_is_eight_bytes_on_channel_0() -> None:
 
 
 def test_a_channel_that_ends_leaves_the_gauge_once() -> None:
-    both = conversation()
+    both = connection()
     channel = Channel(1)
     channel.opened = True
     both.counters.channels = 1

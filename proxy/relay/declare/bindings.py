@@ -146,13 +146,13 @@ class ClientReach:
     """Asks for one connection what its client may bind.
 
     Args:
-        conversation: what both directions share.
+        connection: what both directions share.
     """
 
-    def __init__(self, conversation: ConnectionState) -> None:
+    def __init__(self, connection: ConnectionState) -> None:
         """Have asked nothing."""
-        self._conversation = conversation
-        self._state = conversation.state
+        self._connection = connection
+        self._state = connection.state
 
     def chosen_destinations(self, owned: OwnedExchange, compiled: CompiledBinding) -> list[Destination]:
         """Give what the routes of a binding choose now, as far as it exists and the client was not asked about it."""
@@ -170,17 +170,17 @@ class ClientReach:
                         break  # what is left is asked about when a message chooses it
                     if (found is True) is not route.negated:
                         chosen[QUEUE, name] = None
-        allowed = owned.reach(self._conversation.user).allowed if chosen else ()
+        allowed = owned.reach(self._connection.user).allowed if chosen else ()
         return [one for one in chosen if one not in allowed][:CHECKED_AT_ONCE]
 
     def check(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[], None]) -> None:
         """Ask the broker on the channel of ours whether the client may bind what is wanted, then call `then`."""
-        reach = owned.reach(self._conversation.user)
+        reach = owned.reach(self._connection.user)
         left = [one for one in wanted if one not in reach.allowed]
 
         def check_next() -> None:
-            if left and self._conversation.phase is Phase.OPEN:
-                check_permission(self._conversation, owned, reach, left.pop(0), check_next)
+            if left and self._connection.phase is Phase.OPEN:
+                check_permission(self._connection, owned, reach, left.pop(0), check_next)
             else:
                 then()
 
@@ -194,7 +194,7 @@ class ClientReach:
             named: what was asked about.
             ids: class and method of the client's request.
         """
-        refused = owned.reach(self._conversation.user).refused
+        refused = owned.reach(self._connection.user).refused
         for one in named:
             text = refused.get(one, "")
             if text.startswith(_REFUSED):
@@ -212,7 +212,7 @@ class ClientReach:
             tokens: destinations whose tokens were bound for it.
             then: called when it is done.
         """
-        if self._state.exchanges.get(owned.name) is not owned or self._conversation.phase is not Phase.OPEN:
+        if self._state.exchanges.get(owned.name) is not owned or self._connection.phase is not Phase.OPEN:
             then()
             return
         grants: list[bytes] = []
@@ -222,7 +222,7 @@ class ClientReach:
             freed |= reach.allowed
             grants = [key for key, one in owned.grants.items() if key == grant_key(client, *one)]
         unneeded = sorted(one for one in freed if one in owned.bound and not self.is_needed(owned, one))
-        withdraw(self._conversation, owned, unneeded, grants, then)
+        withdraw(self._connection, owned, unneeded, grants, then)
 
     def unneeded(self, owned: OwnedExchange, stored: StoredBinding) -> list[Destination]:
         """Give the destination of a binding that goes, where its token stands and nothing else leads there."""
@@ -279,14 +279,14 @@ class ClientBindings:
     """Takes binds and unbinds of one connection.
 
     Args:
-        conversation: what both directions share.
+        connection: what both directions share.
     """
 
-    def __init__(self, conversation: ConnectionState) -> None:
+    def __init__(self, connection: ConnectionState) -> None:
         """Start with nothing bound."""
-        self._conversation = conversation
-        self._state = conversation.state
-        self._reach = ClientReach(conversation)
+        self._connection = connection
+        self._state = connection.state
+        self._reach = ClientReach(connection)
         #: stands for this connection in `sure`, which may outlive it
         self._binder = object()
 
@@ -350,7 +350,7 @@ class ClientBindings:
         """Check a bind, and say what it takes."""
         binding = self._binding(request, owned)
         try:
-            compiled = compile_binding(owned.type, binding, self._conversation.plans.rules.local_time)
+            compiled = compile_binding(owned.type, binding, self._connection.plans.rules.local_time)
         except ProtocolError as error:
             raise ProtocolError(error.reply_code, error.text, Scope.CHANNEL, *request.ids) from error
         self._refuse_unkept(request, owned)
@@ -380,7 +380,7 @@ class ClientBindings:
         return _PlannedBind(pending, binding, keep, chosen, named)
 
     def _stored(self, owned: OwnedExchange, binding: Binding, request: BindRequest, key: bytes) -> StoredBinding:
-        copy = signed_copy(self._state, owned.carrier, binding, request.entries, key, self._conversation.user)
+        copy = signed_copy(self._state, owned.carrier, binding, request.entries, key, self._connection.user)
         return StoredBinding(binding, request.entries, request.key, (copy,))
 
     def _make(self, planned: _PlannedBind) -> None:
@@ -400,23 +400,23 @@ class ClientBindings:
         def answered() -> None:
             if pending.tokens and not is_mark and not self._stands(pending):
                 # Somebody has unbound meanwhile what it relied on.
-                inject_held(self._conversation, channel, self._mark_steps(pending, pending.request.receiver), answered)
+                inject_held(self._connection, channel, self._mark_steps(pending, pending.request.receiver), answered)
                 return
             channel.binds.discard(identity)
             if is_mark:
                 channel.marking.discard(place)
             answer = self._bound(pending)
             if channel.binds:
-                self._conversation.send_to_producer(channel, answer)
+                self._connection.send_to_producer(channel, answer)
             else:
-                reply_and_resume(self._conversation, channel, answer)
+                reply_and_resume(self._connection, channel, answer)
 
         if steps:
-            hold_channel(self._conversation, channel)
+            hold_channel(self._connection, channel)
             channel.binds.add(identity)
-            inject_held(self._conversation, channel, steps, answered)
+            inject_held(self._connection, channel, steps, answered)
         else:
-            inject_and_reply(self._conversation, channel, steps, partial(self._bound, pending))
+            inject_and_reply(self._connection, channel, steps, partial(self._bound, pending))
 
     def _mark_steps(self, pending: _PendingBind, destination: Destination) -> list[InjectedMethod]:
         """Bind tokens; until somebody takes them away they are known to be ours."""
@@ -462,23 +462,23 @@ class ClientBindings:
             owned.bound.update(pending.tokens)
             self._reach.check(owned, planned.chosen, reached)
 
-        inject(self._conversation, channel, mark or self._look_steps(channel, request), marked, request.method)
+        inject(self._connection, channel, mark or self._look_steps(channel, request), marked, request.method)
 
     def _reached(self, planned: _PlannedBind, fresh: list[Destination]) -> None:
         """It is known now what the client may bind: keep the binding, or refuse it."""
         pending, keep, named = planned.pending, planned.keep, planned.named
         channel, owned = pending.channel, pending.owned
-        held = is_held(self._conversation, channel)
+        held = is_held(self._connection, channel)
         refusal = self._reach.refusal(owned, named, pending.request.ids)
         if held and refusal is None:
             if keep:
-                inject_and_reply(self._conversation, channel, keep, partial(self._bound, pending))
+                inject_and_reply(self._connection, channel, keep, partial(self._bound, pending))
             else:
-                reply_and_resume(self._conversation, channel, self._bound(pending))
+                reply_and_resume(self._connection, channel, self._bound(pending))
             return
         if held and refusal is not None:
-            self._conversation.refuse(channel, refusal)
-        self._reach.remove_unneeded(owned, self._conversation.user, fresh, lambda: None)
+            self._connection.refuse(channel, refusal)
+        self._reach.remove_unneeded(owned, self._connection.user, fresh, lambda: None)
 
     def _bound(self, pending: _PendingBind) -> bytes:
         """Everything stands on the broker: give the answer for the client."""
@@ -493,7 +493,7 @@ class ClientBindings:
             if stored is not None and self._is_mark(stored):
                 owned.marked[stored.destination] = stored.binding.identity
             if stored is not None and self._is_clients(owned, stored.binding) and state.add_binding(stored):
-                self._conversation.inventory.changed(owned.name)
+                self._connection.inventory.changed(owned.name)
         return pending.request.answer(pending.channel)
 
     def unbind(self, channel: Channel, index: int, frame: bytes) -> bool:
@@ -524,38 +524,38 @@ class ClientBindings:
             if stored.has_mark and not unneeded and request.receiver in owned.bound:
                 self._replace(pending, steps)
             else:
-                inject(self._conversation, channel, steps, partial(self._unbound, pending))
+                inject(self._connection, channel, steps, partial(self._unbound, pending))
         else:
             permitted = partial(self._permitted, pending)
             # Whether it exists makes no difference, as on the broker.
-            inject(self._conversation, channel, [], lambda: self._reach.check(owned, [request.receiver], permitted))
+            inject(self._connection, channel, [], lambda: self._reach.check(owned, [request.receiver], permitted))
         return False
 
     def _replace(self, pending: _PendingBind, steps: list[InjectedMethod]) -> None:
         """Others lead there by the binding that goes: a token comes in its place first."""
         channel, owned, receiver = pending.channel, pending.owned, pending.request.receiver
         drop = partial(self._drop, pending, steps)
-        if self._conversation.sidecar_channel.number is None:
-            inject(self._conversation, channel, self._token_steps(bind_step, pending, receiver), drop)
+        if self._connection.sidecar_channel.number is None:
+            inject(self._connection, channel, self._token_steps(bind_step, pending, receiver), drop)
         else:
             # Elsewhere it may be refused, where the queue has just gone: unbinding is no error then.
-            mark = partial(bind_tokens, self._conversation, [(owned, receiver)], drop, {})
-            inject(self._conversation, channel, [], mark)
+            mark = partial(bind_tokens, self._connection, [(owned, receiver)], drop, {})
+            inject(self._connection, channel, [], mark)
 
     def _drop(self, pending: _PendingBind, steps: list[InjectedMethod]) -> None:
         """Unbind, now that a token stands."""
-        if is_held(self._conversation, pending.channel):
-            inject(self._conversation, pending.channel, steps, partial(self._unbound, pending))
+        if is_held(self._connection, pending.channel):
+            inject(self._connection, pending.channel, steps, partial(self._unbound, pending))
 
     def _permitted(self, pending: _PendingBind) -> None:
         """It is known now whether the client may unbind, where no binding on the broker says so."""
-        if not is_held(self._conversation, pending.channel):
+        if not is_held(self._connection, pending.channel):
             return
         refusal = self._reach.refusal(pending.owned, [pending.request.receiver], pending.request.ids)
         if refusal is None:
             self._unbound(pending)
         else:
-            self._conversation.refuse(pending.channel, refusal)
+            self._connection.refuse(pending.channel, refusal)
 
     def _unbound(self, pending: _PendingBind) -> None:
         """Nothing of the binding stands on the broker any more, but perhaps what its routes asked for."""
@@ -566,17 +566,17 @@ class ClientBindings:
                 owned.taken(one)
             known = None if pending.stored is None else owned.clients.get(pending.stored.binding.identity)
         if owned is None or known is None:
-            reply_and_resume(self._conversation, pending.channel, pending.request.answer(pending.channel))
+            reply_and_resume(self._connection, pending.channel, pending.request.answer(pending.channel))
             return
         state.remove_binding(known)
-        self._conversation.inventory.changed(owned.name)
+        self._connection.inventory.changed(owned.name)
         self._reach.remove_unneeded(owned, known.client, (pending.request.receiver,), partial(self._gone, pending))
 
     def _gone(self, pending: _PendingBind) -> None:
         owned = pending.owned
         if owned.ends and self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)  # the broker has dropped it with its last binding
-        reply_and_resume(self._conversation, pending.channel, pending.request.answer(pending.channel))
+        reply_and_resume(self._connection, pending.channel, pending.request.answer(pending.channel))
 
     def _owned(self, request: BindRequest) -> OwnedExchange | None:
         """The source, where binding to it is ours to judge: not what stays the broker's own in addition to it."""
@@ -607,7 +607,7 @@ class ClientBindings:
 
     def _binding(self, request: BindRequest, owned: OwnedExchange) -> Binding:
         table = decode_table(request.entries, 0, len(request.entries))
-        sequence = self._conversation.next_sequence()
+        sequence = self._connection.next_sequence()
         return Binding(owned.name, request.kind, request.destination, request.routing_key, table, "", sequence)
 
     # -- refusals ----------------------------------------------------------------------------------------------
@@ -632,7 +632,7 @@ class ClientBindings:
             raise ProtocolError(540, text, Scope.CONNECTION, *request.ids)
 
     def _refuse_many_regexes(self, request: BindRequest, more: int) -> None:
-        user, most = self._conversation.user, self._conversation.plans.rules.regexes
+        user, most = self._connection.user, self._connection.plans.rules.regexes
         there = self._state.regexes(user)
         if there + more > most:
             text = (
@@ -646,7 +646,7 @@ class ClientBindings:
         if exchange.has(binding):
             text = f"the binding to '{_text(request.destination)}' belongs to a rules file of the proxy"
             raise ProtocolError(403, text, Scope.CHANNEL, *request.ids)
-        strict = self._conversation.plans.rules.strict_unbind
+        strict = self._connection.plans.rules.strict_unbind
         if strict and exchange.binds(request.kind, request.destination, request.routing_key):
             raise ProtocolError(406, "binding arguments do not match", Scope.CHANNEL, *request.ids)
 

@@ -147,13 +147,13 @@ class ClientExchanges:
     """Takes exchange.declare and exchange.delete of one connection.
 
     Args:
-        conversation: what both directions share.
+        connection: what both directions share.
     """
 
-    def __init__(self, conversation: ConnectionState) -> None:
+    def __init__(self, connection: ConnectionState) -> None:
         """Start without anything declared."""
-        self._conversation = conversation
-        self._state = conversation.state
+        self._connection = connection
+        self._state = connection.state
 
     def declare(self, channel: Channel, frame: bytes) -> bool:
         """Take an exchange.declare; answer whether it goes upstream as it came.
@@ -203,20 +203,20 @@ class ClientExchanges:
             return b"" if request.nowait else empty_ok(channel.number, methods.EXCHANGE_DELETE_OK)
 
         def free() -> None:
-            if is_held(self._conversation, channel):
-                inject_and_reply(self._conversation, channel, delete, done)
+            if is_held(self._connection, channel):
+                inject_and_reply(self._connection, channel, delete, done)
 
         if request.if_unused and (owned.bound or owned.grants):  # ours, but they count as use to the broker
-            hold_channel(self._conversation, channel)
-            withdraw(self._conversation, owned, sorted(owned.bound), list(owned.grants), free)
+            hold_channel(self._connection, channel)
+            withdraw(self._connection, owned, sorted(owned.bound), list(owned.grants), free)
         else:
-            inject_and_reply(self._conversation, channel, delete, done)
+            inject_and_reply(self._connection, channel, delete, done)
         return False
 
     def _gone(self, owned: OwnedExchange) -> None:
         """An exchange is deleted: with it went its bindings, and those to it."""
         self._state.remove_exchange(owned.name)
-        self._conversation.inventory.changed(owned.name)
+        self._connection.inventory.changed(owned.name)
 
     @staticmethod
     def _is_carrier(owned: OwnedExchange) -> bool:
@@ -232,7 +232,7 @@ class ClientExchanges:
         if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
             self._pass(channel, request.nowait, methods.EXCHANGE_DECLARE_OK)
             return True
-        inject_and_reply(self._conversation, channel, [], partial(_declared, channel, request))
+        inject_and_reply(self._connection, channel, [], partial(_declared, channel, request))
         return False
 
     def _again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bool:
@@ -247,7 +247,7 @@ class ClientExchanges:
         if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
             # The broker compares the flags and the alternate exchange, and asks for the client's permission.
             steps.append((self._carrier_frame(channel, request, 0), methods.EXCHANGE_DECLARE_OK))
-        inject_and_reply(self._conversation, channel, steps, partial(_declared, channel, request))
+        inject_and_reply(self._connection, channel, steps, partial(_declared, channel, request))
         return False
 
     @staticmethod
@@ -269,17 +269,17 @@ class ClientExchanges:
         """An exchange that is not known here: look whether the broker has one of that name."""
         new = _NewExchange(channel, request, *self._make(request))
         if _is_reserved(request.exchange):
-            hold_channel(self._conversation, channel)
+            hold_channel(self._connection, channel)
             self._looked_up(new, None)  # the broker refuses it
             return
         look_up = LookUpExchange(channel, request.exchange, partial(self._looked_up, new))
         # After what the client asked before: it may have deleted an exchange of that name.
-        inject(self._conversation, channel, [], partial(self._conversation.requests.append, look_up))
+        inject(self._connection, channel, [], partial(self._connection.requests.append, look_up))
 
     def _looked_up(self, new: _NewExchange, found: str | None) -> None:
         """Before the declare: is there an exchange of that name that is not ours?"""
         channel, request, owned = new.channel, new.request, new.owned
-        if not is_held(self._conversation, channel):
+        if not is_held(self._connection, channel):
             return
         known = self._state.exchanges.get(owned.name)
         try:
@@ -289,7 +289,7 @@ class ClientExchanges:
             if found is not None:
                 raise self._inequivalent(inequivalent_type(owned.name, self._state.name, OPEN, found))
         except ProtocolError as error:
-            self._conversation.refuse(channel, error)
+            self._connection.refuse(channel, error)
             return
         if owned.declared is None or owned.delivery is Delivery.QUEUE:
             self._compared(new, None)
@@ -297,26 +297,26 @@ class ClientExchanges:
         frame = self._carrier_frame(channel, request, owned.declared.sequence)
         # Two may have declared at once, and the broker does not compare: look again after the declare-ok.
         again = LookUpExchange(channel, request.exchange, partial(self._compared, new))
-        made = partial(self._conversation.requests.append, again)
-        inject(self._conversation, channel, [(frame, methods.EXCHANGE_DECLARE_OK)], made)
+        made = partial(self._connection.requests.append, again)
+        inject(self._connection, channel, [(frame, methods.EXCHANGE_DECLARE_OK)], made)
 
     def _compared(self, new: _NewExchange, _: str | None) -> None:
         """After the declare: is it what was declared first?"""
         channel, owned = new.channel, new.owned
-        if not is_held(self._conversation, channel):
+        if not is_held(self._connection, channel):
             return
         known = self._state.exchanges.get(owned.name)
         if known is None:
             self._state.add_exchange(owned, new.exchange)
         elif text := inequivalence(known, owned.arguments, new.request, self._state.name):
-            self._conversation.refuse(channel, self._inequivalent(text))
+            self._connection.refuse(channel, self._inequivalent(text))
             return
-        self._conversation.inventory.changed(owned.name)
-        reply_and_resume(self._conversation, channel, _declared(channel, new.request))
+        self._connection.inventory.changed(owned.name)
+        reply_and_resume(self._connection, channel, _declared(channel, new.request))
 
     def _make(self, request: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
         """Check the arguments of a new open exchange and make it."""
-        rules = self._conversation.plans.rules
+        rules = self._connection.plans.rules
         table = decode_table(request.arguments, 0, len(request.arguments))
         alternate = _alternate(table)
         try:
@@ -328,7 +328,7 @@ class ClientExchanges:
             request.auto_delete,
             request.internal,
             request.arguments,
-            self._conversation.next_sequence(),
+            self._connection.next_sequence(),
         )
         owned = OwnedExchange(
             request.exchange,

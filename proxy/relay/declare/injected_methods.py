@@ -28,33 +28,33 @@ _UNANSWERABLE = 256
 _ALWAYS_THERE = b"amq.direct"
 
 
-def hold_channel(conversation: ConnectionState, channel: Channel) -> None:
+def hold_channel(connection: ConnectionState, channel: Channel) -> None:
     """Keep the client's frames on a channel until `reply_and_resume`."""
     if channel.held is None:
         channel.held = []
-        conversation.shape += 1
+        connection.shape += 1
 
 
-def is_held(conversation: ConnectionState, channel: Channel) -> bool:
+def is_held(connection: ConnectionState, channel: Channel) -> bool:
     """Say whether a channel that was held still is: it may have been closed since."""
-    return channel.held is not None and conversation.channels.get(channel.number) is channel
+    return channel.held is not None and connection.channels.get(channel.number) is channel
 
 
-def reply_and_resume(conversation: ConnectionState, channel: Channel, answer: bytes) -> None:
+def reply_and_resume(connection: ConnectionState, channel: Channel, answer: bytes) -> None:
     """Answer the client and let its frames go on.
 
     Args:
-        conversation: the connection.
+        connection: state of the connection.
         channel: the channel that was held.
         answer: frames for the client, b"" where it expects none.
     """
     if answer:
-        conversation.send_to_producer(channel, answer)
-    conversation.resumable.append(channel)
+        connection.send_to_producer(channel, answer)
+    connection.resumable.append(channel)
 
 
 def inject(
-    conversation: ConnectionState,
+    connection: ConnectionState,
     channel: Channel,
     steps: Sequence[InjectedMethod],
     then: Callable[[], None],
@@ -63,19 +63,19 @@ def inject(
     """Run methods in order on a client's channel; the client's frames wait until `reply_and_resume`.
 
     Args:
-        conversation: the connection.
+        connection: state of the connection.
         channel: the client's channel.
         steps: methods of ours, none of them nowait. Where there are none, one runs that changes nothing: what the
             client asked before is answered before.
         then: called when all were answered; ends in `reply_and_resume`, or goes further.
         request_method: class id << 16 | method id of the client's request, where steps are declares that only look.
     """
-    hold_channel(conversation, channel)
-    inject_held(conversation, channel, steps or [_nothing(channel)], then, request_method)
+    hold_channel(connection, channel)
+    inject_held(connection, channel, steps or [_nothing(channel)], then, request_method)
 
 
 def inject_held(
-    conversation: ConnectionState,
+    connection: ConnectionState,
     channel: Channel,
     steps: Sequence[InjectedMethod],
     then: Callable[[], None],
@@ -84,7 +84,7 @@ def inject_held(
     """Send methods in order on a client's channel that is held already.
 
     Args:
-        conversation: the connection.
+        connection: state of the connection.
         channel: the client's channel.
         steps: methods of ours, none of them nowait; at least one.
         then: called when all were answered.
@@ -97,34 +97,34 @@ def inject_held(
         return False
 
     for index, (frame, reply) in enumerate(steps, 1):
-        conversation.to_upstream.append(frame)
+        connection.to_upstream.append(frame)
         channel.replies.append(
             ExpectedReply(reply, taken=partial(answered, last=index == len(steps)), request_method=request_method)
         )
 
 
 def inject_and_reply(
-    conversation: ConnectionState, channel: Channel, steps: Sequence[InjectedMethod], done: Callable[[], bytes]
+    connection: ConnectionState, channel: Channel, steps: Sequence[InjectedMethod], done: Callable[[], bytes]
 ) -> None:
     """Run methods as `inject` does, then answer the client and let its frames go on.
 
     Args:
-        conversation: the connection.
+        connection: state of the connection.
         channel: the client's channel.
         steps: see `inject`.
         done: called when all were answered; gives the frames for the client.
     """
-    inject(conversation, channel, steps, lambda: reply_and_resume(conversation, channel, done()))
+    inject(connection, channel, steps, lambda: reply_and_resume(connection, channel, done()))
 
 
-def count_unanswerable(conversation: ConnectionState, channel: Channel) -> None:
+def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:
     """Count a request that the broker does not answer; after some of them ask for something, so that answers come."""
-    unanswered = conversation.unanswered
+    unanswered = connection.unanswered
     unanswered.count += 1
     unanswered.unanswerable += 1
     if unanswered.unanswerable >= _UNANSWERABLE:
         frame, reply = _nothing(channel)
-        conversation.to_upstream.append(frame)
+        connection.to_upstream.append(frame)
         unanswered.count -= unanswered.unanswerable
         channel.replies.append(ExpectedReply(reply, taken=lambda _: False, weight=unanswered.unanswerable))
         unanswered.unanswerable = 0

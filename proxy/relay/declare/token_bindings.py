@@ -62,7 +62,7 @@ def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Dest
 
 
 def bind_tokens(
-    conversation: ConnectionState,
+    connection: ConnectionState,
     wanted: Sequence[tuple[OwnedExchange, Destination]],
     done: Callable[[], None],
     refused: dict[Destination, str],
@@ -70,13 +70,13 @@ def bind_tokens(
     """Bind tokens on the connection's own channel, one after another.
 
     Args:
-        conversation: the connection.
+        connection: state of the connection.
         wanted: (carrier's exchange, destination) of each token; not empty.
         done: called when all are bound or refused.
         refused: gets the reason for each destination that was refused.
     """
     waiting = len(wanted)
-    state = conversation.state
+    state = connection.state
 
     def answered(text: str | None, owned: OwnedExchange, destination: Destination) -> None:
         nonlocal waiting
@@ -90,14 +90,14 @@ def bind_tokens(
         if not waiting:
             done()
 
-    number = conversation.sidecar_channel.number or 0
+    number = connection.sidecar_channel.number or 0
     for owned, destination in wanted:
         current, *others = state.tokens.of(*destination)
         for key in others:
-            conversation.sidecar_channel.run(bind_frame(number, owned.carrier, destination, key), _unheeded)
+            connection.sidecar_channel.run(bind_frame(number, owned.carrier, destination, key), _unheeded)
         # Last: when it is answered all are.
         frame = bind_frame(number, owned.carrier, destination, current)
-        conversation.sidecar_channel.run(frame, partial(answered, owned=owned, destination=destination))
+        connection.sidecar_channel.run(frame, partial(answered, owned=owned, destination=destination))
 
 
 def _unheeded(text: str | None) -> None:
@@ -105,7 +105,7 @@ def _unheeded(text: str | None) -> None:
 
 
 def check_permission(
-    conversation: ConnectionState,
+    connection: ConnectionState,
     owned: OwnedExchange,
     reach: Reach,
     destination: Destination,
@@ -114,7 +114,7 @@ def check_permission(
     """Ask whether a client may bind a destination, on a connection of that client, and note the answer in its reach.
 
     Args:
-        conversation: a connection of the client.
+        connection: state of a connection of the client.
         owned: the exchange.
         reach: how far the client's routes reach from there.
         destination: what is asked about.
@@ -136,25 +136,25 @@ def check_permission(
             witnessed(text)
             return
         owned.bound.add(destination)
-        if conversation.state.missing.pop(destination, None) is not None:
-            conversation.state.changed()
+        if connection.state.missing.pop(destination, None) is not None:
+            connection.state.changed()
         for other in others:
-            conversation.sidecar_channel.run(bind_frame(number, owned.carrier, destination, other), _unheeded)
-        conversation.sidecar_channel.run(bind_frame(number, owned.carrier, destination, key), witnessed)
+            connection.sidecar_channel.run(bind_frame(number, owned.carrier, destination, other), _unheeded)
+        connection.sidecar_channel.run(bind_frame(number, owned.carrier, destination, key), witnessed)
 
-    current, *others = conversation.state.tokens.of(*destination)
-    number = conversation.sidecar_channel.number or 0
+    current, *others = connection.state.tokens.of(*destination)
+    number = connection.sidecar_channel.number or 0
     if owned.delivery is Delivery.QUEUE:
         # Nothing is there to unbind from, or nothing under this key: but the permissions are the same.
-        conversation.sidecar_channel.run(unbind_frame(number, owned.name, destination, key), witnessed)
-    elif destination[0] == "exchange" and destination[1] in conversation.state.exchanges:
-        conversation.sidecar_channel.run(bind_frame(number, owned.carrier, destination, key), witnessed)
+        connection.sidecar_channel.run(unbind_frame(number, owned.name, destination, key), witnessed)
+    elif destination[0] == "exchange" and destination[1] in connection.state.exchanges:
+        connection.sidecar_channel.run(bind_frame(number, owned.carrier, destination, key), witnessed)
     else:
-        conversation.sidecar_channel.run(bind_frame(number, owned.carrier, destination, current), bound)
+        connection.sidecar_channel.run(bind_frame(number, owned.carrier, destination, current), bound)
 
 
 def withdraw(
-    conversation: ConnectionState,
+    connection: ConnectionState,
     owned: OwnedExchange,
     tokens: Iterable[Destination],
     grants: Iterable[bytes],
@@ -163,18 +163,18 @@ def withdraw(
     """Unbind tokens and grants that nothing needs any more; a refusal leaves them to the control plane.
 
     Args:
-        conversation: any connection.
+        connection: state of any connection.
         owned: the exchange.
         tokens: destinations whose token goes.
         grants: keys that go.
         done: called when the broker has answered all.
     """
-    number = conversation.sidecar_channel.number or 0
+    number = connection.sidecar_channel.number or 0
     gone = list(tokens)
     frames = []
     for destination in gone:
         owned.mark_unconfirmed(destination)
-        keys = conversation.state.tokens.of(*destination)
+        keys = connection.state.tokens.of(*destination)
         frames += [unbind_frame(number, owned.carrier, destination, token) for token in keys]
     for key in grants:
         destination = owned.grants.pop(key)
@@ -187,9 +187,9 @@ def withdraw(
         for destination in gone:
             owned.taken(destination)
         if gone:
-            conversation.state.changed()
+            connection.state.changed()
         done()
 
     for frame in frames[:-1]:
-        conversation.sidecar_channel.run(frame, lambda text: None)
-    conversation.sidecar_channel.run(frames[-1], answered)
+        connection.sidecar_channel.run(frame, lambda text: None)
+    connection.sidecar_channel.run(frames[-1], answered)

@@ -42,17 +42,17 @@ class ProducerFrames:
     """Takes single frames of the producer.
 
     Args:
-        conversation: what both directions share.
+        connection: what both directions share.
     """
 
-    def __init__(self, conversation: ConnectionState) -> None:
+    def __init__(self, connection: ConnectionState) -> None:
         """Start with nothing published."""
-        self._conversation = conversation
-        self.publishes = PublishFrames(conversation)
+        self._connection = connection
+        self.publishes = PublishFrames(connection)
         #: the frames taken are those that a channel held, not new ones
         self.resuming = False
-        declaring = ClientExchanges(conversation)
-        self._bindings = ClientBindings(conversation)
+        declaring = ClientExchanges(connection)
+        self._bindings = ClientBindings(connection)
         self._taken = {
             methods.BASIC_PUBLISH: self.publishes.method,
             methods.EXCHANGE_DECLARE: declaring.declare,
@@ -73,46 +73,46 @@ class ProducerFrames:
             frame: the whole frame.
 
         Returns:
-            Whether it goes upstream as it came. (What goes instead is in the conversation already.)
+            Whether it goes upstream as it came. (What goes instead is in the output already.)
 
         Raises:
             ProtocolError: a fault that ends the connection.
         """
-        conversation = self._conversation
-        if conversation.phase is not Phase.OPEN:
+        connection = self._connection
+        if connection.phase is not Phase.OPEN:
             return self._ending(number, kind, frame)
-        if conversation.last_frame is not None and not self.resuming:
+        if connection.last_frame is not None and not self.resuming:
             return self._ending(number, kind, frame)
         if number == 0:
             return self._connection_frame(kind, frame)
         if kind == HEARTBEAT:
             raise ProtocolError(505, f"heartbeat frame on channel {number}, expected on channel 0")
-        channel = conversation.channels.get(number) or self._new_channel(number)
+        channel = connection.channels.get(number) or self._new_channel(number)
         if channel.held is not None:
             if not (
                 channel.binds and not channel.held and kind == METHOD and self._bindings.bind_while_held(channel, frame)
             ):
-                conversation.keep_held(channel, [frame])
+                connection.keep_held(channel, [frame])
             return False
         try:
             return self._channel_frame(channel, kind, frame)
         except ProtocolError as error:
             if error.scope is Scope.CONNECTION:
                 raise
-            conversation.refuse(channel, error)
+            connection.refuse(channel, error)
             return False
 
     def _new_channel(self, number: int) -> Channel:
         """Begin a channel. Like RabbitMQ, channel-max bounds how many there are, not their numbers."""
-        conversation = self._conversation
-        most, count = conversation.tuning.channel_max_producer, len(conversation.channels)
-        if number == conversation.sidecar_channel.number:
+        connection = self._connection
+        most, count = connection.tuning.channel_max_producer, len(connection.channels)
+        if number == connection.sidecar_channel.number:
             text = f"channel {number} is above the negotiated channel_max {most} and used by the proxy itself"
             raise ProtocolError(530, text)
         if count >= most:
             text = f"number of channels opened ({count}) has reached the negotiated channel_max ({most})"
             raise ProtocolError(530, text)
-        return conversation.channel(number)
+        return connection.channel(number)
 
     def _channel_frame(self, channel: Channel, kind: int, frame: bytes) -> bool:
         if channel.content is not Content.METHOD:
@@ -126,23 +126,23 @@ class ProducerFrames:
         return self._method(channel, frame)
 
     def _ending(self, number: int, kind: int, frame: bytes) -> bool:
-        conversation = self._conversation
+        connection = self._connection
         index = U32.unpack_from(frame, 7)[0] if kind == METHOD and number == 0 and len(frame) >= _LEAST_METHOD else 0
         if index == methods.CONNECTION_CLOSE:  # RabbitMQ answers each; clients with several threads send several
-            if conversation.phase in (Phase.CLOSING, Phase.CLOSED):
-                conversation.to_producer.append(connection_close_ok())
+            if connection.phase in (Phase.CLOSING, Phase.CLOSED):
+                connection.to_producer.append(connection_close_ok())
             else:
-                conversation.further_closes += 1
+                connection.further_closes += 1
         elif index == methods.CONNECTION_CLOSE_OK:
-            if conversation.phase is Phase.CLOSING:
-                conversation.finish()
-                return not conversation.upstream_closing
-            if conversation.phase is Phase.CLOSED:
-                conversation.producer_ends = False
+            if connection.phase is Phase.CLOSING:
+                connection.finish()
+                return not connection.upstream_closing
+            if connection.phase is Phase.CLOSED:
+                connection.producer_ends = False
         return False
 
     def _connection_frame(self, kind: int, frame: bytes) -> bool:
-        conversation = self._conversation
+        connection = self._connection
         if kind == HEARTBEAT:
             return False
         if kind != METHOD:
@@ -154,13 +154,13 @@ class ProducerFrames:
             raise ProtocolError(504, text, Scope.CONNECTION, *divmod(index, 1 << 16))
         _check(index, frame[7:-1])
         if index != methods.CONNECTION_CLOSE:
-            conversation.may_be_kept = False  # it logs in again (Connection.UpdateSecret), or does what we don't know
+            connection.may_be_kept = False  # it logs in again (Connection.UpdateSecret), or does what we don't know
             return True
-        if any(channel.held is not None for channel in conversation.channels.values()):
-            conversation.last_frame = frame  # what was published before it goes first
-            conversation.shape += 1
+        if any(channel.held is not None for channel in connection.channels.values()):
+            connection.last_frame = frame  # what was published before it goes first
+            connection.shape += 1
         else:
-            conversation.producer_leaves(frame)
+            connection.producer_leaves(frame)
         return False
 
     def _closing(self, channel: Channel, frame: bytes) -> bool:
@@ -170,10 +170,10 @@ class ProducerFrames:
         index = U32.unpack_from(frame, 7)[0]
         if index == methods.CHANNEL_CLOSE:
             # Both sides close at once: each answers the other (spec, 1.5.2.5 and 1.5.2.6).
-            self._conversation.send_to_producer(channel, channel_close_ok(channel.number))
+            self._connection.send_to_producer(channel, channel_close_ok(channel.number))
         elif index == methods.CHANNEL_CLOSE_OK:
             relayed = channel.life is Life.CLOSED_UPSTREAM
-            self._conversation.forget(channel)
+            self._connection.forget(channel)
             return relayed
         return False
 
@@ -187,20 +187,20 @@ class ProducerFrames:
         payload = frame[7:-1]
         _check(index, payload)
         if index in _NOTED:
-            _NOTED[index](self._conversation, channel, payload)
+            _NOTED[index](self._connection, channel, payload)
         return True
 
     def _queue_declare(self, channel: Channel, frame: bytes) -> bool:
-        conversation = self._conversation
-        inventory = conversation.inventory
+        connection = self._connection
+        inventory = connection.inventory
         request = read_queue_declare(frame[7:-1])
-        refuse_nested(request.arguments, "queue", request.queue, conversation.state.name, _QUEUE_DECLARE)
+        refuse_nested(request.arguments, "queue", request.queue, connection.state.name, _QUEUE_DECLARE)
         _refuse_dead_letter_key(request)
         refuse_own_arguments(request.arguments, _QUEUE_DECLARE)
         channel.last_queue = request.queue or channel.last_queue
         if request.exclusive:  # such a queue lives as long as its connection
-            conversation.may_be_kept = False
-        conversation.state.redeclared(("queue", request.queue))
+            connection.may_be_kept = False
+        connection.state.redeclared(("queue", request.queue))
         if not request.nowait:
             channel.replies.append(
                 ExpectedReply(methods.QUEUE_DECLARE_OK, request.queue, request.exclusive, request.passive)
@@ -210,27 +210,27 @@ class ProducerFrames:
                 self._declare_exclusive(channel, request)
                 return False
             inventory.queue_declared(request.queue, request.exclusive)
-            count_unanswerable(conversation, channel)
+            count_unanswerable(connection, channel)
         return True
 
     def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
         """Ask for the answer that the producer does without: no other connection can bind the queue later."""
-        conversation = self._conversation
-        go_on = partial(conversation.resumable.append, channel)
+        connection = self._connection
+        go_on = partial(connection.resumable.append, channel)
 
         def declared(_: bytes) -> bool:
-            conversation.inventory.queue_declared(request.queue, True)
-            wanted = tokens_of(conversation.state, request.queue)
+            connection.inventory.queue_declared(request.queue, True)
+            wanted = tokens_of(connection.state, request.queue)
             if wanted:
-                bind_tokens(conversation, wanted, go_on, conversation.state.missing)
+                bind_tokens(connection, wanted, go_on, connection.state.missing)
             else:
                 go_on()
             return False
 
-        hold_channel(conversation, channel)
+        hold_channel(connection, channel)
         channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, taken=declared))
         declare = methods.method_frame(channel.number, methods.QUEUE_DECLARE, 0, *request._replace(nowait=False))
-        conversation.to_upstream.append(declare)
+        connection.to_upstream.append(declare)
 
     def _bind(self, channel: Channel, frame: bytes) -> bool:
         return self._bindings.bind(channel, _method_of(frame), frame)
@@ -276,16 +276,16 @@ def _refuse_dead_letter_key(request: QueueDeclare) -> None:
             raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.QUEUE_DECLARE, 1 << 16))
 
 
-def _delete(conversation: ConnectionState, channel: Channel, payload: bytes) -> None:
+def _delete(connection: ConnectionState, channel: Channel, payload: bytes) -> None:
     delete = read_queue_delete(payload)
     queue = delete.queue or channel.last_queue
     if not delete.nowait:
         channel.replies.append(ExpectedReply(methods.QUEUE_DELETE_OK, queue))
     else:
-        conversation.inventory.queue_deleted(queue)
+        connection.inventory.queue_deleted(queue)
 
 
-def _confirm(conversation: ConnectionState, channel: Channel, payload: bytes) -> None:
+def _confirm(connection: ConnectionState, channel: Channel, payload: bytes) -> None:
     if not channel.confirming:
         # Tags count from the publish after confirm.select (RabbitMQ guide "Publisher confirms").
         channel.confirming = True
@@ -293,11 +293,11 @@ def _confirm(conversation: ConnectionState, channel: Channel, payload: bytes) ->
         channel.published = 0
 
 
-def _transaction(conversation: ConnectionState, channel: Channel, payload: bytes) -> None:
+def _transaction(connection: ConnectionState, channel: Channel, payload: bytes) -> None:
     channel.transactional = True
 
 
-def _close(conversation: ConnectionState, channel: Channel, payload: bytes) -> None:
+def _close(connection: ConnectionState, channel: Channel, payload: bytes) -> None:
     channel.closes = True
 
 

@@ -32,14 +32,14 @@ class PublishFrames:
     """Takes the frames of publishes, one by one.
 
     Args:
-        conversation: what both directions share.
+        connection: what both directions share.
     """
 
-    __slots__ = ("_conversation", "published")
+    __slots__ = ("_connection", "published")
 
-    def __init__(self, conversation: ConnectionState) -> None:
+    def __init__(self, connection: ConnectionState) -> None:
         """Start with nothing published."""
-        self._conversation = conversation
+        self._connection = connection
         #: set when the last frame taken was a Basic.Publish method
         self.published: PendingPublish | None = None
 
@@ -50,7 +50,7 @@ class PublishFrames:
             ProtocolError: 502 on the connection, 403 on the channel.
         """
         exchange, routing_key, mandatory, _ = read_publish(frame[7:-1])
-        plan = find_plan(self._conversation.plans, exchange, routing_key)
+        plan = find_plan(self._connection.plans, exchange, routing_key)
         refuse_reserved(routing_key, b"")
         channel.publish = self.published = PendingPublish(frame, plan, exchange, routing_key, channel, mandatory)
         channel.content = Content.HEADER
@@ -87,8 +87,8 @@ class PublishFrames:
             channel.content = Content.METHOD
             channel.publish = None
             if collected is not None:
-                self._conversation.drop_collected(channel)
-                send_collected(self._conversation, collected)
+                self._connection.drop_collected(channel)
+                send_collected(self._connection, collected)
         return collected is None
 
     def _header(self, channel: Channel, publish: PendingPublish, frame: bytes) -> bool:
@@ -96,10 +96,10 @@ class PublishFrames:
         if class_id != BASIC:
             text = f"expected content header for class 60, got one for class {class_id}"
             raise ProtocolError(505, text, Scope.CONNECTION, *PUBLISH)
-        conversation = self._conversation
+        connection = self._connection
         self._check_size(body_size)
         # Between method and header the rules may have changed: it is judged by those of now.
-        plan = find_plan(conversation.plans, publish.exchange, publish.routing_key)
+        plan = find_plan(connection.plans, publish.exchange, publish.routing_key)
         if plan is None:
             return self._pass(channel, publish, frame, body_size)
         head, outgoing = plan.forward(publish.frame, publish.routing_key, frame, 0, len(frame))
@@ -111,9 +111,9 @@ class PublishFrames:
         if remote_targets is not None and channel.transactional:
             text = "a transaction can't reach other brokers, where the address table leads"
             raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
-        several = len(outgoing.copies) > 1 or _header_bytes(head) > conversation.tuning.frame_max_upstream
+        several = len(outgoing.copies) > 1 or _header_bytes(head) > connection.tuning.frame_max_upstream
         several = several or remote_targets is not None
-        copies = fitting(conversation, plan, publish, frame, body_size, outgoing.copies) if several else []
+        copies = fitting(connection, plan, publish, frame, body_size, outgoing.copies) if several else []
         outgoing.tally.publishes += 1
         outgoing.tally.body_bytes += body_size
         if outgoing.record is not None:
@@ -125,35 +125,35 @@ class PublishFrames:
                 channel, CollectedPublish(publish, plan, frame, copies, body_size, bytearray(), remote_targets)
             )
             return False
-        conversation.to_upstream.append(head or publish.frame + frame)
+        connection.to_upstream.append(head or publish.frame + frame)
         self._count(channel)
         self._begin_body(channel, body_size)
         return False
 
     def _check_size(self, body_size: int) -> None:
-        conversation = self._conversation
-        most = conversation.limits.message_bytes
+        connection = self._connection
+        most = connection.limits.message_bytes
         if 0 < most < body_size:
-            conversation.counters.oversized += 1
+            connection.counters.oversized += 1
             text = f"message size {body_size} is larger than configured max size {most}"  # RabbitMQ's text
             raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
 
     def _pass(self, channel: Channel, publish: PendingPublish, header: bytes, body_size: int) -> bool:
         """Let a publish go to an exchange that is not evaluated here."""
-        conversation = self._conversation
-        restores = conversation.state.restores
+        connection = self._connection
+        restores = connection.state.restores
         if RESERVED_PREFIX in header or (restores and ORIGINAL in header):
             span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
             entries = b"" if span is None else header[slice(*span)]
             refuse_reserved(publish.routing_key, entries, CC_BCC)
             if restores:
-                refuse_forged(conversation.state, entries)
-        conversation.to_upstream.append(publish.frame)
+                refuse_forged(connection.state, entries)
+        connection.to_upstream.append(publish.frame)
         self._begin_body(channel, body_size)
         self._count(channel)
-        conversation.counters.publishes_passed += 1
-        conversation.counters.bytes_passed += body_size
-        audit = conversation.audit
+        connection.counters.publishes_passed += 1
+        connection.counters.bytes_passed += body_size
+        audit = connection.audit
         if audit is not None and not audit.ruled_only:
             ending = audit.passing(publish, header, 0, len(header), body_size)
             audit.publish(publish, ending, channel.before + channel.published)
@@ -161,7 +161,7 @@ class PublishFrames:
 
     def _audit(self, publish: PendingPublish, header: bytes, template: LineTemplate, body_size: int) -> None:
         """Write the audit line of a publish that is counted next."""
-        audit = self._conversation.audit
+        audit = self._connection.audit
         if audit is not None:
             ending = audit.ending(template, publish, header, 0, len(header), body_size)
             audit.publish(publish, ending, publish.channel.before + publish.channel.published + 1)
@@ -184,31 +184,31 @@ class PublishFrames:
 
     def _collect(self, channel: Channel, collected: CollectedPublish) -> None:
         """Begin a publish that leaves in several copies, once its body is whole."""
-        conversation = self._conversation
+        connection = self._connection
         channel.published += 1
         self._begin_body(channel, collected.body_size)
         if collected.body_size:
             channel.collected = collected
-            conversation.collected_bytes += collected.body_size
+            connection.collected_bytes += collected.body_size
         else:
-            send_collected(conversation, collected)
+            send_collected(connection, collected)
 
     def _hold(
         self, channel: Channel, publish: PendingPublish, plan: ExchangePlan, header: bytes, outgoing: Outgoing
     ) -> bool:
         """Let a publish wait until its destinations are bound; False where there is nothing to wait for."""
-        conversation = self._conversation
-        asked = conversation.permission_checks(outgoing.decision.unchecked)
+        connection = self._connection
+        asked = connection.permission_checks(outgoing.decision.unchecked)
         if not outgoing.unbound and not asked:
             return False
         channel.held = [publish.frame, header]
         channel.waits = True
         channel.held_bytes = len(publish.frame) + len(header)
-        conversation.held_bytes += channel.held_bytes
-        conversation.shape += 1
+        connection.held_bytes += channel.held_bytes
+        connection.shape += 1
         channel.content = Content.METHOD
         channel.publish = None
-        conversation.requests.append(BindDestinations(channel, plan.owned.name, outgoing.unbound, asked))
+        connection.requests.append(BindDestinations(channel, plan.owned.name, outgoing.unbound, asked))
         return True
 
 

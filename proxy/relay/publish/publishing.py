@@ -46,16 +46,16 @@ class Publishing:
     """The producer's side of one connection.
 
     Args:
-        conversation: what both directions share.
+        connection: what both directions share.
     """
 
-    def __init__(self, conversation: ConnectionState) -> None:
+    def __init__(self, connection: ConnectionState) -> None:
         """Start at a frame boundary."""
-        self._conversation: Final = conversation
-        self._frames: Final = ProducerFrames(conversation)
-        self._frame_max: Final = conversation.tuning.frame_max_producer
+        self._connection: Final = connection
+        self._frames: Final = ProducerFrames(connection)
+        self._frame_max: Final = connection.tuning.frame_max_producer
         #: method and header frame together up to this size can't break the broker's frame-max
-        self._safe_bytes: Final = conversation.tuning.frame_max_upstream
+        self._safe_bytes: Final = connection.tuning.frame_max_upstream
         #: an unfinished frame or small publish
         self._rest: Final = PartialFrame()
         #: where frames go on after a fault in the bytes that are being taken
@@ -63,8 +63,8 @@ class Publishing:
         self._publishes: Final = KnownPublishes(REMEMBERED)
         self._heads: Final = KnownHeads()
         #: by the fixed part of a content header frame
-        self._shapes: Final = Shapes(self._frame_max, REMEMBERED, conversation.limits.message_bytes or WHOLE_BYTES)
-        self._distant: Final = Distant(conversation, self._shapes)
+        self._shapes: Final = Shapes(self._frame_max, REMEMBERED, connection.limits.message_bytes or WHOLE_BYTES)
+        self._distant: Final = Distant(connection, self._shapes)
         #: how far in the bytes that are being taken no header holds the reserved prefix
         self._searched = 0
         #: whether a publish has spent a regex budget, so that the frames after it wait for the next `receive`
@@ -75,8 +75,8 @@ class Publishing:
     def resume(self, channel: Channel) -> None:
         """Go on with the frames that a channel held, in front of everything that comes."""
         waits = channel.waits
-        held = self._conversation.drop_held(channel)
-        self._conversation.shape += 1
+        held = self._connection.drop_held(channel)
+        self._connection.shape += 1
         rest = self._rest.take()
         self._frames.resuming = True
         if waits:
@@ -93,57 +93,57 @@ class Publishing:
     def _take_held(self, number: int, frames: list[bytes]) -> None:
         """Take frames that a channel held, until one has to wait: those after it are not looked at again."""
         for at in range(0, len(frames), _HELD_AT_ONCE):
-            if (channel := self._conversation.channels.get(number)) is not None and channel.held:
-                return self._conversation.keep_held(channel, frames[at:])
+            if (channel := self._connection.channels.get(number)) is not None and channel.held:
+                return self._connection.keep_held(channel, frames[at:])
             self.receive(b"".join(frames[at : at + _HELD_AT_ONCE]))
         return None
 
     def _take_again(self, kind: int, number: int, frame: bytes) -> None:
         """Take a frame of the publish that was waited for: not by the fast path, which would wait again."""
-        conversation = self._conversation
+        connection = self._connection
         try:
             if self._frames.take(kind, number, frame):
-                conversation.to_upstream.append(frame)
+                connection.to_upstream.append(frame)
         except ProtocolError as error:
-            conversation.fail(error)
+            connection.fail(error)
         self._frames.publishes.published = None
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the producer; what leaves gathers in the conversation.
+        """Take bytes from the producer; what leaves gathers in the connection's state.
 
         Args:
             data: any piece of the stream.
         """
-        conversation = self._conversation
-        if conversation.audit is not None:
-            conversation.audit.begin()
+        connection = self._connection
+        if connection.audit is not None:
+            connection.audit.begin()
         if self._rest:
             data = self._rest.join(data)
-        spent = conversation.counters.regex_budgets_spent
+        spent = connection.counters.regex_budgets_spent
         while data:
             self._after_fault = len(data)
             try:
                 at = self._run(data)
             except ProtocolError as error:
-                conversation.fail(error)
+                connection.fail(error)
                 data = data[self._after_fault :]  # the producer's close-ok may be among it
                 continue
             if at < len(data):
                 self._rest.keep(data[at:])
             break
-        self.interrupted = conversation.counters.regex_budgets_spent != spent
+        self.interrupted = connection.counters.regex_budgets_spent != spent
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- the publish path is one pass, see the module
         """Take whole frames; answer the offset of what is left."""
-        conversation = self._conversation
-        out = conversation.to_upstream
+        connection = self._connection
+        out = connection.to_upstream
         frame_max = self._frame_max + FRAME_SIZE_FUDGE
         end = len(data)
         at = 0
         start = 0  # what passes as it came begins here and has not been copied yet
         unpack_head = FRAME_HEAD.unpack_from
         publishes = self._frames.publishes
-        counters = conversation.counters
+        counters = connection.counters
         spent = counters.regex_budgets_spent
         self._searched = 0
         self._forget_if_changed()
@@ -183,7 +183,7 @@ class Publishing:
             if data[stop - 1] != FRAME_END or size + OVERHEAD > frame_max or kind not in KINDS:
                 break
             if kind == BODY:
-                channel = conversation.channels.get(number)
+                channel = connection.channels.get(number)
                 if (
                     channel is not None
                     and size < channel.remaining
@@ -229,16 +229,16 @@ class Publishing:
 
     def _forget_if_changed(self) -> None:
         """Forget what was remembered, if a channel or the rules have changed."""
-        conversation = self._conversation
-        if self._shape == conversation.shape and self._epoch == conversation.state.epoch:
+        connection = self._connection
+        if self._shape == connection.shape and self._epoch == connection.state.epoch:
             return
-        self._shape = conversation.shape
-        self._epoch = conversation.state.epoch
+        self._shape = connection.shape
+        self._epoch = connection.state.epoch
         self._publishes.clear()
         self._distant.clear()
         self._heads.forget()
-        if conversation.audit is not None:
-            conversation.audit.renew()
+        if connection.audit is not None:
+            connection.audit.renew()
 
     def _remember(self, publish: PendingPublish) -> None:
         if self._distant.remember(publish):
@@ -259,11 +259,11 @@ class Publishing:
         if channel.content is not Content.METHOD:
             return at
         publishes = self._publishes
-        conversation = self._conversation
+        connection = self._connection
         shapes = self._shapes
         starts, find = data.startswith, data.find
-        restores, searched = conversation.state.restores, self._searched
-        audit = conversation.audit
+        restores, searched = connection.state.restores, self._searched
+        audit = connection.audit
         if audit is not None and audit.ruled_only:
             audit = None
         count = total = 0
@@ -304,9 +304,9 @@ class Publishing:
             header_at = stop + len(publish.frame)
         if count:
             channel.published += count
-            if channel.sample is None and channel.confirming and conversation.now >= conversation.sample_after:
-                channel.sample = (channel.published, conversation.now)
-            counters = conversation.counters
+            if channel.sample is None and channel.confirming and connection.now >= connection.sample_after:
+                channel.sample = (channel.published, connection.now)
+            counters = connection.counters
             counters.publishes_passed += count
             counters.bytes_passed += total
         return at
@@ -341,14 +341,14 @@ class Publishing:
             return -1 if header_may_come(data[header_at:end], channel.head) else 0
         shapes = self._shapes
         starts = data.startswith
-        conversation = self._conversation
-        out = conversation.to_upstream
-        audit = conversation.audit
+        connection = self._connection
+        out = connection.to_upstream
+        audit = connection.audit
         publishes = self._publishes
         first = at
         known = last = None
         repeated = 0
-        counters = conversation.counters
+        counters = connection.counters
         spent = counters.regex_budgets_spent
         interrupted = False
         while True:
@@ -397,8 +397,8 @@ class Publishing:
             channel.published += 1
             if audit is not None and head.ending:
                 audit.publish(head.publish, head.ending, channel.before + channel.published)
-            if channel.sample is None and channel.confirming and conversation.now >= conversation.sample_after:
-                channel.sample = (channel.published, conversation.now)
+            if channel.sample is None and channel.confirming and connection.now >= connection.sample_after:
+                channel.sample = (channel.published, connection.now)
             at = stop
             last, known = head, head.successor
             publish = head.publish
@@ -406,7 +406,7 @@ class Publishing:
                 break
         if repeated:
             self._heads.found += repeated
-            conversation.counters.cache_hits += repeated
+            connection.counters.cache_hits += repeated
         return at if at > first else 0
 
     def _form(
@@ -420,7 +420,7 @@ class Publishing:
             found = heads.get(came)
             if found is not None:
                 heads.found += 1
-                self._conversation.counters.cache_hits += 1
+                self._connection.counters.cache_hits += 1
                 return found
         plan = publish.plan
         assert plan is not None  # noqa: S101 -- only publishes with a plan come here
@@ -437,7 +437,7 @@ class Publishing:
             return None
         header_bytes, content_bytes, body_head, body_size = shape
         tally, ending = outgoing.tally, ""
-        audit = self._conversation.audit
+        audit = self._connection.audit
         if audit is not None and outgoing.record is not None:
             ending = audit.ending(outgoing.record, publish, data, header_at, body_at, body_size)
         if came and outgoing.decision.keep and plan.repeatable:

@@ -29,7 +29,7 @@ _AROUND_KEYS, _AROUND_KEY = 9, 5
 
 
 def fitting(
-    conversation: ConnectionState,
+    connection: ConnectionState,
     plan: ExchangePlan,
     publish: PendingPublish,
     header: bytes,
@@ -39,7 +39,7 @@ def fitting(
     """Divide copies so that no header frame is larger than the broker takes.
 
     Args:
-        conversation: the connection.
+        connection: state of the connection.
         plan: of the exchange.
         publish: the producer's method.
         header: its content header frame.
@@ -49,19 +49,19 @@ def fitting(
     Raises:
         ProtocolError: 311 on the channel, body or headers are too large to leave in several copies.
     """
-    limits = conversation.limits
-    if body_size > limits.replay_bytes or conversation.collected_bytes + body_size > limits.collected_bytes:
+    limits = connection.limits
+    if body_size > limits.replay_bytes or connection.collected_bytes + body_size > limits.collected_bytes:
         raise _too_large(f"body of {body_size} bytes is to leave in several copies, at most {limits.replay_bytes} can")
-    limit = conversation.tuning.frame_max_upstream
+    limit = connection.tuning.frame_max_upstream
     return [part for copy in copies for part in _divided(plan, publish.routing_key, header, copy, limit)]
 
 
-def send_collected(conversation: ConnectionState, collected: CollectedPublish) -> None:
+def send_collected(connection: ConnectionState, collected: CollectedPublish) -> None:
     """Send every copy of a publish whose body is whole; the channel has counted the publish already."""
     publish, plan = collected.publish, collected.plan
     channel = publish.channel
-    out = conversation.to_upstream
-    body = body_frames(channel.number, bytes(collected.body), conversation.tuning.frame_max_upstream)
+    out = connection.to_upstream
+    body = body_frames(channel.number, bytes(collected.body), connection.tuning.frame_max_upstream)
     sent: list[Hashable] = []
     for copy in collected.copies:
         key, header = plan.further_copy(publish.routing_key, collected.header, copy)
@@ -71,13 +71,13 @@ def send_collected(conversation: ConnectionState, collected: CollectedPublish) -
     remote_targets = collected.remote_targets
     names = [] if remote_targets is None else copy_ids(remote_targets, channel.before + channel.published)
     if channel.confirming:
-        ledger_of(conversation, channel).add(channel.published, len(sent), len(names))
+        ledger_of(connection, channel).add(channel.published, len(sent), len(names))
     if publish.mandatory and len(sent) + len(names) > 1:
         if channel.returns is None:
             channel.returns = Returns()
         channel.returns.expect(channel.published, [*sent, *names])
     if remote_targets is not None:
-        send_remote_copies(conversation, collected, remote_targets, names)
+        send_remote_copies(connection, collected, remote_targets, names)
 
 
 def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
@@ -99,12 +99,12 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
     return exchange, routing_key, header[11 : span[0] - 4], entries, header[span[1] :]
 
 
-def ledger_of(conversation: ConnectionState, channel: Channel) -> Ledger:
+def ledger_of(connection: ConnectionState, channel: Channel) -> Ledger:
     """Give the channel's ledger; the first call takes over all publishes before the current one."""
     if channel.ledger is None:
         before = channel.published - 1
         channel.ledger = Ledger(channel.settled.outstanding(before), before)
-        conversation.shape += 1
+        connection.shape += 1
     return channel.ledger
 
 

@@ -33,11 +33,11 @@ _TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 class _Only(RemoteMessage):
     """The one copy of a publish."""
 
-    __slots__ = ("_channel", "_conversation", "_tag")
+    __slots__ = ("_channel", "_connection", "_tag")
 
     def __init__(
         self,
-        conversation: ConnectionState,
+        connection: ConnectionState,
         channel: Channel,
         tag: int,
         exchange: bytes,
@@ -45,8 +45,8 @@ class _Only(RemoteMessage):
         header: bytes,
         body: bytes,
     ) -> None:
-        super().__init__(exchange, routing_key, False, header, body, conversation.now)
-        self._conversation = conversation
+        super().__init__(exchange, routing_key, False, header, body, connection.now)
+        self._connection = connection
         self._channel = channel
         self._tag = tag
 
@@ -54,27 +54,27 @@ class _Only(RemoteMessage):
         tag = self._tag
         if not tag:
             return
-        conversation, channel = self._conversation, self._channel
+        connection, channel = self._connection, self._channel
         if (
-            conversation.phase is Phase.OPEN
+            connection.phase is Phase.OPEN
             and channel.life is Life.OPEN
-            and conversation.channels.get(channel.number) is channel
+            and connection.channels.get(channel.number) is channel
         ):
-            conversation.send_confirm(channel, tag, result in _TAKEN)
-            conversation.notify_driver()
+            connection.send_confirm(channel, tag, result in _TAKEN)
+            connection.notify_driver()
 
 
 class Distant:
     """Publishes of one connection that go to one other broker each.
 
     Args:
-        conversation: what both directions share.
+        connection: what both directions share.
         shapes: of contents, by the fixed part of their header frame.
     """
 
-    def __init__(self, conversation: ConnectionState, shapes: Shapes) -> None:
+    def __init__(self, connection: ConnectionState, shapes: Shapes) -> None:
         """Start with none remembered."""
-        self._conversation: Final = conversation
+        self._connection: Final = connection
         self._shapes: Final = shapes
         self._publishes: dict[bytes, tuple[PendingPublish, TranslatedPlan]] = {}
         #: by plan and header frame
@@ -162,7 +162,7 @@ class Distant:
         found = self._publishes.get(data[at : at + size + OVERHEAD])
         if found is None:
             return None
-        publisher = remote_publisher(self._conversation, found[0].channel, found[1].remote)
+        publisher = remote_publisher(self._connection, found[0].channel, found[1].remote)
         return None if publisher is None else (*found, publisher)
 
     def _header(self, plan: TranslatedPlan, header: bytes) -> bytes:
@@ -181,7 +181,7 @@ class Distant:
     def _send(
         self, publish: PendingPublish, plan: TranslatedPlan, publisher: RemotePublisher, header: bytes, body: bytes
     ) -> bool:
-        conversation = self._conversation
+        connection = self._connection
         channel = publish.channel
         try:
             payload = self._header(plan, header)
@@ -195,12 +195,12 @@ class Distant:
         if channel.confirming:
             tag = channel.published
             if channel.ledger is None:
-                ledger_of(conversation, channel)
-            if channel.sample is None and conversation.now >= conversation.sample_after:
-                channel.sample = (tag, conversation.now)
-        audit = conversation.audit
+                ledger_of(connection, channel)
+            if channel.sample is None and connection.now >= connection.sample_after:
+                channel.sample = (tag, connection.now)
+        audit = connection.audit
         if audit is not None and leaving.record is not None:
             ending = audit.ending(leaving.record, publish, header, 0, len(header), len(body))
             audit.publish(publish, ending, channel.before + channel.published)
-        publisher.send(_Only(conversation, channel, tag, *plan.there, payload, body))
+        publisher.send(_Only(connection, channel, tag, *plan.there, payload, body))
         return True

@@ -23,10 +23,10 @@ _TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 class _Copy(RemoteMessage):
     """One copy of a publish at another broker."""
 
-    __slots__ = ("_conversation", "_mark", "_origin", "_publish", "_tag")
+    __slots__ = ("_connection", "_mark", "_origin", "_publish", "_tag")
 
     def __init__(
-        self, conversation: ConnectionState, collected: CollectedPublish, target: Target, tag: int, mark: Hashable
+        self, connection: ConnectionState, collected: CollectedPublish, target: Target, tag: int, mark: Hashable
     ) -> None:
         publish = collected.publish
         exchange, key = target.publication
@@ -34,8 +34,8 @@ class _Copy(RemoteMessage):
         if target.publication != (publish.exchange, publish.routing_key):
             copy = Copy(exchange, key, (), moved=True, plain=True)
             header = collected.plan.further_copy(publish.routing_key, header, copy)[1]
-        super().__init__(exchange, key, publish.mandatory, header[7:-1], bytes(collected.body), conversation.now)
-        self._conversation = conversation
+        super().__init__(exchange, key, publish.mandatory, header[7:-1], bytes(collected.body), connection.now)
+        self._connection = connection
         self._publish = publish
         self._tag = tag
         self._mark = mark
@@ -43,10 +43,10 @@ class _Copy(RemoteMessage):
         self._origin = collected.header if publish.mandatory else b""
 
     def settled(self, result: RemoteResult, reason: str) -> None:
-        conversation = self._conversation
+        connection = self._connection
         comes_back = result is RemoteResult.RETURNED or (not self._tag and result is not RemoteResult.ACKED)
         content = (self._origin, self.body) if comes_back and self._publish.mandatory else None
-        _settle(conversation, self._publish, self._tag, self._mark, content, result in _TAKEN)
+        _settle(connection, self._publish, self._tag, self._mark, content, result in _TAKEN)
 
 
 def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]:
@@ -57,12 +57,12 @@ def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]
 
 
 def send_remote_copies(
-    conversation: ConnectionState, collected: CollectedPublish, remote_targets: RemoteTargets, names: Sequence[Hashable]
+    connection: ConnectionState, collected: CollectedPublish, remote_targets: RemoteTargets, names: Sequence[Hashable]
 ) -> None:
     """Send the copies of a publish that go to other brokers; ledger and returns know of them already.
 
     Args:
-        conversation: the connection.
+        connection: state of the connection.
         collected: the publish.
         remote_targets: where it goes.
         names: from `copy_ids`.
@@ -71,39 +71,39 @@ def send_remote_copies(
     channel = publish.channel
     tag = channel.published if channel.confirming else 0
     for target, name in zip(remote_targets.targets, names, strict=False):
-        publisher = remote_publisher(conversation, channel, target.remote)
+        publisher = remote_publisher(connection, channel, target.remote)
         if publisher is None:
-            _refuse(conversation, collected, tag, name)
+            _refuse(connection, collected, tag, name)
         else:
-            publisher.send(_Copy(conversation, collected, target, tag, name))
+            publisher.send(_Copy(connection, collected, target, tag, name))
     for name in names[len(remote_targets.targets) :]:
-        conversation.counters.failed_translations += 1
-        _refuse(conversation, collected, tag, name)
+        connection.counters.failed_translations += 1
+        _refuse(connection, collected, tag, name)
 
 
-def remote_publisher(conversation: ConnectionState, channel: Channel, remote: Remote | None) -> RemotePublisher | None:
+def remote_publisher(connection: ConnectionState, channel: Channel, remote: Remote | None) -> RemotePublisher | None:
     """Give the publisher of a channel for another broker, None where there is none."""
     if remote is None:
         return None
     found = channel.remote_publishers.get(remote)
     if found is None:
-        remotes = conversation.remotes
+        remotes = connection.remotes
         made = "no links" if remotes is None else remotes.publisher(remote)
         if isinstance(made, str):  # not kept: a rule may take its host from the address
-            conversation.counters.failed_translations += 1
+            connection.counters.failed_translations += 1
             return None
         found = channel.remote_publishers[remote] = made
     return found
 
 
-def _refuse(conversation: ConnectionState, collected: CollectedPublish, tag: int, mark: Hashable) -> None:
+def _refuse(connection: ConnectionState, collected: CollectedPublish, tag: int, mark: Hashable) -> None:
     publish = collected.publish
     content = (collected.header, bytes(collected.body)) if publish.mandatory else None
-    _settle(conversation, publish, tag, mark, content, acked=False)
+    _settle(connection, publish, tag, mark, content, acked=False)
 
 
 def _settle(
-    conversation: ConnectionState,
+    connection: ConnectionState,
     publish: PendingPublish,
     tag: int,
     mark: Hashable,
@@ -113,15 +113,15 @@ def _settle(
     """Join what became of one copy; `content` where it comes back."""
     channel = publish.channel
     if (
-        conversation.phase is not Phase.OPEN
+        connection.phase is not Phase.OPEN
         or channel.life is not Life.OPEN
-        or conversation.channels.get(channel.number) is not channel
+        or connection.channels.get(channel.number) is not channel
     ):
         return
     if content is not None and (not channel.returns or channel.returns.returned(mark)):
-        conversation.send_return(publish, *content)
+        connection.send_return(publish, *content)
     if tag and channel.ledger is not None:
         done = channel.ledger.settle_remote(tag, acked)
         if done is not None:
-            conversation.send_confirm(channel, tag, done)
-    conversation.notify_driver()
+            connection.send_confirm(channel, tag, done)
+    connection.notify_driver()

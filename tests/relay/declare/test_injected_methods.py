@@ -19,9 +19,9 @@ ANSWER = say(1, commands.Exchange.DeclareOk())
 
 def running(*steps: bytes, answer: bytes = ANSWER) -> Wire:
     wire = Wire().open()
-    conversation = wire.relay._conversation
-    channel = conversation.channel(1)
-    inject_and_reply(conversation, channel, [(step, methods.QUEUE_BIND_OK) for step in steps], lambda: answer)
+    connection = wire.relay._connection
+    channel = connection.channel(1)
+    inject_and_reply(connection, channel, [(step, methods.QUEUE_BIND_OK) for step in steps], lambda: answer)
     return wire
 
 
@@ -50,8 +50,8 @@ def test_other_channels_do_not_wait() -> None:
 def test_without_methods_the_client_gets_its_answer_behind_those_it_waits_for() -> None:
     wire = Wire().open()
     wire.produce(say(1, commands.Basic.Qos(prefetch_count=1)))
-    conversation = wire.relay._conversation
-    inject_and_reply(conversation, conversation.channel(1), [], lambda: ANSWER)
+    connection = wire.relay._connection
+    inject_and_reply(connection, connection.channel(1), [], lambda: ANSWER)
     (frame,) = split(wire.upstream())
     assert (frame.name, frame.arguments["passive"]) == ("Exchange.Declare", True)
     qos_ok = say(1, commands.Basic.QosOk())
@@ -61,11 +61,11 @@ def test_without_methods_the_client_gets_its_answer_behind_those_it_waits_for() 
 
 def test_what_follows_may_run_further_methods() -> None:
     wire = Wire().open()
-    conversation = wire.relay._conversation
-    channel = conversation.channel(1)
+    connection = wire.relay._connection
+    channel = connection.channel(1)
     steps = [(FIRST, methods.QUEUE_BIND_OK)]
-    again = partial(inject_and_reply, conversation, channel, [(SECOND, methods.QUEUE_BIND_OK)], lambda: ANSWER)
-    inject(conversation, channel, steps, again)
+    again = partial(inject_and_reply, connection, channel, [(SECOND, methods.QUEUE_BIND_OK)], lambda: ANSWER)
+    inject(connection, channel, steps, again)
     assert wire.upstream() == FIRST
     assert wire.answer(BIND_OK) == b""
     assert wire.upstream() == SECOND
@@ -74,11 +74,11 @@ def test_what_follows_may_run_further_methods() -> None:
 
 def test_a_channel_is_held_until_it_goes_on_or_ends() -> None:
     wire = running(FIRST)
-    conversation = wire.relay._conversation
-    channel = conversation.channel(1)
-    assert is_held(conversation, channel)
+    connection = wire.relay._connection
+    channel = connection.channel(1)
+    assert is_held(connection, channel)
     wire.answer(say(1, commands.Channel.Close(403, "ACCESS_REFUSED - no", 50, 20)))
-    assert not is_held(conversation, channel)
+    assert not is_held(connection, channel)
 
 
 def test_a_refusal_is_the_brokers_own_and_ends_the_wait() -> None:

@@ -41,11 +41,11 @@ def test_each_method_says_what_answers_it() -> None:
 
 def test_what_is_bound_counts_as_bound_and_what_is_refused_has_a_reason() -> None:
     wire = Wire(routed("a")).open()
-    conversation = wire.relay._conversation
+    connection = wire.relay._connection
     owned = wire.state.exchanges[b"xo"]
     refused: dict[Destination, str] = {}
     ended = []
-    bind_tokens(conversation, [(owned, QUEUE), (owned, OTHER)], lambda: ended.append(True), refused)
+    bind_tokens(connection, [(owned, QUEUE), (owned, OTHER)], lambda: ended.append(True), refused)
     assert names(wire.upstream()) == ["Channel.Open"]
     wire.answer(say(OWN, commands.Channel.OpenOk()))
     assert names(wire.upstream()) == ["Queue.Bind"]
@@ -70,7 +70,7 @@ class Question:
         self.owned: OwnedExchange = self.wire.state.exchanges[b"xo"]
         self.reach: Reach = self.owned.reach("client")
         self.answers: list[bool] = []
-        check_permission(self.wire.relay._conversation, self.owned, self.reach, destination, self._done)
+        check_permission(self.wire.relay._connection, self.owned, self.reach, destination, self._done)
         self.wire.answer(say(OWN, commands.Channel.OpenOk()))
 
     def _done(self) -> None:
@@ -127,7 +127,7 @@ def test_tokens_and_grants_are_withdrawn_in_one_go() -> None:
     owned = wire.state.exchanges[b"xo"]
     owned.grant(b"key", QUEUE)
     ended: list[bool] = []
-    withdraw(wire.relay._conversation, owned, [("queue", b"a")], [b"key"], lambda: ended.append(True))
+    withdraw(wire.relay._connection, owned, [("queue", b"a")], [b"key"], lambda: ended.append(True))
     assert not owned.bound
     assert not owned.grants
     wire.answer(say(OWN, commands.Channel.OpenOk()))
@@ -142,7 +142,7 @@ def test_tokens_and_grants_are_withdrawn_in_one_go() -> None:
 def test_nothing_to_withdraw_is_done_at_once() -> None:
     wire = Wire(routed("a")).open()
     ended: list[bool] = []
-    withdraw(wire.relay._conversation, wire.state.exchanges[b"xo"], [], [], lambda: ended.append(True))
+    withdraw(wire.relay._connection, wire.state.exchanges[b"xo"], [], [], lambda: ended.append(True))
     assert ended == [True]
     assert wire.upstream() == b""
 

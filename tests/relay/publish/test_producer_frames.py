@@ -176,7 +176,7 @@ def test_a_close_of_the_producer_is_the_brokers_to_answer() -> None:
     wire = Wire().open()
     assert wire.produce(say(1, CLOSE)) == say(1, CLOSE)
     assert wire.answer(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
-    assert wire.relay._conversation.channels == {}
+    assert wire.relay._connection.channels == {}
     assert wire.counters.relays["/"].channels == 0
 
 
@@ -263,7 +263,7 @@ def test_behind_a_close_of_ours_frames_of_both_sides_are_discarded() -> None:
     assert wire.answer(say(1, commands.Basic.QosOk()), content_header(1, 5), say(1, commands.Basic.Ack(1))) == b""
     assert wire.answer(say(1, CLOSE_OK)) == b""
     assert wire.produce(say(1, CLOSE_OK)) == b""
-    assert wire.relay._conversation.channels == {}
+    assert wire.relay._connection.channels == {}
 
 
 def test_the_number_of_a_channel_that_we_closed_is_opened_again_only_behind_the_brokers_close_ok() -> None:
