@@ -7,14 +7,18 @@ reduction), and so are those to the bottom row, which any package may import.
 from __future__ import annotations
 
 import ast
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "packages.svg"
+PAGE = ROOT / "docs" / "architecture.md"
+#: Where the page shows the picture: the alternative text, then the file.
+SHOWN = re.compile(r"!\[([^\]]*)\](\(pictures/packages\.svg\))")
 
 
 class Place(NamedTuple):
@@ -116,14 +120,31 @@ def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
     return reached
 
 
+def arrows() -> dict[str, list[str]]:
+    """Return the arrows of the picture by the package that imports, in the order of the picture."""
+    graph = reduced({name: targets - FOUNDATION for name, targets in imports().items() if name not in FOUNDATION})
+    return {name: sorted(graph[name], key=list(PLACES).index) for name in PLACES if graph.get(name)}
+
+
+def description() -> str:
+    """Return what the picture shows as text, for those who do not see it."""
+    sentences = [f"{name} imports {_listed(targets)}" for name, targets in arrows().items()]
+    return "; ".join([*sentences, f"at the bottom are {_listed(name for name in PLACES if name in FOUNDATION)}"])
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def picture() -> str:
     """Return the picture as SVG text."""
-    graph = reduced({name: targets - FOUNDATION for name, targets in imports().items() if name not in FOUNDATION})
-    edges = [(name, target) for name, targets in sorted(graph.items()) for target in sorted(targets)]
+    edges = [(name, target) for name, targets in arrows().items() for target in targets]
     height = max(map(_top, PLACES)) + _BOX_HEIGHT + _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}" role="img">',
         "<title>The packages of proxy and their imports</title>",
+        f"<desc>{escape(description())}</desc>",
         f"<style>{_STYLE}</style>",
         '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
         '<path d="M0 0 8 4 0 8z"/></marker></defs>',
@@ -170,9 +191,10 @@ def _top(name: str) -> float:
 
 
 def main() -> int:
-    """Write the picture."""
+    """Write the picture, and its alternative text into the page that shows it."""
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(picture())
+    PAGE.write_text(SHOWN.sub(rf"![The packages of proxy and their imports: {description()}.]\2", PAGE.read_text()))
     return 0
 
 
