@@ -15,10 +15,14 @@ from ipaddress import ip_address
 
 from proxy.addressing.address import Address, InvalidAddress, parse_address
 from proxy.addressing.patterns import MOST_VARIABLES
-from proxy.addressing.table import AddressRule, AddressTable, TranslationTemplate
+from proxy.addressing.table import (
+    AddressRule,
+    AddressTable,
+    TranslationTemplate,
+    has_variable_domain,
+    with_placeholders,
+)
 
-#: What stands for a variable when the literal rest of a translation is parsed.
-_PLACEHOLDER = b"v"
 _ODD_DOLLAR = re.compile(rb"\$(?![0-9$])")
 _DOLLAR = re.compile(rb"\$\$")
 
@@ -72,16 +76,6 @@ def check(table: AddressTable, brokers: Collection[bytes] = ()) -> list[AddressF
     return found
 
 
-def fixed_domain(rule: AddressRule) -> Address | None:
-    """The domain that a rule always leads to; None where a variable takes part in it, or it can't be parsed."""
-    if rule.translation is None or _has_variable_domain(TranslationTemplate(rule.translation)):
-        return None
-    try:
-        return parse_address(_with_placeholders(TranslationTemplate(rule.translation)))
-    except InvalidAddress:
-        return None
-
-
 def _check(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> Iterator[tuple[Severity, str, str]]:
     if rule.translation is None:
         yield Severity.ERROR, "translation", "missing; expected an address"
@@ -97,7 +91,7 @@ def _check(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> Ite
             "translation",
             "$ without a number is the whole original address; write $0, or $$ for a $",
         )
-    if _has_variable_domain(template):
+    if has_variable_domain(template):
         if rule.hosts is None:
             message = (
                 "missing; the translation takes its domain from the address: list the permitted hosts, or * for any"
@@ -105,7 +99,7 @@ def _check(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> Ite
             yield Severity.ERROR, "hosts", message
         return
     try:
-        address = parse_address(_with_placeholders(template))
+        address = parse_address(with_placeholders(template))
     except InvalidAddress as error:
         yield Severity.ERROR, "translation", str(error)
         return
@@ -132,29 +126,6 @@ def _check_domain(
     if address.password is not None and not address.tls and not _is_loopback(address.host):
         if address.scheme is not None or address.host not in brokers:
             yield Severity.WARNING, "translation", "sends a password in plain text; write amqps://"
-
-
-def _has_variable_domain(template: TranslationTemplate) -> bool:
-    """Whether a variable can take part in scheme, credentials, host or port."""
-    literal = b""
-    for part in template.parts:
-        if isinstance(part, int):
-            return True
-        literal += part
-        # A colon and a slash become a scheme if what a variable brings begins with a slash.
-        may_become_scheme = literal.endswith(b":/") and literal.count(b"/") == 1
-        if b"/" in _behind_scheme(literal) and not may_become_scheme:
-            return False
-    return False
-
-
-def _behind_scheme(text: bytes) -> bytes:
-    slash = text.find(b"/")
-    return text[slash + 2 :] if slash > 0 and text[slash - 1 : slash + 2] == b"://" else text
-
-
-def _with_placeholders(template: TranslationTemplate) -> bytes:
-    return b"".join(_PLACEHOLDER if isinstance(part, int) else part for part in template.parts)
 
 
 def _is_loopback(host: bytes) -> bool:

@@ -15,10 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from proxy.addressing.address import without_password
+from proxy.addressing.address import Address, InvalidAddress, parse_address, without_password
 from proxy.addressing.patterns import MOST_VARIABLES, AddressPattern
 
 _VARIABLE = re.compile(rb"\$(?:([0-9]+)|(\$))?")
+#: What stands for a variable when the literal rest of a translation is parsed.
+_PLACEHOLDER = b"v"
 #: Lengths of the pieces by which patterns are distinguished, the better one first.
 _PIECES = (4, 2)
 #: Up to so many patterns that begin and end alike are simply tried.
@@ -101,6 +103,40 @@ def _value(number: int, address: bytes, captures: Sequence[bytes]) -> bytes:
     if not number:
         return address
     return captures[number - 1] if number <= len(captures) else b""
+
+
+def fixed_domain(rule: AddressRule) -> Address | None:
+    """The domain that a rule always leads to; None where a variable takes part in it, or it can't be parsed."""
+    if rule.translation is None or has_variable_domain(TranslationTemplate(rule.translation)):
+        return None
+    try:
+        return parse_address(with_placeholders(TranslationTemplate(rule.translation)))
+    except InvalidAddress:
+        return None
+
+
+def has_variable_domain(template: TranslationTemplate) -> bool:
+    """Whether a variable can take part in scheme, credentials, host or port."""
+    literal = b""
+    for part in template.parts:
+        if isinstance(part, int):
+            return True
+        literal += part
+        # A colon and a slash become a scheme if what a variable brings begins with a slash.
+        may_become_scheme = literal.endswith(b":/") and literal.count(b"/") == 1
+        if b"/" in _after_scheme(literal) and not may_become_scheme:
+            return False
+    return False
+
+
+def _after_scheme(text: bytes) -> bytes:
+    slash = text.find(b"/")
+    return text[slash + 2 :] if slash > 0 and text[slash - 1 : slash + 2] == b"://" else text
+
+
+def with_placeholders(template: TranslationTemplate) -> bytes:
+    """The translation with a placeholder for each variable, for parsing what is fixed in it."""
+    return b"".join(_PLACEHOLDER if isinstance(part, int) else part for part in template.parts)
 
 
 class AddressTable:

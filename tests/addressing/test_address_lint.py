@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.addressing.lint import Severity, check, fixed_domain
-from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.lint import Severity, check
+from proxy.addressing.table import AddressRule, AddressTable, fixed_domain
 
 
 def found(

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from proxy.addressing.address import InvalidAddress, parse_address
-from proxy.addressing.lint import fixed_domain
-from proxy.addressing.table import AddressRule
+from proxy.addressing.table import AddressRule, fixed_domain
 from proxy.rules.loader import LoadedRules
 from proxy.yamlfile.kinds import is_own_address
 from proxy.yamlfile.nodes import Faults, join
