@@ -38,7 +38,7 @@ def read_brokers(fields: Fields, source: str) -> list[BrokerRule]:
 
     Args:
         fields: the file.
-        source: its name; files that it names are beside it.
+        source: its name; the files that it names are relative to its directory.
     """
     table = fields.mapping("brokers")
     found = []

@@ -68,7 +68,7 @@ class ComparedRules:
             decision: of the exchange that it comes to, where it is known.
 
         Returns:
-            Where it goes, and the decision behind it, None where no exchange was evaluated.
+            Where it goes, and the decision, None where no exchange was evaluated.
         """
         message, name = seen.message, seen.vhost
         rules = self.loaded.rules.vhosts.get(name)

@@ -21,7 +21,7 @@ from proxy.yamlfile.fields import short_fault
 from proxy.yamlfile.nodes import Faults, join
 
 _MATCH = b"x-match"
-#: Every operator of open exchanges, without the name behind its blank.
+#: Every operator of open exchanges, without the name after its blank.
 _HEADER_TESTS = ("=", "!=", "<", "<=", ">=", ">", "re", "!re")
 OPERATORS = (
     *(f"x-?hk{form}v{test}" for form in ("", "?") for test in _HEADER_TESTS),

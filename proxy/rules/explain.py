@@ -156,7 +156,7 @@ class ExplainRequest:
     Args:
         message: what would be published.
         vhost: the virtual host, None where only one has such an exchange.
-        queues: queues that exist beside those that the rules mention.
+        queues: queues that exist in addition to those that the rules mention.
         source: where it was read from.
     """
 

@@ -39,7 +39,7 @@ class ExchangeRule:
         unmatched_pass: what no binding routes goes to the broker's own exchange as it came.
         arguments: exchange arguments in file order, alternate-exchange included.
         alternate: the alternate exchange's name, or None.
-        bindings: in file order; their `sequence` says who wins ties.
+        bindings: in file order; their `sequence` decides among equal orders.
         local_time: time zone of `dtl` operators.
     """
 
@@ -80,7 +80,7 @@ class BrokerRule:
         host: where it listens.
         port: its port.
         tls: None for plain TCP.
-        username: who logs in, None where only translations say.
+        username: user name of the login, None where only translations have one.
         password: as text, None where it is kept elsewhere.
         password_env: environment variable that holds it.
         password_file: file that holds it.

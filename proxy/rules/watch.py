@@ -43,7 +43,7 @@ class FileWatch:
         self._settled = False
 
     def look(self) -> bool:
-        """Say whether the files hold something that nobody has taken, and have come to rest.
+        """Return whether the files have changed since they were last taken, and have come to rest.
 
         They are at rest when two looks one after another see the same, so that half a file is not taken for one.
         """

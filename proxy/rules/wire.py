@@ -26,7 +26,7 @@ from proxy.rules.message import DescribedMessage, destination_text, json_value, 
 from proxy.rules.ruleset import ExchangeRule, VhostRules
 from proxy.values import Table
 
-#: The broker behind the sidecar.
+#: Our own broker.
 UPSTREAM = "upstream"
 _UNBOUND = "not bound yet: the publish waits until it is, or is known to be missing"
 _Names: TypeAlias = dict[bytes, Destination]
@@ -37,7 +37,7 @@ class WirePublish:
     """One publish that leaves.
 
     Args:
-        to: the broker behind the sidecar, or the name of another.
+        to: our own broker, or the name of another.
         exchange: it leaves under this exchange.
         routing_key: and this key.
         bcc: further keys.
@@ -69,7 +69,7 @@ class Wire:
 
 
 class _Everything(set[Destination]):
-    """The bound destinations where nobody knows better."""
+    """Contains every destination: without a broker all are taken to be bound."""
 
     def __contains__(self, one: object) -> bool:
         return True
@@ -182,7 +182,7 @@ def _address(message: DescribedMessage) -> OriginalAddress:
 def _publishes(message: DescribedMessage, out: Outgoing) -> Iterator[WirePublish]:
     if out.untouched:
         yield WirePublish(UPSTREAM, *_address(message), untouched=True)
-    # Unkeyed: which keys destinations have on the broker nobody is to know.
+    # Without the key of the secrets: the tokens on the broker must not be shown.
     names = {token(*one): one for one in _chosen(out.decision)}
     for copy in out.copies:
         yield _leaving(message, copy, names)

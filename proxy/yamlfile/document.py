@@ -85,7 +85,7 @@ def _way_out(error: yaml.MarkedYAMLError, text: str) -> str:
 
 
 def _end(source: str, text: str) -> Place:
-    """Give the place behind a text."""
+    """Return the place after a string."""
     return Place(source, text.count("\n") + 1, len(text) - text.rfind("\n"))
 
 
@@ -161,7 +161,7 @@ class _Builder:
         self._add(node)
 
     def _tagged(self, node: Scalar, tag: str) -> Scalar:
-        # "!" and !!str make a text of anything; a local tag is left to whoever knows its meaning.
+        # "!" and !!str make a text of anything; local tags are left to the caller.
         if tag in ("!", _STR_TAG):
             return Scalar(node.place, node.text, plain=False)
         if not tag.startswith("!"):

@@ -19,7 +19,7 @@ _VARIABLE = re.compile(r"\$\{\w[^}]*\}|\$\(\w+\)|\{\{.+?\}\}")
 
 
 class Fields:
-    """One mapping that is being read; `finish` reports the keys that nobody asked for.
+    """One mapping that is being read; `finish` reports the keys that were not asked for.
 
     Args:
         node: the mapping, or what stands in its place.

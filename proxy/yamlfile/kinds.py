@@ -114,7 +114,7 @@ def _covers(host: IPv4Address | IPv6Address | str, other: IPv4Address | IPv6Addr
 
 
 class Secret:
-    """A password: it shows itself only to who asks for it by name."""
+    """A password: only `reveal` returns it."""
 
     __slots__ = ("_text",)
 
@@ -140,7 +140,7 @@ class Secret:
 
 
 def from_environment(node: Node) -> bool:
-    """Whether a node was made from an environment variable: what it is, is up to who reads it."""
+    """Whether a node was made from an environment variable: its type is decided by the reader."""
     return node.place.line == 0
 
 
@@ -297,7 +297,7 @@ FLAG = ValueKind(_flag, lambda value: "true" if value else "false", {"type": "bo
 
 
 def optional(kind: ValueKind[T]) -> ValueKind[T | None]:
-    """Allow null beside what another kind reads."""
+    """Allow null in addition to what another kind reads."""
 
     def read(node: Node) -> T | None:
         if isinstance(node, Scalar) and not node.absent and node.value is None:

@@ -104,7 +104,7 @@ class Scalar:
 
     @property
     def absent(self) -> bool:
-        """Nothing was written at all, as behind ``key:``."""
+        """Nothing was written at all, as after ``key:``."""
         return self.plain and not self.text
 
     @property

@@ -46,9 +46,9 @@ def unreachable(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBi
         if index not in reached:
             continue
         for jump in _jumps(compiled):
-            behind = max(index + 1, bisect_left(orders, jump)) if jump != STOP else len(entries)
-            reached.add(behind)
-            leaves_out.update(dict.fromkeys((index + 1,) if behind > index + 1 else (), index))
+            following = max(index + 1, bisect_left(orders, jump)) if jump != STOP else len(entries)
+            reached.add(following)
+            leaves_out.update(dict.fromkeys((index + 1,) if following > index + 1 else (), index))
     last = 0
     for index, compiled in enumerate(entries):
         last = leaves_out.get(index, last)
@@ -57,7 +57,7 @@ def unreachable(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBi
 
 
 def _jumps(compiled: CompiledBinding) -> set[int]:
-    """Orders at which the visit may go on behind a binding."""
+    """Orders at which the visit may go on after a binding."""
     results = {True} if always_true(compiled) else {True, False}
     if unsatisfiable_reason(compiled) is not None:
         results = {False}

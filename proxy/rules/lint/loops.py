@@ -50,7 +50,7 @@ def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: List
 
 
 def _is_own(permitted: bytes, listening: Listening) -> bool:
-    """Whether a permitted host is us, port and all; one without a port permits others beside us."""
+    """Whether a permitted host and its port are ours; without a port it permits other addresses as well."""
     try:
         address = parse_address(permitted)
     except InvalidAddress:
