@@ -186,14 +186,6 @@ class Topology:
         finally:
             self._tasks = None
 
-    async def refresh(self, vhost: str) -> None:
-        """Look at a virtual host now.
-
-        Raises:
-            UpstreamError: the control connection is lost.
-        """
-        await self._vhosts[vhost].refresh()
-
     async def close(self) -> None:
         """Close every connection; what is declared stays."""
         if self._recorder is not None:
@@ -296,10 +288,6 @@ class Topology:
             log.warning("virtual host not looked over in time", vhost=vhost)
 
     # -- what relays ask and say -----------------------------------------------------------------------------------
-
-    def recompute(self, vhost: str) -> None:
-        """Read anew what the rules need, after a swap of rules."""
-        self._vhosts[vhost].recompute()
 
     def interested(self, vhost: str, queue: bytes) -> bool:
         """Say whether a declare of the queue must wait for `ensure_queue`: cheap, never waits."""

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.broker.topology import Topology
 from proxy.errors import UpstreamError, UpstreamFailure
-from tests.broker.world import Outside, Queue, owned, queues, router, settings, state
+from tests.broker.world import Outside, Queue, owned, queues, reconcile, router, settings, state
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 
@@ -93,7 +93,7 @@ async def test_status_says_what_is_missing_and_what_is_foreign(closing: Keep, ou
     topology = closing(Topology(settings(outside.broker), {vhost: state(vhost, {"documents": queues("a", "b")})}, {}))
     await topology.start()
     outside.bind("documents", "a", "by hand")
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     [status] = topology.status()
     assert (status.vhost, status.ready, status.connected, status.queues) == (vhost, True, True, 1)
     assert status.missing == {"queue b": "does not exist"}
@@ -138,8 +138,7 @@ async def test_new_rules_are_prepared_swapped_and_the_old_retired(closing: Keep,
     await topology.start()
     rules, evaluated = router({"documents": queues("b")}), {b"documents": owned("documents")}
     retirement = await topology.prepare(vhost, evaluated, rules, [])
-    known.router, known.exchanges = rules, evaluated
-    topology.recompute(vhost)
+    topology.swap(vhost, evaluated, rules)
     assert topology.interested(vhost, b"b")
     await topology.retire(vhost, retirement)
     assert outside.bound("documents") == queues("b")

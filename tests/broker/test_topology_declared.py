@@ -25,7 +25,7 @@ from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.clients import AUTO_DELETE, Client, client, declare_here, stored, text
-from tests.broker.world import Outside, State, has, owned, queues, router, settings, state
+from tests.broker.world import Outside, State, has, owned, queues, reconcile, router, settings, state
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 
@@ -155,7 +155,7 @@ async def test_a_routing_key_survives_on_an_exchange_of_the_file(
     mine = State(vhost, Router([Exchange(b"topics", "topic")]), {b"topics": owned("topics")})
     topology = await start({vhost: mine})
     await app.bind(stored("topics", "a", (), 5, key="x.#"))
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     [back] = mine.exchanges[b"topics"].clients.values()
     assert back.binding.routing_key == b"x.#"
     assert routed(mine, b"topics", key=b"x.y") == (b"a",)
@@ -172,20 +172,20 @@ async def test_what_is_bound_through_another_sidecar_is_used_after_its_next_look
     every = stored("ox", "a", (), 2)
     await app.bind(every)
     epoch = found.epoch
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert routed(found, b"ox") == (b"a",)
     assert found.exchanges[b"ox"].bound == queues("a")
     assert found.epoch > epoch
     assert found.last_sequence == 2
     epoch = found.epoch
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert found.epoch == epoch  # nothing new, nobody need ask again
     await app.unbind(every)
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert routed(found, b"ox") == ()
     assert found.exchanges[b"ox"].bound == set()
     outside.delete_exchange("ox")
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert found.exchanges == {}
 
 
@@ -197,7 +197,7 @@ async def test_an_exchange_declared_anew_beside_us_is_another(
     before = found.exchanges[b"ox"]
     outside.delete_exchange("ox")
     await app.declare("ox", ((b"max-payload-size", Value("I", 2)),), 2)
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     after = found.exchanges[b"ox"]
     assert after is not before
     assert after.arguments == ((b"max-payload-size", Value("I", 2)),)
@@ -215,7 +215,7 @@ async def test_the_same_bind_through_two_sidecars_counts_as_one_and_the_lowest_s
     assert back.binding.sequence == 20
     assert len(list(found.router.exchanges[b"ox"].bindings)) == 1
     await app.unbind(stored("ox", "a", (), 20), tokens=False)
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     [back] = found.exchanges[b"ox"].clients.values()
     assert (back.sequences, back.binding.sequence) == ((25, 30), 25)
     [rule] = found.router.exchanges[b"ox"].bindings
@@ -232,7 +232,7 @@ async def test_the_same_arguments_in_another_order_through_another_sidecar_leave
     found = known(topology := await start(), vhost)
     assert list(found.exchanges[b"ox"].clients.values()) == [app.signed(first)]
     await app.unbind(first)
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert found.exchanges[b"ox"].clients == {}
     assert outside.bindings("ox") == set()
 
@@ -264,7 +264,7 @@ async def test_a_queue_that_goes_takes_its_bindings_along(
     assert routed(found, b"ox") == (b"beside", b"stays")
     assert ("queue", b"through") not in found.missing
     outside.delete_queue("beside")
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert routed(found, b"ox") == (b"stays",)
     assert found.exchanges[b"ox"].bound == queues("stays")
 
@@ -282,7 +282,7 @@ async def test_a_damaged_record_is_said_once_and_the_others_are_used(
     outside.bind("ox", "a", "x.o.p.e.n.x.b.by.hand")
     with capture_logs() as events:
         found = known(topology := await start(), vhost)
-        await topology.refresh(vhost)
+        await reconcile(topology, vhost)
     assert list(found.exchanges) == [b"ox"]
     assert list(found.exchanges[b"ox"].clients.values()) == [app.signed(good)]
     assert len(has(events, "declared state is not usable")) == 5
@@ -382,10 +382,10 @@ async def test_what_clients_do_while_a_listing_is_made_is_neither_lost_nor_undon
         return answer
 
     monkeypatch.setattr(management, "changed_bindings", meanwhile)
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert routed(found, b"ox") == (b"new", b"old")
     monkeypatch.undo()
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert routed(found, b"ox") == (b"new", b"old", b"other")
 
 
@@ -410,10 +410,10 @@ async def test_an_exchange_deleted_while_the_listing_is_made_stays_deleted(
         return answer
 
     monkeypatch.setattr(management, "exchanges", meanwhile)
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert list(found.exchanges) == [b"new"]
     monkeypatch.undo()
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert list(found.exchanges) == [b"new"]
 
 
@@ -505,12 +505,12 @@ async def test_tokens_that_nothing_needs_go(start: Start, app: Client, outside: 
     found = known(topology := await start(), vhost)
     await app.unbind(first, tokens=False)  # whoever unbound did not take the token along
     for _ in range(3):
-        await topology.refresh(vhost)
+        await reconcile(topology, vhost)
     assert outside.bound("ox") == queues("b")
     assert found.exchanges[b"ox"].bound == queues("b")
     await app.unbind(second, tokens=False)
     for _ in range(4):
-        await topology.refresh(vhost)
+        await reconcile(topology, vhost)
     assert found.exchanges == {}  # with the last token the broker has dropped it
 
 
@@ -583,11 +583,11 @@ async def test_without_the_management_api_what_is_gone_is_noticed(
         await app.bind(stored(name, "a"), stored(name, "b"))
         declare_here(found, name, stored(name, "a"), stored(name, "b"))
     declare_here(found, "direct", stored("direct", "a"), stored("direct", "b"), delivery=Delivery.QUEUE)
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert routed(found, b"direct") == routed(found, b"ox") == (b"a", b"b")
     outside.delete_queue("a")
     outside.delete_exchange("vanishing")
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert set(found.exchanges) == {b"ox", b"direct"}
     assert routed(found, b"direct") == routed(found, b"ox") == (b"b",)
     assert found.missing == {}
@@ -610,7 +610,7 @@ async def test_with_the_management_api_the_snapshot_keeps_what_the_broker_does_n
     assert list(back.exchanges) == [b"direct"]  # what the broker says of its own counts
     assert routed(back, b"direct") == (b"a",)
     outside.delete_queue("a")
-    await (topology := await start(snapshot=file)).refresh(vhost)
+    await reconcile(topology := await start(snapshot=file), vhost)
     assert routed(known(topology, vhost), b"direct") == ()
 
 
@@ -658,7 +658,7 @@ async def test_new_rules_leave_what_clients_declared(start: Start, app: Client, 
     mine = state(vhost, {"documents": queues("a"), "dropped": queues("a")})
     topology = await start({vhost: mine}, grace_seconds=0.0)
     await app.bind(stored("ox", "b"), stored("documents", "c", (), 2))
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
 
     rules, evaluated = router({"documents": queues("d")}), {b"documents": owned("documents")}
     retirement = await topology.prepare(vhost, evaluated, rules, [])
@@ -672,7 +672,7 @@ async def test_new_rules_leave_what_clients_declared(start: Start, app: Client, 
     assert routed(mine, b"ox") == (b"b",)
     assert routed(mine, b"documents") == (b"a", b"c", b"d")
     assert outside.bound("documents") >= queues("c", "d")
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert outside.bound("documents") == queues("a", "c", "d")
     assert routed(mine, b"documents") == (b"a", b"c", b"d")
 
@@ -685,7 +685,7 @@ async def test_a_token_that_a_client_takes_away_before_the_swap_is_not_relied_on
     topology = await start({vhost: mine}, grace_seconds=0.0)
     only = stored("documents", "a")
     await app.bind(only)
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert ("queue", b"a") in mine.exchanges[b"documents"].bound
 
     rules, evaluated = router({"documents": queues("a", "b")}), {b"documents": owned("documents")}
@@ -695,5 +695,5 @@ async def test_a_token_that_a_client_takes_away_before_the_swap_is_not_relied_on
     mine.exchanges[b"documents"].bound.discard(("queue", b"a"))
     topology.swap(vhost, evaluated, rules)
     assert mine.exchanges[b"documents"].bound == queues("b")
-    await topology.refresh(vhost)
+    await reconcile(topology, vhost)
     assert mine.exchanges[b"documents"].bound == outside.bound("documents") == queues("a", "b")

@@ -465,8 +465,7 @@ async def test_interest_in_a_queue(make: Make, outside: Outside, vhost: str) -> 
         True,
         False,
     ]
-    known.router = router({"documents": queues("a"), "direct": queues("b")}, regex=True)
-    topology.recompute()
+    topology.swap(known.exchanges, router({"documents": queues("a"), "direct": queues("b")}, regex=True))
     assert topology.relay_events.interested(b"c")
 
 

@@ -465,8 +465,8 @@ class VhostTopology:
 
     # -- what relays ask and say ---------------------------------------------------------------------------------
 
-    def recompute(self) -> None:
-        """Read anew what the rules need, after rules have changed."""
+    def _rules_changed(self) -> None:
+        """Compute the desired state again, after rules have changed."""
         self._rights.learn(self.state.exchanges, self.state.router)
         self._desired = None
 
@@ -555,7 +555,7 @@ class VhostTopology:
             router: as given to `prepare`.
         """
         self._rules_swap.swap(exchanges, router)
-        self.recompute()
+        self._rules_changed()
 
     async def retire(self, retirement: Retirement) -> None:
         """Unbind what the rules before the last swap needed, once publishes decided by them have gone."""
@@ -565,7 +565,7 @@ class VhostTopology:
 
     def release(self, retirement: Retirement) -> None:
         """Begin to retire: relays ask again before they use these tokens."""
-        self.recompute()
+        self._rules_changed()
         self._rules_swap.release(retirement, self.desired)
 
     async def unbind(self, retirement: Retirement) -> None:
