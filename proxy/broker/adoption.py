@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.declared.store import binding_of, why_unsigned
+from proxy.broker.declared.store import binding_from_listing, why_unsigned
 from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.methods import bind_token, reason
 from proxy.broker.reconcile.token_migration import lacking_tokens, retire_tokens
@@ -108,7 +108,7 @@ class Adoption:
                 if not info.stores:
                     continue
                 try:
-                    stored = binding_of(self._state(vhost), carrier, carrier, info)
+                    stored = binding_from_listing(self._state(vhost), carrier, carrier, info)
                 except ValueError:
                     continue
                 if stored.copies[0].secret != 0:

@@ -43,11 +43,11 @@ class RemoteObserver:
         #: Brokers that could not be asked: not before this time, and the next pause.
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
 
-    async def look(self, vhost: VhostTopology) -> None:
+    async def observe(self, vhost: VhostTopology) -> None:
         """Ask for everything that a virtual host's rules need elsewhere; the answer is for its state."""
         state = vhost.state
         wanted: dict[Remote, dict[Destination, None]] = {}
-        for one in vhost.desired.elsewhere:
+        for one in vhost.desired.remote_destinations:
             destination = destination_of(one)
             if destination is not None and one.remote is not None and one.remote.remote is not None:
                 wanted.setdefault(one.remote.remote, {})[destination] = None
@@ -69,7 +69,7 @@ class RemoteObserver:
         connection = ControlConnection(settings, there)
         try:
             await connection.connect()
-            found = await Executor(connection, ObservedState(), settings.username).lacking(list(destinations))
+            found = await Executor(connection, ObservedState(), settings.username).find_missing(list(destinations))
         except UpstreamError:
             self._resting[vhost, remote] = (now + pause_seconds, min(2 * pause_seconds, longest))
             return {}

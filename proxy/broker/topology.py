@@ -103,7 +103,7 @@ def _text(name: bytes) -> str:
 
 
 #: Other brokers are looked at once in so many looks at our own.
-_ELSEWHERE_LOOKS = 6
+_PASSES_PER_REMOTE_CHECK = 6
 
 log = structlog.get_logger(__name__)
 
@@ -181,7 +181,7 @@ class Topology:
                 for vhost in self._vhosts.values():
                     self._keep(self._tasks, vhost)
                 self._tasks.create_task(self.supervisor.keep("discovery", self._discover_later))
-                self._tasks.create_task(self.supervisor.keep("remotes", self._look_elsewhere))
+                self._tasks.create_task(self.supervisor.keep("remotes", self._observe_remotes))
                 await asyncio.Event().wait()  # others may come
         finally:
             self._tasks = None
@@ -223,13 +223,13 @@ class Topology:
         except UpstreamError:
             return False
 
-    async def _look_elsewhere(self) -> None:
+    async def _observe_remotes(self) -> None:
         """Look at other brokers again and again, where there is somebody to do so."""
         while self.remote_observer is not None:
             for vhost in list(self._vhosts.values()):
-                await self.remote_observer.look(vhost)
+                await self.remote_observer.observe(vhost)
             self.supervisor.recovered("remotes")
-            await asyncio.sleep(_ELSEWHERE_LOOKS * self._settings.refresh_seconds)
+            await asyncio.sleep(_PASSES_PER_REMOTE_CHECK * self._settings.refresh_seconds)
 
     async def _discover_later(self) -> None:
         for name in sorted(await self._discovery.find_later()):

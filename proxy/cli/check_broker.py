@@ -177,19 +177,19 @@ async def _passively(
     connection = ControlConnection(settings, vhost)
     await connection.connect()
     try:
-        declarer = Executor(connection, ObservedState(), settings.username)
+        executor = Executor(connection, ObservedState(), settings.username)
         asked = {(destination.kind, destination.name): destination for destination in named}
-        absent = await declarer.lacking(list(asked))
+        absent = await executor.find_missing(list(asked))
         answer.add_missing(asked[destination] for destination in absent)
         carried = {
             ("exchange", exchange.rule.carrier): exchange
             for exchange in exchanges
             if exchange.rule.delivery == _CARRIER
         }
-        lacking = await declarer.lacking(list(carried))
+        lacking = await executor.find_missing(list(carried))
         for destination, exchange in carried.items():
             if destination not in lacking:
-                for why in await declarer.carriers([owned_exchange(exchange.rule)]):
+                for why in await executor.declare_carriers([owned_exchange(exchange.rule)]):
                     answer.add_conflict(exchange, why)
     finally:
         await connection.close()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.declared.announcements import EXCHANGE, Announcements, said, understood
+from proxy.broker.declared.announcements import EXCHANGE, Announcements, decode_announcement, encode_announcement
 from tests.broker.world import Outside, has, settings
 from tests.rabbitmq import Broker
 
@@ -117,14 +117,17 @@ async def test_odd_messages_are_left_alone(sidecar: Sidecar, broker: Broker, vho
 
 @given(st.sets(st.binary(max_size=255), min_size=1, max_size=100))
 def test_what_is_said_is_understood(names: set[bytes]) -> None:
-    assert understood(said(SENDER, names)) == (SENDER, names)
+    assert decode_announcement(encode_announcement(SENDER, names)) == (SENDER, names)
 
 
 def test_too_many_names_are_everything() -> None:
-    assert understood(said(SENDER, {bytes([number]) for number in range(101)})) == (SENDER, None)
+    assert decode_announcement(encode_announcement(SENDER, {bytes([number]) for number in range(101)})) == (
+        SENDER,
+        None,
+    )
 
 
 @given(st.binary(max_size=40))
 def test_any_message_is_understood_or_none(body: bytes) -> None:
-    found = understood(body)
-    assert found is None or said(found[0], found[1] or set()) is not None
+    found = decode_announcement(body)
+    assert found is None or encode_announcement(found[0], found[1] or set()) is not None

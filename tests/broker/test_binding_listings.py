@@ -152,9 +152,9 @@ async def test_what_came_and_went_meanwhile_does_not_come_back(
     known.add_binding(A)
     known.remove_binding(A)
     await listings.take(ox, before, rows(A, B))
-    assert (there(ox), listings.unsettled) == ([], True)
+    assert (there(ox), listings.has_unverified) == ([], True)
     await take(listings, ox, B)
-    assert (there(ox), listings.unsettled) == ([b"b"], False)
+    assert (there(ox), listings.has_unverified) == ([b"b"], False)
     assert listings.settled(ox)
 
 

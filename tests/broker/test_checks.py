@@ -86,7 +86,7 @@ def test_tokens_and_stored_bindings_are_ours_and_everything_else_is_foreign() ->
         binding("x", token("queue", b"x"), "exchange"),
     ]
     assert checks.foreign_bindings(ours + foreign) == foreign
-    found = checks.standing(ours + foreign, Tokens())
+    found = checks.carrier_tokens(ours + foreign, Tokens())
     assert found.bound == {("queue", b"q"), ("exchange", b"x")}
     assert not found.incomplete
     assert not found.former
@@ -96,12 +96,12 @@ def test_tokens_and_stored_bindings_are_ours_and_everything_else_is_foreign() ->
 def test_of_several_tokens_it_is_told_which_lack_and_which_are_to_go() -> None:
     whole = [binding("q", key) for key in EVERY.of("queue", b"q")]
     lacking = [binding("r", key) for key in EVERY.of("queue", b"r")[1:]]
-    found = checks.standing([*whole, *lacking], EVERY)
+    found = checks.carrier_tokens([*whole, *lacking], EVERY)
     assert found.bound == {("queue", b"q"), ("queue", b"r")}
     assert found.incomplete == {("queue", b"r")}
     assert (found.unkeyed, found.previous) == (2, 2)
     ended = EVERY.without(UNKEYED).without(b"old")
-    found = checks.standing([*whole, *lacking], ended)
+    found = checks.carrier_tokens([*whole, *lacking], ended)
     assert found.bound == {("queue", b"q")}
     assert list(found.former) == whole[1:]  # not where the current one does not stand
     assert (found.unkeyed, found.previous) == (2, 2)

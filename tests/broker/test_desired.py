@@ -16,7 +16,7 @@ def test_a_carried_exchange_needs_a_token_for_each_destination() -> None:
     documents = owned("documents")
     desired = desired_state({b"documents": documents}, router({"documents": queues("a") | exchanges("x")}))
     assert desired.carriers == (documents,)
-    assert desired.of(documents) == queues("a") | exchanges("x")
+    assert desired.tokens_of(documents) == queues("a") | exchanges("x")
     assert desired.holders == {("queue", b"a"): (documents,), ("exchange", b"x"): (documents,)}
     assert desired.existing == {}
 
@@ -32,7 +32,7 @@ def test_queue_delivery_needs_no_carrier_but_its_destinations() -> None:
     direct = owned("direct", Delivery.QUEUE, alternate=b"ae")
     desired = desired_state({b"direct": direct}, router({"direct": queues("a") | exchanges("x")}))
     assert desired.carriers == ()
-    assert desired.of(direct) == frozenset()
+    assert desired.tokens_of(direct) == frozenset()
     assert desired.existing == {
         ("queue", b"a"): "",
         ("exchange", b"x"): "",
@@ -105,8 +105,8 @@ def test_routes_of_clients_are_as_good_as_a_files_where_that_is_wanted(known: Vh
     rights = learned(known, own_routes=False)
     bind_clients(known)
     desired = desired_state(known.exchanges, known.router, rights)
-    assert desired.of(known.exchanges[b"ox"]) == queues("own", "route")
-    assert desired.of(known.exchanges[b"ruled"]) == queues("file", "file route", "client", "client route")
+    assert desired.tokens_of(known.exchanges[b"ox"]) == queues("own", "route")
+    assert desired.tokens_of(known.exchanges[b"ruled"]) == queues("file", "file route", "client", "client route")
     [holder] = rights.holders(known.exchanges, known.router, b"route")
     assert holder.name == b"ox"
 
@@ -126,7 +126,7 @@ def test_a_chain_of_exchanges_needs_the_tokens_of_its_end(own_routes: bool) -> N
     known.add_binding(stored("third", "end"))
     rights = learned(known, own_routes)
     desired = desired_state(known.exchanges, known.router, rights)
-    assert all(desired.of(exchange) == queues("end") for exchange in known.exchanges.values())
+    assert all(desired.tokens_of(exchange) == queues("end") for exchange in known.exchanges.values())
     holders = rights.holders(known.exchanges, known.router, b"end")
     assert [one.name for one in holders] == [b"first", b"second", b"third"]
 

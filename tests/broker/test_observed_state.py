@@ -26,23 +26,23 @@ def test_what_was_forgotten_while_the_listing_was_made_stays_forgotten() -> None
 
 def test_what_was_deleted_and_made_again_while_the_listing_was_made_stays() -> None:
     observed = ObservedState()
-    observed.learn(b"again")
+    observed.add_queue(b"again")
     before = dict(observed.queues)
-    observed.forget(b"again")
-    observed.learn(b"again")
+    observed.remove_queue(b"again")
+    observed.add_queue(b"again")
     observed.queues_listed(before, {})
     assert observed.knows(("queue", b"again"))
 
 
 def test_nothing_is_absent_before_a_listing_came() -> None:
-    assert ObservedState().absent(("queue", b"q")) is None
+    assert ObservedState().absence_reason(("queue", b"q")) is None
 
 
 def test_what_a_listing_lacks_is_absent() -> None:
     observed = ObservedState()
     observed.queues_listed({}, listing("there"))
     observed.exchanges_listed({b"x": ExchangeInfo(b"x", "topic")})
-    answers = [observed.absent(one) for one in (("queue", b"there"), ("queue", b"q"), ("exchange", b"x"))]
+    answers = [observed.absence_reason(one) for one in (("queue", b"there"), ("queue", b"q"), ("exchange", b"x"))]
     assert answers == [None, ABSENT, None]
 
 
@@ -50,22 +50,22 @@ def test_kinds_are_not_mixed_up() -> None:
     observed = ObservedState()
     observed.queues_listed({}, listing("name"))
     observed.exchanges_listed({})
-    assert observed.absent(("exchange", b"name")) == ABSENT
+    assert observed.absence_reason(("exchange", b"name")) == ABSENT
     assert not observed.knows(("exchange", b"name"))
 
 
 def test_only_a_queue_can_be_exclusive() -> None:
     observed = ObservedState()
-    observed.learn(b"mine", exclusive=True)
+    observed.add_queue(b"mine", exclusive=True)
     answers = [observed.exclusive(one) for one in (("queue", b"mine"), ("exchange", b"mine"), ("queue", b"other"))]
     assert answers == [True, False, False]
 
 
 def test_learning_the_same_again_changes_nothing() -> None:
     observed = ObservedState()
-    observed.learn(b"q")
+    observed.add_queue(b"q")
     known = observed.queues[b"q"]
-    observed.learn(b"q")
+    observed.add_queue(b"q")
     assert observed.queues[b"q"] is known
 
 

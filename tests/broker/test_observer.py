@@ -144,7 +144,7 @@ def pattern_setting(outside: Outside) -> None:
 async def test_patterns_downstream_that_match_tokens_are_warned_of_once(observer: Observer, outside: Outside) -> None:
     pattern_setting(outside)
     desired = desired_state({b"c": owned("c")}, router({"c": exchanges("near")}))
-    await observer.look()
+    await observer.observe()
     with capture_logs() as events:
         await observer.warn(desired)
         await observer.warn(desired)
@@ -154,7 +154,7 @@ async def test_patterns_downstream_that_match_tokens_are_warned_of_once(observer
 
 async def test_patterns_that_no_carrier_leads_to_are_nobodys_business(observer: Observer, outside: Outside) -> None:
     pattern_setting(outside)
-    await observer.look()
+    await observer.observe()
     with capture_logs() as events:
         await observer.warn(desired_state({b"c": owned("c")}, router({"c": queues("a")})))
     assert events == []
@@ -164,7 +164,7 @@ async def test_dead_lettering_without_a_key_is_warned_of_under_queue_delivery_on
     observer: Observer, outside: Outside
 ) -> None:
     outside.make_queue("a", x_dead_letter_exchange="")
-    await observer.look()
+    await observer.observe()
 
     carried, queued = (desired_state({b"c": owned("c", delivery)}, router({"c": queues("a")})) for delivery in Delivery)
     with capture_logs() as events:
@@ -182,14 +182,14 @@ async def test_failures_are_logged_once_and_so_is_their_end(
     base, management._base = management._base, "http://127.0.0.1:1"
     with capture_logs() as events:
         for _ in range(2):
-            await observer.look()
+            await observer.observe()
             observer.finish()
     assert len(has(events, "inventory not complete")) == 2  # queues and exchanges
     assert len(observer.failures) == 2
     management._base = base
     with capture_logs() as events:
         for _ in range(2):
-            await observer.look()
+            await observer.observe()
             observer.finish()
     assert [entry["event"] for entry in events] == ["inventory complete again"]
     assert not observer.failures
@@ -198,7 +198,7 @@ async def test_failures_are_logged_once_and_so_is_their_end(
 async def test_without_the_management_api_there_is_nothing_to_see(vhost: str) -> None:
     observed = ObservedState()
     observer = Observer(vhost, None, observed)
-    await observer.look()
+    await observer.observe()
     assert await observer.read_bindings([owned("c")]) == set()
     assert not observed.queues_complete
 

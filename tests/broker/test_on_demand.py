@@ -49,7 +49,7 @@ class Bench:
 
     async def open(self) -> None:
         await self.connection.connect()
-        await self.executor.carriers([self.exchange])
+        await self.executor.declare_carriers([self.exchange])
         self.connected.set()
 
     async def close(self) -> None:
@@ -174,7 +174,7 @@ async def test_without_a_connection_a_publish_waits_until_the_deadline(broker: B
 
 
 async def test_an_exclusive_queue_is_not_tried(bench: Bench) -> None:
-    bench.observed.learn(b"mine", exclusive=True)
+    bench.observed.add_queue(b"mine", exclusive=True)
     await bench.on_demand.bind(bench.exchange, queues("mine"))
     assert bench.executor.asked == 0
     assert bench.state.missing == {("queue", b"mine"): "exclusive queue of another connection"}

@@ -57,11 +57,11 @@ async def test_refused_tokens_are_tried_again_a_few_at_a_time_and_each_in_its_tu
 ) -> None:
     desired = desired_state({b"x": owned("x")}, router({"x": MANY}))
     line.refuse(b"x", *MANY)
-    await reconciler.thorough(lambda: desired, ())
+    await reconciler.reconcile_all(lambda: desired, ())
     assert line.bound(b"x", MANY) == MANY
     turns = []
     for _ in range(3):
-        missing = await reconciler.usual(lambda: desired)
+        missing = await reconciler.reconcile_changes(lambda: desired)
         turns.append(line.bound(b"x", MANY))
         assert missing == dict.fromkeys(MANY, "does not exist")
     assert [len(turn) for turn in turns] == [2, 2, 2]
@@ -71,10 +71,10 @@ async def test_refused_tokens_are_tried_again_a_few_at_a_time_and_each_in_its_tu
 async def test_a_destination_that_is_new_does_not_wait_for_its_turn(reconciler: Reconciler, line: Line) -> None:
     exchange = owned("x")
     line.refuse(b"x", *MANY)
-    await reconciler.thorough(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
+    await reconciler.reconcile_all(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
     line.bound(b"x", MANY)
     fresh = queues("f", "g", "h")
-    await reconciler.usual(lambda: desired_state({b"x": exchange}, router({"x": MANY | fresh})))
+    await reconciler.reconcile_changes(lambda: desired_state({b"x": exchange}, router({"x": MANY | fresh})))
     assert line.bound(b"x", fresh) == fresh
     assert exchange.bound == fresh
 
@@ -82,12 +82,12 @@ async def test_a_destination_that_is_new_does_not_wait_for_its_turn(reconciler: 
 async def test_what_nobody_lists_is_bound_again_a_share_at_a_time(reconciler: Reconciler, line: Line) -> None:
     exchange = owned("x")
     desired = desired_state({b"x": exchange}, router({"x": MANY}))
-    await reconciler.thorough(lambda: desired, ())
+    await reconciler.reconcile_all(lambda: desired, ())
     assert exchange.bound == MANY
     line.bound(b"x", MANY)
     turns = []
     for _ in range(3):
-        await reconciler.usual(lambda: desired)
+        await reconciler.reconcile_changes(lambda: desired)
         turns.append(line.bound(b"x", MANY))
     assert [len(turn) for turn in turns] == [2, 2, 2]
     assert set().union(*turns) == MANY
@@ -95,24 +95,24 @@ async def test_what_nobody_lists_is_bound_again_a_share_at_a_time(reconciler: Re
 
 async def test_a_thorough_look_believes_nothing(reconciler: Reconciler, line: Line) -> None:
     exchange = owned("x", bound=MANY | queues("on demand"))
-    await reconciler.thorough(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
+    await reconciler.reconcile_all(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
     assert line.bound(b"x", MANY | queues("on demand")) == MANY | queues("on demand")
 
 
 async def test_a_destination_missing_on_one_of_two_carriers_is_missing(reconciler: Reconciler, line: Line) -> None:
     line.refuse(b"y", ("queue", b"a"))
     desired = desired_state({b"x": owned("x"), b"y": owned("y")}, router({"x": queues("a"), "y": queues("a")}))
-    assert await reconciler.thorough(lambda: desired, ()) == {("queue", b"a"): "does not exist"}
+    assert await reconciler.reconcile_all(lambda: desired, ()) == {("queue", b"a"): "does not exist"}
 
 
 async def test_where_nothing_lists_a_few_names_are_asked_for_at_a_usual_look(
     reconciler: Reconciler, line: Line
 ) -> None:
     desired = desired_state({b"x": owned("x", Delivery.QUEUE)}, router({"x": MANY}))
-    await reconciler.thorough(lambda: desired, ())
+    await reconciler.reconcile_all(lambda: desired, ())
     assert len(line.sent) == len(MANY)
     line.sent.clear()
-    await reconciler.usual(lambda: desired)
-    await reconciler.usual(lambda: desired)
+    await reconciler.reconcile_changes(lambda: desired)
+    await reconciler.reconcile_changes(lambda: desired)
     assert len(line.sent) == 4
     assert len(set(line.sent)) == 4  # each in its turn

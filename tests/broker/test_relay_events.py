@@ -37,7 +37,7 @@ class Scene:
     def __init__(self, known: VhostState, own_routes: bool = True) -> None:
         self.known = known
         self.hand = Hand()
-        self.deserted: list[OwnedExchange] = []
+        self.orphaned: list[OwnedExchange] = []
         self.rights = TokenRights(own_routes)
         self.rights.learn(known.exchanges, known.router)
         self.connected = asyncio.Event()
@@ -50,7 +50,7 @@ class Scene:
             hand,  # type: ignore[arg-type]
             self.rights,
             hand,  # type: ignore[arg-type]
-            self.deserted.append,
+            self.orphaned.append,
         )
 
     async def ensure(self, queue: str) -> None:
@@ -99,7 +99,7 @@ def test_a_queue_takes_the_bindings_of_clients_along(scene: Scene) -> None:
     scene.relay_events.queue_deleted(b"own")
     assert known.exchanges[b"documents"].clients == ox.clients == {}
     assert ox.bound == queues("route")
-    assert scene.deserted == [ox]
+    assert scene.orphaned == [ox]
     assert known.missing == {}
     assert known.epoch > epoch
 
@@ -108,7 +108,7 @@ def test_a_queue_that_something_else_names_is_missing(scene: Scene) -> None:
     scene.relay_events.queue_deleted(b"a")
     scene.relay_events.queue_deleted(b"route")
     assert scene.known.missing == {("queue", b"a"): "deleted", ("queue", b"route"): "deleted"}
-    assert scene.deserted == []
+    assert scene.orphaned == []
 
 
 def test_an_exchange_takes_its_bindings_and_those_to_it_along(scene: Scene) -> None:

@@ -42,7 +42,7 @@ def test_a_listing_brings_exchanges_and_takes_them(store: DeclarationStore, know
     assert (store.changes, known.epoch) == (changes, epoch)
     store.exchanges_listed(store.exchanges_before(), listed("b", sequence=8))
     assert set(known.exchanges) == {b"b"}
-    assert not store.unsettled
+    assert not store.has_unverified
 
 
 def test_an_exchange_with_other_arguments_or_another_age_is_another(store: DeclarationStore, known: State) -> None:
@@ -111,12 +111,12 @@ def test_what_nobody_here_knows_is_believed_when_nothing_passed_through_or_when_
     known.changed()
     store.exchanges_listed(before, listed("a"))
     assert known.exchanges == {}
-    assert store.unsettled
+    assert store.has_unverified
     before = store.exchanges_before()
     known.changed()
     store.exchanges_listed(before, listed("a"))
     assert set(known.exchanges) == {b"a"}
-    assert not store.unsettled
+    assert not store.has_unverified
 
 
 def test_what_is_said_only_once_is_forgotten(store: DeclarationStore, known: State) -> None:
@@ -124,7 +124,7 @@ def test_what_is_said_only_once_is_forgotten(store: DeclarationStore, known: Sta
     known.changed()
     store.exchanges_listed(before, listed("a"))
     store.exchanges_listed(store.exchanges_before(), {})
-    assert not store.unsettled
+    assert not store.has_unverified
     assert known.exchanges == {}
 
 
@@ -184,7 +184,7 @@ def test_a_binding_that_was_made_again_is_not_the_one_that_went(store: Declarati
 def test_faults_without_end_are_not_written_without_end(store: DeclarationStore) -> None:
     with capture_logs() as events:
         for number in range(2000):
-            store.say(b"ox", str(number))
+            store.log_fault(b"ox", str(number))
     assert len(events) == 1000
 
 

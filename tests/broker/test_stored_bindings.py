@@ -5,7 +5,7 @@ from datetime import UTC
 import pytest
 
 from proxy.amqp.tables import encode_table
-from proxy.broker.declared.store import binding_of, declared_exchange, exchange_of, with_copies
+from proxy.broker.declared.store import binding_from_listing, declared_exchange, exchange_from_listing, with_copies
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.relay.declare.storage import pack
 from proxy.relay.tokens import Secrets, token
@@ -24,7 +24,7 @@ def marked(kept: str, alternate: str = "", **more: bool) -> ExchangeInfo:
 
 def test_an_exchange_is_made_of_what_is_kept_in_it() -> None:
     kept = pack(7, encode_table(ARGUMENTS)).decode()
-    owned, exchange = exchange_of(marked(kept, "ae", durable=False, auto_delete=True, internal=True), UTC)
+    owned, exchange = exchange_from_listing(marked(kept, "ae", durable=False, auto_delete=True, internal=True), UTC)
     assert owned.declared == DeclaredExchange(False, True, True, encode_table(ARGUMENTS), 7)
     assert (owned.name, owned.carrier, owned.delivery) == (b"ox", b"ox", Delivery.CARRIER)
     assert (owned.arguments, owned.alternate) == (ARGUMENTS, b"ae")
@@ -44,13 +44,13 @@ def test_an_exchange_is_made_of_what_is_kept_in_it() -> None:
 )
 def test_a_damaged_exchange_is_an_error(kept: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - every damage says something else
-        exchange_of(marked(kept), UTC)
+        exchange_from_listing(marked(kept), UTC)
 
 
 @pytest.mark.parametrize("alternate", ["", "other"])
 def test_an_alternate_exchange_that_the_broker_was_not_told_is_an_error(alternate: str) -> None:
     with pytest.raises(ValueError, match="another alternate exchange"):
-        exchange_of(marked(pack(7, encode_table(ARGUMENTS)).decode(), alternate), UTC)
+        exchange_from_listing(marked(pack(7, encode_table(ARGUMENTS)).decode(), alternate), UTC)
 
 
 def test_delivery_is_as_it_was() -> None:
@@ -71,14 +71,14 @@ def listed(made: StoredBinding, index: int = 0) -> BindingInfo:
 
 def test_a_binding_is_made_of_what_is_kept_in_it() -> None:
     made = copied(stored("ox", "q", ARGUMENTS, 9, key="k"), 9, client="me")
-    assert binding_of(STATE, b"ox", b"ox", listed(made)) == made
+    assert binding_from_listing(STATE, b"ox", b"ox", listed(made)) == made
     assert (made.binding.routing_key, made.binding.sequence, made.sequences) == (b"k", 9, (9,))
     assert (made.signed, made.client) == (True, "me")
 
 
 def test_a_binding_under_the_token_is_one_by_which_messages_find_the_destination() -> None:
     made = copied(stored("ox", "q", ARGUMENTS), 9, mark=True)
-    found = binding_of(STATE, b"ox", b"ox", listed(made))
+    found = binding_from_listing(STATE, b"ox", b"ox", listed(made))
     assert found == made
     assert (found.is_mark, found.copies[0].key) == (True, token("queue", b"q"))
 
@@ -88,7 +88,7 @@ def test_what_is_kept_of_another_binding_is_an_error() -> None:
     row = listed(made)
     for wrong in (row._replace(routing_key=other.key), row._replace(kept=pack(9, made.entries, b"k").decode())):
         with pytest.raises(ValueError, match="another binding"):
-            binding_of(STATE, b"ox", b"ox", wrong)
+            binding_from_listing(STATE, b"ox", b"ox", wrong)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_is_kept_of_another_binding_is_an_error() -> None:
 )
 def test_a_binding_that_nobody_signed_as_it_stands_speaks_for_no_user(changes: dict[str, str]) -> None:
     made = copied(stored("ox", "q", ARGUMENTS), 9, client="me")
-    found = binding_of(STATE, b"ox", b"ox", listed(made)._replace(**changes))  # type: ignore[arg-type]
+    found = binding_from_listing(STATE, b"ox", b"ox", listed(made)._replace(**changes))  # type: ignore[arg-type]
     assert (found.signed, found.client) == (False, "")
 
 
@@ -112,13 +112,13 @@ def test_a_binding_that_nobody_signed_as_it_stands_speaks_for_no_user(changes: d
 @pytest.mark.parametrize("vhost", ["/", "other"])
 def test_a_signature_holds_in_its_own_place_alone(exchange: bytes, vhost: str) -> None:
     row = listed(copied(stored("ox", "q", ARGUMENTS), 9))
-    found = binding_of(VhostState(vhost, Router(())), b"ox", exchange, row)
+    found = binding_from_listing(VhostState(vhost, Router(())), b"ox", exchange, row)
     assert found.signed == ((exchange, vhost) == (b"ox", "/"))
 
 
 def test_another_secret_signs_nothing() -> None:
     row = listed(copied(stored("ox", "q", ARGUMENTS), 9))
-    assert not binding_of(VhostState("/", Router(()), secrets=Secrets([bytes(32)])), b"ox", b"ox", row).signed
+    assert not binding_from_listing(VhostState("/", Router(()), secrets=Secrets([bytes(32)])), b"ox", b"ox", row).signed
 
 
 def test_the_lowest_sequence_of_several_copies_counts_and_signed_ones_before_all_others() -> None:

@@ -103,13 +103,13 @@ class Announcements:
                 return
             try:
                 async with asyncio.timeout(_DEADLINE_SECONDS):
-                    await channel.basic_publish(said(self._sender, names), exchange=EXCHANGE)
+                    await channel.basic_publish(encode_announcement(self._sender, names), exchange=EXCHANGE)
             except (AMQPError, RuntimeError, OSError, TimeoutError, UpstreamError) as error:
                 self._channel = None
                 self._failed(error)
 
     async def _received(self, message: Any) -> None:  # a DeliveredMessage; aiormq has no types
-        heard = understood(bytes(message.body))
+        heard = decode_announcement(bytes(message.body))
         if heard is not None and heard[0] != self._sender:
             self._heard(heard[1])
 
@@ -117,7 +117,7 @@ class Announcements:
         log.warning("changes are not announced", vhost=self._vhost, error=cause_of(error))
 
 
-def said(sender: bytes, names: set[bytes]) -> bytes:
+def encode_announcement(sender: bytes, names: set[bytes]) -> bytes:
     """Write a message.
 
     Args:
@@ -127,7 +127,7 @@ def said(sender: bytes, names: set[bytes]) -> bytes:
     return sender + b"".join(map(shortstr, sorted(names))) if len(names) <= _NAMES else sender
 
 
-def understood(body: bytes) -> tuple[bytes, set[bytes] | None] | None:
+def decode_announcement(body: bytes) -> tuple[bytes, set[bytes] | None] | None:
     """Read a message.
 
     Returns:

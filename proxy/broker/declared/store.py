@@ -54,7 +54,7 @@ from proxy.values import Table
 _ALTERNATE = b"alternate-exchange"
 
 
-def kept_of(text: str) -> StoredArguments:
+def parse_kept(text: str) -> StoredArguments:
     """Read what the broker keeps in ``x-oxproxy``.
 
     Raises:
@@ -63,13 +63,13 @@ def kept_of(text: str) -> StoredArguments:
     return unpack(text.encode())
 
 
-def exchange_of(info: ExchangeInfo, local_time: tzinfo) -> tuple[OwnedExchange, Exchange]:
+def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[OwnedExchange, Exchange]:
     """Make the open exchange that a client declared, from its carrier on the broker.
 
     Raises:
         ValueError: what is kept in it was damaged, or says more than the broker was asked for.
     """
-    kept = kept_of(info.kept)
+    kept = parse_kept(info.kept)
     declared = DeclaredExchange(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
     owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
     # The broker asks for permission to write to the alternate exchange that it was told, and for no other.
@@ -103,7 +103,7 @@ def declared_exchange(
     return owned, exchange
 
 
-def binding_of(state: VhostState, exchange: bytes, carrier: bytes, info: BindingInfo) -> StoredBinding:
+def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, info: BindingInfo) -> StoredBinding:
     """Make the binding that a client made, from the one that keeps it on the broker.
 
     Args:
@@ -115,7 +115,7 @@ def binding_of(state: VhostState, exchange: bytes, carrier: bytes, info: Binding
     Raises:
         ValueError: what is kept in it was damaged, or belongs to another binding.
     """
-    kept = kept_of(info.kept)
+    kept = parse_kept(info.kept)
     destination = info.destination_type, info.destination
     stored = stored_binding(exchange, *destination, kept.routing_key, kept.entries, [])
     if not info.under_token and stored.key != info.routing_key:
@@ -214,7 +214,7 @@ class BindingListings:
         self._previous: dict[bytes, int] = {}
 
     @property
-    def unsettled(self) -> bool:
+    def has_unverified(self) -> bool:
         """Whether something was seen that only the next listing can decide about."""
         return any(name in self._state.exchanges for name in self._unverified)
 
@@ -333,9 +333,9 @@ class BindingListings:
 
     def _decode(self, owned: OwnedExchange, info: BindingInfo) -> tuple[Hashable, StoredBinding] | None:
         try:
-            stored = binding_of(self._state, owned.name, owned.carrier, info)
+            stored = binding_from_listing(self._state, owned.name, owned.carrier, info)
         except ValueError as error:
-            self._store.say(owned.name, f"what the broker keeps of the binding to {info} was damaged: {error}")
+            self._store.log_fault(owned.name, f"what the broker keeps of the binding to {info} was damaged: {error}")
             return None
         return stored.binding.identity, stored
 
@@ -462,7 +462,7 @@ def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Ite
 
 
 #: Faults that are written at most: whoever may bind can make more of them.
-_SAID_LIMIT = 1000
+_LOGGED_FAULTS = 1000
 
 
 class ExchangesBefore(NamedTuple):
@@ -490,12 +490,12 @@ class DeclarationStore:
         self._local_time = local_time
         self._kept: dict[bytes, str] = {}
         self._unverified: set[bytes] = set()
-        self._said: set[tuple[bytes, str]] = set()
+        self._logged_faults: set[tuple[bytes, str]] = set()
 
     @property
-    def unsettled(self) -> bool:
+    def has_unverified(self) -> bool:
         """Whether something was seen that only the next look can decide about; it should come soon."""
-        return bool(self._unverified) or self.listings.unsettled
+        return bool(self._unverified) or self.listings.has_unverified
 
     # -- exchanges ---------------------------------------------------------------------------------------------
 
@@ -547,16 +547,16 @@ class DeclarationStore:
         elif now.declared is None:
             return  # the file owns it
         elif now.delivery is Delivery.QUEUE:
-            self.say(name, "an exchange with delivery: queue was declared with a carrier through another sidecar")
+            self.log_fault(name, "an exchange with delivery: queue was declared with a carrier through another sidecar")
         elif now is before.exchanges.get(name) and self._kept.get(name) != info.kept:
             self._compare(now, info)
 
     def _compare(self, now: OwnedExchange, info: ExchangeInfo) -> None:
         """Look whether the exchange on the broker is another one than that known here."""
         try:
-            owned, _ = exchange_of(info, self._local_time)
+            owned, _ = exchange_from_listing(info, self._local_time)
         except ValueError as error:
-            self.say(info.name, f"what the broker keeps of it was damaged: {error}")
+            self.log_fault(info.name, f"what the broker keeps of it was damaged: {error}")
             return
         if owned.declared == now.declared:
             self._kept[info.name] = info.kept
@@ -568,9 +568,9 @@ class DeclarationStore:
 
     def _add(self, info: ExchangeInfo) -> None:
         try:
-            owned, exchange = exchange_of(info, self._local_time)
+            owned, exchange = exchange_from_listing(info, self._local_time)
         except ValueError as error:
-            self.say(info.name, f"what the broker keeps of it was damaged: {error}")
+            self.log_fault(info.name, f"what the broker keeps of it was damaged: {error}")
             return
         self._kept[info.name] = info.kept
         self.add_exchange(owned, exchange)
@@ -607,7 +607,7 @@ class DeclarationStore:
             self.state.add_binding(stored)
         except ProtocolError as error:
             shown = f"{binding.destination_type} {_text(binding.destination)}"
-            self.say(binding.exchange, f"the binding to {shown} is not valid here: {error}")
+            self.log_fault(binding.exchange, f"the binding to {shown} is not valid here: {error}")
             return False
         self.changes += 1
         return True
@@ -640,13 +640,13 @@ class DeclarationStore:
                 try:
                     self.add_binding(self._remembered(owned, binding))
                 except ValueError as error:
-                    self.say(binding.exchange, f"a binding of the snapshot was damaged: {error}")
+                    self.log_fault(binding.exchange, f"a binding of the snapshot was damaged: {error}")
 
     def _remember(self, record: ExchangeRecord) -> None:
         try:
             self.add_exchange(*declared_exchange(record.name, record.declared, record.delivery, self._local_time))
         except ValueError as error:
-            self.say(record.name, f"its snapshot was damaged: {error}")
+            self.log_fault(record.name, f"its snapshot was damaged: {error}")
 
     def _remembered(self, owned: OwnedExchange, record: BindingRecord) -> StoredBinding:
         """Make a binding of a snapshot; of what is kept on the broker the signature counts as always."""
@@ -683,10 +683,10 @@ class DeclarationStore:
             self.remove_binding(stored)
         return bool(found)
 
-    def say(self, name: bytes, what: str) -> None:
+    def log_fault(self, name: bytes, what: str) -> None:
         """Write a fault once."""
-        if (name, what) not in self._said and len(self._said) < _SAID_LIMIT:
-            self._said.add((name, what))
+        if (name, what) not in self._logged_faults and len(self._logged_faults) < _LOGGED_FAULTS:
+            self._logged_faults.add((name, what))
             log.error("declared state is not usable", vhost=self.state.name, exchange=_text(name), what=what)
 
 

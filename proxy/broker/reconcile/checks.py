@@ -100,7 +100,7 @@ class CarrierTokens(NamedTuple):
     previous: int = 0
 
 
-def standing(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierTokens:
+def carrier_tokens(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierTokens:
     """Find which tokens are bound."""
     found: dict[Destination, set[bytes]] = {}
     former: list[BindingInfo] = []

@@ -50,7 +50,7 @@ class DesiredState:
         regex: whether any exchange chooses among all queues.
         translated: destinations that the address table sends elsewhere: they need not exist. What must exist in
             their place on this broker is among `existing`.
-        elsewhere: those for which something must exist at another broker.
+        remote_destinations: those for which something must exist at another broker.
     """
 
     carriers: tuple[OwnedExchange, ...]
@@ -61,9 +61,9 @@ class DesiredState:
     published: Mapping[bytes, bytes]
     regex: bool
     translated: Mapping[Destination, StaticTranslation] = field(default_factory=dict)
-    elsewhere: tuple[StaticTranslation, ...] = ()
+    remote_destinations: tuple[StaticTranslation, ...] = ()
 
-    def of(self, exchange: OwnedExchange) -> frozenset[Destination]:
+    def tokens_of(self, exchange: OwnedExchange) -> frozenset[Destination]:
         """Give the destinations whose tokens an exchange needs."""
         return self.tokens.get(exchange.name, _NONE)
 
@@ -220,7 +220,7 @@ def desired_state(
         published=published,
         regex=any(exchange.sees_queues for exchange in router.exchanges.values()),
         translated=moved.away,
-        elsewhere=tuple(one for one in moved.found if one.remote is not None),
+        remote_destinations=tuple(one for one in moved.found if one.remote is not None),
     )
 
 

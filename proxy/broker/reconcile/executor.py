@@ -52,7 +52,7 @@ class Executor:
         self._observed = observed
         self._username = username
 
-    async def queues(self, wanted: Iterable[WantedQueue]) -> dict[Destination, str]:
+    async def declare_queues(self, wanted: Iterable[WantedQueue]) -> dict[Destination, str]:
         """Declare the queues that rules ask for; one that exists is taken as it is.
 
         Returns:
@@ -65,7 +65,7 @@ class Executor:
         looks = await self._connection.call_all([find(("queue", queue.name)) for queue in usable])
         for queue, refusal in zip(usable, looks, strict=True):
             if refusal is None or refusal.code == _LOCKED:
-                self._observed.learn(queue.name, exclusive=refusal is not None)
+                self._observed.add_queue(queue.name, exclusive=refusal is not None)
             elif refusal.code == _NOT_FOUND:
                 lacking.append(queue)
             else:
@@ -73,12 +73,12 @@ class Executor:
         made = await self._connection.call_all([declare_queue(queue.name, queue.arguments) for queue in lacking])
         for queue, refusal in zip(lacking, made, strict=True):
             if refusal is None:
-                self._observed.learn(queue.name)
+                self._observed.add_queue(queue.name)
             else:
                 refused["queue", queue.name] = f"can't be declared: {refusal.code} {refusal.text}"
         return refused
 
-    async def carriers(self, exchanges: Sequence[OwnedExchange]) -> list[str]:
+    async def declare_carriers(self, exchanges: Sequence[OwnedExchange]) -> list[str]:
         """Declare the carriers of exchanges; an equal one is no fault.
 
         Returns:
@@ -128,7 +128,7 @@ class Executor:
         """Bind destinations under keys with raw entries of their argument tables; give what was refused."""
         return await self._connection.call_all([bind_token(carrier, *row) for row in rows])
 
-    async def marker(self, name: bytes) -> str | None:
+    async def declare_marker(self, name: bytes) -> str | None:
         """Declare an exchange that says something by being there; say why where it was refused."""
         refusal = await self._connection.call(declare_marker(name))
         return None if refusal is None else f"{refusal.code} {refusal.text}"
@@ -144,7 +144,7 @@ class Executor:
             ]
         )
 
-    async def lacking(self, destinations: Sequence[Destination]) -> dict[Destination, str]:
+    async def find_missing(self, destinations: Sequence[Destination]) -> dict[Destination, str]:
         """Ask the broker itself which destinations it does not have (where there is no inventory)."""
         refusals = await self._connection.call_all([find(destination) for destination in destinations])
         return {

@@ -24,11 +24,11 @@ from proxy.broker.reconcile.checks import (
     CarrierTokens,
     bypasses,
     carrier_conflict,
+    carrier_tokens,
     dead_letter_warnings,
     foreign_bindings,
     grants_bound,
     internal_conflicts,
-    standing,
     topic_warnings,
 )
 from proxy.broker.reconcile.desired import DesiredState
@@ -66,13 +66,13 @@ class ObservedState:
         self.queues_complete = False
         self.exchanges_complete = False
 
-    def learn(self, name: bytes, exclusive: bool = False) -> None:
+    def add_queue(self, name: bytes, exclusive: bool = False) -> None:
         """Take note of a queue that was just declared."""
         known = self.queues.get(name)
         if known is None or known.exclusive != exclusive:
             self.queues[name] = QueueInfo(name, exclusive)
 
-    def forget(self, name: bytes) -> None:
+    def remove_queue(self, name: bytes) -> None:
         """Take note of a queue that was just deleted."""
         self.queues.pop(name, None)
 
@@ -86,7 +86,7 @@ class ObservedState:
         self.exchanges = dict(listed)
         self.exchanges_complete = True
 
-    def absent(self, destination: Destination) -> str | None:
+    def absence_reason(self, destination: Destination) -> str | None:
         """Say why a destination can't be reached, None where it exists or nobody knows."""
         kind, name = destination
         if kind == "queue":
@@ -150,7 +150,7 @@ class _Reading(NamedTuple):
     exchange: OwnedExchange
     digest: bytes
     tokens: Tokens
-    standing: CarrierTokens
+    carrier_tokens: CarrierTokens
 
 
 class Observer:
@@ -198,21 +198,21 @@ class Observer:
     def _tokens(self) -> Tokens:
         return self.store.state.tokens if self.store is not None else _UNKEYED
 
-    def standing(self, exchange: OwnedExchange) -> CarrierTokens:
+    def carrier_tokens(self, exchange: OwnedExchange) -> CarrierTokens:
         """Give which tokens stood on the carrier of an exchange when its bindings were read last."""
         last = self._readings.get(exchange.carrier)
-        return last.standing if last is not None and last.exchange is exchange else CarrierTokens()
+        return last.carrier_tokens if last is not None and last.exchange is exchange else CarrierTokens()
 
     def tokens(self) -> dict[str, int]:
         """Count the bindings under tokens other than the current ones, on all carriers."""
-        seen = [last.standing for last in self._readings.values()]
+        seen = [last.carrier_tokens for last in self._readings.values()]
         return {"unkeyed": sum(each.unkeyed for each in seen), "previous": sum(each.previous for each in seen)}
 
     def failed(self, error: UpstreamError) -> None:
         """Take note that something could not be asked for, or done, at this look."""
         self._failed.append(str(error))
 
-    async def look(self) -> None:
+    async def observe(self) -> None:
         """Begin a look: list queues and exchanges."""
         self._failed.clear()
         if self._management is not None:
@@ -282,9 +282,11 @@ class Observer:
         answer = await management.changed_bindings(self._vhost, exchange.carrier, last.digest)
         if answer is not None:
             digest, bindings = answer
-            last = self._readings[exchange.carrier] = _Reading(exchange, digest, tokens, standing(bindings, tokens))
+            last = self._readings[exchange.carrier] = _Reading(
+                exchange, digest, tokens, carrier_tokens(bindings, tokens)
+            )
         leaving = {one for carrier, one in self.leaving if carrier == exchange.carrier}
-        seen = last.standing.bound - (leaving - before)
+        seen = last.carrier_tokens.bound - (leaving - before)
         gone = before - exchange.bound
         added = exchange.bound - before
         exchange.bound.clear()

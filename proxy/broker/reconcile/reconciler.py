@@ -54,15 +54,15 @@ class Reconciler:
         #: Refused tokens, in the order in which they are tried again.
         self._refused: dict[Token, str] = {}
         #: Where the next verification of tokens, of destinations and of declared carriers goes on.
-        self._verified = _Turn()
-        self._asked = _Turn()
-        self._carriers = _Turn()
+        self._verified = _RoundRobin()
+        self._asked = _RoundRobin()
+        self._carriers = _RoundRobin()
         #: What the broker said of destinations that nobody lists.
         self._lacking: dict[Destination, str] = {}
         #: What contradicts the rules, and what to do about it.
         self.conflicts: tuple[str, ...] = ()
 
-    async def thorough(
+    async def reconcile_all(
         self, wanted: Callable[[], DesiredState], queues: Sequence[WantedQueue]
     ) -> dict[Destination, str]:
         """Look, believe nothing from before, and declare everything that the rules need.
@@ -80,14 +80,14 @@ class Reconciler:
         self._refused.clear()
         self._lacking.clear()
         before = self._store.bindings()
-        await self._observer.look()
+        await self._observer.observe()
         await self._forget_carriers(wanted(), None)
         desired = wanted()
         self._refuse(self._observer.conflicts(desired).values())
         if not self._observed.queues_complete:
             await self._forget_lacking()
-        self._undeclared = await self._executor.queues(queues)
-        self._refuse(await self._executor.carriers(desired.made))
+        self._undeclared = await self._executor.declare_queues(queues)
+        self._refuse(await self._executor.declare_carriers(desired.made))
         self.conflicts = ()
         listed = await self._observer.read_bindings(desired.carriers)
         desired = wanted()
@@ -96,7 +96,7 @@ class Reconciler:
         missing = await self._missing(desired, None)
         return self._reported(desired, self._forget_bindings(before, listed, missing, wanted))
 
-    async def usual(self, wanted: Callable[[], DesiredState]) -> dict[Destination, str]:
+    async def reconcile_changes(self, wanted: Callable[[], DesiredState]) -> dict[Destination, str]:
         """Look, and put right what has changed since the last look.
 
         Returns:
@@ -106,12 +106,12 @@ class Reconciler:
             UpstreamError: the connection was lost.
         """
         before = self._store.bindings()
-        await self._observer.look()
+        await self._observer.observe()
         await self._forget_carriers(wanted(), self._retries)
         desired = wanted()
         conflicts = self._observer.conflicts(desired)
         gone = [exchange for exchange in desired.made if exchange.name not in conflicts and not self._stands(exchange)]
-        self.conflicts = (*conflicts.values(), *await self._executor.carriers(gone))
+        self.conflicts = (*conflicts.values(), *await self._executor.declare_carriers(gone))
         usable = [exchange for exchange in desired.carriers if exchange.name not in conflicts]
         listed = await self._observer.read_bindings(usable)
         desired = wanted()
@@ -123,9 +123,9 @@ class Reconciler:
     async def _forget_lacking(self) -> None:
         """Ask for every queue known from before: the broker may have lost them, and nobody lists them."""
         known = [("queue", name) for name in self._observed.queues if unnameable(name) is None]
-        for destination, why in (await self._executor.lacking(known)).items():
+        for destination, why in (await self._executor.find_missing(known)).items():
             if why == ABSENT:
-                self._observed.forget(destination[1])
+                self._observed.remove_queue(destination[1])
 
     async def _forget_carriers(self, desired: DesiredState, limit: int | None) -> None:
         """Ask for exchanges that clients declared, where nobody lists them."""
@@ -134,7 +134,7 @@ class Reconciler:
         declared: list[Destination] = [
             ("exchange", one.carrier) for one in desired.carriers if one.declared is not None
         ]
-        for (_, name), why in (await self._executor.lacking(self._carriers.share(declared, limit))).items():
+        for (_, name), why in (await self._executor.find_missing(self._carriers.share(declared, limit))).items():
             if why == ABSENT:
                 self._store.exchange_gone(name)
 
@@ -182,8 +182,8 @@ class Reconciler:
         fresh: list[Token] = []
         again: set[Token] = set()
         for exchange in carriers:
-            incomplete = self._observer.standing(exchange).incomplete
-            for destination in desired.of(exchange) - (exchange.bound - incomplete):
+            incomplete = self._observer.carrier_tokens(exchange).incomplete
+            for destination in desired.tokens_of(exchange) - (exchange.bound - incomplete):
                 if self._unreachable(destination) is None:
                     token = (exchange, destination)
                     if token in self._refused:
@@ -202,7 +202,7 @@ class Reconciler:
             if exchange.name in listed:
                 continue
             for destination in sorted(exchange.bound):
-                if self._observed.absent(destination) is not None:
+                if self._observed.absence_reason(destination) is not None:
                     exchange.bound.discard(destination)
                 elif not self._observed.exclusive(destination) and self._ours(desired, exchange, destination):
                     believed.append((exchange, destination))
@@ -212,7 +212,7 @@ class Reconciler:
     def _ours(desired: DesiredState, exchange: OwnedExchange, destination: Destination) -> bool:
         """Say whether we may bind a token again: not one that was bound with a client's rights alone."""
         ours = exchange.declared is None and not exchange.clients
-        return ours or destination in desired.of(exchange)
+        return ours or destination in desired.tokens_of(exchange)
 
     def _forget_extra(self, desired: DesiredState, listed: set[bytes]) -> None:
         """Believe no token that nobody has seen and that is not ours to bind again: relays ask for it anew."""
@@ -233,13 +233,13 @@ class Reconciler:
                 missing.setdefault(destination, why)
         unknown: list[Destination] = []
         for destination, role in desired.existing.items():
-            absent = unnameable(destination[1]) or self._observed.absent(destination)
+            absent = unnameable(destination[1]) or self._observed.absence_reason(destination)
             if absent is not None:
                 missing.setdefault(destination, f"{role}: {absent}" if role else absent)
             elif not self._complete(destination[0]):
                 unknown.append(destination)
         asked = self._asked.share(unknown, limit)
-        answers = await self._executor.lacking(asked)
+        answers = await self._executor.find_missing(asked)
         silent = set(unknown) - set(asked)
         self._lacking = {one: why for one, why in self._lacking.items() if one in silent} | answers
         return missing | self._lacking
@@ -260,7 +260,7 @@ class Reconciler:
 
     def _unreachable(self, destination: Destination) -> str | None:
         """Say why a token can't be bound, by what is known."""
-        why = unnameable(destination[1]) or self._observed.absent(destination)
+        why = unnameable(destination[1]) or self._observed.absence_reason(destination)
         if why is None and self._observed.exclusive(destination):
             return EXCLUSIVE
         return why
@@ -269,7 +269,7 @@ class Reconciler:
         return self._observed.queues_complete if kind == "queue" else self._observed.exchanges_complete
 
 
-class _Turn:
+class _RoundRobin:
     """Takes a share of a list at a time, so that everything has its turn."""
 
     def __init__(self) -> None:

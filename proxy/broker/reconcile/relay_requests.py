@@ -64,7 +64,7 @@ class OnDemandBinding:
         self._management = management
         self._executor = executor
         self._connected = connected
-        self._flights: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
+        self._attempts: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
         self._remembered: OrderedDict[Destination, tuple[str, float]] = OrderedDict()
         #: Tokens bound that no rule needs; counted anew at every look.
         self.bound_count = 0
@@ -79,7 +79,7 @@ class OnDemandBinding:
         """
         wanted = set(destinations)
         flights = {
-            self._flight(exchange, destination)
+            self._attempt_of(exchange, destination)
             for destination in wanted - exchange.bound
             if destination not in self._state.missing
         }
@@ -88,7 +88,9 @@ class OnDemandBinding:
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
         return wanted & exchange.bound
 
-    async def look_for(self, exchange: OwnedExchange, destinations: Iterable[Destination]) -> set[Destination]:
+    async def check_destinations(
+        self, exchange: OwnedExchange, destinations: Iterable[Destination]
+    ) -> set[Destination]:
         """Look which destinations can be published to, where nothing is bound since there is no carrier.
 
         Returns:
@@ -112,7 +114,7 @@ class OnDemandBinding:
     async def _unpublishable(self, destination: Destination) -> str | None:
         kind, name = destination
         if self._management is None:
-            return (await self._executor.lacking([destination])).get(destination)
+            return (await self._executor.find_missing([destination])).get(destination)
         found = await self._management.find(self._state.name, kind, name)
         if found is None:
             return ABSENT
@@ -134,22 +136,22 @@ class OnDemandBinding:
 
     async def close(self) -> None:
         """End what is in flight."""
-        flights = list(self._flights.values())
+        flights = list(self._attempts.values())
         for flight in flights:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
 
-    def _flight(self, exchange: OwnedExchange, destination: Destination) -> asyncio.Task[None]:
+    def _attempt_of(self, exchange: OwnedExchange, destination: Destination) -> asyncio.Task[None]:
         key = (exchange.name, destination)
-        flight = self._flights.get(key)
+        flight = self._attempts.get(key)
         if flight is None:
-            work = self._supervisor.keep("demand", partial(self._fly, (exchange, destination)), self._state.name)
+            work = self._supervisor.keep("demand", partial(self._attempt, (exchange, destination)), self._state.name)
             flight = asyncio.get_running_loop().create_task(work)
-            self._flights[key] = flight
-            flight.add_done_callback(lambda _: self._flights.pop(key, None))
+            self._attempts[key] = flight
+            flight.add_done_callback(lambda _: self._attempts.pop(key, None))
         return flight
 
-    async def _fly(self, token: Token) -> None:
+    async def _attempt(self, token: Token) -> None:
         destination = token[1]
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
@@ -183,7 +185,7 @@ class OnDemandBinding:
         return why
 
     async def _lacking(self, destination: Destination) -> str | None:
-        why = self._observed.absent(destination)
+        why = self._observed.absence_reason(destination)
         if why is not None and self._management is not None:
             # The last look may be seconds old; asking for one name costs the broker little.
             kind, name = destination
@@ -194,7 +196,7 @@ class OnDemandBinding:
             if found is None:
                 return why
             if isinstance(found, QueueInfo):
-                self._observed.learn(name, found.exclusive)
+                self._observed.add_queue(name, found.exclusive)
         return EXCLUSIVE if self._observed.exclusive(destination) else None
 
     def _remember(self, destination: Destination, why: str) -> None:
@@ -222,7 +224,7 @@ class RelayEvents:
         on_demand: binds what publishes ask for.
         rights: what gives a right to a token.
         executor: binds.
-        deserted: called when an exchange that clients declared has lost its last binding with something's end.
+        orphaned: called when an exchange that clients declared has lost its last binding with something's end.
     """
 
     def __init__(
@@ -233,7 +235,7 @@ class RelayEvents:
         on_demand: OnDemandBinding,
         rights: TokenRights,
         executor: Executor,
-        deserted: Callable[[OwnedExchange], None],
+        orphaned: Callable[[OwnedExchange], None],
     ) -> None:
         """Remember the arguments."""
         self._state = state
@@ -242,7 +244,7 @@ class RelayEvents:
         self._on_demand = on_demand
         self._rights = rights
         self._executor = executor
-        self._deserted = deserted
+        self._note_orphans = orphaned
 
     def interested(self, queue: bytes) -> bool:
         """Say whether a declare of the queue must wait for `ensure_queue`."""
@@ -258,7 +260,7 @@ class RelayEvents:
     def queue_declared(self, queue: bytes, exclusive: bool = False) -> None:
         """Take note of a queue that exists now."""
         state, destination = self._state, ("queue", queue)
-        self._observed.learn(queue, exclusive)
+        self._observed.add_queue(queue, exclusive)
         self._on_demand.forget(destination)
         state.clear_refusals(destination=destination)
         names = with_name(state.queues, queue)
@@ -273,7 +275,7 @@ class RelayEvents:
     def queue_deleted(self, queue: bytes) -> None:
         """Take note of a queue that is gone, and with it its bindings."""
         state, destination = self._state, ("queue", queue)
-        self._observed.forget(queue)
+        self._observed.remove_queue(queue)
         names = without_name(state.queues, queue)
         changed = names is not state.queues and self._see_queues()
         state.queues = names
@@ -353,7 +355,7 @@ class RelayEvents:
         self._store.destination_gone(destination, holders)
         for exchange in holders:
             if exchange.declared is not None and not exchange.clients:
-                self._deserted(exchange)
+                self._note_orphans(exchange)
         return bool(bound)
 
     def _see_queues(self) -> bool:

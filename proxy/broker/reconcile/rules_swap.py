@@ -46,7 +46,7 @@ class Retirement:
         leaving: set[tuple[bytes, Destination]] = set()
         for exchange, destination in self.tokens:
             now = current.get(exchange.carrier)
-            if now is not None and destination not in desired.of(now):
+            if now is not None and destination not in desired.tokens_of(now):
                 now.mark_unconfirmed(destination)
                 leaving.add((exchange.carrier, destination))
         return leaving
@@ -92,7 +92,7 @@ class RulesSwap:
         }
         carry_over_tokens(old, exchanges)
         self._coming = {}
-        await self._reconciler.thorough(lambda: desired_state(exchanges, router, rights), queues)
+        await self._reconciler.reconcile_all(lambda: desired_state(exchanges, router, rights), queues)
         self._observer.finish()
         self._coming = exchanges
         return retirement_of(old, desired_state(exchanges, router, rights))
@@ -146,8 +146,8 @@ def retirement_of(old: DesiredState, new: DesiredState) -> Retirement:
     tokens = [
         (exchange, destination)
         for exchange in old.carriers
-        for destination in sorted(old.of(exchange))
-        if exchange.carrier not in coming or destination not in new.of(coming[exchange.carrier])
+        for destination in sorted(old.tokens_of(exchange))
+        if exchange.carrier not in coming or destination not in new.tokens_of(coming[exchange.carrier])
     ]
     return Retirement(tuple(tokens))
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import structlog
 
 from proxy.broker.management_api import BindingInfo, ManagementApi
-from proxy.broker.reconcile.checks import standing
+from proxy.broker.reconcile.checks import carrier_tokens
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observer import ObservedState
 from proxy.errors import UpstreamError
@@ -85,7 +85,7 @@ class TokenMigration:
             gone = self._observed.exchanges_complete and marker not in self._observed.exchanges
             if marker in self._declared and not gone:
                 continue
-            refusal = await self._executor.marker(marker)
+            refusal = await self._executor.declare_marker(marker)
             if refusal is None:
                 self._declared.add(marker)
             elif marker not in self._refused:
@@ -95,7 +95,7 @@ class TokenMigration:
     async def _existing(self, markers: Sequence[bytes]) -> set[bytes]:
         if self._observed.exchanges_complete:
             return {name for name in markers if name in self._observed.exchanges}
-        lacking = await self._executor.lacking([("exchange", name) for name in markers])
+        lacking = await self._executor.find_missing([("exchange", name) for name in markers])
         return {name for name in markers if ("exchange", name) not in lacking}
 
     async def _is_new(self) -> bool:
@@ -158,7 +158,7 @@ async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tupl
     """
     lacking: list[tuple[bytes, Destination]] = []
     for carrier, rows in (await _carriers(management, tokens.vhost)).items():
-        bound = standing(rows, tokens)
+        bound = carrier_tokens(rows, tokens)
         current = {
             (row.destination_type, row.destination)
             for row in rows
@@ -186,7 +186,7 @@ async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
     """
     for key in tokens.keys[1:]:
         await management.declare_marker(tokens.vhost, tokens.marker(tokens.keys[0], key))
-    counted = [standing(rows, tokens) for rows in (await _carriers(management, tokens.vhost)).values()]
+    counted = [carrier_tokens(rows, tokens) for rows in (await _carriers(management, tokens.vhost)).values()]
     return sum(each.unkeyed + each.previous for each in counted)
 
 

@@ -63,7 +63,7 @@ class RefreshSchedule:
         self._names: set[bytes] = set()
         self._everything = False
         self._regular_at = 0.0
-        self._hurried_at = 0.0
+        self._requested_at = 0.0
 
     def request_refresh(self, names: set[bytes] | None = None) -> None:
         """Ask for a look soon, at some exchanges or (None) at everything."""
@@ -90,7 +90,7 @@ class RefreshSchedule:
         """
         now = self._clock()
         took_seconds = now - began_at
-        self._hurried_at = now + max(_PAUSE_SECONDS, _SHARE * took_seconds)
+        self._requested_at = now + max(_PAUSE_SECONDS, _SHARE * took_seconds)
         if everything:
             # What changes right behind this look is known when the next one ends.
             pause = max(self._refresh_seconds - 2 * took_seconds, self._refresh_seconds / 4)
@@ -102,7 +102,7 @@ class RefreshSchedule:
             return True
         if not self._wake.is_set():
             return False
-        seconds = min(self._hurried_at, self._regular_at) - self._clock()
+        seconds = min(self._requested_at, self._regular_at) - self._clock()
         return await connection.wait_lost(seconds) if seconds > 0 else not connection.connected
 
 
@@ -159,7 +159,7 @@ class OrphanTokens:
         left |= self._received.get(exchange, set()) - exchange.receivers.keys()
         if exchange.declared is not None and not exchange.clients:
             left |= exchange.bound
-        left &= exchange.bound - desired.of(exchange)
+        left &= exchange.bound - desired.tokens_of(exchange)
         rules = self._state.router.exchanges.get(exchange.name)
         return set() if rules is None else {one for one in left if not rules.uses(one)}
 
@@ -241,7 +241,7 @@ class VhostTopology:
             settings, state, observed, management, self._executor, self._connected, supervisor
         )
         self.relay_events = RelayEvents(
-            state, store, observed, self._on_demand, self._rights, self._executor, self._deserted
+            state, store, observed, self._on_demand, self._rights, self._executor, self._note_orphans
         )
         self._on_demand.needed = self.relay_events.named
         self._rules_swap = RulesSwap(state, self.observer, self._reconciler, self._executor, self._rights)
@@ -333,7 +333,7 @@ class VhostTopology:
         refusals = 0
         while True:
             try:
-                await (self._turn() if self.connected else self.connect())
+                await (self._next_pass() if self.connected else self.connect())
             except UpstreamError as error:
                 await self.disconnect()
                 refusals = refusals + 1 if error.failure is UpstreamFailure.REFUSED else 0
@@ -354,13 +354,13 @@ class VhostTopology:
                 await self.disconnect()
                 log.warning("control connection lost", vhost=self.state.name)
 
-    async def _turn(self) -> None:
+    async def _next_pass(self) -> None:
         names = self._schedule.take()
         if names is None:
             await self.refresh()
         else:
             began_at = time.monotonic()
-            await self._look_at(names)
+            await self._reconcile_exchanges(names)
             self._schedule.looked(began_at, everything=False)
 
     async def _refresh(self, thorough: bool) -> None:
@@ -369,10 +369,10 @@ class VhostTopology:
             before = {name: set(exchange.bound) for name, exchange in self.state.exchanges.items()}
             conflicts, changes = self.conflicts, self.store.changes
             if thorough:
-                missing = await self._reconciler.thorough(self._wanted, self._queues)
+                missing = await self._reconciler.reconcile_all(self._wanted, self._queues)
                 await self.observer.warn(self.desired)
             else:
-                missing = await self._reconciler.usual(self._wanted)
+                missing = await self._reconciler.reconcile_changes(self._wanted)
             desired = self.desired
             unbound = await self._orphans.unbind(desired)
             await self._retire(desired)
@@ -387,12 +387,12 @@ class VhostTopology:
         self._schedule.looked(began_at, everything=True)
         if unbound:
             self._schedule.request_refresh()
-        self._noticed(changes)
+        self._after_changes(changes)
 
     async def _retire(self, desired: DesiredState) -> None:
         """Take away what stands under tokens that are bound no more."""
         for exchange in desired.carriers:
-            former = self.observer.standing(exchange).former
+            former = self.observer.carrier_tokens(exchange).former
             try:
                 await self._token_migration.retire(exchange, former)
             except UpstreamError as error:
@@ -400,7 +400,7 @@ class VhostTopology:
                     raise
                 self.observer.failed(error)
 
-    async def _look_at(self, names: Collection[bytes]) -> None:
+    async def _reconcile_exchanges(self, names: Collection[bytes]) -> None:
         """Look at some exchanges alone, since somebody said that they changed."""
         if self._management is None:
             return
@@ -411,7 +411,7 @@ class VhostTopology:
                     await self._find(self._management, name)
                 except UpstreamError as error:
                     log.warning("announced change not seen yet", vhost=self.state.name, error=str(error))
-        self._noticed(changes)
+        self._after_changes(changes)
 
     async def _find(self, management: ManagementApi, name: bytes) -> ExchangeInfo | None:
         """Look at one exchange and its bindings, and take them in where a client declared it or bound to it."""
@@ -429,12 +429,12 @@ class VhostTopology:
         self._desired = None
         return info
 
-    def _noticed(self, changes: int) -> None:
+    def _after_changes(self, changes: int) -> None:
         """Go on after a look that may have found something new."""
         if self.store.changes != changes:
             self._desired = None
             self._record()
-        if self.store.unsettled and not self.observer.failures:
+        if self.store.has_unverified and not self.observer.failures:
             self._schedule.request_refresh()
 
     def _wanted(self) -> DesiredState:
@@ -448,7 +448,7 @@ class VhostTopology:
         """Let the relays and the log see what a look found."""
         state = self.state
         names = self.observed.names(state.queues)
-        self._on_demand.bound_count = sum(len(item.bound - desired.of(item)) for item in desired.made)
+        self._on_demand.bound_count = sum(len(item.bound - desired.tokens_of(item)) for item in desired.made)
         log_missing(state.name, self._missing, missing)
         everything = {**self._on_demand.missing(), **missing}
         changed = (
@@ -485,7 +485,7 @@ class VhostTopology:
         """Take note of a queue that is gone, and with it its bindings."""
         changes = self.store.changes
         self.relay_events.queue_deleted(queue)
-        self._noticed(changes)
+        self._after_changes(changes)
 
     async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
         """Bind the tokens of a queue that has just been declared; returns when bound, refused, or out of time."""
@@ -497,7 +497,7 @@ class VhostTopology:
         if owned is None:
             return set()
         if owned.delivery is not Delivery.CARRIER:
-            return await self._on_demand.look_for(owned, destinations)
+            return await self._on_demand.check_destinations(owned, destinations)
         return await self._on_demand.bind(owned, destinations)
 
     async def lookup_exchange(self, name: bytes) -> str | None:
@@ -514,12 +514,12 @@ class VhostTopology:
             return None
         changes = self.store.changes
         info = await self._find(self._management, name)
-        self._noticed(changes)
+        self._after_changes(changes)
         if info is None or name in self.state.exchanges:
             return None
         return info.type
 
-    def _deserted(self, exchange: OwnedExchange) -> None:
+    def _note_orphans(self, exchange: OwnedExchange) -> None:
         """An exchange has lost its last binding by something's end: its tokens count as use until they go."""
         self._orphans.note(exchange)
         self._schedule.request_refresh()
