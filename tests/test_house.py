@@ -81,7 +81,15 @@ def tracked_texts() -> list[Path]:
 def test_a_package_opens_with_a_map_and_nothing_else(path: Path) -> None:
     body = ast.parse(path.read_text()).body
     assert len(body) == 1
-    assert ast.get_docstring(ast.Module(body, [])) is not None
+    text = ast.get_docstring(ast.Module(body, []))
+    assert text is not None
+    missing = [
+        child.stem
+        for child in path.parent.iterdir()
+        if (child.suffix == ".py" and child != path) or (child / "__init__.py").exists()
+        if path.parent != PROXY and not re.search(rf"\b{child.stem}\b", text)
+    ]
+    assert missing == [], "the map says which module to open for which question"
 
 
 @pytest.mark.parametrize("path", modules(PROXY), ids=named)
