@@ -215,7 +215,7 @@ log = structlog.get_logger(__name__)
 
 
 class RelayEvents:
-    """Takes notices in one virtual host.
+    """Applies what relays report about queues and exchanges of one virtual host.
 
     Args:
         state: what the relays see; written here.
