@@ -18,7 +18,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "oxproxy"
-PARENT = ROOT / "tests" / "helm" / "parent"
+PARENT = ROOT / "tests" / "deploy" / "helm" / "parent"
 
 _COMMENT = re.compile(r"^( *)# -- (.*)$")
 _MORE = re.compile(r"^ *# (.*)$")
