@@ -10,12 +10,17 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.private_broker import BrokerMissing, some_broker
 from tests.rabbitmq import Broker
 
 #: Marks of tests that need a service: they skip where it is missing, and fail there in CI.
 SERVICES = ("broker", "spark")
+
+# An example has no deadline: it is wall time, which other tests take from it.
+settings.register_profile("oxproxy", settings(), deadline=None)
+settings.load_profile("oxproxy")
 
 
 @pytest.hookimpl(tryfirst=True)
