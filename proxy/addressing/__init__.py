@@ -4,8 +4,7 @@ Pure, and without knowledge of exchanges and their bindings: `routing` asks for 
 
 | question | module |
 |---|---|
-| which rule fits an address, and what it makes of it | `table` |
-| wildcards of patterns | `patterns` |
+| which rule fits an address, and what it makes of it; wildcards of patterns | `table` |
 | parts of an address; hiding its password | `address` |
 | address of a publish; broker, exchange and routing key that a translation leads to | `targets` |
 | errors and warnings about a table before it is used | `lint` |

@@ -14,8 +14,8 @@ from enum import Enum
 from ipaddress import ip_address
 
 from proxy.addressing.address import Address, InvalidAddress, parse_address
-from proxy.addressing.patterns import MOST_VARIABLES
 from proxy.addressing.table import (
+    MOST_VARIABLES,
     AddressRule,
     AddressTable,
     TranslationTemplate,

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from proxy.addressing.address import Address, InvalidAddress, parse_address, without_password
-from proxy.addressing.patterns import AddressPattern
-from proxy.addressing.table import AddressTable, TranslationTemplate, fixed_domain
+from proxy.addressing.table import AddressPattern, AddressTable, TranslationTemplate, fixed_domain
 from proxy.values import EXCHANGE, QUEUE, Destination
 
 _LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings

@@ -4,8 +4,7 @@
 |---|---|
 | frames: layout, size limits, taking whole frames out of a stream | `frames` |
 | methods: numbers, layouts, replies, reading and building any method | `methods` |
-| arguments of the methods that the proxy reads, as named tuples | `method_arguments` |
-| methods that the proxy sends itself; reply texts | `method_frames` |
+| the methods that the proxy looks into, as named tuples; those that it sends itself; reply texts | `method_frames` |
 | properties of a content header, read in place | `properties` |
 | field tables: selecting, cutting, decoding and encoding entries | `tables` |
 """

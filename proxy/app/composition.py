@@ -25,12 +25,12 @@ from proxy.relay.publish.plan import ClientRules
 from proxy.relay.rate_limits import RateLimits
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
-from proxy.rules.brokers import broker_password
+from proxy.rules.addresses import broker_password
 from proxy.rules.field_values import SystemZone
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import BrokerRule
-from proxy.yamlfile.nodes import Faults
+from proxy.yamlfile.document import Faults
 
 #: "no limit": channel numbers have 16 bits
 _MOST_CHANNELS = 65535

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import structlog
 
 from proxy.admin.server import GuardedRoute, json_route
-from proxy.broker.reconcile.rules_swap import Retirement
+from proxy.broker.reconcile.reconciler import Retirement
 from proxy.broker.topology import Topology
 from proxy.config.loader import ChangedSettings
 from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure

@@ -42,8 +42,8 @@ from proxy.app.worker import WorkerSlot
 from proxy.app.workers import Workers
 from proxy.audit.record import LineRenderer, PublishLog
 from proxy.audit.writer import AuditWriter
+from proxy.broker.connection import ControlSettings, DeclaredSettings, TlsSettings
 from proxy.broker.remote_observer import RemoteObserver
-from proxy.broker.settings import ControlSettings, DeclaredSettings, TlsSettings
 from proxy.broker.topology import Topology
 from proxy.config.loader import ChangedSettings, changed_since, load_settings, rules_files
 from proxy.config.settings import Settings
@@ -54,8 +54,7 @@ from proxy.net.remote.endpoints import Endpoint, endpoint
 from proxy.net.remote.pool import RemotePool
 from proxy.net.tasks import Tasks
 from proxy.net.tls_config import SidecarTls
-from proxy.net.upstream import Upstream
-from proxy.net.upstream_pool import MOST_KEPT, UpstreamPool
+from proxy.net.upstream import MOST_KEPT, Upstream, UpstreamPool
 from proxy.net.vhosts import Vhosts
 from proxy.observe.exposition import Exposition
 from proxy.observe.logs import LogSettings, configure

@@ -6,9 +6,8 @@
 | how one virtual host is kept in step with its rules | `reconcile` |
 | how what clients declared is stored, read back and shared between sidecars | `declared` |
 | requests to the management API, and what its rows mean | `management_api` |
-| the AMQP connection of the control user, its channels and deadlines | `connection` |
+| the AMQP connection of the control user; credentials, deadlines and limits of the control plane | `connection` |
 | the AMQP methods it sends, and the meaning of a refusal | `methods` |
-| credentials, deadlines and limits of the control plane | `settings` |
 | background tasks that fail and are started again | `supervision` |
 | destinations that the address table names at other brokers | `remote_observer` |
 | `oxproxy adopt`: signing bindings that carry no current signature | `adoption` |

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from proxy.broker.connection import ControlConnection
+from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.store import binding_from_listing, why_unsigned
 from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.methods import bind_token, reason
 from proxy.broker.reconcile.token_migration import lacking_tokens, retire_tokens
-from proxy.broker.settings import ControlSettings
 from proxy.relay.declare.storage import kept_rows, signed_copy
 from proxy.relay.tokens import Secrets, Tokens
 from proxy.relay.vhost import Destination, StoredBinding, VhostState

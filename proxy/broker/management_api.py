@@ -26,7 +26,7 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 import structlog
 
-from proxy.broker.settings import ControlSettings
+from proxy.broker.connection import ControlSettings
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import KEPT, MARK, SIGNATURE, STORAGE
 from proxy.relay.tokens import UNKEYED, Tokens, is_keyed, token

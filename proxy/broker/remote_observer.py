@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from proxy.addressing.targets import Remote
-from proxy.broker.connection import ControlConnection
+from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observer import ObservedState
 from proxy.broker.reconcile.vhost_topology import VhostTopology
-from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError
 from proxy.relay.vhost import Destination
 from proxy.routing.destination_translation import StaticTranslation

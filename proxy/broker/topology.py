@@ -15,13 +15,13 @@ from functools import partial
 
 import structlog
 
+from proxy.broker.connection import ControlSettings
 from proxy.broker.declared.snapshot import Recorder, Snapshot, SnapshotRecords
 from proxy.broker.management_api import ManagementApi, VhostDiscovery
 from proxy.broker.reconcile.desired import WantedQueue
-from proxy.broker.reconcile.rules_swap import Retirement
+from proxy.broker.reconcile.reconciler import Retirement
 from proxy.broker.reconcile.vhost_topology import VhostTopology
 from proxy.broker.remote_observer import RemoteObserver, shown
-from proxy.broker.settings import ControlSettings
 from proxy.broker.supervision import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState

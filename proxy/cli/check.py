@@ -19,15 +19,14 @@ from proxy.config.keys import members
 from proxy.config.loader import parse_settings, rules_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors
-from proxy.rules.brokers import broker_password
+from proxy.rules.addresses import broker_password
 from proxy.rules.file_tests import TestFailure
 from proxy.rules.lint.bindings import lint_bindings, untested_bindings
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination, destinations, evaluated_exchanges
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.schema import TOP_KEYS, ParsedFile
-from proxy.yamlfile.document import read_document
-from proxy.yamlfile.nodes import ConfigWarning, Faults, Mapping, Place
+from proxy.yamlfile.document import ConfigWarning, Faults, Mapping, Place, read_document
 
 _SETTINGS_KEYS = tuple(member.name for member in members(Settings))
 

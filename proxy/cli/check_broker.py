@@ -12,18 +12,17 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import unquote, urlsplit
 
-from proxy.broker.connection import ControlConnection
+from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.checks import carrier_conflict, carrier_difference, internal_conflicts
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observer import ObservedState
-from proxy.broker.settings import ControlSettings
 from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import SidecarTls
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
 from proxy.rules.wire import owned_exchange
-from proxy.yamlfile.nodes import ConfigWarning
+from proxy.yamlfile.document import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _CARRIER = "carrier"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxy.broker.cleanup import Cleanup
-from proxy.broker.settings import ControlSettings
+from proxy.broker.connection import ControlSettings
 from proxy.cli.console import DONE, NO, print_line, read_settings
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError

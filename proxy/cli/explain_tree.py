@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Verdict
+from proxy.routing.decision import BindingStep, ExchangeStep, FilterStep, OperatorStep, Verdict
 from proxy.rules import wire
 from proxy.rules.explain import Explanation, as_lines, as_text
 from proxy.rules.message import json_value

@@ -18,9 +18,9 @@ from functools import lru_cache
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
+from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join
 from proxy.yamlfile.fields import Fields, warn_of_variables
 from proxy.yamlfile.kinds import UnexpectedError, ValueKind, parse_inline
-from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

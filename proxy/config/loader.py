@@ -17,14 +17,13 @@ from proxy.config.keys import differences, override, read_section
 from proxy.config.secrets import SecretReader
 from proxy.config.settings import ListenTls, Settings, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors
-from proxy.yamlfile.document import read_document
+from proxy.yamlfile.document import ConfigWarning, Faults, Mapping, Place, join, read_document
 from proxy.yamlfile.fields import Fields
 from proxy.yamlfile.kinds import (
     HostPort,
     is_own_address,
     listen_conflict,
 )
-from proxy.yamlfile.nodes import ConfigWarning, Faults, Mapping, Place, join
 
 _NO_SECRETS = (
     "seen nothing, expected a secret of its own for a broker elsewhere: without one the key that signs clients' "

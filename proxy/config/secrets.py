@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from proxy.config.settings import ControlSection, SecretSource
+from proxy.yamlfile.document import Faults, Place
 from proxy.yamlfile.kinds import (
     Secret,
 )
-from proxy.yamlfile.nodes import Faults, Place
 
 #: Bytes of each secret that signs clients' bindings.
 SECRET_BYTES = 32

@@ -13,6 +13,7 @@ from typing import Annotated, TypeAlias
 from proxy.config.keys import Key
 from proxy.errors import ConfigError
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
+from proxy.yamlfile.document import Place
 from proxy.yamlfile.kinds import (
     ADDRESSES,
     FLAG,
@@ -30,7 +31,6 @@ from proxy.yamlfile.kinds import (
     optional,
     whole_number,
 )
-from proxy.yamlfile.nodes import Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ Nothing here decides about AMQP: `relay` is given the bytes and returns what to 
 | a socket: back-pressure, pausing, closing | `link` |
 | heartbeats and the idle timeout | `heartbeats` |
 | slowing down producers above their limits | `throttle` |
-| connecting to RabbitMQ | `upstream` |
-| upstream connections kept for the next producer | `upstream_pool` |
+| connecting to RabbitMQ; upstream connections kept for the next producer | `upstream` |
 | links to other brokers | `remote` |
 | TLS contexts, certificates and error texts | `tls` |
 | TLS as configured, and files that can't be used | `tls_config` |

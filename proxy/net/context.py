@@ -7,8 +7,7 @@ from typing import Protocol
 
 from proxy.net.remote.pool import RemotePool
 from proxy.net.throttle import RegexPacing
-from proxy.net.upstream import Upstream
-from proxy.net.upstream_pool import UpstreamPool
+from proxy.net.upstream import Upstream, UpstreamPool
 from proxy.net.vhosts import Vhosts
 from proxy.relay.connection_state import RelayLimits
 from proxy.relay.counters import Counters

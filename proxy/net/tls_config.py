@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from proxy.broker.settings import TlsSettings
+from proxy.broker.connection import TlsSettings
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError
 from proxy.net.remote.endpoints import RemoteBroker
 from proxy.net.remote.pool import RemotePool
 from proxy.net.tls import ClientTls, ContextProvider, ServerTls, TlsContexts
 from proxy.rules.ruleset import BrokerRule
-from proxy.yamlfile.nodes import Faults, Place, join
+from proxy.yamlfile.document import Faults, Place, join
 
 
 class SidecarTls:

@@ -1,15 +1,32 @@
-"""Connects to RabbitMQ: addresses in turn, names resolved at each connect, TLS where configured, one deadline each."""
+"""Connections to RabbitMQ: made, and kept for the next producer.
+
+`Upstream` tries the addresses in turn, resolves names at each connect, speaks TLS where configured, and has one
+deadline for each.
+
+`UpstreamPool` keeps connections that a producer left in their initial state; the next producer with the same login,
+virtual host and limits leases one (`relay.handshake.lease` decides which). Meanwhile heartbeats are exchanged; anything
+else from the broker makes the connection unusable, and it is closed silently. Off unless configured.
+
+Sources: AMQP 0-9-1 spec, 4.2.7; architecture, "One publish in, one publish out".
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from secrets import token_bytes
+from time import monotonic
 from typing import Any
 
+from proxy.amqp.frames import HEARTBEAT_FRAME
+from proxy.amqp.method_frames import connection_close, connection_close_ok
 from proxy.errors import ConfigError, UpstreamError, UpstreamFailure
+from proxy.net.link import Link
 from proxy.net.tls import ClientTls, TlsContexts
+from proxy.relay.counters import Counters
+from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 
 #: A close over TLS waits so long for what is still to be sent and for the peer's answer; sessions end it sooner.
 LONGEST_CLOSE_SECONDS = 3600.0
@@ -65,3 +82,180 @@ class Upstream:
             "ssl_handshake_timeout": self.connect_seconds,
             "ssl_shutdown_timeout": LONGEST_CLOSE_SECONDS,
         }
+
+
+#: Connections kept at a time; the one that waits longest makes room. Each is a socket here, some 100 kB at the broker.
+MOST_KEPT = 256
+#: Seconds for the broker's answer to our goodbye.
+_CLOSE_OK_SECONDS = 5.0
+#: What a Connection.Close begins with, behind the frame's length.
+_CLOSE = b"\x00\x0a\x00\x32"
+
+
+class UpstreamPool:
+    """All connections that wait.
+
+    Args:
+        seconds: how long each may.
+        counters: what the process counts.
+    """
+
+    def __init__(self, seconds: float, counters: Counters) -> None:
+        """Start with none."""
+        self._seconds = seconds
+        self._counters = counters
+        self._key = token_bytes(32)
+        self._kept: dict[Lease, _Kept] = {}
+        self._leaving: set[_Kept] = set()
+        self._gone = asyncio.Event()
+        self._stopped = False
+
+    def negotiation(self) -> LeaseNegotiation:
+        """Give what speaks for the broker in one handshake."""
+        return LeaseNegotiation(self._leases, self._key)
+
+    def _leases(self) -> Iterator[Lease]:
+        """Those that can be had, the youngest first: it will live longest."""
+        return (lease for lease in reversed(self._kept) if self._kept[lease].quiet)
+
+    def lease_to(self, lease: Lease, link: Link) -> None:
+        """Give a connection that waits to the next producer.
+
+        Args:
+            lease: one of those that the stand-in was shown.
+            link: becomes its protocol, and is told that it is connected.
+        """
+        kept = self._kept.pop(lease)
+        self._counters.kept_connections -= 1
+        self._counters.reused_connections += 1
+        kept.end()
+        kept.transport.set_protocol(link)
+        link.connection_made(kept.transport)
+
+    def keep(self, link: Link, lease: Lease, heartbeat_seconds: int) -> None:
+        """Take a connection whose producer has left it as new; it is closed where it can't wait.
+
+        Args:
+            link: loses its socket.
+            lease: what was said when it was opened.
+            heartbeat_seconds: agreed with the broker, 0: none.
+        """
+        transport = link.release()
+        if transport is None:
+            return
+        kept = _Kept(transport, heartbeat_seconds, self._drop)
+        if self._stopped or transport.get_write_buffer_size():
+            self._close_connection(kept)
+            return
+        if len(self._kept) >= MOST_KEPT:
+            self._drop(next(iter(self._kept.values())))
+        self._kept[lease] = kept
+        self._counters.kept_connections += 1
+        kept.wait(self._seconds)
+
+    async def stop(self) -> None:
+        """Close all and keep no more."""
+        self._stopped = True
+        for kept in tuple(self._kept.values()):
+            self._drop(kept)
+        while self._leaving:
+            self._gone.clear()
+            await self._gone.wait()
+
+    def _drop(self, kept: _Kept) -> None:
+        """A connection has waited long enough, or the broker does not want it any more."""
+        for lease, one in self._kept.items():
+            if one is kept:
+                del self._kept[lease]
+                self._counters.kept_connections -= 1
+                self._close_connection(kept)
+                break
+
+    def _close_connection(self, kept: _Kept) -> None:
+        self._leaving.add(kept)
+        kept.leave(self._left)
+
+    def _left(self, kept: _Kept) -> None:
+        self._leaving.discard(kept)
+        self._gone.set()
+
+
+class _Kept(asyncio.Protocol):
+    """One connection without a producer.
+
+    Args:
+        transport: its socket.
+        heartbeat_seconds: agreed with the broker, 0: none.
+        over: called when it can't wait any longer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, heartbeat_seconds: int, over: Callable[[_Kept], None]) -> None:
+        """Take the socket."""
+        self.transport = transport
+        self._heartbeat = heartbeat_seconds
+        self._over = over
+        self._left: Callable[[_Kept], None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._input = b""
+        self._heard = monotonic()
+        transport.set_protocol(self)
+        transport.resume_reading()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the broker has said nothing but heartbeats, and these whole."""
+        return not self._input and not self.transport.is_closing()
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long for a producer."""
+        self._timers.append(self._loop.call_later(seconds, self._over, self))
+        if self._heartbeat:
+            self._timers.append(self._loop.call_later(self._heartbeat / 4, self._beat))
+
+    def end(self) -> None:
+        """Wait no more."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def leave(self, left: Callable[[_Kept], None]) -> None:
+        """Say goodbye to the broker, or answer its own; `left` is called when the socket is gone."""
+        self.end()
+        self._left = left
+        if self.transport.is_closing():
+            self._loop.call_soon(left, self)
+            return
+        if self._input[7:11] == _CLOSE:
+            self.transport.write(connection_close_ok())
+            self.transport.close()
+        else:
+            self.transport.write(connection_close(200, b"Goodbye", 0, 0))
+        self._timers.append(self._loop.call_later(_CLOSE_OK_SECONDS, self.transport.abort))
+
+    def _beat(self) -> None:
+        if monotonic() - self._heard > 2 * self._heartbeat:
+            self.transport.abort()
+            return
+        self.transport.write(HEARTBEAT_FRAME)
+        self._timers[1:] = [self._loop.call_later(self._heartbeat / 4, self._beat)]
+
+    def data_received(self, data: bytes) -> None:
+        """Take heartbeats; anything else ends it."""
+        if self._left is not None:
+            self.transport.close()  # the answer to our goodbye
+            return
+        self._heard = monotonic()
+        self._input += data
+        while self._input.startswith(HEARTBEAT_FRAME):
+            self._input = self._input[len(HEARTBEAT_FRAME) :]
+        if not HEARTBEAT_FRAME.startswith(self._input):
+            self._over(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        if self._left is None:
+            self._over(self)
+        else:
+            self.end()
+            self._left(self)

@@ -28,7 +28,7 @@ from proxy.amqp.frames import (
     body_frames,
     check_head,
 )
-from proxy.amqp.method_arguments import read_return
+from proxy.amqp.method_frames import read_return
 from proxy.errors import ProtocolError
 from proxy.relay.broker_methods import BrokerMethods
 from proxy.relay.channel import Channel, Life

@@ -10,8 +10,7 @@ from functools import partial
 
 from proxy.amqp import methods
 from proxy.amqp.frames import U32
-from proxy.amqp.method_arguments import read_ack, read_nack, read_queue_declare_ok, read_return
-from proxy.amqp.method_frames import connection_close_ok
+from proxy.amqp.method_frames import connection_close_ok, read_ack, read_nack, read_queue_declare_ok, read_return
 from proxy.amqp.methods import method_frame
 from proxy.relay.channel import Channel, Content, ExpectedReply, Life
 from proxy.relay.connection_state import ConnectionState, EnsureQueue, Phase

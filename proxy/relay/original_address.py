@@ -15,7 +15,7 @@ from typing import NamedTuple
 from proxy.addressing.targets import AddressBook, Publication, Target
 from proxy.amqp import methods
 from proxy.amqp.frames import HEADER, U16, U32, frame, shortstr
-from proxy.amqp.method_arguments import Deliver, GetOk, Return, read_deliver, read_get_ok, read_return
+from proxy.amqp.method_frames import Deliver, GetOk, Return, read_deliver, read_get_ok, read_return
 from proxy.amqp.methods import method_frame
 from proxy.amqp.properties import table_span
 from proxy.amqp.tables import decode_value, pick, without

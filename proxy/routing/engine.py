@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence, Set
 
 from proxy.routing.bindings.compiled import CompiledBinding, Entry
 from proxy.routing.bindings.routes import STOP
+from proxy.routing.decision import BindingStep, OperatorStep
 from proxy.routing.message import Message
-from proxy.routing.trace import BindingStep, OperatorStep
 from proxy.values import QUEUE, Destination
 
 

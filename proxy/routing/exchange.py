@@ -17,12 +17,11 @@ from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.bindings.compiled import CompiledBinding, Entry
 from proxy.routing.bindings.exchange_types import COMPILERS, OPEN, compile_binding
 from proxy.routing.bindings.operators import ALL_HEADERS, CLOCK, HEADER, PROPERTY, QUEUE_NAMES, ROUTING_KEY, FactName
-from proxy.routing.decision import Interest
+from proxy.routing.decision import ExchangeStep, FilterStep, Interest
 from proxy.routing.engine import route, route_traced
 from proxy.routing.filters import Filter, PayloadFilter, read_filters
 from proxy.routing.index import Index
 from proxy.routing.message import UNSEEN_HEADER, Message
-from proxy.routing.trace import ExchangeStep, FilterStep
 from proxy.values import EXCHANGE, Destination, Table
 
 _NO_INTEREST = Interest()

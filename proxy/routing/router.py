@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames
+from proxy.routing.decision import Decision, ExchangeStep, Facts, Interest, Outcome, QueueNames, Trace
 from proxy.routing.error_texts import encode_error_text
 from proxy.routing.exchange import Exchange, join_interests
 from proxy.routing.message import Message
-from proxy.routing.trace import ExchangeStep, Trace
 from proxy.values import EXCHANGE, QUEUE, Destination
 
 

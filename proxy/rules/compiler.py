@@ -17,8 +17,8 @@ from proxy.routing.exchange import Exchange
 from proxy.rules.message import TEXT_PROPERTIES
 from proxy.rules.schema import OPEN, ParsedBinding, ParsedExchange
 from proxy.values import Table, Value
+from proxy.yamlfile.document import Faults, join
 from proxy.yamlfile.fields import short_fault
-from proxy.yamlfile.nodes import Faults, join
 
 _MATCH = b"x-match"
 #: Every operator of open exchanges, without the name after its blank.

@@ -19,7 +19,7 @@ from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.schema import OPEN, TYPES
-from proxy.yamlfile.nodes import ConfigWarning, Place
+from proxy.yamlfile.document import ConfigWarning, Place
 
 #: Types whose bindings are told apart by their arguments; the others ignore them.
 _BY_ARGUMENTS = (OPEN, "headers")

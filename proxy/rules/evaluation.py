@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.routing.decision import Decision, Outcome, QueueNames
+from proxy.routing.decision import Decision, Outcome, QueueNames, Trace
 from proxy.routing.destination_translation import TranslatedDestinations, translate_destinations
 from proxy.routing.router import Router
-from proxy.routing.trace import Trace
 from proxy.rules.message import DescribedMessage, text
 from proxy.rules.ruleset import VhostRules
 from proxy.values import QUEUE

@@ -21,15 +21,14 @@ from proxy.errors import ConfigError, ConfigErrors
 from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.routing.trace import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
+from proxy.routing.decision import BindingStep, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.rules import wire
 from proxy.rules.evaluation import PASSED, RoutingResult, decide, mentioned_queues, routing_result, translate_publish
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, destination_text, json_value, quoted, read_message, text
 from proxy.rules.ruleset import VhostRules
-from proxy.yamlfile.document import read_document
+from proxy.yamlfile.document import Faults, Place, read_document
 from proxy.yamlfile.fields import Fields
-from proxy.yamlfile.nodes import Faults, Place
 
 _HIDDEN = "***"
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from proxy.values import Table, Value
-from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join, resolve
+from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join, resolve
 
 #: AMQP 0-9-1 spec, 4.2.5.3: the name of a table entry is a short string.
 MAX_NAME_BYTES = 255

@@ -23,8 +23,8 @@ from proxy.rules.evaluation import (
 from proxy.rules.field_values import instant
 from proxy.rules.message import DescribedMessage, read_message, text
 from proxy.rules.ruleset import Rules
+from proxy.yamlfile.document import Place
 from proxy.yamlfile.fields import Fields
-from proxy.yamlfile.nodes import Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,13 @@ from typing import TypeAlias
 
 from proxy.addressing.targets import AddressBook
 from proxy.routing.router import Router
-from proxy.rules.addresses import address_book
-from proxy.rules.brokers import check_brokers
+from proxy.rules.addresses import address_book, check_brokers
 from proxy.rules.compiler import compile_exchange
 from proxy.rules.file_tests import RulesTest, TestFailure, check_tests
 from proxy.rules.lint.files import check_vhost
 from proxy.rules.ruleset import ExchangeRule, QueueRule, Rules, VhostRules
 from proxy.rules.schema import ParsedExchange, ParsedFile, read_rules_file, release_parsed
-from proxy.yamlfile.document import read_document
-from proxy.yamlfile.nodes import ConfigWarning, Faults, Node, Place, release_tree
+from proxy.yamlfile.document import ConfigWarning, Faults, Node, Place, read_document, release_tree
 
 
 @dataclass(frozen=True, slots=True)

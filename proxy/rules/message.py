@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from proxy.routing.decision import Facts
 from proxy.rules.field_values import instant, read_table
 from proxy.values import Destination, Table, Value
+from proxy.yamlfile.document import Scalar, describe
 from proxy.yamlfile.fields import Fields, short_fault, text_of
-from proxy.yamlfile.nodes import Scalar, describe
 
 
 def json_value(seen: object) -> object:

@@ -10,8 +10,8 @@ from pathlib import Path
 from proxy.addressing.table import AddressRule
 from proxy.routing.bindings.binding import Binding
 from proxy.values import Table
+from proxy.yamlfile.document import Place
 from proxy.yamlfile.kinds import Secret
-from proxy.yamlfile.nodes import Place
 
 #: Bindings of files have greater sequences than those of clients (microseconds since 1970): among equal orders the
 #: greater sequence is visited first, so files come before clients.

@@ -13,14 +13,13 @@ from typing import TypeVar
 
 from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.filters import ARGUMENTS, argument_faults
-from proxy.rules.addresses import ParsedAddress, read_addresses
-from proxy.rules.brokers import read_brokers
+from proxy.rules.addresses import ParsedAddress, read_addresses, read_brokers
 from proxy.rules.field_values import SystemZone, read_table, zone
 from proxy.rules.file_tests import RulesTest, read_test
 from proxy.rules.ruleset import FILE_FIRST, BrokerRule, QueueRule
 from proxy.values import EXCHANGE, QUEUE, Table, Value
+from proxy.yamlfile.document import Faults, Mapping, Node, Place, describe, join
 from proxy.yamlfile.fields import Fields, name_fault, short_fault, text_of
-from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, describe, join
 
 T = TypeVar("T")
 

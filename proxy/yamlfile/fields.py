@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from proxy.values import RESERVED_PREFIX
-from proxy.yamlfile.nodes import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join
+from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join
 
 #: AMQP 0-9-1 spec, 4.2.5.3: names and routing keys are short strings.
 MAX_SHORT_BYTES = 255

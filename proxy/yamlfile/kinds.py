@@ -13,9 +13,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_interface, ip_net
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
-from proxy.yamlfile.document import read_document
+from proxy.yamlfile.document import Faults, Node, Place, Scalar, Sequence, describe, read_document
 from proxy.yamlfile.fields import text_of
-from proxy.yamlfile.nodes import Faults, Node, Place, Scalar, Sequence, describe
 
 T = TypeVar("T")
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.addressing.patterns import AddressPattern
-from proxy.addressing.table import AddressIndex
+from proxy.addressing.table import AddressIndex, AddressPattern
 
 
 def index_of(*patterns: bytes) -> AddressIndex:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.addressing.patterns import AddressPattern
+from proxy.addressing.table import AddressPattern
 from tests.conformance.messenger import steps_of_match
 
 

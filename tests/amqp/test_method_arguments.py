@@ -6,7 +6,7 @@ from typing import Protocol, cast
 import pytest
 from pamqp import base, commands
 
-from proxy.amqp import method_arguments as read
+from proxy.amqp import method_frames as read
 from proxy.amqp import methods
 from proxy.amqp.methods import Argument, method_frame
 

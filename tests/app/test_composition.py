@@ -24,8 +24,8 @@ from proxy.errors import ConfigError
 from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
+from proxy.yamlfile.document import Faults
 from proxy.yamlfile.kinds import Secret
-from proxy.yamlfile.nodes import Faults
 
 
 def configured(text: str) -> Settings:

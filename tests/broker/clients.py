@@ -12,10 +12,9 @@ from dataclasses import replace
 from datetime import UTC
 
 from proxy.amqp.tables import encode_table
-from proxy.broker.connection import ControlConnection
+from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.store import declared_exchange, stored_binding, with_copies
 from proxy.broker.methods import Method, bind_token, declare_carrier, unbind_token
-from proxy.broker.settings import ControlSettings
 from proxy.relay.declare.storage import exchange_arguments, kept_rows, signed_copy
 from proxy.relay.tokens import token
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, StoredBinding, VhostState

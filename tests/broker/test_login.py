@@ -5,9 +5,8 @@ import ssl
 
 import pytest
 
-from proxy.broker.connection import ControlConnection, log_in
+from proxy.broker.connection import ControlConnection, TlsSettings, log_in
 from proxy.broker.methods import declare_queue
-from proxy.broker.settings import TlsSettings
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import Outside, answering, settings
 from tests.private_broker import free_port

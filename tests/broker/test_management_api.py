@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from proxy.broker.connection import ControlSettings
 from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo, listings
-from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import Outside, answering, settings
 from tests.private_broker import free_port

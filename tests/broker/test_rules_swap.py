@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from proxy.broker.reconcile.desired import DesiredState, desired_state
-from proxy.broker.reconcile.rules_swap import carry_over_tokens, is_bound, retirement_of
+from proxy.broker.reconcile.reconciler import carry_over_tokens, is_bound, retirement_of
 from proxy.relay.vhost import Delivery
 from tests.broker.world import owned, queues, router
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from proxy.broker.settings import ControlSettings
+from proxy.broker.connection import ControlSettings
 
 
 def test_the_password_is_not_shown() -> None:

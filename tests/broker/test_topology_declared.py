@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from proxy.broker.connection import DeclaredSettings
 from proxy.broker.declared.snapshot import Snapshot, records_of
-from proxy.broker.settings import DeclaredSettings
 from proxy.broker.topology import Topology
 from proxy.relay.declare.storage import KEPT, exchange_arguments, kept_arguments, pack
 from proxy.relay.original_address import longstr_entry

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from proxy.broker.connection import ControlSettings
 from proxy.broker.management_api import VhostDiscovery
-from proxy.broker.settings import ControlSettings
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import has
 

@@ -15,7 +15,7 @@ import pika
 import pika.adapters.blocking_connection
 import pika.exceptions
 
-from proxy.broker.settings import ControlSettings
+from proxy.broker.connection import ControlSettings
 from proxy.broker.topology import Topology
 from proxy.relay.tokens import Secrets, Tokens, is_keyed, token
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState

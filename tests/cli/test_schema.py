@@ -8,8 +8,7 @@ import pytest
 from proxy.cli.main import main
 from proxy.cli.schema import config_schema, rules_schema
 from proxy.rules.schema import TOP_KEYS
-from proxy.yamlfile.document import read_document
-from proxy.yamlfile.nodes import Faults, Mapping, Node, Scalar
+from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, read_document
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 SCHEMAS = {"config": config_schema, "rules": rules_schema}

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.config.keys import override
-from proxy.yamlfile.document import read_document
-from proxy.yamlfile.nodes import Faults, Mapping, Node, Scalar, Sequence
+from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, Sequence, read_document
 
 Shape = str | list["Shape"] | dict[str, "Shape"]
 

@@ -16,8 +16,8 @@ from proxy.config.loader import ChangedSettings, changed_since, load_settings, p
 from proxy.config.secrets import HASH_KEY_BYTES
 from proxy.config.settings import ListenSection, Settings
 from proxy.errors import ConfigErrors
+from proxy.yamlfile.document import Faults
 from proxy.yamlfile.kinds import HostPort
-from proxy.yamlfile.nodes import Faults
 
 KEYS = st.sampled_from([part for entry in entries(Settings()) for part in entry.path.replace("[]", "").split(".")])
 SCALARS = st.sampled_from(["a:1", "5s", "", 5, -1, 1.5, True, None, "json", "http://a", "password_env"])

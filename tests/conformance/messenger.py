@@ -18,12 +18,11 @@ from time import thread_time
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from proxy.addressing import patterns as address_patterns
+from proxy.addressing import table as address_patterns
 from proxy.addressing.address import Address, InvalidAddress, parse_address
-from proxy.addressing.patterns import AddressPattern
-from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.table import AddressPattern, AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
-from proxy.amqp.method_arguments import read_deliver
+from proxy.amqp.method_frames import read_deliver
 from proxy.amqp.methods import BASIC_DELIVER, method_frame
 from proxy.relay.original_address import OriginalAddress, entry, read, restored_content
 from proxy.relay.vhost import VhostState

@@ -12,11 +12,10 @@ import re
 from datetime import UTC
 
 from proxy.errors import ProtocolError
-from proxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames
+from proxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames, Trace
 from proxy.routing.error_texts import encode_error_text
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.routing.trace import Trace
 from proxy.values import Table
 from tests.conformance.broker import refusal
 from tests.conformance.plugin import PluginExchange

@@ -7,10 +7,10 @@ this view tells a fault of ours from that row.
 
 from __future__ import annotations
 
+from proxy.routing.decision import ExchangeStep
 from proxy.routing.engine import apply_result
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
-from proxy.routing.trace import ExchangeStep
 from proxy.values import Destination
 
 

@@ -14,8 +14,14 @@ from typing import NamedTuple, Self
 
 from pamqp import commands
 
-from proxy.amqp.method_arguments import read_close
-from proxy.amqp.method_frames import exchange_bind, exchange_declare, exchange_unbind, queue_bind, queue_unbind
+from proxy.amqp.method_frames import (
+    exchange_bind,
+    exchange_declare,
+    exchange_unbind,
+    queue_bind,
+    queue_unbind,
+    read_close,
+)
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.values import Table
 from tests import client

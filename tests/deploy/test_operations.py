@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from proxy.config.loader import parse_settings
-from proxy.yamlfile.nodes import Faults
+from proxy.yamlfile.document import Faults
 from tests.deploy.prometheus import ROOT
 from tests.private_broker import BrokerMissing, PrivateBroker
 from tests.producer import until

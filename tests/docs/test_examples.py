@@ -14,12 +14,12 @@ from proxy.cli.check import check_files
 from proxy.config.keys import entries
 from proxy.config.loader import load_settings, parse_settings
 from proxy.config.settings import Settings
-from proxy.routing.trace import BindingStep, Trace, Verdict
+from proxy.routing.decision import BindingStep, Trace, Verdict
 from proxy.rules.compiler import OPERATORS
 from proxy.rules.evaluation import decide, mentioned_queues
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules
 from proxy.rules.schema import TOP_KEYS
-from proxy.yamlfile.nodes import Faults
+from proxy.yamlfile.document import Faults
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES_FILES = sorted((ROOT / "config").glob("*/*.yaml"))

@@ -9,7 +9,7 @@ from proxy.errors import ConfigErrors
 from proxy.net.remote.endpoints import RemoteBroker
 from proxy.net.tls import ClientTls, ServerTls
 from proxy.net.tls_config import SidecarTls
-from proxy.yamlfile.nodes import Faults
+from proxy.yamlfile.document import Faults
 from tests.certificates import Authority
 
 HERE = Path("/etc/oxproxy")

@@ -9,7 +9,7 @@ import pytest
 from proxy.config.loader import parse_settings
 from proxy.net.tls import ClientTls
 from proxy.net.tls_config import broker_tls, check_settings
-from proxy.yamlfile.nodes import Faults
+from proxy.yamlfile.document import Faults
 from tests.rules.loading import load
 
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 from pamqp import base, commands
 
-from proxy.net import upstream_pool as module
+from proxy.net import upstream as module
 from proxy.net.link import Link
-from proxy.net.upstream_pool import UpstreamPool
+from proxy.net.upstream import UpstreamPool
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.lease import Lease
 from tests.client import method

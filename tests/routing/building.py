@@ -9,11 +9,10 @@ import pytest
 
 from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import Binding
-from proxy.routing.decision import Decision, Facts, QueueNames
+from proxy.routing.decision import Decision, Facts, QueueNames, Trace
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
 from proxy.routing.router import Router
-from proxy.routing.trace import Trace
 from proxy.values import EXCHANGE, QUEUE, Table, Value
 
 #: What a test may write for a value: text, number or boolean as a person means them, or a Value.

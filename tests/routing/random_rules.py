@@ -13,11 +13,10 @@ from hypothesis.strategies import SearchStrategy
 
 from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import Binding
-from proxy.routing.decision import Facts, QueueNames
+from proxy.routing.decision import ExchangeStep, Facts, QueueNames
 from proxy.routing.engine import route
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
-from proxy.routing.trace import ExchangeStep
 from proxy.values import EXCHANGE, QUEUE, Table, Value
 
 QUEUES = QueueNames((b"q1", b"q2", b"q3", b"a.b", b"other"), 1)

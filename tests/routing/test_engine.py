@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.routing.bindings.binding import Binding
-from proxy.routing.decision import Facts
+from proxy.routing.decision import BindingStep, Facts
 from proxy.routing.engine import route, route_traced
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
-from proxy.routing.trace import BindingStep
 from proxy.values import QUEUE
 from tests.routing.building import NOW, Plain, exchange, facts, message, queues, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages

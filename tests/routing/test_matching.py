@@ -13,8 +13,7 @@ from proxy.routing.bindings.operators import (
     Operator,
     RoutingKeyOperator,
 )
-from proxy.routing.decision import Facts
-from proxy.routing.trace import Verdict
+from proxy.routing.decision import Facts, Verdict
 from proxy.values import Value
 from tests.routing.building import Plain, arguments, exchange, message, queues, to_queue, value
 

@@ -21,7 +21,7 @@ from proxy.routing.bindings.operators import (
     present,
 )
 from proxy.routing.bindings.patterns import compile_pattern
-from proxy.routing.trace import Verdict
+from proxy.routing.decision import Verdict
 from proxy.values import Value
 from tests.routing.building import facts, message, value
 

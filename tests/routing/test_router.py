@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.decision import Decision, Facts, Interest, Outcome
+from proxy.routing.decision import Decision, Facts, Interest, Outcome, Trace
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.routing.trace import Trace
 from proxy.values import EXCHANGE, QUEUE, Value
 from tests.routing.building import NOW, arguments, decide, exchange, facts, many, queue_names, to_exchange, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, NaiveExchange, bind_valid, messages

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.routing.bindings.compiled import CompiledBinding, Entry
 from proxy.routing.bindings.exchange_types import compile_topic
-from proxy.routing.bindings.topics import Topic
+from proxy.routing.bindings.operators import Topic
 from proxy.routing.index import TopicTree
 from tests.routing.building import to_queue
 

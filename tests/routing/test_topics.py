@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.routing.bindings.topics import InvalidTopic, Topic, check_open_topic, open_topic
+from proxy.routing.bindings.operators import InvalidTopic, Topic, check_open_topic, open_topic
 
 
 @pytest.mark.parametrize(

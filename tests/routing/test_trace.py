@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from proxy.routing.bindings.operators import ABSENT, MATCH, MISMATCH
+from proxy.routing.decision import BindingStep, FilterStep, OperatorStep, Trace
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.routing.trace import BindingStep, FilterStep, OperatorStep, Trace
 from proxy.values import EXCHANGE, QUEUE
 from tests.routing.building import arguments, decide, exchange, facts, many, to_exchange, to_queue, value
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from proxy.cli.check import Findings, check_files
 from proxy.errors import ProtocolError
 from proxy.routing.bindings.compiled import CompiledBinding
-from proxy.routing.decision import QueueNames
+from proxy.routing.decision import ExchangeStep, QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.message import Message
-from proxy.routing.trace import ExchangeStep
 from proxy.rules.lint.bindings import exceeds_match_limit, invalid_gotos, redundant, unreachable
 from tests.routing.building import NOW, Plain, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, messages

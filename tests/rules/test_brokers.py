@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.rules.brokers import broker_password
+from proxy.rules.addresses import broker_password
 from proxy.rules.explain import explain, read_explain_request
 from proxy.rules.ruleset import BrokerRule, TlsRule
-from proxy.yamlfile.nodes import Faults
+from proxy.yamlfile.document import Faults
 from tests.rules.loading import by_line, faults, load, warnings
 
 SECRET = "s3cret-word"

@@ -9,8 +9,7 @@ import pytest
 
 from proxy.rules.field_values import SystemZone, instant, read_table, zone
 from proxy.values import Table, Value
-from proxy.yamlfile.document import read_document
-from proxy.yamlfile.nodes import Faults, Mapping
+from proxy.yamlfile.document import Faults, Mapping, read_document
 from tests.rules.loading import by_line
 
 

@@ -14,7 +14,7 @@ from proxy.config.settings import Settings
 from proxy.errors import ConfigErrors
 from proxy.routing.decision import Facts, QueueNames
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules
-from proxy.yamlfile.nodes import Faults
+from proxy.yamlfile.document import Faults
 from tests.rules.loading import faults, load, warnings
 
 SCALARS = st.sampled_from(

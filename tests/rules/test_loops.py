@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.rules.lint.loops import check_loops
+from proxy.yamlfile.document import Faults
 from proxy.yamlfile.kinds import is_own_address
-from proxy.yamlfile.nodes import Faults
 from tests.rules.loading import load
 
 LISTENING = [("127.0.0.1", 5673), ("0.0.0.0", 5674), ("proxy.example", 5675), ("::1", 5676)]

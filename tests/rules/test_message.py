@@ -13,9 +13,8 @@ from proxy.rules.message import (
     text,
 )
 from proxy.values import Value
-from proxy.yamlfile.document import read_document
+from proxy.yamlfile.document import Faults, read_document
 from proxy.yamlfile.fields import Fields
-from proxy.yamlfile.nodes import Faults
 
 
 def read(text: str) -> tuple[DescribedMessage, list[str]]:

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.yamlfile.document import MAX_DEPTH, read_document
-from proxy.yamlfile.nodes import Faults, Mapping, Node, Plain, Scalar, Sequence
+from proxy.yamlfile.document import MAX_DEPTH, Faults, Mapping, Node, Plain, Scalar, Sequence, read_document
 from tests.rules.loading import by_line
 
 Tree = dict[str, "Tree"] | list["Tree"] | Plain

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.yamlfile.document import read_document
+from proxy.yamlfile.document import Faults, read_document
 from proxy.yamlfile.fields import Fields, name_fault, short_fault
-from proxy.yamlfile.nodes import Faults
 from tests.rules.loading import by_line
 
 

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import pytest
 
-from proxy.yamlfile.document import read_document
+from proxy.yamlfile.document import Faults, Node, Place, Scalar, Sequence, read_document
 from proxy.yamlfile.kinds import (
     ADDRESS,
     ADDRESSES,
@@ -22,7 +22,6 @@ from proxy.yamlfile.kinds import (
     parse_inline,
     whole_number,
 )
-from proxy.yamlfile.nodes import Faults, Node, Place, Scalar, Sequence
 
 T = TypeVar("T")
 WAIT = duration(0.01, 3600)

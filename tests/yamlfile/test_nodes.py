@@ -5,7 +5,7 @@ import math
 import pytest
 
 from proxy.errors import ConfigErrors
-from proxy.yamlfile.nodes import (
+from proxy.yamlfile.document import (
     ConfigWarning,
     Faults,
     Mapping,

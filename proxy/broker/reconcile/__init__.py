@@ -6,9 +6,8 @@
 | what the rules need on the broker: carriers, tokens, destinations that must exist | `desired` |
 | what the broker has: queues, exchanges, bindings of carriers | `observer` |
 | which observations are conflicts, foreign bindings, bypasses or old tokens | `checks` |
-| what a pass declares, binds again and reports as missing | `reconciler` |
+| what a pass declares, binds again and reports as missing; replacing the rules after a reload | `reconciler` |
 | sending the declarations, in bulk, and reading the refusals | `executor` |
 | queues declared and destinations bound between two passes, on behalf of relays | `relay_requests` |
-| replacing the rules after a reload | `rules_swap` |
 | moving from unkeyed tokens, or those of a previous secret, to current ones | `token_migration` |
 """

@@ -1,22 +1,175 @@
-"""Computes the difference between desired and observed state, has it executed, and reports what stays missing.
+"""Computes the difference between desired and observed state and has it executed, for a look and for a swap of rules.
 
-Tokens that a listing shows are trusted. Where nothing can be listed, a share of the tokens is bound again at each pass,
-which changes nothing where they exist. Refused declarations are retried, a limited number at a time. The relays are
-told by `vhost_topology`, not here.
+`Reconciler`: tokens that a listing shows are trusted. Where nothing can be listed, a share of the tokens is bound again
+at each pass, which changes nothing where they exist. Refused declarations are retried, a limited number at a time. The
+relays are told by `vhost_topology`, not here.
+
+`RulesSwap` replaces the rules of one virtual host: it binds new tokens before the swap and retires old ones after it.
+Tokens that only the old rules need are unbound some time after the swap: publishes that the old rules decided may still
+be on their way. What clients declared carries over. Nothing here waits for the grace period; the caller does.
+
+Source: docs/architecture.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-from proxy.broker.declared.store import DeclarationStore
+import structlog
+
+from proxy.broker.declared.store import DeclarationStore, inherit, inheriting
 from proxy.broker.methods import ABSENT, EXCLUSIVE, unnameable
-from proxy.broker.reconcile.desired import DesiredState, WantedQueue
+from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
 from proxy.broker.reconcile.executor import Executor, Token
 from proxy.broker.reconcile.observer import ObservedState, Observer
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.vhost import Destination, OwnedExchange, StoredBinding
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange, StoredBinding, VhostState
+from proxy.routing.router import Router
+
+#: Clients' bindings put beside new rules between two pauses in which others may run.
+_STEP = 64
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """Tokens that the rules before a swap needed and those after it don't."""
+
+    tokens: tuple[Token, ...]
+
+    def released(self, desired: DesiredState) -> set[tuple[bytes, Destination]]:
+        """Take the tokens out of `bound` of the exchanges that are evaluated now.
+
+        Args:
+            desired: what the rules need now.
+
+        Returns:
+            Carrier and destination of each: they stand on the broker but must not be relied on.
+        """
+        current = _by_carrier(desired)
+        leaving: set[tuple[bytes, Destination]] = set()
+        for exchange, destination in self.tokens:
+            now = current.get(exchange.carrier)
+            if now is not None and destination not in desired.tokens_of(now):
+                now.mark_unconfirmed(destination)
+                leaving.add((exchange.carrier, destination))
+        return leaving
+
+
+class RulesSwap:
+    """Replaces the rules of one virtual host.
+
+    Args:
+        state: what the relays see; written here.
+        observer: looks.
+        reconciler: declares and binds.
+        executor: unbinds.
+        rights: what gives a right to a token.
+    """
+
+    def __init__(
+        self, state: VhostState, observer: Observer, reconciler: Reconciler, executor: Executor, rights: TokenRights
+    ) -> None:
+        """Remember the arguments."""
+        self._state = state
+        self._observer = observer
+        self._reconciler = reconciler
+        self._executor = executor
+        self._rights = rights
+        self._prepared = rights
+        #: Exchanges of rules that are prepared and not yet in force: what stands for them must not be taken away.
+        self._coming: Mapping[bytes, OwnedExchange] = {}
+        #: By carrier, the exchange of the old rules and the tokens it had when new ones were begun to be prepared.
+        self._before: Mapping[bytes, tuple[OwnedExchange, frozenset[Destination]]] = {}
+
+    async def prepare(
+        self, old: DesiredState, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
+    ) -> Retirement:
+        """Declare and bind what new rules need; see `VhostTopology.prepare`."""
+        self._prepared = rights = TokenRights(self._rights.own_routes)
+        rights.learn(exchanges, router)
+        for number, _ in enumerate(inheriting(self._state, exchanges, router)):
+            if number % _STEP == _STEP - 1:
+                await asyncio.sleep(0)
+        self._before = {
+            carrier: (exchange, frozenset(exchange.bound)) for carrier, exchange in _by_carrier(old).items()
+        }
+        carry_over_tokens(old, exchanges)
+        self._coming = {}
+        await self._reconciler.reconcile_all(lambda: desired_state(exchanges, router, rights), queues)
+        self._observer.finish()
+        self._coming = exchanges
+        return retirement_of(old, desired_state(exchanges, router, rights))
+
+    def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
+        """Put prepared rules in the place of the old ones, with what clients declared until now."""
+        self._rights.take(self._prepared)
+        self._rights.learn(exchanges, router)
+        for stored, why in inherit(self._state, exchanges, router):
+            binding = stored.binding
+            log.warning(
+                "new rules don't take a client's binding",
+                vhost=self._state.name,
+                exchange=binding.exchange.decode(errors="replace"),
+                destination=f"{binding.destination_type} {binding.destination.decode(errors='replace')}",
+                error=why,
+            )
+        for exchange in exchanges.values():
+            last, tokens = self._before.get(exchange.carrier, (exchange, exchange.bound))
+            exchange.bound -= tokens - last.bound  # clients have taken them away meanwhile
+        self._before = {}
+        self._state.swap(exchanges, router)
+        self._coming = {}
+
+    def release(self, retirement: Retirement, desired: DesiredState) -> None:
+        """Begin to take tokens away: relays ask again before they use them."""
+        self._observer.leaving |= retirement.released(desired)
+        self._state.changed()
+
+    async def unbind(self, retirement: Retirement, desired: DesiredState) -> None:
+        """End what `release` began; a token that was asked for meanwhile stays."""
+        self._observer.leaving -= {(exchange.carrier, destination) for exchange, destination in retirement.tokens}
+        await self._executor.unbind(retirement.tokens, lambda token: is_bound(desired, token) or self._is_coming(token))
+
+    def _is_coming(self, token: Token) -> bool:
+        carrier, destination = token[0].carrier, token[1]
+        return any(one.carrier == carrier and destination in one.bound for one in self._coming.values())
+
+
+def carry_over_tokens(old: DesiredState, exchanges: Mapping[bytes, OwnedExchange]) -> None:
+    """Let new exchanges know the tokens that stand on the carriers they share with old ones."""
+    current = _by_carrier(old)
+    for exchange in exchanges.values():
+        if exchange.delivery is Delivery.CARRIER and exchange.carrier in current:
+            exchange.bound |= current[exchange.carrier].bound
+
+
+def retirement_of(old: DesiredState, new: DesiredState) -> Retirement:
+    """Find the tokens that go: needed before, and not any more."""
+    coming = _by_carrier(new)
+    tokens = [
+        (exchange, destination)
+        for exchange in old.carriers
+        for destination in sorted(old.tokens_of(exchange))
+        if exchange.carrier not in coming or destination not in new.tokens_of(coming[exchange.carrier])
+    ]
+    return Retirement(tuple(tokens))
+
+
+def is_bound(desired: DesiredState, token: Token) -> bool:
+    """Say whether some exchange that is evaluated now relies on a token."""
+    exchange, destination = token
+    now = _by_carrier(desired).get(exchange.carrier)
+    return now is not None and destination in now.bound
+
+
+def _by_carrier(desired: DesiredState) -> dict[bytes, OwnedExchange]:
+    return {exchange.carrier: exchange for exchange in desired.carriers}
+
 
 T = TypeVar("T")
 

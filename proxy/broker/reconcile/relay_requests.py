@@ -17,13 +17,13 @@ from functools import partial
 
 import structlog
 
+from proxy.broker.connection import ControlSettings
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ExchangeInfo, ManagementApi, QueueInfo
 from proxy.broker.methods import ABSENT, EXCLUSIVE, INTERNAL, unnameable
 from proxy.broker.reconcile.desired import TokenRights
 from proxy.broker.reconcile.executor import Executor, Token
 from proxy.broker.reconcile.observer import ObservedState, with_name, without_name
-from proxy.broker.settings import ControlSettings
 from proxy.broker.supervision import Supervisor
 from proxy.errors import UpstreamError
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState

@@ -23,18 +23,16 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 
 import structlog
 
-from proxy.broker.connection import ControlConnection
+from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.announcements import Announcements
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
 from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
 from proxy.broker.reconcile.executor import Executor, Token
 from proxy.broker.reconcile.observer import ObservedState, Observer, log_missing
-from proxy.broker.reconcile.reconciler import Reconciler
+from proxy.broker.reconcile.reconciler import Reconciler, Retirement, RulesSwap
 from proxy.broker.reconcile.relay_requests import OnDemandBinding, RelayEvents
-from proxy.broker.reconcile.rules_swap import Retirement, RulesSwap
 from proxy.broker.reconcile.token_migration import TokenMigration
-from proxy.broker.settings import ControlSettings
 from proxy.broker.supervision import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import Tokens

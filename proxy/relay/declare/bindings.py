@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 from proxy.amqp import methods
 from proxy.amqp.frames import OVERHEAD, U32
-from proxy.amqp.method_arguments import read_exchange_bind, read_queue_bind, read_queue_unbind
-from proxy.amqp.method_frames import empty_ok, exchange_declare
+from proxy.amqp.method_frames import empty_ok, exchange_declare, read_exchange_bind, read_queue_bind, read_queue_unbind
 from proxy.amqp.methods import method_frame
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope

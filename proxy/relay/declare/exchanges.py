@@ -15,8 +15,14 @@ from functools import partial
 from typing import NamedTuple
 
 from proxy.amqp import methods
-from proxy.amqp.method_arguments import ExchangeDeclare, read_exchange_declare, read_exchange_delete
-from proxy.amqp.method_frames import empty_ok, exchange_declare, exchange_delete
+from proxy.amqp.method_frames import (
+    ExchangeDeclare,
+    empty_ok,
+    exchange_declare,
+    exchange_delete,
+    read_exchange_declare,
+    read_exchange_delete,
+)
 from proxy.amqp.tables import MAX_NESTING, decode_table, too_deep
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, ExpectedReply

@@ -15,8 +15,7 @@ from typing import TypeAlias
 
 from proxy.amqp import methods
 from proxy.amqp.frames import U32
-from proxy.amqp.method_arguments import read_close
-from proxy.amqp.method_frames import channel_close_ok, channel_open
+from proxy.amqp.method_frames import channel_close_ok, channel_open, read_close
 
 #: called with None when the method was done, with the broker's text when it was refused
 Done: TypeAlias = Callable[[str | None], None]

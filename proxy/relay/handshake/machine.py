@@ -26,8 +26,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from proxy.amqp.frames import HEARTBEAT, METHOD, FrameBuffer, RawFrame
-from proxy.amqp.method_arguments import read_close
-from proxy.amqp.method_frames import connection_close, connection_close_ok, reply_text
+from proxy.amqp.method_frames import connection_close, connection_close_ok, read_close, reply_text
 from proxy.amqp.methods import (
     CONNECTION_CLOSE,
     CONNECTION_CLOSE_OK,

@@ -3,8 +3,7 @@
 | question | open |
 |---|---|
 | the pass over the read buffer | `publishing` |
-| publishes that are split over reads, wait, are large or refused | `publish_frames` |
-| the handler of each other method of the producer | `producer_frames` |
+| publishes that are split over reads, wait, are large or refused; each other method | `producer_frames` |
 | the outgoing form of a publish, and its caches | `plan` |
 | the same for publishes that the address table translates or a tap observes | `address_plan` |
 | the exchange, routing key and BCC that a decision leaves with | `outgoing` |

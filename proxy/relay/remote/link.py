@@ -28,8 +28,15 @@ from proxy.amqp.frames import (
     RawFrame,
     check_head,
 )
-from proxy.amqp.method_arguments import read_ack, read_close, read_nack, read_return
-from proxy.amqp.method_frames import channel_close_ok, connection_close, connection_close_ok
+from proxy.amqp.method_frames import (
+    channel_close_ok,
+    connection_close,
+    connection_close_ok,
+    read_ack,
+    read_close,
+    read_nack,
+    read_return,
+)
 from proxy.amqp.methods import NAMES, arguments, method_frame, method_of
 from proxy.amqp.properties import table_span
 from proxy.amqp.tables import encode_table

@@ -5,10 +5,9 @@
 | a binding as it was declared, its identity, what its client may bind | `binding` |
 | how each exchange type reads a binding: open, direct, fanout, topic, headers | `exchange_types` |
 | which argument is which operator or route; order of checks; adding an operator | `arguments` |
-| how operators compare: headers, routing key, properties, clock; types of values | `operators` |
+| how operators compare: headers, routing key (topics as well), properties, clock; types of values | `operators` |
 | match types (all, any, eq, set), and the binding ready to be visited | `compiled` |
 | destinations that a binding adds and deletes, goto, stop | `routes` |
 | routes that producers request in headers | `producer_routes` |
 | regular expressions: PCRE2 and its budgets | `patterns` |
-| topics, of topic exchanges and of the `rkta` operators | `topics` |
 """

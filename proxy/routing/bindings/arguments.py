@@ -47,17 +47,18 @@ from proxy.routing.bindings.operators import (
     ClockOperator,
     HeaderOperator,
     IndexKey,
+    InvalidTopic,
     Predicate,
     PropertyOperator,
     RoutingKeyOperator,
     header_index_key,
+    open_topic,
 )
 from proxy.routing.bindings.producer_routes import PatternRoute, begins_with_character
 from proxy.routing.bindings.routes import QueueRoute
-from proxy.routing.bindings.topics import InvalidTopic, open_topic
+from proxy.routing.decision import Verdict
 from proxy.routing.error_texts import precondition_failed
 from proxy.routing.message import Message, spelled_integer
-from proxy.routing.trace import Verdict
 from proxy.values import EXCHANGE, QUEUE, Table, Value
 
 DEFAULT_ORDER = 10_000

@@ -16,8 +16,14 @@ from proxy.routing.bindings import operators
 from proxy.routing.bindings.arguments import DEFAULT_ORDER, read_arguments, refuse_unreal_numbers, topic_index_key
 from proxy.routing.bindings.binding import Binding, by_name
 from proxy.routing.bindings.compiled import CompiledBinding, Draft, Match, count_regexes, match_all, match_any
-from proxy.routing.bindings.operators import ROUTING_KEY, HeaderOperator, Operator, RoutingKeyOperator, header_index_key
-from proxy.routing.bindings.topics import Topic
+from proxy.routing.bindings.operators import (
+    ROUTING_KEY,
+    HeaderOperator,
+    Operator,
+    RoutingKeyOperator,
+    Topic,
+    header_index_key,
+)
 from proxy.routing.error_texts import TYPE_NAMES, format_binary, format_term, precondition_failed
 from proxy.values import Value
 

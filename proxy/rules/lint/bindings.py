@@ -25,7 +25,7 @@ from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage
 from proxy.rules.schema import ParsedBinding, ParsedFile
-from proxy.yamlfile.nodes import ConfigWarning, Place
+from proxy.yamlfile.document import ConfigWarning, Place
 
 #: Arguments that say where a binding stands and how its operators are joined, not what it looks at.
 _ORDER = b"x-order"

@@ -17,7 +17,7 @@ from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import ExchangeRule
 from proxy.rules.schema import ParsedFile
 from proxy.values import EXCHANGE, QUEUE
-from proxy.yamlfile.nodes import Place
+from proxy.yamlfile.document import Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from proxy.routing.bindings.binding import typed_arguments
 from proxy.rules.compiler import OPERATORS
 from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, ParsedBinding, ParsedExchange, ParsedFile, ParsedQueue
 from proxy.values import EXCHANGE, Value
-from proxy.yamlfile.nodes import Faults, Place
+from proxy.yamlfile.document import Faults, Place
 
 #: Filters are arguments of open exchanges; other types take and ignore them, as the broker does.
 _FILTERS = (b"min-payload-size", b"max-payload-size", b"max-headers-size", b"max-headers-depth")

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator
 from proxy.addressing.address import InvalidAddress, parse_address
 from proxy.addressing.table import AddressRule, fixed_domain
 from proxy.rules.loader import LoadedRules
+from proxy.yamlfile.document import Faults, join
 from proxy.yamlfile.kinds import is_own_address
-from proxy.yamlfile.nodes import Faults, join
 
 #: (host, port) where we listen
 Listening = Collection[tuple[str, int]]

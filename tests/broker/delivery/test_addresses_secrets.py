@@ -24,7 +24,7 @@ from proxy.addressing.address import parse_address
 from proxy.addressing.targets import Target
 from proxy.app.composition import remote_brokers
 from proxy.app.sidecar import Sidecar
-from proxy.broker.settings import ControlSettings
+from proxy.broker.connection import ControlSettings
 from proxy.cli.main import main
 from proxy.config.loader import load_settings
 from proxy.errors import ConfigErrors

@@ -16,7 +16,7 @@ from deploy.chart.readme import CHART
 from proxy.config.loader import parse_settings
 from proxy.config.secrets import read_secret
 from proxy.rules.loader import load_rules
-from proxy.yamlfile.nodes import Faults
+from proxy.yamlfile.document import Faults
 from tests.deploy.helm.rendering import (
     JSON,
     NAMESPACE,

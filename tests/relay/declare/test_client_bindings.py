@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.method_arguments import read_queue_bind, read_queue_unbind
-from proxy.amqp.method_frames import exchange_bind, queue_bind, queue_unbind
+from proxy.amqp.method_frames import exchange_bind, queue_bind, queue_unbind, read_queue_bind, read_queue_unbind
 from proxy.amqp.tables import encode_table
 from proxy.relay.connection_state import BindDestinations, PermissionCheck
 from proxy.relay.declare.storage import STORAGE

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.method_arguments import read_exchange_declare
-from proxy.amqp.method_frames import exchange_bind, exchange_declare, exchange_delete, queue_bind
+from proxy.amqp.method_frames import exchange_bind, exchange_declare, exchange_delete, queue_bind, read_exchange_declare
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.relay.connection_state import LookUpExchange
 from proxy.relay.declare.storage import KEPT, MARK, unpack

@@ -8,7 +8,7 @@ from datetime import UTC
 import pytest
 from pamqp import commands
 
-from proxy.amqp.method_arguments import read_queue_unbind
+from proxy.amqp.method_frames import read_queue_unbind
 from proxy.relay.declare.bindings import CHECKED_AT_ONCE, ClientReach
 from proxy.relay.declare.storage import storage_key
 from proxy.relay.tokens import grant_key, token

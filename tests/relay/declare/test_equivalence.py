@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.amqp.method_arguments import ExchangeDeclare
+from proxy.amqp.method_frames import ExchangeDeclare
 from proxy.relay.declare.exchanges import inequivalence, inequivalent_type
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
 from proxy.values import Table, Value
