@@ -1,8 +1,8 @@
 """Rules files: read with the place of every value, checked as a set, compiled, tested, explained. No broker is asked.
 
-Reading: `schema` reads a whole file into parsed exchanges, bindings and queues; `addresses` reads the keys
-`addresses:` and `brokers:`, `field_values` arguments and times, `message` the message of a test or of ``oxproxy explain``,
-`file_tests` the tests.
+Reading: `schema` reads a whole file into parsed exchanges, bindings and queues; `addresses` reads the keys of the address
+table and of other brokers, `field_values` arguments and times, `message` the message of a test or of
+``oxproxy explain``, `file_tests` the tests.
 
 Compiling: `loader` is the entry point (all files to `LoadedRules`, or every fault in them); `compiler` compiles one
 exchange and brings refusals back to the lines that cause them; `ruleset` has the result as plain data; package `lint`
