@@ -1,7 +1,7 @@
 """Rules files: read with the place of every value, checked as a set, compiled, tested, explained. No broker is asked.
 
-Reading: `schema` reads a whole file into parsed exchanges, bindings and queues; `addresses` reads the keys of the address
-table and of other brokers, `field_values` arguments and times, `message` the message of a test or of
+Reading: `schema` reads a whole file into parsed exchanges, bindings and queues; `addresses` reads the keys of the
+address table and of other brokers, `field_values` arguments and times, `message` the message of a test or of
 ``oxproxy explain``, `file_tests` the tests.
 
 Compiling: `loader` is the entry point (all files to `LoadedRules`, or every fault in them); `compiler` compiles one
