@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -30,15 +30,17 @@ def on_broker(outside: Outside, name: str) -> dict[str, Any] | None:
 # -- declare -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [{"durable"}, {"auto_delete"}, {"durable", "internal"}], ids="+".join)
-def test_flags_and_arguments_are_on_the_carrier_as_asked(sidecar: Sidecar, outside: Outside, flags: set[str]) -> None:
+@pytest.mark.parametrize("flags", [("durable",), ("auto_delete",), ("durable", "internal")], ids="+".join)
+def test_flags_and_arguments_are_on_the_carrier_as_asked(
+    sidecar: Sidecar, outside: Outside, flags: Sequence[str]
+) -> None:
     table = {"max-payload-size": 10, "mine": "kept"}
     with Application(sidecar.port, outside.vhost) as app:
         durable, auto_delete, internal = (name in flags for name in ("durable", "auto_delete", "internal"))
         app.exchange("ox", table, durable=durable, auto_delete=auto_delete, internal=internal)
     found = outside.exchange("ox")
     assert found["type"] == "direct"
-    assert {name for name in ("durable", "auto_delete", "internal") if found[name]} == flags
+    assert {name for name in ("durable", "auto_delete", "internal") if found[name]} == set(flags)
     arguments = found["arguments"]
     assert (arguments["x-open-exchange"], arguments["max-payload-size"], arguments["mine"]) == (True, 10, "kept")
 
