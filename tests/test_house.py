@@ -27,6 +27,7 @@ OWNERS = {
     "argparse": {"cli"},
     "ctypes": {"routing"},
     "duckdb": {"report"},
+    "jinja2": {"report"},
     "pamqp": {"amqp"},
     "prometheus_client": {"observe", "admin"},  # admin asks it only which encoding a request accepts
     "py4j": {"report"},

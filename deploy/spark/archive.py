@@ -1,7 +1,8 @@
 """Writes what the report needs beside Spark itself, as one archive: ``python -m deploy.spark.archive FILE``.
 
 spark-submit hands it out with ``--py-files``. It holds this package, PyYAML and pamqp, with which rules files are read,
-all as Python alone, so that it fits every machine. Only the driver uses it: nothing of this package runs on executors.
+and Jinja, with which pages are written: all of it Python and text, so that it fits every machine. Only the driver uses
+it: nothing of this package runs on executors.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import jinja2
+import markupsafe
 import pamqp
 import yaml
 
@@ -23,8 +26,9 @@ def write(target: Path) -> None:
     """Write the archive."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for package in (ROOT / "proxy", Path(yaml.__file__).parent, Path(pamqp.__file__).parent):
-            for path in sorted(package.rglob("*.py")):
+        libraries = [Path(str(module.__file__)).parent for module in (yaml, pamqp, jinja2, markupsafe)]
+        for package in (ROOT / "proxy", *libraries):
+            for path in sorted([*package.rglob("*.py"), *package.rglob("templates/*")]):
                 _add(archive, path.relative_to(package.parent).as_posix(), path.read_bytes())
         # The command asks for its own version.
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

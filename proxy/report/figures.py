@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import NamedTuple
 
+#: Outcomes of publishes that went to no destination.
+UNDELIVERED = ("unrouted", "filtered", "rejected")
+
 
 class Step(NamedTuple):
     """Publishes of one column of the chart over time."""
@@ -46,7 +49,7 @@ class Matched(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Publishes that reached nobody."""
+    """Publishes that reached no queue; the example is the first of them."""
 
     vhost: str
     exchange: str
@@ -55,6 +58,7 @@ class Lost(NamedTuple):
     returned: int
     example_rk: str
     example_message_id: str | None
+    first_seen: datetime
 
 
 class Timed(NamedTuple):
@@ -170,6 +174,11 @@ class Figures:
     def publishes(self) -> int:
         """All publishes."""
         return sum(self.outcomes.values())
+
+    @property
+    def undelivered(self) -> int:
+        """Publishes without a destination."""
+        return sum(self.outcomes.get(outcome, 0) for outcome in UNDELIVERED)
 
     @property
     def bytes(self) -> int:

@@ -25,7 +25,7 @@ from proxy.errors import ConfigError
 from proxy.report import tables as names
 from proxy.report.figures import Figures
 from proxy.report.merge import HISTORY_DAYS, Merge
-from proxy.report.page import render
+from proxy.report.pages import PAGE, Pages
 from proxy.report.request import Request
 from proxy.report.segments import Segment, find
 from proxy.report.selection import SHOWN, Selection, longest_ways
@@ -35,8 +35,6 @@ from proxy.report.store import Partials
 from proxy.report.tables import Tables
 from proxy.report.wording import several
 
-#: The page of the newest run, and the folder of all pages, one for each range of days.
-PAGE, PAGES = "report.html", "pages"
 #: Seconds between two looks for new segments, and how many times longer than a round the rest after it is at least.
 LOOK_SECONDS, REST = 60, 3
 #: What the tables of a day depend on besides its segments; a change of `merge` that changes them raises it.
@@ -197,7 +195,7 @@ class _Run:
             tuple(day for day in earlier if day not in made),
             bool(earlier and made),
         )
-        self._write_page(summary)
+        self._write_pages(summary, found)
         return summary
 
     def _is_read(self, day: date) -> bool:
@@ -282,7 +280,8 @@ class _Run:
         ).fetchall()[0][0]
         copies = self.duck.execute(
             """SELECT list(parse_filename(path) ORDER BY path)[2:] FROM latest SEMI JOIN present USING (path)
-            WHERE records > 0 GROUP BY content HAVING count(*) > 1"""
+            WHERE records > 0 AND list_has_any(days, ?::DATE[]) GROUP BY content HAVING count(*) > 1""",
+            [days],
         ).fetchall()
         figures = Figures(
             tuple(days),
@@ -301,15 +300,16 @@ class _Run:
             return figures
         return Selection(self.duck, files).fill(figures)
 
-    def _write_page(self, summary: Summary) -> None:
-        page = render(summary.figures)
+    def _write_pages(self, summary: Summary, found: list[Segment]) -> None:
+        """Write the page of all days, and of each day that changed or has no page."""
+        pages = Pages(self.storage, self.output)
         days = summary.figures.days
-        self.storage.make(self.output)
-        self.storage.write(f"{self.output}/{PAGE}", page)
-        if days:
-            self.storage.make(f"{self.output}/{PAGES}")
-            until = f"_{days[-1]}" if len(days) > 1 else ""
-            self.storage.write(f"{self.output}/{PAGES}/{days[0]}{until}.html", page)
+        dated = set(self.tables.days(names.TRAFFIC))
+        wanted = [
+            day for day in days if (day in summary.made or not pages.has(day)) and (day in dated or pages.has(day))
+        ]
+        single = [self._figures([day], found) for day in wanted] if len(days) > 1 else []
+        pages.write(summary.figures, single)
 
 
 def _added(several_counts: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -117,9 +117,11 @@ class Selection:
             min({'t': first_seen, 'rk': example_rk, 'id': example_message_id}) AS example
             FROM t_unroutable GROUP BY vhost, exchange, rk_pattern"""
         rows = self._largest(
-            f"SELECT * EXCLUDE example, example.rk, example.id FROM ({question})", "publishes", "unroutable"
+            f"SELECT * EXCLUDE example, example.rk, example.id, epoch_us(example.t) AS t FROM ({question})",
+            "publishes",
+            "unroutable",
         )
-        return [Lost(*row) for row in rows]
+        return [Lost(*row[:7])._replace(first_seen=_utc(row[7])) for row in rows]
 
     def _latency(self) -> list[Timed]:
         rows = self._rows(f"SELECT {_BEGIN}, what, p50_us, p95_us, p99_us, samples FROM t_latency ORDER BY 1, 2")

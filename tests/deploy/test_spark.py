@@ -44,5 +44,22 @@ def test_the_archive_is_the_same_for_the_same_files_and_has_no_compiled_part(tmp
         archive.write(path)
     assert packed[0].read_bytes() == packed[1].read_bytes()
     names = zipfile.ZipFile(packed[0]).namelist()
-    assert {Path(name).suffix for name in names if ".dist-info/" not in name} == {".py"}
-    assert {"proxy", "yaml", "pamqp"} < {name.partition("/")[0] for name in names}
+    assert {Path(name).suffix for name in names if ".dist-info/" not in name} == {".py", ".html", ".css"}
+    assert {"proxy", "yaml", "pamqp", "jinja2", "markupsafe"} < {name.partition("/")[0] for name in names}
+
+
+def test_the_archive_alone_writes_a_page(tmp_path: Path) -> None:
+    packed = tmp_path / "packed.zip"
+    archive.write(packed)
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from datetime import datetime\n"
+        "from proxy.report.figures import Figures\n"
+        "from proxy.report.page import render\n"
+        "print(render(Figures((), datetime(2026, 11, 20))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, str(packed)], capture_output=True, text=True, check=False
+    )
+    assert "Nothing was published" in done.stdout, done.stderr
+    assert "prefers-color-scheme" in done.stdout

@@ -8,11 +8,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 
-from proxy.report.page import render
+from proxy.report.page import Days, render
 from tests.report.browser import OPTIONS, program
-from tests.report.sample import figures
+from tests.report.sample import DAY, figures
 
 TARGET = Path(__file__).resolve().parents[2] / "docs/dashboards/oxproxy-report.png"
 #: The upper part: tiles, charts over time, the beginning of the lists.
@@ -27,7 +28,7 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "report.html")
-        page.write_text(render(figures()))
+        page.write_text(render(figures(), Days.around(DAY, DAY, [DAY - timedelta(days=1)])))
         command = [browser, *OPTIONS, f"--user-data-dir={folder}/profile", f"--window-size={SIZE}"]
         subprocess.run([*command, f"--screenshot={TARGET}", page.as_uri()], check=True, capture_output=True, timeout=60)
     return 0

@@ -54,8 +54,8 @@ def figures() -> Figures:
         dead=[Matched("/", "orders", "orders of nobody", 0, None, True)],
         bindings_known=True,
         unroutable=[
-            Lost("/", "orders", "a.*.key", 2870, 12, "a.17.key", "orders-17"),
-            Lost("/", "", "*", 3, 3, "9f", None),
+            Lost("/", "orders", "a.*.key", 2870, 12, "a.17.key", "orders-17", at(11, 43)),
+            Lost("/", "", "*", 3, 3, "9f", None, at(2)),
         ],
         latency=[
             Timed(at(hour), what, size, 3.2 * size, 9.7 * size, 4000)

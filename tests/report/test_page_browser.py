@@ -15,7 +15,7 @@ from tests.report.sample import figures
 pytestmark = pytest.mark.matrix
 
 #: A phone, a tablet, and two screens.
-WIDTHS = (400, 800, 1120, 1920)
+WIDTHS = (360, 800, 1120, 1920)
 
 
 @pytest.fixture
@@ -52,11 +52,35 @@ async def test_it_is_never_wider_than_the_window(tab: Tab, pixels: int) -> None:
 @pytest.mark.parametrize("pixels", WIDTHS)
 async def test_every_chart_has_a_size_and_its_text_lies_in_the_window(tab: Tab, pixels: int) -> None:
     await tab.width(pixels)
-    charts = await tab.value("[...document.querySelectorAll('svg')].map(one => one.getBoundingClientRect().width)")
+    charts = await tab.value("[...document.querySelectorAll('.marks')].map(one => one.getBoundingClientRect().width)")
     assert len(charts) > 2
-    assert all(width > 100 for width in charts)
+    assert all(width > 200 for width in charts)
     outside = """[...document.querySelectorAll('svg text')].filter(text => {
         const place = text.getBoundingClientRect()
         return place.width && (place.left < 0 || place.right > innerWidth)
     }).map(text => text.textContent)"""
     assert await tab.value(outside) == []
+
+
+@pytest.mark.parametrize("pixels", WIDTHS)
+async def test_text_of_charts_is_readable_and_labels_of_time_do_not_meet(tab: Tab, pixels: int) -> None:
+    await tab.width(pixels)
+    shown = (
+        "[...document.querySelectorAll('svg text')].map(text => text.getBoundingClientRect()).filter(at => at.width)"
+    )
+    assert await tab.value(f"Math.min(...{shown}.map(at => at.height))") >= 11
+    met = """[...document.querySelectorAll('.marks')].filter(chart => {
+        const places = [...chart.querySelectorAll('text')].map(text => text.getBoundingClientRect())
+        const labels = places.filter(at => at.width)
+        return labels.some((at, number) => number && at.left < labels[number - 1].right + 4)
+    }).length"""
+    assert await tab.value(met) == 0
+
+
+@pytest.mark.parametrize("pixels", WIDTHS)
+async def test_names_of_bars_stay_in_their_place(tab: Tab, pixels: int) -> None:
+    await tab.width(pixels)
+    over = """[...document.querySelectorAll('.bars li')].filter(
+        bar => [...bar.children].some(part => part.scrollWidth > part.clientWidth + 1 && part.clientWidth)).length"""
+    assert await tab.value("document.querySelectorAll('.bars li').length") > 20
+    assert await tab.value(over) == 0
