@@ -99,33 +99,31 @@ class Selection:
         return [Named(*row) for row in self._largest(question, "publishes", what)]
 
     def _destinations(self) -> list[Sent]:
-        question = """SELECT vhost, destination, kind, total(publishes) AS publishes, epoch_us(min(first_seen)),
-            epoch_us(max(last_seen)) FROM t_destinations GROUP BY ALL"""
-        rows = self._largest(question, "publishes", "destinations")
-        return [Sent(row[0], row[1], row[2], row[3], _utc(row[4]), _utc(row[5])) for row in rows]
+        question = """SELECT vhost, destination, kind, total(publishes) AS publishes, min(first_seen)::TIMESTAMP,
+            max(last_seen)::TIMESTAMP FROM t_destinations GROUP BY ALL"""
+        return [Sent(*row) for row in self._largest(question, "publishes", "destinations")]
 
     def _bindings(self) -> tuple[list[Matched], list[Matched]]:
-        whole = """SELECT vhost, exchange, binding, total(matches) AS matches, epoch_us(max(last_match)),
+        whole = """SELECT vhost, exchange, binding, total(matches) AS matches, max(last_match)::TIMESTAMP,
             bool_or(in_file) FROM t_bindings GROUP BY ALL HAVING"""
         hot = self._largest(f"{whole} matches > 0", "matches", "hot")
         silent = self._largest(f"{whole} matches = 0", "matches", "dead", MOST_FINDINGS)
-        alive = [Matched(row[0], row[1], row[2], row[3], _utc(row[4]), row[5]) for row in hot]
-        return alive, [Matched(*row) for row in silent]
+        return [Matched(*row) for row in hot], [Matched(*row) for row in silent]
 
     def _unroutable(self) -> list[Lost]:
         question = """SELECT vhost, exchange, rk_pattern, total(publishes) AS publishes, total(returned),
             min({'t': first_seen, 'rk': example_rk, 'id': example_message_id}) AS example
             FROM t_unroutable GROUP BY vhost, exchange, rk_pattern"""
         rows = self._largest(
-            f"SELECT * EXCLUDE example, example.rk, example.id, epoch_us(example.t) AS t FROM ({question})",
+            f"SELECT * EXCLUDE example, example.rk, example.id, example.t::TIMESTAMP AS t FROM ({question})",
             "publishes",
             "unroutable",
         )
-        return [Lost(*row[:7])._replace(first_seen=_utc(row[7])) for row in rows]
+        return [Lost(*row) for row in rows]
 
     def _latency(self) -> list[Timed]:
         rows = self._rows(f"SELECT {_BEGIN}, what, p50_us, p95_us, p99_us, samples FROM t_latency ORDER BY 1, 2")
-        return [Timed(_utc(row[0]), *row[1:]) for row in rows]
+        return [Timed(*row) for row in rows]
 
     def _producers(self) -> list[Sender]:
         question = """SELECT "user", conn, proxy, total(publishes) AS publishes, total(bytes), max(p95_size),
@@ -135,7 +133,7 @@ class Selection:
     def _anomalies(self) -> list[Finding]:
         question = f"SELECT {_BEGIN} AS begin, what, subject, seen, expected, score, example FROM t_anomalies"
         rows = self._largest(question, "score", "anomalies", MOST_FINDINGS)
-        return sorted((Finding(_utc(row[0]), *row[1:]) for row in rows), key=lambda finding: finding.begin)
+        return sorted((Finding(*row) for row in rows), key=lambda finding: finding.begin)
 
     def _largest(self, question: str, by: str, what: str, most: int = MOST_ROWS) -> list[Row]:
         """Return the rows with the greatest values, and note how many there are, or that there are more than these."""
@@ -144,11 +142,13 @@ class Selection:
         return rows[:most]
 
     def _rows(self, question: str) -> list[Row]:
-        return self._duck.execute(question).fetchall()
+        """Return rows; their times, which DuckDB gives without a zone, are UTC."""
+        rows = self._duck.execute(question).fetchall()
+        return [tuple(at.replace(tzinfo=UTC) if isinstance(at, datetime) else at for at in row) for row in rows]
 
 
-#: The hour of a row, in microseconds since 1970.
-_BEGIN = "((date - DATE '1970-01-01') * 24 + hour) * 3600000000"
+#: The beginning of a row's hour.
+_BEGIN = "date + INTERVAL 1 HOUR * hour"
 
 
 def longest_ways(ways: Iterable[tuple[str, list[dict[str, Any]]]]) -> list[tuple[str, list[Stop]]]:
@@ -159,7 +159,3 @@ def longest_ways(ways: Iterable[tuple[str, list[dict[str, Any]]]]) -> list[tuple
 
 def _stop(ts: str, queues: list[str] | None, **others: Any) -> Stop:
     return Stop(ts=datetime.fromisoformat(ts).replace(tzinfo=UTC), queues=queues or [], **others)
-
-
-def _utc(microseconds: int) -> datetime:
-    return datetime.fromtimestamp(microseconds // 1_000_000, UTC).replace(microsecond=microseconds % 1_000_000)
