@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from proxy.config.keys import entries
+from proxy.config.section_reader import entries
 from proxy.config.settings import Settings
 from proxy.observe.metrics import METRICS
 

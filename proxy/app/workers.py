@@ -32,7 +32,7 @@ from proxy.app.composition import cannot_listen, remote_brokers
 from proxy.app.reload import Activation, ActivationResult, Files, ReloadLoop
 from proxy.app.shadow import shadow_routes
 from proxy.app.worker import Worker
-from proxy.broker.supervision import Supervisor
+from proxy.broker.task_supervisor import Supervisor
 from proxy.config.loader import ChangedSettings, changed_since, rules_files
 from proxy.config.settings import Settings
 from proxy.net.tasks import Tasks

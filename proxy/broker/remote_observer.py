@@ -15,7 +15,7 @@ from proxy.addressing.targets import Remote
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observer import ObservedState
-from proxy.broker.reconcile.vhost_topology import VhostTopology
+from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.errors import UpstreamError
 from proxy.relay.vhost import Destination
 from proxy.routing.destination_translation import StaticTranslation

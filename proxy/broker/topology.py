@@ -20,9 +20,9 @@ from proxy.broker.declared.snapshot import Recorder, Snapshot, SnapshotRecords
 from proxy.broker.management_api import ManagementApi, VhostDiscovery
 from proxy.broker.reconcile.desired import WantedQueue
 from proxy.broker.reconcile.reconciler import Retirement
-from proxy.broker.reconcile.vhost_topology import VhostTopology
+from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.broker.remote_observer import RemoteObserver, shown
-from proxy.broker.supervision import Supervisor
+from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router

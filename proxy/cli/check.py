@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.cli.console import DONE, NO, WRONG, print_errors, print_line, read_bytes
-from proxy.config.keys import members
 from proxy.config.loader import parse_settings, rules_files
+from proxy.config.section_reader import members
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.addresses import broker_password

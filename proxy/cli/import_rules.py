@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from proxy.cli.console import DONE, print_errors, print_line, read_input
-from proxy.rules.definitions import import_definitions
+from proxy.rules.import_definitions import import_definitions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ import json
 from typing import TYPE_CHECKING
 
 from proxy.cli.console import DONE, print_line
-from proxy.config.keys import members
+from proxy.config.section_reader import members
 from proxy.config.settings import Settings
 from proxy.rules.evaluation import OUTCOMES
 from proxy.rules.field_values import MAX_NAME_BYTES

@@ -2,6 +2,6 @@
 
 `settings`: every key with its default, one dataclass per section. `loader`: loads and checks a configuration, compares
 it with the file as it is now, and lists the rules files that it names. `secrets`: reads passwords, secrets and keys
-from the places that the configuration names. `keys`: how a key is declared, read, listed for the documentation,
-compared and overridden by a variable; it knows no key by name.
+from the places that the configuration names. `section_reader`: how a key is declared, read, listed for the
+documentation, compared and overridden by a variable; it knows no key by name.
 """

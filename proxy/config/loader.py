@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from proxy.config.keys import differences, override, read_section
 from proxy.config.secrets import SecretReader
+from proxy.config.section_reader import differences, override, read_section
 from proxy.config.settings import ListenTls, Settings, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.yamlfile.document import ConfigWarning, Faults, Mapping, Place, join, read_document

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from proxy.config.keys import Key
+from proxy.config.section_reader import Key
 from proxy.errors import ConfigError
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.yamlfile.document import Place

@@ -11,7 +11,7 @@ Nothing here opens a socket, reads a clock or draws a random number: `net` drive
 | exchange.declare and delete, binds and unbinds of open exchanges | `declare` |
 | the read buffer of the broker's frames; deliveries and returns | `broker_frames` |
 | what an ack, nack, return, declare-ok or close of the broker does | `broker_methods` |
-| joining the acks, nacks and returns of publishes that left as several | `confirms` |
+| joining the acks, nacks and returns of publishes that left as several | `confirm_ledger` |
 | confirms that wait for the audit log | `delayed_confirms` |
 | publishes to other brokers | `remote` |
 | logging in and agreeing on limits | `handshake` |

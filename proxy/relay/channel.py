@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from proxy.addressing.targets import Remote
-from proxy.relay.confirms import Ledger, Returns, Settled
+from proxy.relay.confirm_ledger import Ledger, Returns, Settled
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.publish.plan import ExchangePlan
 from proxy.relay.remote.lane import RemotePublisher

@@ -4,7 +4,7 @@ Each destination is looked up once: a queue as a publish to the default exchange
 publish to it under the routing key of the message. The result is not looked up again.
 
 `translate_destinations` serves publishes. `static_translations` serves what must be known before there is a message:
-which destinations fact_name not exist, and which must exist in their place.
+which destinations need not exist, and which must exist in their place.
 
 Source: the messenger-addressing specification, 3.1 and 3.2.
 """
@@ -115,7 +115,7 @@ class StaticTranslations(NamedTuple):
     """What the address table makes of the destinations that rules name.
 
     Args:
-        away: those that fact_name not exist, since no message goes to them.
+        away: those that need not exist, since no message goes to them.
         found: what is known of all that the table is for.
     """
 

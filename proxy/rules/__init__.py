@@ -9,6 +9,6 @@ exchange and brings refusals back to the lines that cause them; `ruleset` has th
 has the checks beyond one file, and the warnings.
 
 Using: `evaluation` says where a message goes, `explain` why, `wire` what leaves for it; `comparison` compares two sets
-of rules on live publishes (``oxproxy shadow``); `watch` notices changed files; `definitions` writes a rules file from a
-broker's definitions.
+of rules on live publishes (``oxproxy shadow``); `watch` notices changed files; `import_definitions` writes a rules file
+from a broker's definitions.
 """

@@ -272,7 +272,7 @@ def _binding(exchange: bytes, path: str, node: Node, sequence: int, faults: Faul
 
 
 def release_parsed(file: ParsedFile) -> None:
-    """Release the parsed bindings of a file one by one; see `nodes.release_tree`."""
+    """Release the parsed bindings of a file one by one; see `release_tree`."""
     for exchange in file.exchanges:
         while exchange.bindings:
             exchange.bindings.pop()

@@ -129,7 +129,7 @@ def test_ten_thousand_queues_and_bindings_in_turn_compute_no_needs(monkeypatch: 
     def never(*arguments: object) -> None:
         raise AssertionError("needs were computed")
 
-    monkeypatch.setattr("proxy.broker.reconcile.vhost_topology.desired_state", never)
+    monkeypatch.setattr("proxy.broker.reconcile.vhost_loop.desired_state", never)
     monkeypatch.setattr("proxy.broker.reconcile.desired._reached", never)
     scene = Scene(state("/", {"documents": queues("a")}))
     declare_here(scene.known, "ox")

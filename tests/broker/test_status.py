@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from proxy.broker.connection import ControlSettings
-from proxy.broker.reconcile.vhost_topology import VhostTopology
+from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.broker.topology import status_of
 from tests.broker.clients import declare_here, stored
 from tests.broker.world import queues, state

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.audit.record import HASHABLE, KEY_BYTES
-from proxy.config.keys import entries
 from proxy.config.loader import ChangedSettings, changed_since, load_settings, parse_settings
 from proxy.config.secrets import HASH_KEY_BYTES
+from proxy.config.section_reader import entries
 from proxy.config.settings import ListenSection, Settings
 from proxy.errors import ConfigErrors
 from proxy.yamlfile.document import Faults

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from proxy.cli.check import check_files
-from proxy.config.keys import entries
 from proxy.config.loader import load_settings, parse_settings
+from proxy.config.section_reader import entries
 from proxy.config.settings import Settings
 from proxy.routing.decision import BindingStep, Trace, Verdict
 from proxy.rules.compiler import OPERATORS

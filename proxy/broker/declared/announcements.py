@@ -18,7 +18,7 @@ from aiormq.exceptions import AMQPError
 
 from proxy.amqp.frames import shortstr
 from proxy.broker.connection import ControlConnection, cause_of
-from proxy.broker.supervision import Supervisor
+from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError
 from proxy.values import RESERVED_PREFIX
 

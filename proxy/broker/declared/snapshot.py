@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from proxy.broker.supervision import Supervisor
+from proxy.broker.task_supervisor import Supervisor
 from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, VhostState
 
 _MAGIC = b"oxproxy-snapshot"

@@ -2,7 +2,7 @@
 
 | question | open |
 |---|---|
-| the loop of one virtual host: connect, reconcile, retry, reload, orphaned tokens | `vhost_topology` |
+| the loop of one virtual host: connect, reconcile, retry, reload, orphaned tokens | `vhost_loop` |
 | what the rules need on the broker: carriers, tokens, destinations that must exist | `desired` |
 | what the broker has: queues, exchanges, bindings of carriers | `observer` |
 | which observations are conflicts, foreign bindings, bypasses or old tokens | `checks` |

@@ -1,7 +1,7 @@
 """Executes declarations on the broker: queues, carriers, tokens.
 
 Each method takes a batch and returns what the broker refused, worded for operators. What is needed is decided in
-`desired` and `reconciler`, when in `vhost_topology`.
+`desired` and `reconciler`, when in `vhost_loop`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `Reconciler`: tokens that a listing shows are trusted. Where nothing can be listed, a share of the tokens is bound again
 at each pass, which changes nothing where they exist. Refused declarations are retried, a limited number at a time. The
-relays are told by `vhost_topology`, not here.
+relays are told by `vhost_loop`, not here.
 
 `RulesSwap` replaces the rules of one virtual host: it binds new tokens before the swap and retires old ones after it.
 Tokens that only the old rules need are unbound some time after the swap: publishes that the old rules decided may still

@@ -16,7 +16,7 @@ from proxy.amqp.properties import table_span
 from proxy.amqp.tables import without
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
-from proxy.relay.confirms import Ledger, Returns
+from proxy.relay.confirm_ledger import Ledger, Returns
 from proxy.relay.connection_state import ConnectionState
 from proxy.relay.publish.outgoing import PUBLISH, Copy
 from proxy.relay.publish.plan import ExchangePlan, publish_frame

@@ -1,6 +1,6 @@
 """How each exchange type reads a binding.
 
-One function for each type, all to the same `CompiledBinding`, so that the engine fact_name not know types. The standard
+One function for each type, all to the same `CompiledBinding`, so that the engine need not know types. The standard
 types have neither order nor routes; their bindings differ only in when they are true.
 
 Sources: the open-exchange specification, sections 8, 11 and 13; AMQP 0-9-1 spec, 3.1.3.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import ConfigErrors
-from proxy.rules.definitions import import_definitions
+from proxy.rules.import_definitions import import_definitions
 from proxy.rules.loader import compile_rules
 from proxy.rules.ruleset import ExchangeRule
 from proxy.values import Value

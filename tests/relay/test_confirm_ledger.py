@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.relay.confirms import WAITING_RETURNS, Ledger, Returns, Settled
+from proxy.relay.confirm_ledger import WAITING_RETURNS, Ledger, Returns, Settled
 
 
 def test_acks_in_order_are_counted_one_by_one() -> None:

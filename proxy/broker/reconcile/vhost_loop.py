@@ -33,7 +33,7 @@ from proxy.broker.reconcile.observer import ObservedState, Observer, log_missing
 from proxy.broker.reconcile.reconciler import Reconciler, Retirement, RulesSwap
 from proxy.broker.reconcile.relay_requests import OnDemandBinding, RelayEvents
 from proxy.broker.reconcile.token_migration import TokenMigration
-from proxy.broker.supervision import Supervisor
+from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState

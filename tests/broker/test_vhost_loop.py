@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.methods import declare_carrier
-from proxy.broker.reconcile.vhost_topology import VhostTopology
+from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Delivery
 from tests.broker.world import (

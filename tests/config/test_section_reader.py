@@ -5,7 +5,7 @@ from typing import Annotated
 
 import pytest
 
-from proxy.config.keys import Key, KeyEntry, entries, read_section
+from proxy.config.section_reader import Key, KeyEntry, entries, read_section
 from proxy.yamlfile.document import Faults, Place, read_document
 from proxy.yamlfile.fields import Fields
 from proxy.yamlfile.kinds import TEXT, duration, whole_number
