@@ -1,9 +1,9 @@
 """Operators: what one condition of a binding finds in a message; topics, which some of them match.
 
 An operator answers MATCH, MISMATCH or ABSENT (what it asks for is not there). What a binding makes of the answers is in
-`compiled`; which argument makes which operator, in `arguments` (a new operator gets its key there). A predicate compares the value of a header that is
-present: equal to, less than or of the type of what a binding names. Type letters are kept until the comparison and
-ignored only in it.
+`compiled`; which argument makes which operator, in `arguments`, where a new operator gets its key. A predicate compares
+the value of a header that is present: equal to, less than or of the type of what a binding names. Type letters are kept
+until the comparison and ignored only in it.
 
 A `Topic` serves topic exchanges and the ``rkta`` operators: words stand between dots, ``*`` is exactly one word, ``#``
 any number of them.
