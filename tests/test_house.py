@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -36,6 +37,9 @@ OWNERS = {
     "uvloop": {"app"},
     "yaml": {"yamlfile"},
 }
+
+#: Largest number of modules in one directory, `__init__` not counted.
+MOST_MODULES = 15
 
 #: What a tracked text must not hold. Written in pieces, so that this file may be searched too.
 FORBIDDEN = {
@@ -96,6 +100,11 @@ def test_a_package_opens_with_a_map_and_nothing_else(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(PROXY), ids=named)
 def test_a_module_has_a_docstring(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text())) is not None
+
+
+def test_no_directory_holds_too_many_modules() -> None:
+    held = Counter(named(path.parent) for path in modules(PROXY) if path.stem != "__init__")
+    assert {directory: count for directory, count in held.items() if count > MOST_MODULES} == {}
 
 
 def test_modules_are_named_by_nouns_of_the_field() -> None:
