@@ -176,12 +176,10 @@ def test_the_first_message_of_the_first_connection_is_routed(start: Start, vhost
 
 
 @pytest.mark.parametrize(
-    ("settings", "seconds"),
-    [({}, 5.0), ({"inventory": {"refresh": "1h"}, "declared": {"announce": True}}, 3.0)],
-    ids=["looking", "announcing"],
+    "settings", [{}, {"inventory": {"refresh": "1h"}, "declared": {"announce": True}}], ids=["looking", "announcing"]
 )
 def test_what_is_bound_through_one_is_used_by_the_other(
-    start: Start, vhost: str, settings: Mapping[str, object], seconds: float
+    start: Start, vhost: str, settings: Mapping[str, object]
 ) -> None:
     one, other = start(**settings), start(**settings)
     with Application(one.port, vhost) as here, Application(other.port, vhost) as there:
@@ -197,13 +195,13 @@ def test_what_is_bound_through_one_is_used_by_the_other(
                 return False
             return bool(there.take("a"))
 
-        until(arrives, seconds=seconds)
+        until(arrives)
         there.bind("b", "ox", {"x-?hkex": "x"})
-        until(lambda: here.reached("ox", {"x": 1}, "b") == ["b"], seconds=seconds)
+        until(lambda: here.reached("ox", {"x": 1}, "b") == ["b"])
         here.unbind("b", "ox", {"x-?hkex": "x"})
-        until(lambda: there.reached("ox", {"x": 1}, "b") == [], seconds=seconds)
+        until(lambda: there.reached("ox", {"x": 1}, "b") == [])
         here.delete("ox")
-        until(lambda: declared(other, vhost) == {}, seconds=seconds)
+        until(lambda: declared(other, vhost) == {})
 
 
 # -- without the management API, and what the broker can't keep --------------------------------------------------------
