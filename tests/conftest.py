@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -21,6 +22,11 @@ SERVICES = ("broker", "spark")
 # An example has no deadline: it is wall time, which other tests take from it.
 settings.register_profile("oxproxy", settings(), deadline=None)
 settings.load_profile("oxproxy")
+
+
+# A shell starts what runs in its background with SIGINT ignored, and processes of tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
