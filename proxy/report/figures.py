@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import duckdb
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.report import tables as names
+
+if TYPE_CHECKING:
+    import duckdb  # a page is drawn without it
 
 #: Outcomes of publishes that went to no destination.
 UNDELIVERED = ("unrouted", "filtered", "rejected")
