@@ -2,7 +2,7 @@
 
 `request` is what was asked for, `job` answers it. `segments` finds the files of the log; `partials` turns one of them
 into small aggregates, in Spark's tasks; `store` keeps those in the output folder; `merge` makes the tables of a day
-from them, `tables` puts these in place. `figures` selects from the tables what a page shows; `page` fills
+from them, `tables` puts these in place. `selection` picks from the tables what a page shows (`figures`); `page` fills
 the `templates` with it, by means of `charts` and `wording`, and `pages` puts pages in place and links them. `trace`
 finds one message in the log. `session` starts Spark, `storage` is every file system that Hadoop knows.
 """

@@ -23,11 +23,12 @@ from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report import tables as names
-from proxy.report.figures import SHOWN, Figures, Selection, longest_ways
+from proxy.report.figures import Figures
 from proxy.report.merge import HISTORY_DAYS, Merge
 from proxy.report.pages import PAGE, Pages
 from proxy.report.request import Request
 from proxy.report.segments import Segment, find
+from proxy.report.selection import SHOWN, Selection, longest_ways
 from proxy.report.session import session
 from proxy.report.storage import Storage, StorageError
 from proxy.report.store import Partials
