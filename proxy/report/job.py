@@ -27,10 +27,9 @@ from proxy.report.figures import Figures
 from proxy.report.merge import HISTORY_DAYS, Merge
 from proxy.report.pages import PAGE, Pages
 from proxy.report.request import Request
-from proxy.report.segments import Segment, find
 from proxy.report.selection import SHOWN, Selection, longest_ways
 from proxy.report.session import session
-from proxy.report.storage import Storage, StorageError
+from proxy.report.storage import Segment, Storage, StorageError, find_segments
 from proxy.report.store import Partials
 from proxy.report.tables import Tables
 from proxy.report.wording import several
@@ -173,7 +172,9 @@ class _Run:
         self.tables.begin()
         self.partials = Partials(self.spark, self.storage, self.output, self.work, self.duck)
         self.partials.load()
-        found = [segment for segment in find(self.storage, request.input, self._is_read) if self._is_asked(segment)]
+        found = [
+            segment for segment in find_segments(self.storage, request.input, self._is_read) if self._is_asked(segment)
+        ]
         new = self.partials.unknown(found, request.trace)
         if new:
             self.partials.make(new, request.trace)

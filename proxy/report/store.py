@@ -23,8 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from proxy.report import partials
-from proxy.report.segments import Segment
-from proxy.report.storage import Storage, StorageError, literal
+from proxy.report.storage import Segment, Storage, StorageError, literal
 
 #: Where they lie; the number is that of their format.
 FOLDER = "_partials/1"

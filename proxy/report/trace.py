@@ -21,8 +21,7 @@ import duckdb
 from proxy.errors import ConfigError
 from proxy.report.partials import BLOOM_HASHES, DamagedError, bloom_place, inflated, texts
 from proxy.report.request import Request
-from proxy.report.segments import Segment, find
-from proxy.report.storage import Entry, StorageError
+from proxy.report.storage import Entry, Segment, StorageError, find_segments
 
 #: Where partials lie in an output folder.
 PARTIALS = "_partials/1"
@@ -102,7 +101,7 @@ def trace(message_id: str, request: Request, report: str | None) -> Found:
         with _files(request, report) as files, tempfile.TemporaryDirectory(prefix="oxproxy-trace-") as work:
             if not files.is_folder(request.input):
                 raise ConfigError(request.input, 0, "--input", "no such folder")
-            found = find(files, request.input, request.wants)
+            found = find_segments(files, request.input, request.wants)
             search = _Search(files, Path(work), message_id)
             possible = [segment for segment in found if segment.path not in search.impossible(report, found)]
             records = search.publishes(possible)
