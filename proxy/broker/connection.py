@@ -130,7 +130,7 @@ class ControlSettings:
     declared: DeclaredSettings = field(default_factory=DeclaredSettings)
 
 
-# Whatever it warns of reaches us as an exception as well, and is logged with its virtual host by whoever handles it.
+# Whatever it warns of reaches us as an exception as well, and is logged with its virtual host where it is handled.
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)
 
 

@@ -254,7 +254,7 @@ class BindingListings:
         """Take a listing of the bindings of an exchange's carrier: those that clients made and unmade beside us.
 
         Returns:
-            Copies of other bindings that are to be removed: whoever unbinds would not find them, since what is kept
+            Copies of other bindings that are to be removed: an unbind would not find them, since what is kept
             in them differs in more than the sequence (two sidecars got the same arguments in another order).
         """
         if before is None:
@@ -461,7 +461,7 @@ def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Ite
             yield None
 
 
-#: Faults that are written at most: whoever may bind can make more of them.
+#: Faults that are written at most: any user who may bind can cause more.
 _LOGGED_FAULTS = 1000
 
 
