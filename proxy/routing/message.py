@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import datetime, tzinfo
 
 from proxy.routing.bindings.binding import Reach, by_name
-from proxy.routing.bindings.patterns import DEFAULT_BUDGET, Budget, Pattern
+from proxy.routing.bindings.patterns import DEFAULT_BUDGET, Budget
 from proxy.routing.bindings.producer_routes import ProducerRoutes
 from proxy.routing.decision import Facts, QueueNames
 from proxy.values import Destination, Table
@@ -41,20 +41,18 @@ class Message:
     """
 
     __slots__ = (
-        "_budget",
         "_budgets",
         "_clock",
-        "_payer",
         "_producer",
         "_regex_budget",
         "_sorted",
-        "budget_exceeded",
+        "budget",
         "draw",
         "first",
         "headers",
         "keep",
-        "match_limit_hits",
         "now",
+        "payer",
         "properties",
         "queues",
         "routing_key",
@@ -88,16 +86,13 @@ class Message:
         self.draw = draw
         #: Whether the decision may be kept: not once a random pick was made.
         self.keep = True
-        #: Searches that ran into the match limit.
-        self.match_limit_hits = 0
-        #: Whether a search was not made, or not finished, since its owner's budget is spent; `note_spent` clears it.
-        self.budget_exceeded = False
         #: Kinds of owners whose budget is spent: rules, client, message.
         self.spent_budgets: set[str] = set()
         self._regex_budget = regex_budget
-        self._budget = Budget(regex_budget)
-        self._payer: Hashable = None
-        self._budgets: dict[Hashable, Budget] = {None: self._budget}
+        #: Whose regexes are searched with at the moment, and the budget for them; see `charge`.
+        self.payer: Hashable = None
+        self.budget = Budget(regex_budget)
+        self._budgets: dict[Hashable, Budget] = {None: self.budget}
         #: What routes chose and is not yet known to be within their reach.
         self.unchecked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
@@ -120,50 +115,33 @@ class Message:
 
     def charge(self, owner: Hashable) -> None:
         """Charge the searches that follow to an owner: None for rules files, a user, or PRODUCER."""
-        if owner is self._payer:
+        if owner is self.payer:
             return
         budget = self._budgets.get(owner)
         if budget is None:
             budget = self._budgets[owner] = Budget(self._regex_budget)
-        self._budget, self._payer = budget, owner
+        self.budget, self.payer = budget, owner
 
-    def search(self, pattern: Pattern, subject: bytes) -> bool:
-        """Whether the pattern is found in `subject`; running into the match limit counts as no.
-
-        A search that the budget does not suffice for sets `budget_exceeded`.
-        """
-        budget = self._budget
-        found = None if budget.spent else pattern.search(subject, budget)
-        if found is None:
-            if budget.spent:
-                self.budget_exceeded = True
-            else:
-                self.match_limit_hits += 1
-            return False
-        return found
+    @property
+    def match_limit_hits(self) -> int:
+        """Searches that ran into the match limit."""
+        return sum(budget.match_limit_hits for budget in self._budgets.values())
 
     def note_spent(self, owner: Hashable) -> None:
         """A binding, or a route, is given up since its owner's budget is spent."""
-        self.budget_exceeded = False
+        self.budget.exceeded = False
         self.spent_budgets.add("rules" if owner is None else "message" if owner is PRODUCER else "client")
 
     @contextmanager
     def uncharged(self) -> Iterator[None]:
         """Let a trace search again, or more than the decision does, without any effect on what is counted."""
-        kept = self._budgets, self._budget, self._payer, self.match_limit_hits, self.budget_exceeded, self.spent_budgets
-        self._budget, self._payer, self.spent_budgets = Budget(self._regex_budget), None, set()
-        self._budgets = {None: self._budget}
+        kept = self._budgets, self.budget, self.payer, self.spent_budgets
+        self.budget, self.payer, self.spent_budgets = Budget(self._regex_budget), None, set()
+        self._budgets = {None: self.budget}
         try:
             yield
         finally:
-            (
-                self._budgets,
-                self._budget,
-                self._payer,
-                self.match_limit_hits,
-                self.budget_exceeded,
-                self.spent_budgets,
-            ) = kept
+            self._budgets, self.budget, self.payer, self.spent_budgets = kept
 
     def clock(self, zone: tzinfo) -> bytes:
         """The time in a zone as 20 characters: ``YYYYMMDD HHmmSS d We`` with ISO weekday and ISO week."""

@@ -169,7 +169,9 @@ def _key_searched(negated: bool) -> Reader:
     def read(draft: Draft, key: bytes, value: Value) -> None:
         pattern = pattern_of(key, value)
         draft.others.append(
-            RoutingKeyOperator(key, value, lambda seen, message: message.search(pattern, seen) is not negated)
+            RoutingKeyOperator(
+                key, value, lambda seen, message: (pattern.search(seen, message.budget) is True) is not negated
+            )
         )
 
     return read
@@ -229,7 +231,7 @@ def _text_property(key: bytes, value: Value, sign: bytes, name: bytes) -> Proper
         key,
         value,
         name.decode(),
-        lambda seen, message: message.search(pattern, cast("bytes", seen)) is not negated,
+        lambda seen, message: (pattern.search(cast("bytes", seen), message.budget) is True) is not negated,
     )
 
 

@@ -274,6 +274,21 @@ def is_regex_key(key: bytes) -> bool:
     return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head
 
 
+def _within_budget(truth: Truth, owner: str | None) -> Truth:
+    """Charge the searches to the owner; a binding that needs a search when the owner's budget is spent is false."""
+
+    def bounded(message: Message) -> bool:
+        if message.payer is not owner:
+            message.charge(owner)
+        true = truth(message)
+        if message.budget.exceeded:
+            message.note_spent(owner)
+            return False
+        return true
+
+    return bounded
+
+
 @dataclass(slots=True, eq=False)
 class CompiledBinding:
     """A binding ready to be visited.
@@ -311,20 +326,12 @@ class CompiledBinding:
 
     def __post_init__(self) -> None:
         """Work out what the engine asks for at each visit."""
-        self.truth = self._truth_within_budget if self.regexes else self.match.truth
+        truth = self.match.truth
+        self.truth = _within_budget(truth, self.binding.owner) if self.regexes else truth
         effects = [each for each in (self.on_true, self.on_false) if each is not None]
         self.asks_producer = any(each.asks_producer for each in effects)
         #: Adds one destination when true and does nothing else.
         self.plain = not effects and self.destination is not None
-
-    def _truth_within_budget(self, message: Message) -> bool:
-        """Whether it is true; a binding that needs a search when its owner's budget is spent is false."""
-        message.charge(self.binding.owner)
-        true = self.match.truth(message)
-        if message.budget_exceeded:
-            message.note_spent(self.binding.owner)
-            return False
-        return true
 
     @property
     def idle_when_false(self) -> bool:

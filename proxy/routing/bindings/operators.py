@@ -194,12 +194,14 @@ def compares(sign: bytes, expected: Value) -> Predicate:
 
 def matches(pattern: Pattern) -> Predicate:
     """A long string in which the pattern is found."""
-    return lambda value, message: value[0] == "S" and message.search(pattern, cast("bytes", value[1]))
+    return lambda value, message: value[0] == "S" and pattern.search(cast("bytes", value[1]), message.budget) is True
 
 
 def mismatches(pattern: Pattern) -> Predicate:
     """A long string in which the pattern is not found."""
-    return lambda value, message: value[0] == "S" and not message.search(pattern, cast("bytes", value[1]))
+    return lambda value, message: (
+        value[0] == "S" and pattern.search(cast("bytes", value[1]), message.budget) is not True
+    )
 
 
 def has_type(letters: frozenset[str]) -> Predicate:
@@ -382,7 +384,7 @@ class ClockOperator:
 
     def verdict(self, message: Message) -> Verdict:
         """MATCH or MISMATCH."""
-        found = message.search(self.pattern, message.clock(self.zone))
+        found = self.pattern.search(message.clock(self.zone), message.budget) is True
         return MATCH if found is not self.negated else MISMATCH
 
     def seen(self, message: Message) -> bytes:

@@ -56,6 +56,7 @@ _LIBRARY = "libpcre2-8.so.0"
 _ANCHORED, _NO_AUTO_POSSESS = 0x80000000, 0x00004000
 _INFO_ALLOPTIONS, _INFO_JITSIZE, _INFO_SIZE, _INFO_FRAMESIZE = 0, 10, 22, 24
 _JIT_COMPLETE = 1
+_NO_MATCH = -1
 #: Return codes that mean "gave up", not "no match": stack of the JIT, match limit, memory, depth limit, heap limit.
 _GAVE_UP = frozenset({-46, -47, -48, -53, -63})
 
@@ -96,6 +97,8 @@ _UNCOUNTED = re.compile(rb"[*+?}]\+|\(\*|\(\?(?!:|#|\||P?<[^=!]|'|[imsUJ-]+[:)])
 _OFFSETS = b"(?s:.*?)(?:%s)"
 
 _SIZES = tuple(ctypes.c_size_t(size) for size in range(256))
+#: Sizes of subjects that have one match context for searches that are not charged: as many, and its logarithm.
+_SIZE_STEP, _SIZE_BITS = 16, 4
 _START, _NO_OPTIONS = _SIZES[0], ctypes.c_uint32(0)
 
 
@@ -116,15 +119,19 @@ class Budget:
     Attributes:
         left: units that are left.
         unproven: units that worst cases of the plain form may still add up to.
-        spent: whether a search was given up, or not begun, since the budget did not suffice.
+        spent: whether a search was given up, or not begun, since the budget did not suffice; then no other begins.
+        exceeded: the same since it was last set to False.
+        match_limit_hits: searches that were given up although the budget sufficed.
     """
 
-    __slots__ = ("left", "spent", "unproven")
+    __slots__ = ("exceeded", "left", "match_limit_hits", "spent", "unproven")
 
     def __init__(self, units: int = DEFAULT_BUDGET) -> None:
         self.left: int = units
         self.unproven: int = units >> 2
         self.spent: bool = False
+        self.exceeded: bool = False
+        self.match_limit_hits: int = 0
 
 
 def _power(limit: int) -> int:
@@ -293,6 +300,7 @@ class Pattern:
         "_contexts",
         "_counted",
         "_data",
+        "_free_contexts",
         "_handle",
         "_match",
         "_text",
@@ -319,27 +327,54 @@ class Pattern:
         self._walk: Final = 0 if _WALKS.search(text) is None else _SLOW_WALK if _SLOW.search(text) else 1
         #: The counted form: None until it is needed; the plain form where there is none.
         self._counted: _Code | None = self._code if _UNCOUNTED.search(text) else None
+        #: For a size that is _SIZE_STEP times the place, and a bit: None where such a search may have to be charged.
+        self._free_contexts: Final = tuple(
+            self._free_context(self._worst_case(largest)) for largest in range(_SIZE_STEP - 1, 256, _SIZE_STEP)
+        )
 
     def search(self, subject: bytes, budget: Budget) -> bool | None:
         """Return whether the pattern matches somewhere in the subject; None where the search was given up.
 
         Args:
             subject: any bytes.
-            budget: is charged with the cost. If it did not suffice, `budget.spent` is set.
+            budget: is charged with the cost, and records why a search was given up.
         """
         size = len(subject)
+        if size > 255 or budget.spent:
+            return self._search_priced(subject, budget)
+        context = self._free_contexts[size >> _SIZE_BITS]
+        if context is None:
+            return self._search_priced(subject, budget)
+        found = self._match(self._handle, subject, _SIZES[size], _START, _NO_OPTIONS, self._data, context)
+        if found == _NO_MATCH:
+            return False
+        if found >= 0:
+            return True
+        return False if found not in _GAVE_UP else self._search_charged(subject, self._worst_case(size), budget)
+
+    def _worst_case(self, size: int) -> int:
+        """Return the work of the plain form with a limit of one, on a subject of that size."""
         work = self._weight + size * self._walk
-        if not self._anchored:
-            work *= size + 1
-        if work > _FREE_WORK:
+        return work if self._anchored else work * (size + 1)
+
+    def _free_context(self, work: int) -> ctypes.c_void_p | None:
+        return self._contexts[(_FREE_WORK // work).bit_length()] if work <= _FREE_WORK else None
+
+    def _search_priced(self, subject: bytes, budget: Budget) -> bool | None:
+        """Search in the plain form where its worst case is free, or within what such worst cases may add up to."""
+        if budget.spent:
+            budget.exceeded = True
+            return None
+        size = len(subject)
+        work = self._worst_case(size)
+        context = self._free_context(work)
+        if context is None:
             units = work // _DECISION
             if units > budget.unproven or units > _LONGEST_PLAIN_UNITS:
                 return self._search_charged(subject, work, budget)
             budget.unproven -= units
             context = self._contexts[1]
-        else:
-            context = self._contexts[(_FREE_WORK // work).bit_length()]
-        length = _SIZES[size] if size < 256 else ctypes.c_size_t(size)
+        length = ctypes.c_size_t(size)
         found = self._match(self._handle, subject, length, _START, _NO_OPTIONS, self._data, context)
         if found >= 0:
             return True
@@ -374,7 +409,7 @@ class Pattern:
                 budget.spent = budget.spent or budget.left < left
                 limit = _power(most * _DECISION // work)
                 if limit == 0:
-                    return None
+                    break
                 units = work * limit // _DECISION
             free = False
             left -= units
@@ -386,6 +421,10 @@ class Pattern:
             if found not in _GAVE_UP:
                 return False
             limit *= _GROWTH
+        if budget.spent:
+            budget.exceeded = True
+        else:
+            budget.match_limit_hits += 1
         return None
 
     def _compile_counted(self) -> _Code:

@@ -49,12 +49,12 @@ class QueueRoute:
         """The destinations for this message, as far as they are within reach."""
         queues, selected, limited = self._kept
         if message.queues is not queues:
-            before = message.match_limit_hits
+            before = message.budget.match_limit_hits
             selected = _matching(PatternRoute(self.pattern, self.negated), message)
-            if not message.budget_exceeded:
-                self._kept = (message.queues, selected, message.match_limit_hits - before)
+            if not message.budget.exceeded:
+                self._kept = (message.queues, selected, message.budget.match_limit_hits - before)
         else:
-            message.match_limit_hits += limited
+            message.budget.match_limit_hits += limited
         if not self.only_one:
             return selected if reach is None else reach.limit(selected, message.unchecked)
         if reach is not None and selected:
@@ -162,7 +162,7 @@ class EffectsDraft:
 
 
 def _selects(route: PatternRoute, name: bytes, message: Message) -> bool:
-    return message.search(route.pattern, name) is not route.negated
+    return (route.pattern.search(name, message.budget) is True) is not route.negated
 
 
 def _matching(route: PatternRoute, message: Message) -> list[Destination]:
@@ -173,7 +173,7 @@ def _matching(route: PatternRoute, message: Message) -> list[Destination]:
 def _unless_budget_exceeded(
     chosen: Collection[Destination], message: Message, owner: Hashable
 ) -> Collection[Destination]:
-    if not message.budget_exceeded:
+    if not message.budget.exceeded:
         return chosen
     message.note_spent(owner)
     return ()
