@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.runbooks import point
 from proxy.observe.metrics import METRICS, MetricKind
 from tests.deploy.prometheus import FOLDER, ROOT, program, rule_files, rules
 
@@ -71,8 +72,22 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
     assert re.fullmatch(r"Oxproxy([A-Z][a-z]+)+", name)
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
     assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
-    assert alert["annotations"]["runbook_url"] == f"docs/runbooks/{name}.md"
+    assert alert["annotations"]["runbook_url"] == f"https://oxproxy.example/docs/runbooks/{name}.md"
     assert alert["annotations"]["description"].endswith(".")
+
+
+def test_a_command_points_every_alert_at_the_place_where_runbooks_are_served(tmp_path: Path) -> None:
+    for path in (*rule_files(), *SERIES.glob("*.yaml"), ROOT / "helm" / "oxproxy" / "values.yaml"):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text())
+    point("https://wiki.corp.example/oxproxy/", tmp_path)
+    texts = [path.read_text() for path in tmp_path.rglob("*.yaml")]
+    named = [url for text in texts for url in re.findall(r"runbook_url: (\S+)/Oxproxy\w+\.md", text)]
+    assert len(named) > len(ALERTS)
+    assert set(named) == {"https://wiki.corp.example/oxproxy"}
+    assert "runbookBase: https://wiki.corp.example/oxproxy/\n" in "".join(texts)
+    promtool("test", "rules", *(tmp_path / "tests/deploy/series").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", ALERTS)

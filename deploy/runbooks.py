@@ -1,0 +1,41 @@
+"""Points the alerts at the place where you serve docs/runbooks: ``python -m deploy.runbooks https://wiki.example/oxproxy/``.
+
+It rewrites every ``runbook_url`` in deploy/prometheus, in the series that test the alerts, and the chart's default, and
+copies the result into the chart. Exit status: 0 done, 2 no URL.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from deploy.chart import build
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Globs of the files that name runbooks, and what stands before the URL in them.
+_PLACES = (
+    ("deploy/prometheus/alerts/*.yaml", r"(runbook_url: )\S*/(?=Oxproxy)"),
+    ("tests/deploy/series/*.yaml", r"(runbook_url: )\S*/(?=Oxproxy)"),
+    ("helm/oxproxy/values.yaml", r"(runbookBase: )\S+"),
+)
+
+
+def point(base: str, root: Path = ROOT) -> None:
+    """Rewrite the URL before the name of each page."""
+    for glob, pattern in _PLACES:
+        for path in sorted(root.glob(glob)):
+            path.write_text(re.sub(pattern, lambda match: match[1] + base, path.read_text()))
+
+
+def main(arguments: list[str]) -> int:
+    """Rewrite the URLs and build the chart's copies."""
+    if len(arguments) != 1 or not re.fullmatch(r"https?://\S+", arguments[0]):
+        print(f"seen {' '.join(arguments) or 'nothing'}, expected a URL such as https://wiki.example/oxproxy/")
+        return 2
+    point(arguments[0].rstrip("/") + "/")
+    return build.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
