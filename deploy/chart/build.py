@@ -11,7 +11,11 @@ from pathlib import Path
 
 from deploy.chart.readme import CHART, ROOT, readme
 
-_SOURCES = {"prometheus": ("deploy/prometheus", "*/*.yaml"), "dashboards": ("deploy/grafana/dashboards", "*.json")}
+_SOURCES = {
+    "prometheus": ("deploy/prometheus", "*/*.yaml"),
+    "dashboards": ("deploy/grafana/dashboards", "*.json"),
+    "test": ("deploy/chart", "handshake.py"),
+}
 
 
 def copies() -> Iterator[tuple[Path, str]]:

@@ -104,6 +104,8 @@ def pod_templates(values: Mapping[str, Any], chart: Path = CHART) -> Iterator[JS
             yield document["spec"]["template"]
         if document["kind"] == "CronJob":
             yield document["spec"]["jobTemplate"]["spec"]["template"]
+        if document["kind"] == "Pod":
+            yield document
 
 
 def containers(template: JSON) -> list[JSON]:

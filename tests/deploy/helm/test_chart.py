@@ -81,6 +81,7 @@ def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
 FREE = {
     "affinity",
     "audit",
+    "autoscaling",
     "config",
     "dashboards",
     "podMonitor",

@@ -51,6 +51,9 @@ SWITCHES: dict[str, JSON] = {
     "pod monitor beside a gateway": {"podMonitor": {"enabled": True}},
     "no account": {"serviceAccount": {"create": False}},
     "no budget": {"podDisruptionBudget": {"enabled": False}},
+    "autoscaling": {"autoscaling": {"enabled": True}},
+    "load balancer": {"service": {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}},
+    "node port": {"service": {"type": "NodePort", "nodePort": 30673}},
     "stops at once": {"drain": {"deadlineSeconds": 0, "preStopSeconds": 0}},
 }
 MATRIX: dict[str, JSON] = {**SWITCHES, **{name: variant(name) for name in variants()}}
@@ -118,15 +121,15 @@ def assert_locked_in(container: JSON) -> None:
 @every_case
 def test_every_mount_has_its_volume_and_every_volume_its_mount(values: JSON) -> None:
     for template in pod_templates(values):
-        volumes = [volume["name"] for volume in template["spec"]["volumes"]]
-        mounts = {mount["name"] for container in containers(template) for mount in container["volumeMounts"]}
+        volumes = [volume["name"] for volume in template["spec"].get("volumes", ())]
+        mounts = {mount["name"] for container in containers(template) for mount in container.get("volumeMounts", ())}
         assert sorted(volumes) == sorted(mounts)
 
 
 @every_case
 def test_nothing_is_mounted_by_subpath(values: JSON) -> None:
     for template in pod_templates(values):
-        mounts = [mount for container in containers(template) for mount in container["volumeMounts"]]
+        mounts = [mount for container in containers(template) for mount in container.get("volumeMounts", ())]
         assert all("subPath" not in mount for mount in mounts)
 
 
@@ -135,7 +138,7 @@ def test_what_pods_refer_to_is_made_here_or_said_to_exist(values: JSON) -> None:
     made = {(document["kind"], document["metadata"]["name"]) for document in objects(values)}
     existing = yaml.safe_dump(values)
     for template in pod_templates(values):
-        text = yaml.safe_dump(template["spec"]["volumes"])
+        text = yaml.safe_dump(template["spec"].get("volumes", []))
         for kind, name in references(yaml.safe_load(text)):
             assert (kind, name) in made or re.search(rf"\b{re.escape(name)}\b", existing), (kind, name)
 
@@ -344,6 +347,21 @@ def test_changed_rules_can_be_left_to_the_running_sidecar() -> None:
         ({"config": {"shutdown": {"deadline": "1s"}}}, "config.shutdown: use drain.deadlineSeconds"),
         ({"drain": {"terminationGracePeriodSeconds": 35}}, "expected more than 35"),
         ({"tls": {"clientCa": "ca.crt"}}, "tls.clientCa: needs tls.secretName"),
+        (
+            {"service": {"loadBalancerSourceRanges": ["192.0.2.0/24"]}},
+            "service.loadBalancerSourceRanges: seen the type Cl",
+        ),
+        (
+            {"service": {"type": "NodePort", "loadBalancerClass": "a"}},
+            "service.loadBalancerClass: seen the type NodePort",
+        ),
+        ({"service": {"externalTrafficPolicy": "Local"}}, "service.externalTrafficPolicy: seen the type ClusterIP"),
+        ({"autoscaling": {"enabled": True, "maxReplicas": 1}}, "autoscaling.minReplicas: seen 2, expected at most max"),
+        ({"autoscaling": {"enabled": True, "targetCPUUtilizationPercentage": None}}, "autoscaling: seen no target"),
+        (
+            {"autoscaling": {"enabled": True}, "resources": {"requests": {"cpu": None}}},
+            "seen no resources.requests.cpu",
+        ),
         ({"report": {"enabled": True}}, "report: needs audit.enabled"),
         ({"audit": {"enabled": True}, "report": {"enabled": True}}, "report: needs audit.enabled"),
         ({"audit": SWITCHES["report"]["audit"], "report": {"enabled": True}}, "report.output: seen nothing"),
@@ -379,7 +397,10 @@ def test_the_password_of_the_control_user_may_come_from_elsewhere(values: JSON) 
         {"rules": {"files": ["a.yaml"]}},
         {"rules": {"files": {"a/b.yaml": ""}}},
         {"networkPolicy": {"brokerPorts": []}},
-        {"prometheusRule": {"runbookBase": "somewhere"}},
+        {"prometheusRule": {"runbookBase": "docs/runbooks/"}},
+        {"service": {"loadBalancerSourceRanges": ["anywhere"]}},
+        {"autoscaling": {"minReplicas": 0}},
+        {"extraObjects": {"kind": "ConfigMap"}},
         {"report": {"output": {"emptyDir": {}, "nfs": {}}}},
     ],
     ids=str,
@@ -397,3 +418,57 @@ def test_notes_of_a_sidecar_say_what_the_pods_need() -> None:
     notes = rendered(variant("sidecar"))["oxproxy/templates/NOTES.txt"]
     assert "restartPolicy: Always" in notes
     assert "and 40 more" in notes
+
+
+def test_the_number_of_pods_is_left_to_the_autoscaler() -> None:
+    values = {"autoscaling": {"enabled": True, "minReplicas": 3, "maxReplicas": 4}}
+    gateway, scaler = the("Deployment", values), the("HorizontalPodAutoscaler", values)
+    assert "replicas" not in gateway["spec"]
+    assert the("Deployment", {})["spec"]["replicas"] == 2
+    target = scaler["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", gateway["metadata"]["name"])
+    assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (3, 4)
+    (metric,) = scaler["spec"]["metrics"]
+    assert metric["resource"] == {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}
+
+
+def test_options_of_a_load_balancer_reach_the_service_of_producers_and_not_that_of_metrics() -> None:
+    services = {
+        service["metadata"]["name"]: service["spec"] for service in of_kind("Service", variant("gateway-everything"))
+    }
+    outside, admin = services["amqp-gateway"], services["amqp-gateway-admin"]
+    assert outside["loadBalancerSourceRanges"] == ["192.0.2.0/24", "2001:db8::/32"]
+    assert (outside["loadBalancerClass"], outside["loadBalancerIP"]) == ("example.com/internal", "192.0.2.7")
+    assert (outside["externalTrafficPolicy"], outside["ports"][0]["nodePort"]) == ("Local", 30671)
+    assert (admin["type"], "loadBalancerClass" in admin) == ("ClusterIP", False)
+
+
+def test_further_objects_are_templates_whether_as_yaml_or_as_text() -> None:
+    added = {one["metadata"]["name"]: one for one in of_kind("ConfigMap", variant("gateway-everything"))}
+    assert added["router-notes"]["data"] == {"note": "for amqp-gateway"}
+    assert added["as-text"]["metadata"]["labels"]["team"] == "messaging"
+
+
+def test_notes_say_where_runbooks_are_only_a_placeholder() -> None:
+    def notes(chosen: JSON) -> str:
+        return rendered({"prometheusRule": {"enabled": True, **chosen}})["oxproxy/templates/NOTES.txt"]
+
+    assert "set prometheusRule.runbookBase" in notes({})
+    assert "set prometheusRule.runbookBase" not in notes({"runbookBase": "https://wiki.example/"})
+
+
+@every_case
+def test_helm_test_asks_the_services_of_the_release(values: JSON) -> None:
+    pods = of_kind("Pod", values)
+    assert len(pods) == len(of_kind("Deployment", values))
+    for pod in pods:
+        assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        (container,) = pod["spec"]["containers"]
+        script, host, port, security, readiness = container["args"]
+        assert script.strip() == (CHART / "files" / "test" / "handshake.py").read_text().strip()
+        services = {service["metadata"]["name"]: service["spec"]["ports"][0] for service in of_kind("Service", values)}
+        assert services[host]["port"] == int(port)
+        name, _, path = readiness.removeprefix("http://").partition(":")
+        assert path == f"{services[name]['port']}/readyz"
+        tls = values.get("tls", {})
+        assert security == ("mutual" if "clientCa" in tls else "tls" if tls else "plain")

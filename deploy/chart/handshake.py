@@ -1,0 +1,61 @@
+"""What ``helm test`` runs: an AMQP handshake as far as Connection.Start, and a look at ``/readyz``.
+
+Arguments: host and port of the Service; ``plain``, ``tls``, or ``mutual`` where producers need a certificate (the
+test has none and ends with the TLS handshake); URL of ``/readyz``. Exit status: 0 both answer, 1 one does not. Only the
+standard library: the chart passes this text to the image's Python.
+"""
+
+import socket
+import ssl
+import sys
+import urllib.error
+import urllib.request
+
+SECONDS = 10.0
+#: type, channel, size (any), then class 10 and method 10
+START = (1, 0, 10, 10)
+
+
+def handshake(host: str, port: int, security: str) -> str:
+    """Return what is wrong; nothing where the sidecar answers as AMQP 0-9-1 asks."""
+    with socket.create_connection((host, port), timeout=SECONDS) as plain:
+        connection = plain
+        if security != "plain":
+            # The name in the certificate is for producers: that the Service leads to a TLS listener shows without it.
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            connection = context.wrap_socket(plain, server_hostname=host)
+            if security == "mutual":
+                return ""
+        connection.sendall(b"AMQP\x00\x00\x09\x01")
+        answer = b""
+        while len(answer) < 11:
+            part = connection.recv(11 - len(answer))
+            if not part:
+                return "closed without an answer to the protocol header"
+            answer += part
+    seen = (answer[0], int.from_bytes(answer[1:3], "big"), *(int.from_bytes(answer[i : i + 2], "big") for i in (7, 9)))
+    return "" if seen == START else f"seen {answer!r}, expected Connection.Start"
+
+
+def main(arguments: list[str]) -> int:
+    """Check both and print what was seen."""
+    host, port, security, readiness = arguments
+    try:
+        fault = handshake(host, int(port), security)
+    except OSError as error:
+        fault = str(error)
+    print(f"{host}:{port} ({security}): {fault or 'answers'}")
+    try:
+        with urllib.request.urlopen(readiness, timeout=SECONDS) as answer:
+            ready, text = answer.status == 200, "ready"
+    except urllib.error.HTTPError as error:
+        ready, text = False, f"{error.code} {error.read(2000).decode(errors='replace').strip()}"
+    except OSError as error:
+        ready, text = False, str(error)
+    print(f"{readiness}: {text}")
+    return 0 if ready and not fault else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
