@@ -9,7 +9,7 @@ help:
 setup: ## environment in .venv, RabbitMQ where none is installed; quick when nothing changed
 	@deploy/local/setup
 
-demo: setup ## broker, sidecar and sample traffic: who got what, and why
+demo: setup ## broker, sidecar and sample traffic: who got what, and why; KEEP=1 leaves both running
 	@$(bin)/python -m deploy.local.demo
 
 run: setup ## sidecar in front of the broker that RABBITMQ_URL names; CONFIG=config/oxproxy.yaml

@@ -4,7 +4,8 @@
 of its own) and ``oxproxy serve`` with the sample rules. The traffic is the messages of the tests that the rules
 file carries: what ``oxproxy check`` proves on paper is published here by pika with confirms, and what each
 consumer got is compared with what the file expects. At the end Spark makes the report on the audit log of all that.
-Configuration, logs, metrics and report stay in build/demo.
+Configuration, logs, metrics and report stay in build/demo. With KEEP=1 in the environment (``make demo KEEP=1``) broker
+and sidecar then run until Ctrl-C.
 Exit status: 0 as expected, 1 not as expected, 2 nothing to run with.
 """
 
@@ -16,9 +17,11 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,6 +45,9 @@ QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 #: Metrics worth a look after a handful of messages.
 SHOWN_METRICS = ("publishes_total", "binding_matches_total", "destination_publishes_total", "returns_total")
+
+#: Variable that asks to leave broker and sidecar running at the end.
+KEEP = "KEEP"
 
 #: Seconds until the consumers must have what was confirmed.
 DELIVERY_SECONDS = 10.0
@@ -256,7 +262,35 @@ def demonstrate(broker: Broker, vhost: str) -> bool:
     if not ended_well:
         print("WRONG: the sidecar did not end with 0 after SIGTERM")
     reported = report(rules, len(messages))
+    if os.environ.get(KEEP):
+        keep(broker, vhost, sidecar)
     return ended_well and reported and all(message.right for message in messages)
+
+
+def keep(broker: Broker, vhost: str, sidecar: Sidecar) -> None:
+    """Run the sidecar again until Ctrl-C or SIGTERM, and print how to use it."""
+    with interrupted() as end, sidecar:
+        producer = Broker("127.0.0.1", sidecar.port, "", broker.username, broker.password)
+        print(f"\n{KEEP}=1: broker and sidecar run until Ctrl-C. From another terminal:\n")
+        print(f"   producers     {producer.url(vhost)}")
+        print(f"   consumers     {broker.url(vhost)}, or the same as producers")
+        print(f"   management    {broker.management}, user {broker.username}")
+        print(f"   admin         {sidecar.admin}")
+        print(f"\n   .venv/bin/oxproxy status --admin {sidecar.admin}", flush=True)
+        end.wait()
+
+
+@contextlib.contextmanager
+def interrupted() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set, while the context lasts."""
+    event = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: event.set()) for number in numbers]
+    try:
+        yield event
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def report(rules: Path, publishes: int) -> bool:

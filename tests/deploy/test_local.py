@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
+import pika
 import pytest
 
 from deploy.local.demo import CONFIRMED, OUTPUT, REFUSED, RETURNED, RULES, Message, reasons, sample, told, worth_a_look
@@ -38,6 +42,30 @@ def test_demo_goes_as_the_rules_file_expects_and_leaves_nothing_on_a_given_broke
     report = done.stdout.rpartition("returns_total")[2]
     assert f"{len(sample(RULES))} publishes in 1 segment" in report
     assert (OUTPUT / "report/report.html").exists()
+    assert broker.api("GET", "vhosts?columns=name") == before
+
+
+@pytest.mark.timeout(300)
+def test_a_demo_that_is_kept_runs_until_ctrl_c_and_then_leaves_nothing(broker: Broker) -> None:
+    before = broker.api("GET", "vhosts?columns=name")
+    environment = os.environ | {"RABBITMQ_URL": broker.url(), "RABBITMQ_MANAGEMENT_URL": broker.management, "KEEP": "1"}
+    command = [sys.executable, "-m", "deploy.local.demo"]
+    with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        told = ""
+        for line in demo.stdout:
+            told += line
+            if "oxproxy status --admin" in line:
+                break
+        lines = dict(re.findall(r"^   (\w+) +(\S+?),?(?: .*)?$", told.partition("KEEP=1")[2], re.MULTILINE))
+        with pika.BlockingConnection(pika.URLParameters(lines["producers"])) as connection:
+            connection.channel().exchange_declare("documents", passive=True)
+        with urllib.request.urlopen(lines["admin"] + "/readyz", timeout=10) as answer:
+            assert answer.status == 200
+        demo.send_signal(signal.SIGINT)
+        rest = demo.stdout.read()
+    assert demo.returncode == 0, told + rest
+    assert "Nothing is left running." in rest
     assert broker.api("GET", "vhosts?columns=name") == before
 
 
