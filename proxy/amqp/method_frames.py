@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from proxy.amqp import methods
 from proxy.amqp.methods import arguments, method_frame
+from proxy.values import QUEUE, Destination
 
 
 class Close(NamedTuple):
@@ -358,6 +359,34 @@ def queue_bind(
 def queue_unbind(channel: int, queue: bytes, exchange: bytes, key: bytes, entries: bytes = b"") -> bytes:
     """Build ``Queue.Unbind`` with these argument entries."""
     return method_frame(channel, methods.QUEUE_UNBIND, 0, queue, exchange, key, entries)
+
+
+def queue_declare(
+    channel: int, queue: bytes, entries: bytes = b"", *, passive: bool = False, durable: bool = True
+) -> bytes:
+    """Build ``Queue.Declare`` with these argument entries."""
+    return method_frame(channel, methods.QUEUE_DECLARE, 0, queue, passive, durable, False, False, False, entries)
+
+
+def bind(channel: int, destination: Destination, source: bytes, key: bytes, entries: bytes = b"") -> bytes:
+    """Build the bind of a queue or an exchange to an exchange, with these argument entries."""
+    kind, name = destination
+    return (queue_bind if kind == QUEUE else exchange_bind)(channel, name, source, key, entries)
+
+
+def unbind(channel: int, destination: Destination, source: bytes, key: bytes, entries: bytes = b"") -> bytes:
+    """Build the unbind of what `bind` binds."""
+    kind, name = destination
+    return (queue_unbind if kind == QUEUE else exchange_unbind)(channel, name, source, key, entries)
+
+
+def look_for(channel: int, destination: Destination) -> bytes:
+    """Build the passive declare that is refused with 404 where a queue or exchange does not exist."""
+    kind, name = destination
+    if kind == QUEUE:
+        return queue_declare(channel, name, passive=True, durable=False)
+    # A passive declare does not compare the type, but it must be one that the broker knows.
+    return exchange_declare(channel, name, b"direct", passive=True, durable=False)
 
 
 def basic_publish(channel: int, exchange: bytes, key: bytes, *, mandatory: bool = False) -> bytes:

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias, cast
 
 from pamqp import base, commands
 
-from proxy.amqp.frames import METHOD, frame
+from proxy.amqp.frames import FRAME_HEAD, METHOD, frame
 from proxy.amqp.tables import pick
 from proxy.errors import LocalProtocolError, ProtocolError
 
@@ -207,6 +207,12 @@ def method_frame(channel: int, method: int, *values: Argument) -> bytes:
     if bits:
         parts.append(bytes((octet,)))
     return frame(METHOD, channel, b"".join(parts))
+
+
+def reply_to(frame_bytes: bytes) -> int:
+    """Return the method that answers the synchronous method in a whole frame of ours."""
+    (reply,) = REPLIES[method_of(frame_bytes[FRAME_HEAD.size : -1])]
+    return reply
 
 
 def _read(payload: bytes, at: int, kind: str) -> tuple[int | bytes, int]:

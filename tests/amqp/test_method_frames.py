@@ -37,6 +37,28 @@ TABLE = b"\x01aV"
             frames.queue_bind(1, b"q", b"e", b"k", TABLE),
             1, methods.QUEUE_BIND, (0, b"q", b"e", b"k", False, TABLE),
         ),
+        (
+            frames.queue_declare(1, b"q", TABLE),
+            1, methods.QUEUE_DECLARE, (0, b"q", False, True, False, False, False, TABLE),
+        ),
+        (
+            frames.look_for(1, ("queue", b"q")),
+            1, methods.QUEUE_DECLARE, (0, b"q", True, False, False, False, False, b""),
+        ),
+        (
+            frames.look_for(1, ("exchange", b"e")),
+            1, methods.EXCHANGE_DECLARE, (0, b"e", b"direct", True, False, False, False, False, b""),
+        ),
+        (frames.bind(1, ("queue", b"q"), b"e", b"k"), 1, methods.QUEUE_BIND, (0, b"q", b"e", b"k", False, b"")),
+        (
+            frames.bind(1, ("exchange", b"d"), b"s", b"k", TABLE),
+            1, methods.EXCHANGE_BIND, (0, b"d", b"s", b"k", False, TABLE),
+        ),
+        (frames.unbind(1, ("queue", b"q"), b"e", b"k"), 1, methods.QUEUE_UNBIND, (0, b"q", b"e", b"k", b"")),
+        (
+            frames.unbind(1, ("exchange", b"d"), b"s", b"k"),
+            1, methods.EXCHANGE_UNBIND, (0, b"d", b"s", b"k", False, b""),
+        ),
         (frames.queue_unbind(1, b"q", b"e", b"k"), 1, methods.QUEUE_UNBIND, (0, b"q", b"e", b"k", b"")),
         (
             frames.basic_publish(1, b"e", b"k", mandatory=True),
@@ -52,6 +74,19 @@ TABLE = b"\x01aV"
 def test_frame_says_what_was_asked(frame: bytes, channel: int, method: int, values: tuple[Argument, ...]) -> None:
     assert frame[:3] == b"\x01" + channel.to_bytes(2, "big")
     assert (method_of(frame[7:-1]), arguments(frame[7:-1])) == (method, values)
+
+
+@pytest.mark.parametrize(
+    ("frame", "reply"),
+    [
+        (frames.bind(1, ("queue", b"q"), b"e", b"k"), methods.QUEUE_BIND_OK),
+        (frames.unbind(1, ("exchange", b"d"), b"s", b"k"), methods.EXCHANGE_UNBIND_OK),
+        (frames.look_for(1, ("queue", b"q")), methods.QUEUE_DECLARE_OK),
+        (frames.exchange_delete(1, b"e"), methods.EXCHANGE_DELETE_OK),
+    ],
+)
+def test_a_method_of_ours_is_answered_by_one_method(frame: bytes, reply: int) -> None:
+    assert methods.reply_to(frame) == reply
 
 
 def test_reply_text_begins_with_the_name_of_its_code() -> None:

@@ -24,15 +24,21 @@ from typing import NamedTuple
 
 from proxy.amqp import methods
 from proxy.amqp.frames import OVERHEAD, U32
-from proxy.amqp.method_frames import empty_ok, exchange_declare, read_exchange_bind, read_queue_bind, read_queue_unbind
-from proxy.amqp.methods import method_frame
+from proxy.amqp.method_frames import (
+    bind,
+    empty_ok,
+    look_for,
+    read_exchange_bind,
+    read_queue_bind,
+    read_queue_unbind,
+    unbind,
+)
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.declare.exchanges import refuse_nested
 from proxy.relay.declare.injected_methods import (
-    InjectedMethod,
     hold_channel,
     inject,
     inject_and_reply,
@@ -41,7 +47,7 @@ from proxy.relay.declare.injected_methods import (
     reply_and_resume,
 )
 from proxy.relay.declare.storage import kept_rows, refuse_own_arguments, signed_copy, storage_key
-from proxy.relay.declare.token_bindings import bind_step, bind_tokens, check_permission, unbind_step, withdraw
+from proxy.relay.declare.token_bindings import bind_tokens, check_permission, withdraw
 from proxy.relay.tokens import grant_key
 from proxy.relay.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.routing.bindings.binding import Binding
@@ -269,7 +275,7 @@ class _PlannedBind(NamedTuple):
 
     pending: _PendingBind
     binding: Binding
-    keep: list[InjectedMethod]
+    keep: list[bytes]
     chosen: list[Destination]
     named: list[Destination]
 
@@ -373,7 +379,7 @@ class ClientBindings:
             key = self._mark_key(request)
         stored = known or self._stored(owned, binding, request, key)
         rows = kept_rows(stored)[:1] if kept and carried else []
-        keep = [bind_step(channel.number, owned.carrier, request.receiver, *row) for row in rows]
+        keep = [bind(channel.number, request.receiver, owned.carrier, *row) for row in rows]
         named = [one for one in chosen if one in compiled.destinations]
         pending = _PendingBind(channel, request, owned, stored if kept else None, tokens)
         return _PlannedBind(pending, binding, keep, chosen, named)
@@ -417,20 +423,20 @@ class ClientBindings:
         else:
             inject_and_reply(self._connection, channel, steps, partial(self._bound, pending))
 
-    def _mark_steps(self, pending: _PendingBind, destination: Destination) -> list[InjectedMethod]:
+    def _mark_steps(self, pending: _PendingBind, destination: Destination) -> list[bytes]:
         """Bind tokens; until somebody takes them away they are known to be ours."""
         (self._now(pending.owned) or pending.owned).sure[destination] = self._binder
-        return self._token_steps(bind_step, pending, destination)
+        return self._token_steps(bind, pending, destination)
 
     def _token_steps(
         self,
-        make: Callable[[int, bytes, Destination, bytes], InjectedMethod],
+        make: Callable[[int, Destination, bytes, bytes], bytes],
         pending: _PendingBind,
         destination: Destination,
-    ) -> list[InjectedMethod]:
+    ) -> list[bytes]:
         """Bind or unbind every token of a destination."""
         number, carrier = pending.channel.number, pending.owned.carrier
-        return [make(number, carrier, destination, key) for key in self._state.tokens.of(*destination)]
+        return [make(number, destination, carrier, key) for key in self._state.tokens.of(*destination)]
 
     def _mark_key(self, request: BindRequest) -> bytes:
         """Give the key for a binding by which messages are to find its destination: the token, where that is one alone.
@@ -455,7 +461,7 @@ class ClientBindings:
         channel, request, owned = pending.channel, pending.request, pending.owned
         fresh = [one for one in pending.tokens if one not in owned.bound]
         reached = partial(self._reached, planned, fresh)
-        mark = [step for one in pending.tokens for step in self._token_steps(bind_step, pending, one)]
+        mark = [step for one in pending.tokens for step in self._token_steps(bind, pending, one)]
 
         def marked() -> None:
             owned.bound.update(pending.tokens)
@@ -518,8 +524,8 @@ class ClientBindings:
             owned.sure.pop(request.receiver, None)
         if owned.delivery is Delivery.CARRIER:
             # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
-            steps = [step for one in unneeded for step in self._token_steps(unbind_step, pending, one)]
-            steps += [unbind_step(channel.number, owned.carrier, request.receiver, *row) for row in kept_rows(stored)]
+            steps = [step for one in unneeded for step in self._token_steps(unbind, pending, one)]
+            steps += [unbind(channel.number, request.receiver, owned.carrier, *row) for row in kept_rows(stored)]
             if stored.has_mark and not unneeded and request.receiver in owned.bound:
                 self._replace(pending, steps)
             else:
@@ -530,18 +536,18 @@ class ClientBindings:
             inject(self._connection, channel, [], lambda: self._reach.check(owned, [request.receiver], permitted))
         return False
 
-    def _replace(self, pending: _PendingBind, steps: list[InjectedMethod]) -> None:
+    def _replace(self, pending: _PendingBind, steps: list[bytes]) -> None:
         """Others lead there by the binding that goes: a token comes in its place first."""
         channel, owned, receiver = pending.channel, pending.owned, pending.request.receiver
         drop = partial(self._drop, pending, steps)
         if self._connection.sidecar_channel.number is None:
-            inject(self._connection, channel, self._token_steps(bind_step, pending, receiver), drop)
+            inject(self._connection, channel, self._token_steps(bind, pending, receiver), drop)
         else:
             # Elsewhere it may be refused, where the queue has just gone: unbinding is no error then.
             mark = partial(bind_tokens, self._connection, [(owned, receiver)], drop, {})
             inject(self._connection, channel, [], mark)
 
-    def _drop(self, pending: _PendingBind, steps: list[InjectedMethod]) -> None:
+    def _drop(self, pending: _PendingBind, steps: list[bytes]) -> None:
         """Unbind, now that a token stands."""
         if is_held(self._connection, pending.channel):
             inject(self._connection, pending.channel, steps, partial(self._unbound, pending))
@@ -649,16 +655,9 @@ class ClientBindings:
         if strict and exchange.binds(request.kind, request.destination, request.routing_key):
             raise ProtocolError(406, "binding arguments do not match", Scope.CHANNEL, *request.ids)
 
-    def _look_steps(self, channel: Channel, request: BindRequest) -> list[InjectedMethod]:
+    def _look_steps(self, channel: Channel, request: BindRequest) -> list[bytes]:
         """Ask whether the destination exists, and nothing else."""
-        if request.kind == QUEUE:
-            bits = (True, False, False, False, False)
-            frame = method_frame(channel.number, methods.QUEUE_DECLARE, 0, request.destination, *bits, b"")
-            return [(frame, methods.QUEUE_DECLARE_OK)]
-        if self._evaluated(request):
-            return []
-        frame = exchange_declare(channel.number, request.destination, b"direct", passive=True)
-        return [(frame, methods.EXCHANGE_DECLARE_OK)]
+        return [] if self._evaluated(request) else [look_for(channel.number, request.receiver)]
 
 
 def _text(name: bytes) -> str:

@@ -28,7 +28,6 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.connection_state import ConnectionState, LookUpExchange
 from proxy.relay.declare.injected_methods import (
-    InjectedMethod,
     hold_channel,
     inject,
     inject_and_reply,
@@ -198,10 +197,10 @@ class ClientExchanges:
         if request.if_unused and owned.clients:
             text = f"exchange '{_text(owned.name)}' in vhost '{self._state.name}' in use"
             raise ProtocolError(406, text, Scope.CHANNEL, *_DELETE)
-        delete: list[InjectedMethod] = []
+        delete: list[bytes] = []
         if owned.delivery is Delivery.CARRIER:
             frame = exchange_delete(channel.number, owned.carrier, if_unused=request.if_unused)
-            delete.append((frame, methods.EXCHANGE_DELETE_OK))
+            delete.append(frame)
 
         def done() -> bytes:
             if self._state.exchanges.get(owned.name) is owned:
@@ -249,10 +248,10 @@ class ClientExchanges:
         text = inequivalence(owned, table, request, self._state.name)
         if text:
             raise self._inequivalent(text)
-        steps: list[InjectedMethod] = []
+        steps: list[bytes] = []
         if owned.delivery is Delivery.CARRIER and owned.carrier == owned.name:
             # The broker compares the flags and the alternate exchange, and asks for the client's permission.
-            steps.append((self._carrier_frame(channel, request, 0), methods.EXCHANGE_DECLARE_OK))
+            steps.append(self._carrier_frame(channel, request, 0))
         inject_and_reply(self._connection, channel, steps, partial(_declared, channel, request))
         return False
 
@@ -304,7 +303,7 @@ class ClientExchanges:
         # Two may have declared at once, and the broker does not compare: look again after the declare-ok.
         again = LookUpExchange(channel, request.exchange, partial(self._compared, new))
         made = partial(self._connection.requests.append, again)
-        inject(self._connection, channel, [(frame, methods.EXCHANGE_DECLARE_OK)], made)
+        inject(self._connection, channel, [frame], made)
 
     def _compared(self, new: _NewExchange, _: str | None) -> None:
         """After the declare: is it what was declared first?"""

@@ -11,15 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
 
-from proxy.amqp import methods
 from proxy.amqp.method_frames import exchange_declare
+from proxy.amqp.methods import reply_to
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.connection_state import ConnectionState
-
-#: a frame for the broker and the method that answers it
-InjectedMethod: TypeAlias = tuple[bytes, int]
 
 #: Declares without an answer after which one is asked for.
 _UNANSWERABLE = 256
@@ -56,7 +52,7 @@ def reply_and_resume(connection: ConnectionState, channel: Channel, answer: byte
 def inject(
     connection: ConnectionState,
     channel: Channel,
-    steps: Sequence[InjectedMethod],
+    steps: Sequence[bytes],
     then: Callable[[], None],
     request_method: int = 0,
 ) -> None:
@@ -65,8 +61,8 @@ def inject(
     Args:
         connection: state of the connection.
         channel: the client's channel.
-        steps: methods of ours, none of them nowait. Where there are none, one runs that changes nothing: what the
-            client asked before is answered before.
+        steps: frames of methods of ours, none of them nowait. Where there are none, one runs that changes nothing: what
+            the client asked before is answered before.
         then: called when all were answered; ends in `reply_and_resume`, or goes further.
         request_method: class id << 16 | method id of the client's request, where steps are declares that only look.
     """
@@ -77,7 +73,7 @@ def inject(
 def inject_held(
     connection: ConnectionState,
     channel: Channel,
-    steps: Sequence[InjectedMethod],
+    steps: Sequence[bytes],
     then: Callable[[], None],
     request_method: int = 0,
 ) -> None:
@@ -86,7 +82,7 @@ def inject_held(
     Args:
         connection: state of the connection.
         channel: the client's channel.
-        steps: methods of ours, none of them nowait; at least one.
+        steps: frames of methods of ours, none of them nowait; at least one.
         then: called when all were answered.
         request_method: see `inject`.
     """
@@ -96,15 +92,17 @@ def inject_held(
             then()
         return False
 
-    for index, (frame, reply) in enumerate(steps, 1):
+    for index, frame in enumerate(steps, 1):
         connection.to_upstream.append(frame)
         channel.replies.append(
-            ExpectedReply(reply, taken=partial(answered, last=index == len(steps)), request_method=request_method)
+            ExpectedReply(
+                reply_to(frame), taken=partial(answered, last=index == len(steps)), request_method=request_method
+            )
         )
 
 
 def inject_and_reply(
-    connection: ConnectionState, channel: Channel, steps: Sequence[InjectedMethod], done: Callable[[], bytes]
+    connection: ConnectionState, channel: Channel, steps: Sequence[bytes], done: Callable[[], bytes]
 ) -> None:
     """Run methods as `inject` does, then answer the client and let its frames go on.
 
@@ -123,13 +121,12 @@ def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:
     unanswered.count += 1
     unanswered.unanswerable += 1
     if unanswered.unanswerable >= _UNANSWERABLE:
-        frame, reply = _nothing(channel)
+        frame = _nothing(channel)
         connection.to_upstream.append(frame)
         unanswered.count -= unanswered.unanswerable
-        channel.replies.append(ExpectedReply(reply, taken=lambda _: False, weight=unanswered.unanswerable))
+        channel.replies.append(ExpectedReply(reply_to(frame), taken=lambda _: False, weight=unanswered.unanswerable))
         unanswered.unanswerable = 0
 
 
-def _nothing(channel: Channel) -> InjectedMethod:
-    frame = exchange_declare(channel.number, _ALWAYS_THERE, b"direct", passive=True)
-    return frame, methods.EXCHANGE_DECLARE_OK
+def _nothing(channel: Channel) -> bytes:
+    return exchange_declare(channel.number, _ALWAYS_THERE, b"direct", passive=True)

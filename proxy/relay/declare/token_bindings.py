@@ -13,46 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from proxy.amqp import methods
-from proxy.amqp.method_frames import exchange_bind, exchange_unbind, queue_bind, queue_unbind
+from proxy.amqp.method_frames import bind, unbind
 from proxy.relay.connection_state import ConnectionState
 from proxy.relay.tokens import grant_key
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Reach
-from proxy.values import QUEUE
 
 #: how a refusal begins where source or destination does not exist: the permissions were looked at before
 _NOT_FOUND = "404 "
-
-
-def bind_frame(channel: int, carrier: bytes, destination: Destination, key: bytes, entries: bytes = b"") -> bytes:
-    """Build the method that binds a destination to a carrier, under a token or another key."""
-    kind, name = destination
-    make = queue_bind if kind == QUEUE else exchange_bind
-    return make(channel, name, carrier, key, entries)
-
-
-def bind_step(
-    channel: int, carrier: bytes, destination: Destination, key: bytes, entries: bytes = b""
-) -> tuple[bytes, int]:
-    """Build what `bind_frame` does, and say what answers it."""
-    reply = methods.QUEUE_BIND_OK if destination[0] == QUEUE else methods.EXCHANGE_BIND_OK
-    return bind_frame(channel, carrier, destination, key, entries), reply
-
-
-def unbind_frame(channel: int, carrier: bytes, destination: Destination, key: bytes, entries: bytes = b"") -> bytes:
-    """Build the method that unbinds what `bind_frame` has bound."""
-    kind, name = destination
-    make = queue_unbind if kind == QUEUE else exchange_unbind
-    return make(channel, name, carrier, key, entries)
-
-
-def unbind_step(
-    channel: int, carrier: bytes, destination: Destination, key: bytes, entries: bytes = b""
-) -> tuple[bytes, int]:
-    """Build what `unbind_frame` does, and say what answers it."""
-    reply = methods.QUEUE_UNBIND_OK if destination[0] == QUEUE else methods.EXCHANGE_UNBIND_OK
-    return unbind_frame(channel, carrier, destination, key, entries), reply
 
 
 def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:
@@ -94,9 +62,9 @@ def bind_tokens(
     for owned, destination in wanted:
         current, *others = state.tokens.of(*destination)
         for key in others:
-            connection.sidecar_channel.run(bind_frame(number, owned.carrier, destination, key), _unheeded)
+            connection.sidecar_channel.run(bind(number, destination, owned.carrier, key), _unheeded)
         # Last: when it is answered all are.
-        frame = bind_frame(number, owned.carrier, destination, current)
+        frame = bind(number, destination, owned.carrier, current)
         connection.sidecar_channel.run(frame, partial(answered, owned=owned, destination=destination))
 
 
@@ -139,18 +107,18 @@ def check_permission(
         if connection.state.missing.pop(destination, None) is not None:
             connection.state.changed()
         for other in others:
-            connection.sidecar_channel.run(bind_frame(number, owned.carrier, destination, other), _unheeded)
-        connection.sidecar_channel.run(bind_frame(number, owned.carrier, destination, key), witnessed)
+            connection.sidecar_channel.run(bind(number, destination, owned.carrier, other), _unheeded)
+        connection.sidecar_channel.run(bind(number, destination, owned.carrier, key), witnessed)
 
     current, *others = connection.state.tokens.of(*destination)
     number = connection.sidecar_channel.number or 0
     if owned.delivery is Delivery.QUEUE:
         # Nothing is there to unbind from, or nothing under this key: but the permissions are the same.
-        connection.sidecar_channel.run(unbind_frame(number, owned.name, destination, key), witnessed)
+        connection.sidecar_channel.run(unbind(number, destination, owned.name, key), witnessed)
     elif destination[0] == "exchange" and destination[1] in connection.state.exchanges:
-        connection.sidecar_channel.run(bind_frame(number, owned.carrier, destination, key), witnessed)
+        connection.sidecar_channel.run(bind(number, destination, owned.carrier, key), witnessed)
     else:
-        connection.sidecar_channel.run(bind_frame(number, owned.carrier, destination, current), bound)
+        connection.sidecar_channel.run(bind(number, destination, owned.carrier, current), bound)
 
 
 def withdraw(
@@ -175,10 +143,10 @@ def withdraw(
     for destination in gone:
         owned.mark_unconfirmed(destination)
         keys = connection.state.tokens.of(*destination)
-        frames += [unbind_frame(number, owned.carrier, destination, token) for token in keys]
+        frames += [unbind(number, destination, owned.carrier, token) for token in keys]
     for key in grants:
         destination = owned.grants.pop(key)
-        frames.append(unbind_frame(number, owned.carrier, destination, key))
+        frames.append(unbind(number, destination, owned.carrier, key))
     if owned.delivery is Delivery.QUEUE or not frames:
         done()
         return

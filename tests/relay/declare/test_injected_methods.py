@@ -6,7 +6,6 @@ from functools import partial
 
 from pamqp import commands
 
-from proxy.amqp import methods
 from proxy.amqp.method_frames import queue_bind
 from proxy.relay.declare.injected_methods import inject, inject_and_reply, is_held
 from tests.client import split
@@ -21,7 +20,7 @@ def running(*steps: bytes, answer: bytes = ANSWER) -> Wire:
     wire = Wire().open()
     connection = wire.relay._connection
     channel = connection.channel(1)
-    inject_and_reply(connection, channel, [(step, methods.QUEUE_BIND_OK) for step in steps], lambda: answer)
+    inject_and_reply(connection, channel, steps, lambda: answer)
     return wire
 
 
@@ -63,8 +62,8 @@ def test_what_follows_may_run_further_methods() -> None:
     wire = Wire().open()
     connection = wire.relay._connection
     channel = connection.channel(1)
-    steps = [(FIRST, methods.QUEUE_BIND_OK)]
-    again = partial(inject_and_reply, connection, channel, [(SECOND, methods.QUEUE_BIND_OK)], lambda: ANSWER)
+    steps = [FIRST]
+    again = partial(inject_and_reply, connection, channel, [SECOND], lambda: ANSWER)
     inject(connection, channel, steps, again)
     assert wire.upstream() == FIRST
     assert wire.answer(BIND_OK) == b""

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from pamqp import commands
 
-from proxy.amqp import methods
 from proxy.relay.declare.token_bindings import (
-    bind_frame,
-    bind_step,
     bind_tokens,
     check_permission,
     tokens_of,
-    unbind_step,
     withdraw,
 )
 from proxy.relay.tokens import grant_key, token
@@ -23,20 +19,6 @@ from tests.routing.building import exchange, to_queue
 
 QUEUE: Destination = ("queue", b"mine")
 OTHER: Destination = ("exchange", b"theirs")
-
-
-def test_queues_and_exchanges_are_bound_under_a_key() -> None:
-    queue, exchange = split(bind_frame(3, b"xo", QUEUE, b"one") + bind_frame(3, b"xo", OTHER, b"other"))
-    assert (queue.name, exchange.name) == ("Queue.Bind", "Exchange.Bind")
-    assert queue.arguments["routing_key"] == "one"
-    assert exchange.arguments["routing_key"] == "other"
-
-
-def test_each_method_says_what_answers_it() -> None:
-    assert bind_step(1, b"xo", QUEUE, b"k")[1] == methods.QUEUE_BIND_OK
-    assert bind_step(1, b"xo", OTHER, b"k")[1] == methods.EXCHANGE_BIND_OK
-    assert unbind_step(1, b"xo", QUEUE, b"k")[1] == methods.QUEUE_UNBIND_OK
-    assert unbind_step(1, b"xo", OTHER, b"k")[1] == methods.EXCHANGE_UNBIND_OK
 
 
 def test_what_is_bound_counts_as_bound_and_what_is_refused_has_a_reason() -> None:
