@@ -4,6 +4,16 @@ A refused declaration closes its channel, so every channel here is anonymous: ta
 of a batch, and discarded once refused. One refusal disturbs nothing else. `log_in` maps what a broker says, or
 does not say, when it refuses a login: it closes with 403 where the client announced that it understands this.
 
+The connection is aio-pika's plain one: `vhost_loop` reconnects, and a robust connection would declare again what it
+remembers, a second desired state. aiormq, on which aio-pika is built, is used directly only here and in `methods`:
+
+- `_Transport`: aiormq drops a Channel.CloseOk where ten frames wait to be written, and the broker then refuses the
+  channel's number for ever; aio-pika gives no way to set that length, to name the server that a certificate must be
+  for, or to open a virtual host called ``..`` or with ``%2F`` in its name, since it puts the name into a URL.
+- `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it, 3 KiB for each
+  refusal until the connection ends; and it waits to open a channel while the broker blocks publishers.
+- `methods.send`: raw bytes of argument tables, and names that pamqp refuses.
+
 `ControlSettings` holds credentials, deadlines and limits; `app` fills it in from the configuration.
 
 Sources: AMQP 0-9-1 spec, 2.2.4 (opening a connection), 2.2.7 and 4.8 (a channel exception closes the channel);
@@ -16,18 +26,21 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar, cast
-from urllib.parse import quote
+from typing import NamedTuple, NoReturn, TypeVar
 
+import aio_pika
 import aiormq
+from aio_pika.abc import AbstractChannel, TimeoutType, UnderlayChannel, UnderlayConnection
+from aio_pika.connection import make_url
+from aio_pika.tools import OneShotCallback
 from aiormq.exceptions import (
     AMQPError,
     ChannelAccessRefused,
     ChannelClosed,
-    ChannelInvalidStateError,
     ChannelLockedResource,
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
@@ -36,7 +49,7 @@ from aiormq.exceptions import (
     ProbableAuthenticationError,
 )
 
-from proxy.broker.methods import Method
+from proxy.broker.methods import Method, make
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import Secrets
 
@@ -130,16 +143,78 @@ class ControlSettings:
     declared: DeclaredSettings = field(default_factory=DeclaredSettings)
 
 
-# Whatever it warns of reaches us as an exception as well, and is logged with its virtual host where it is handled.
-logging.getLogger("aiormq").setLevel(logging.CRITICAL)
+# Whatever they warn of reaches us as an exception as well, and is logged with its virtual host where it is handled.
+for _library in ("aiormq", "aio_pika"):
+    logging.getLogger(_library).setLevel(logging.CRITICAL)
 
 
-class AmqpConnection(aiormq.Connection):
+class _Transport(aiormq.Connection):
+    """aiormq's connection; see the module."""
+
+    FRAME_BUFFER_SIZE = 1024  # each of our channels has at most one frame in it
+
+
+class _Channel(aio_pika.Channel):
+    """aio-pika's channel; it leaves nothing on the connection once it is closed. See the module."""
+
+    async def _open(self) -> None:
+        transport = self._connection.transport
+        if transport is None:
+            raise AMQPError("connection closed")
+        channel = await transport.connection.channel(self._channel_number, publisher_confirms=False)
+        closed = OneShotCallback(self._on_close)
+        channel.closing.add_done_callback(closed)
+        self._channel = UnderlayChannel(channel=channel, close_callback=closed)
+        await self._on_open()
+
+
+class AmqpConnection(aio_pika.Connection):
     """An open connection to one virtual host."""
 
-    # aiormq drops its Channel.CloseOk when the queue of frames to write is full, and the broker then refuses the
-    # channel's number for ever. Each of our channels has at most one frame in it.
-    FRAME_BUFFER_SIZE = 1024
+    CHANNEL_CLASS = _Channel
+
+    def __init__(self, settings: ControlSettings, vhost: str, host: str, port: int) -> None:
+        """Prepare; `connect` opens it."""
+        tls = settings.tls
+        super().__init__(
+            make_url(
+                host=host,
+                port=port,
+                login=settings.username,
+                password=settings.password,
+                ssl=tls is not None,
+                heartbeat=settings.heartbeat_seconds,
+            ),
+            ssl_context=tls.context() if tls is not None else None,
+            client_properties={"connection_name": settings.connection_name, "product": "oxproxy"},
+        )
+        self._vhost = vhost
+        if tls is not None and tls.server_name:
+            self.kwargs["server_hostname"] = tls.server_name
+        #: Set when the connection has ended, or owes an answer: heartbeats would take minutes to say so.
+        self.lost = asyncio.Event()
+        self.close_callbacks.add(lambda *_: self.lost.set())
+
+    async def connect(self, timeout: TimeoutType = None) -> None:  # noqa: ASYNC109 - aio-pika's signature
+        """Connect; called once."""
+        transport = _Transport(self.url, **self.kwargs)
+        transport.vhost = self._vhost
+        await asyncio.wait_for(transport.connect(), timeout)
+        closed = OneShotCallback(self._on_connection_close)
+        transport.closing.add_done_callback(closed)
+        self.transport = UnderlayConnection(connection=transport, close_callback=closed)
+        await self._on_connected()
+
+    @property
+    def opened(self) -> aiormq.abc.AbstractConnection:
+        """aiormq's connection.
+
+        Raises:
+            AMQPError: it was closed.
+        """
+        if self.transport is None:
+            raise AMQPError("connection closed")
+        return self.transport.connection
 
 
 async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) -> AmqpConnection:
@@ -156,10 +231,9 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
             else UNAVAILABLE.
     """
     place = f"{host}:{port}"
-    connection = _prepared(settings, vhost, host, port)
+    connection = AmqpConnection(settings, vhost, host, port)
     try:
-        async with asyncio.timeout(settings.deadline_seconds):
-            await connection.connect()
+        await connection.connect(settings.deadline_seconds)
     except TimeoutError as error:
         text = f"{place} did not answer within {settings.deadline_seconds:g} s"
         raise UpstreamError(UpstreamFailure.TIMEOUT, text) from error
@@ -183,24 +257,6 @@ def cause_of(error: BaseException) -> str:
     """Say in a few words what an exception of aiormq or of a socket means."""
     text = str(error.args[-1]) if error.args else ""
     return text or type(error).__name__
-
-
-def _prepared(settings: ControlSettings, vhost: str, host: str, port: int) -> AmqpConnection:
-    scheme = "amqp" if settings.tls is None else "amqps"
-    user, password = quote(settings.username, safe=""), quote(settings.password, safe="")
-    name = f"[{host}]" if ":" in host else host
-    # Any: handed on to asyncio.open_connection, whose other arguments have other types.
-    tls: dict[str, Any] = (
-        {"server_hostname": settings.tls.server_name} if settings.tls and settings.tls.server_name else {}
-    )
-    connection = AmqpConnection(
-        f"{scheme}://{user}:{password}@{name}:{port}/?heartbeat={settings.heartbeat_seconds}",
-        context=settings.tls.context() if settings.tls is not None else None,
-        client_properties={"connection_name": settings.connection_name, "product": "oxproxy"},
-        **tls,
-    )
-    connection.vhost = vhost
-    return connection
 
 
 #: Channels for single methods, so that a client's declare never waits behind thousands of bulk bindings.
@@ -235,19 +291,18 @@ class ControlConnection:
         self._settings = settings
         self._vhost = vhost
         self._connection: AmqpConnection | None = None
-        self._idle: list[aiormq.Channel] = []
+        self._idle: list[AbstractChannel] = []
         self._singles = asyncio.Semaphore(_SINGLES)
         self._bulk = asyncio.Semaphore(1)
         self._lanes = 1
         self._channel_max = 1
         self._last_number = 0
-        #: Set when an answer did not come in time: heartbeats would take minutes to say so.
-        self._silent = asyncio.Event()
 
     @property
     def connected(self) -> bool:
         """Whether the connection stands, as far as is known: it is not closed and owes no answer."""
-        return self._connection is not None and not self._connection.is_closed and not self._silent.is_set()
+        connection = self._connection
+        return connection is not None and not connection.lost.is_set() and not connection.opened.is_closed
 
     async def connect(self) -> None:
         """Connect to the first host that answers.
@@ -266,15 +321,15 @@ class ControlConnection:
                     raise
                 failures.append(error.message)
             else:
-                self._make_room(self._connection.connection_tune.channel_max or _NO_LIMIT)
+                self._make_room(self._connection.opened.connection_tune.channel_max or _NO_LIMIT)
                 return
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, "; ".join(failures))
 
     async def wait_lost(self, timeout_seconds: float, wake: asyncio.Event | None = None) -> bool:
         """Wait until the connection is lost, at most so long, or until woken; say whether it is lost."""
         if self._connection is not None and self.connected:
-            events = [self._silent, wake] if wake is not None else [self._silent]
-            waiting = [self._connection.closing, *(asyncio.ensure_future(event.wait()) for event in events)]
+            events = [self._connection.lost, wake] if wake is not None else [self._connection.lost]
+            waiting = [asyncio.ensure_future(event.wait()) for event in events]
             try:
                 await asyncio.wait(waiting, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -331,7 +386,7 @@ class ControlConnection:
         await self._while_open(lanes())
         return refusals
 
-    async def channel(self) -> aiormq.Channel:
+    async def channel(self) -> AbstractChannel:
         """Open a channel for the caller alone, for more than single methods.
 
         Raises:
@@ -343,29 +398,30 @@ class ControlConnection:
         """Close the connection, waiting at most the deadline for the broker's close-ok."""
         connection, self._connection = self._connection, None
         self._idle.clear()
-        self._silent.clear()
-        if connection is None or connection.is_closed:
+        if connection is None:
             return
+        connection.lost.set()
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
                 await connection.close()
         except (AMQPError, OSError, TimeoutError):
             return
 
-    async def _while_open(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _while_open(self, work: Coroutine[object, None, T]) -> T:
         """Do something that needs the connection, and end it with the connection.
 
         aiormq now and then leaves a call waiting whose connection closes in the same moment.
         """
-        if self._connection is None or self._connection.is_closed:
+        connection = self._connection
+        if connection is None or connection.lost.is_set():
             work.close()
             self._unavailable("not connected")
-        closing = self._connection.closing
         doing = asyncio.ensure_future(work)
+        lost = asyncio.ensure_future(connection.lost.wait())
         try:
-            await asyncio.wait((doing, closing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((doing, lost), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            closing.cancel()
+            lost.cancel()
             if not doing.done():
                 doing.cancel()
                 await asyncio.gather(doing, return_exceptions=True)
@@ -379,7 +435,7 @@ class ControlConnection:
         self._bulk = asyncio.Semaphore(self._lanes)
         self._singles = asyncio.Semaphore(max(1, min(_SINGLES, channel_max // 4)))
 
-    async def _channel(self) -> aiormq.Channel:
+    async def _channel(self) -> AbstractChannel:
         while self._idle:
             channel = self._idle.pop()
             if not channel.is_closed:
@@ -387,27 +443,30 @@ class ControlConnection:
         if self._connection is None:
             self._unavailable("connection closed")
         try:
+            channel = self._connection.channel(self._number(self._connection), publisher_confirms=False)
             async with asyncio.timeout(self._settings.deadline_seconds):
-                number = self._number(self._connection)
-                return cast(aiormq.Channel, await self._connection.channel(number, publisher_confirms=False))
+                await channel.initialize()
         except TimeoutError as error:
             self._late(error)
         except asyncio.CancelledError as error:
             self._cancelled(error)
+        except UpstreamError:
+            raise
         except Exception as error:  # noqa: BLE001 - as in `_rpc`
             self._unavailable(cause_of(error), error)
+        return channel
 
     def _number(self, connection: AmqpConnection) -> int:
         # Round and round: aiormq would take the number of a refused channel again before its close-ok is written.
         for _ in range(self._channel_max):
             self._last_number = self._last_number % self._channel_max + 1
-            if self._last_number not in connection.channels:
+            if self._last_number not in connection.opened.channels:
                 return self._last_number
         self._unavailable(f"all {self._channel_max} channels are in use")
 
-    async def _rpc(self, channel: aiormq.Channel, method: Method) -> Refusal | None:
+    async def _rpc(self, channel: AbstractChannel, method: Method) -> Refusal | None:
         try:
-            await channel.rpc(method, timeout=self._settings.deadline_seconds)
+            await make(method, channel, self._settings.deadline_seconds)
         except TimeoutError as error:
             self._late(error)
         except asyncio.CancelledError as error:
@@ -432,7 +491,8 @@ class ControlConnection:
         self._unavailable("connection closed", error)
 
     def _late(self, error: TimeoutError) -> NoReturn:
-        self._silent.set()
+        if self._connection is not None:
+            self._connection.lost.set()
         seconds = self._settings.deadline_seconds
         raise UpstreamError(
             UpstreamFailure.TIMEOUT, f"vhost {self._vhost!r}: no answer within {seconds:g} s"
@@ -445,7 +505,6 @@ class ControlConnection:
         extra, self._idle[:] = self._idle[_KEPT_IDLE:], self._idle[:_KEPT_IDLE]
         for channel in extra:
             if not channel.is_closed:
-                try:
-                    await channel.close(timeout=self._settings.deadline_seconds)
-                except (AMQPError, ChannelInvalidStateError, OSError, TimeoutError):
-                    continue
+                with suppress(AMQPError, RuntimeError, OSError, TimeoutError):
+                    async with asyncio.timeout(self._settings.deadline_seconds):
+                        await channel.close()

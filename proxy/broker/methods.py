@@ -1,28 +1,35 @@
-"""The AMQP methods that the control plane sends, and what a refusal of each means.
+"""The declarations that the control plane makes, and what a refusal of each means.
 
-The methods are encoded here byte for byte: aiormq would send them, but pamqp refuses names that RabbitMQ allows
-(``orders~2``, ``Käse``) and changes the integer types of arguments. Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and
-1.7 (queue class); RabbitMQ's access control guide (permissions).
+They are made by aio-pika's calls. Two things it can't say are sent as bytes that `proxy.amqp` encodes, as those of the
+relays are: argument tables, whose integer types pamqp changes, and names that RabbitMQ allows and pamqp refuses
+(``orders~2``, ``Käse``). Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and 1.7 (queue class); RabbitMQ's access
+control guide (permissions).
 """
 
 from __future__ import annotations
 
-import struct
-from typing import TypeAlias
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol, cast
 
-from aiormq import spec
+from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractQueue
+from aiormq import Channel, spec
+from aiormq.abc import FieldTable
 
+from proxy.amqp import method_frames
+from proxy.amqp.frames import FRAME_HEAD
+from proxy.amqp.methods import method_of
 from proxy.amqp.tables import encode_table
 from proxy.relay.tokens import token
-from proxy.relay.vhost import Destination, OwnedExchange
-from proxy.values import Table, Value
+from proxy.relay.vhost import OwnedExchange
+from proxy.values import QUEUE, Destination, Table, Value
 
-_PASSIVE, _DURABLE = 1, 2
 #: AMQP 0-9-1 spec, 4.2.5.3: a short string has at most 255 octets.
 _LONGEST_NAME_BYTES = 255
 #: RabbitMQ quotes names in a reply text, which it cuts at 255 bytes, perhaps within a character; pamqp gives up
 #: the connection on that. Behind this many bytes of names nothing can be cut but our own ASCII.
 _QUOTABLE_BYTES = 140
+_METHOD_BYTES = 4
 
 #: The argument that says an exchange is ours.
 MARK = b"x-open-exchange"
@@ -32,108 +39,181 @@ ABSENT = "does not exist"
 INTERNAL = "is internal: nobody can publish to it"
 
 
-class _Written:
-    """A method whose bytes behind class and method id are given."""
+class Method(Protocol):
+    """A declaration."""
 
-    payload = b""
+    @property
+    def frame(self) -> bytes:
+        """The method as bytes, for channel 0."""
 
-    def marshal(self) -> bytes:
-        return self.payload
+    async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
+        """Make the declaration by aio-pika; a refusal closes the channel and raises, so does time.
 
-
-class _QueueDeclare(_Written, spec.Queue.Declare):
-    """queue.declare."""
-
-
-class _QueueBind(_Written, spec.Queue.Bind):
-    """queue.bind."""
+        Raises:
+            ValueError: it can't be said so.
+        """
 
 
-class _QueueUnbind(_Written, spec.Queue.Unbind):
-    """queue.unbind."""
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Asks whether a queue or an exchange exists, without making it (a passive declare)."""
+
+    destination: Destination
+
+    @property
+    def frame(self) -> bytes:
+        """See `Method`."""
+        return method_frames.look_for(0, self.destination)
+
+    async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
+        """See `Method`."""
+        kind, name = self.destination
+        if kind == QUEUE:
+            return await channel.declare_queue(name.decode(), passive=True, timeout=limit_seconds)
+        return await channel.declare_exchange(name.decode(), passive=True, timeout=limit_seconds)
 
 
-class _ExchangeDeclare(_Written, spec.Exchange.Declare):
-    """exchange.declare."""
+@dataclass(frozen=True, slots=True)
+class DeclareQueue:
+    """Declares a durable queue."""
+
+    name: bytes
+    arguments: Table = ()
+
+    @property
+    def frame(self) -> bytes:
+        """See `Method`."""
+        return method_frames.queue_declare(0, self.name, encode_table(self.arguments))
+
+    async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
+        """See `Method`."""
+        _refuse_arguments(self.arguments)
+        return await channel.declare_queue(self.name.decode(), durable=True, timeout=limit_seconds)
 
 
-class _ExchangeBind(_Written, spec.Exchange.Bind):
-    """exchange.bind."""
+@dataclass(frozen=True, slots=True)
+class DeclareExchange:
+    """Declares a durable exchange; of arguments it has a mark and an alternate exchange, or none."""
+
+    name: bytes
+    type: bytes
+    marked: bool = False
+    alternate: bytes | None = None
+
+    @property
+    def frame(self) -> bytes:
+        """See `Method`."""
+        table: Table = ((MARK, Value("t", True)),) if self.marked else ()
+        if self.alternate is not None:
+            table = ((b"alternate-exchange", Value("S", self.alternate)), *table)
+        return method_frames.exchange_declare(0, self.name, self.type, encode_table(table))
+
+    async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
+        """See `Method`."""
+        arguments: FieldTable = {MARK.decode(): True} if self.marked else {}
+        if self.alternate is not None:
+            arguments["alternate-exchange"] = self.alternate.decode()
+        named = self.name.decode(), self.type.decode()
+        return await channel.declare_exchange(*named, durable=True, arguments=arguments, timeout=limit_seconds)
 
 
-class _ExchangeUnbind(_Written, spec.Exchange.Unbind):
-    """exchange.unbind."""
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """Binds a destination to an exchange under a key, with raw entries of an argument table; twice is once."""
+
+    source: bytes
+    destination: Destination
+    key: bytes
+    entries: bytes = b""
+
+    @property
+    def frame(self) -> bytes:
+        """See `Method`."""
+        return method_frames.bind(0, self.destination, self.source, self.key, self.entries)
+
+    async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
+        """See `Method`."""
+        _refuse_arguments(self.entries)
+        receiver = await _receiver(channel, self.destination)
+        return await receiver.bind(self.source.decode(), self.key.decode(), timeout=limit_seconds)
 
 
-Method: TypeAlias = _QueueDeclare | _QueueBind | _QueueUnbind | _ExchangeDeclare | _ExchangeBind | _ExchangeUnbind
+@dataclass(frozen=True, slots=True)
+class Unbind:
+    """Takes such a binding away; no error where there is none."""
+
+    source: bytes
+    destination: Destination
+    key: bytes
+    entries: bytes = b""
+
+    @property
+    def frame(self) -> bytes:
+        """See `Method`."""
+        return method_frames.unbind(0, self.destination, self.source, self.key, self.entries)
+
+    async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
+        """See `Method`."""
+        _refuse_arguments(self.entries)
+        receiver = await _receiver(channel, self.destination)
+        return await receiver.unbind(self.source.decode(), self.key.decode(), timeout=limit_seconds)
 
 
-def declare_queue(name: bytes, arguments: Table = ()) -> Method:
-    """Declare a durable queue."""
-    method = _QueueDeclare()
-    method.payload = _names(name) + bytes([_DURABLE]) + _table(arguments)
-    return method
+async def make(method: Method, channel: AbstractChannel, limit_seconds: float) -> None:
+    """Make a declaration by aio-pika, or by its bytes where aio-pika can't say it."""
+    try:
+        await method.call(channel, limit_seconds)
+    except ValueError:
+        await send(method.frame, channel, limit_seconds)
 
 
-def find(destination: Destination) -> Method:
-    """Ask whether a queue or an exchange exists, without making it (a passive declare)."""
+async def send(frame: bytes, channel: AbstractChannel, limit_seconds: float) -> None:
+    """Send a method that `proxy.amqp` has encoded, for whatever channel, and wait for its answer."""
+    underlay = cast(Channel, await channel.get_underlay_channel())
+    payload = frame[FRAME_HEAD.size : -1]
+    method = _encoded(method_of(payload))()
+    vars(method)["encoded"] = payload[_METHOD_BYTES:]
+    await underlay.rpc(method, timeout=limit_seconds)
+
+
+@cache
+def _encoded(method: int) -> type[Any]:  # a method of pamqp
+    """Make the class of a method that has been encoded, as aiormq takes it; it sends its ``encoded`` bytes."""
+    kind: type[Any] = spec.INDEX_MAPPING[method]
+    return type(kind.__name__, (kind,), {"marshal": lambda self: self.encoded})
+
+
+def _refuse_arguments(arguments: bytes | Table) -> None:
+    if arguments:
+        raise ValueError("pamqp changes the types of arguments")
+
+
+async def _receiver(channel: AbstractChannel, destination: Destination) -> AbstractQueue | AbstractExchange:
+    """Give aio-pika's object for a queue or an exchange, without asking the broker."""
     kind, name = destination
-    method: Method
-    if kind == "queue":
-        method = _QueueDeclare()
-        method.payload = _names(name) + bytes([_PASSIVE]) + _table(())
-    else:
-        method = _ExchangeDeclare()
-        # A passive declare does not compare the type, but it must be one that the broker knows.
-        method.payload = _names(name, b"direct") + bytes([_PASSIVE]) + _table(())
-    return method
+    if kind == QUEUE:
+        return await channel.get_queue(name.decode(), ensure=False)
+    return await channel.get_exchange(name.decode(), ensure=False)
 
 
-def declare_carrier(exchange: OwnedExchange) -> Method:
+def declare_carrier(exchange: OwnedExchange) -> DeclareExchange:
     """Declare the durable direct exchange that carries an exchange's messages."""
-    arguments: Table = ((MARK, Value("t", True)),)
-    if exchange.alternate is not None:
-        arguments = ((b"alternate-exchange", Value("S", exchange.alternate)), *arguments)
-    method = _ExchangeDeclare()
-    method.payload = _names(exchange.carrier, b"direct") + bytes([_DURABLE]) + _table(arguments)
-    return method
+    return DeclareExchange(exchange.carrier, b"direct", marked=True, alternate=exchange.alternate)
 
 
-def declare_marker(name: bytes) -> Method:
+def declare_marker(name: bytes) -> DeclareExchange:
     """Declare a durable exchange that says something by being there."""
-    method = _ExchangeDeclare()
-    method.payload = _names(name, b"fanout") + bytes([_DURABLE]) + _table(())
-    return method
+    return DeclareExchange(name, b"fanout")
 
 
-def bind_token(carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b"") -> Method:
-    """Bind a destination to a carrier under a token; doing it twice is doing it once.
-
-    Args:
-        carrier: the carrier.
-        destination: what is bound.
-        key: the token, or another key; None: the unkeyed token.
-        entries: raw entries of the argument table.
-    """
-    kind, name = destination
-    method: Method = _QueueBind() if kind == "queue" else _ExchangeBind()
-    under = token(kind, name) if key is None else key
-    method.payload = _names(name, carrier, under) + b"\0" + struct.pack(">I", len(entries)) + entries
-    return method
+def bind_token(carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b"") -> Bind:
+    """Bind a destination to a carrier under a token, None: the unkeyed one."""
+    return Bind(carrier, destination, token(*destination) if key is None else key, entries)
 
 
-def unbind_token(carrier: bytes, destination: Destination, key: bytes | None = None) -> Method:
-    """Take a destination's token away, None: the unkeyed one; no error where there is none."""
-    kind, name = destination
-    under = token(kind, name) if key is None else key
-    method: Method
-    if kind == "queue":
-        method = _QueueUnbind()  # has no no-wait bit
-        method.payload = _names(name, carrier, under) + _table(())
-    else:
-        method = _ExchangeUnbind()
-        method.payload = _names(name, carrier, under) + b"\0" + _table(())
-    return method
+def unbind_token(carrier: bytes, destination: Destination, key: bytes | None = None) -> Unbind:
+    """Take a destination's token away, None: the unkeyed one."""
+    return Unbind(carrier, destination, token(*destination) if key is None else key)
 
 
 def unnameable(name: bytes) -> str | None:
@@ -163,13 +243,3 @@ def reason(code: int, text: str, kind: str) -> str:
             f"and read permission on the carrier exchange ({text})"
         )
     return f"refused: {code} {text}"
-
-
-def _names(*names: bytes) -> bytes:
-    # The first two octets are a reserved short integer (once the access ticket).
-    return b"\0\0" + b"".join(bytes([len(name)]) + name for name in names)
-
-
-def _table(arguments: Table) -> bytes:
-    entries = encode_table(arguments)
-    return struct.pack(">I", len(entries)) + entries

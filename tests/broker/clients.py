@@ -5,16 +5,16 @@ Nothing of the control plane is used but its connection, which sends any bytes.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC
 
+from proxy.amqp.method_frames import exchange_declare
 from proxy.amqp.tables import encode_table
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.store import declared_exchange, stored_binding, with_copies
-from proxy.broker.methods import Method, bind_token, declare_carrier, unbind_token
+from proxy.broker.methods import Bind, Unbind, bind_token, unbind_token
 from proxy.relay.declare.storage import exchange_arguments, kept_rows, signed_copy
 from proxy.relay.tokens import token
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, StoredBinding, VhostState
@@ -69,6 +69,16 @@ def declare_here(
     return owned
 
 
+@dataclass(frozen=True)
+class _Raw:
+    """A method that only its bytes say."""
+
+    frame: bytes
+
+    async def call(self, channel: object, limit_seconds: float) -> object:
+        raise ValueError
+
+
 class Client:
     """Clients behind a sidecar, as the broker sees them."""
 
@@ -86,9 +96,10 @@ class Client:
         await self.declare_raw(name, entries, flags)
 
     async def declare_raw(self, name: str, entries: bytes, flags: int = DURABLE) -> None:
-        method = declare_carrier(OwnedExchange(b"", "x-open", Delivery.CARRIER, b""))
-        method.payload = _names(name, "direct") + bytes([flags]) + struct.pack(">I", len(entries)) + entries
-        assert await self._connection.call(method) is None
+        kinds = {"durable": DURABLE, "auto_delete": AUTO_DELETE, "internal": INTERNAL}
+        said = {kind: bool(flags & flag) for kind, flag in kinds.items()}
+        frame = exchange_declare(0, name.encode(), b"direct", entries, **said)
+        assert await self._connection.call(_Raw(frame)) is None
 
     async def bind(self, *bindings: StoredBinding, tokens: bool = True) -> None:
         """Bind under the storage key, then under the token, as relays do."""
@@ -104,36 +115,22 @@ class Client:
             assert set(await self._connection.call_all(made)) <= {None}
 
     async def bind_raw(self, exchange: str, queue: str, key: bytes, entries: bytes) -> None:
-        method = bind_token(b"", ("queue", b""))
-        names = _names(queue, exchange, key.decode())
-        method.payload = names + b"\0" + struct.pack(">I", len(entries)) + entries
-        assert await self._connection.call(method) is None
+        bind = bind_token(exchange.encode(), ("queue", queue.encode()), key, entries)
+        assert await self._connection.call(bind) is None
 
     async def unbind(self, *bindings: StoredBinding, tokens: bool = True) -> None:
         for each in bindings:
             binding = each.binding
             for key, kept in kept_rows(self.signed(each)):
-                method = unbind_token(b"", ("queue", b""))
-                names = _names(binding.destination.decode(), binding.exchange.decode(), key.decode())
-                method.payload = names + struct.pack(">I", len(kept)) + kept
-                assert await self._connection.call(method) is None
+                assert await self._connection.call(Unbind(binding.exchange, each.destination, key, kept)) is None
             if tokens:
                 destination = binding.destination_type, binding.destination
                 for key in self._tokens.of(*destination):
                     assert await self._connection.call(unbind_token(binding.exchange, destination, key)) is None
 
 
-def _bind(stored: StoredBinding) -> Method:
-    binding = stored.binding
-    key, kept = kept_rows(stored)[0]
-    method = bind_token(b"", ("queue", b""))
-    names = _names(binding.destination.decode(), binding.exchange.decode(), key.decode())
-    method.payload = names + b"\0" + struct.pack(">I", len(kept)) + kept
-    return method
-
-
-def _names(*names: str) -> bytes:
-    return b"\0\0" + b"".join(bytes([len(name.encode())]) + name.encode() for name in names)
+def _bind(stored: StoredBinding) -> Bind:
+    return bind_token(stored.binding.exchange, stored.destination, *kept_rows(stored)[0])
 
 
 @asynccontextmanager

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
+from aio_pika.tools import OneShotCallback
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.methods import bind_token, declare_carrier, declare_queue, find
+from proxy.broker.methods import DeclareQueue, Find, bind_token, declare_carrier
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import Outside, answering, owned, settings
 from tests.private_broker import free_port
@@ -23,12 +25,12 @@ async def connection(broker: Broker, vhost: str) -> AsyncIterator[ControlConnect
 
 
 async def test_a_method_is_done_and_answered(connection: ControlConnection, broker: Broker, vhost: str) -> None:
-    assert await connection.call(declare_queue(b"orders~2")) is None
+    assert await connection.call(DeclareQueue(b"orders~2")) is None
     assert Outside(broker, vhost).queue("orders~2")["durable"] is True
 
 
 async def test_a_refusal_is_a_value(connection: ControlConnection) -> None:
-    refusal = await connection.call(find(("queue", b"nowhere")))
+    refusal = await connection.call(Find(("queue", b"nowhere")))
     assert refusal is not None
     assert refusal.code == 404
     assert "nowhere" in refusal.text
@@ -37,21 +39,33 @@ async def test_a_refusal_is_a_value(connection: ControlConnection) -> None:
 async def test_one_refusal_among_many_disturbs_no_other(connection: ControlConnection) -> None:
     names = [b"q%d" % number for number in range(100)]
     await connection.call(declare_carrier(owned("c")))
-    await connection.call_all([declare_queue(name) for name in names if name != b"q50"])
+    await connection.call_all([DeclareQueue(name) for name in names if name != b"q50"])
     refusals = await connection.call_all([bind_token(b"c", ("queue", name)) for name in names])
     assert [name for name, refusal in zip(names, refusals, strict=True) if refusal is not None] == [b"q50"]
 
 
 async def test_refusals_alone_disturb_nobody_either(connection: ControlConnection) -> None:
-    refusals = await connection.call_all([find(("queue", b"q%d" % number)) for number in range(300)])
+    refusals = await connection.call_all([Find(("queue", b"q%d" % number)) for number in range(300)])
     assert {refusal.code for refusal in refusals if refusal is not None} == {404}
-    assert await connection.call(declare_queue(b"q")) is None
+    assert await connection.call(DeclareQueue(b"q")) is None
+
+
+async def test_a_refusal_leaves_nothing_on_the_connection(connection: ControlConnection) -> None:
+    def callbacks() -> int:
+        gc.collect()
+        return sum(isinstance(thing, OneShotCallback) for thing in gc.get_objects())
+
+    missing = [Find(("queue", b"q%d" % number)) for number in range(300)]
+    await connection.call_all(missing)
+    before = callbacks()
+    await connection.call_all(missing)
+    assert callbacks() <= before + 10
 
 
 async def test_a_refusal_whose_text_is_cut_keeps_the_connection(connection: ControlConnection) -> None:
     # The text quotes the name and is longer than 255 bytes, which the broker cuts.
     name = "ä".encode() * 70
-    assert await connection.call(find(("queue", name))) is not None
+    assert await connection.call(Find(("queue", name))) is not None
     assert connection.connected
 
 
@@ -62,7 +76,7 @@ async def test_nothing_at_all_is_nothing(connection: ControlConnection) -> None:
 async def test_channels_left_over_from_a_bulk_are_closed(
     connection: ControlConnection, broker: Broker, vhost: str
 ) -> None:
-    await connection.call_all([declare_queue(b"q%d" % number) for number in range(64)])
+    await connection.call_all([DeclareQueue(b"q%d" % number) for number in range(64)])
     # Blocking on purpose: the connection must not need our loop for what has been closed already.
     listed = broker.api("GET", f"vhosts/{vhost}/channels?columns=number")
     assert len(listed) <= 8
@@ -95,11 +109,11 @@ async def test_a_lost_connection_is_noticed_and_can_be_made_again(
     broker.delete_vhost(vhost)
     assert await connection.wait_lost(30)
     with pytest.raises(UpstreamError) as caught:
-        await connection.call(declare_queue(b"q"))
+        await connection.call(DeclareQueue(b"q"))
     assert caught.value.failure is UpstreamFailure.UNAVAILABLE
     broker.create_vhost(vhost)
     await connection.connect()
-    assert await connection.call(declare_queue(b"q")) is None
+    assert await connection.call(DeclareQueue(b"q")) is None
 
 
 async def test_a_standing_connection_is_not_lost(connection: ControlConnection) -> None:
@@ -109,8 +123,8 @@ async def test_a_standing_connection_is_not_lost(connection: ControlConnection) 
 async def test_methods_under_way_end_with_the_connection(
     connection: ControlConnection, broker: Broker, vhost: str
 ) -> None:
-    many = asyncio.ensure_future(connection.call_all([declare_queue(b"q%d" % number) for number in range(1000)]))
-    await connection.call(declare_queue(b"first"))
+    many = asyncio.ensure_future(connection.call_all([DeclareQueue(b"q%d" % number) for number in range(1000)]))
+    await connection.call(DeclareQueue(b"first"))
     await connection.close()
     with pytest.raises(UpstreamError) as caught:
         await many
@@ -118,12 +132,12 @@ async def test_methods_under_way_end_with_the_connection(
 
 
 async def test_a_cancelled_caller_is_cancelled(connection: ControlConnection) -> None:
-    many = asyncio.ensure_future(connection.call_all([declare_queue(b"q%d" % number) for number in range(1000)]))
-    await connection.call(declare_queue(b"first"))
+    many = asyncio.ensure_future(connection.call_all([DeclareQueue(b"q%d" % number) for number in range(1000)]))
+    await connection.call(DeclareQueue(b"first"))
     many.cancel()
     with pytest.raises(asyncio.CancelledError):
         await many
-    assert await connection.call(declare_queue(b"after")) is None
+    assert await connection.call(DeclareQueue(b"after")) is None
 
 
 async def test_a_broker_that_goes_silent_counts_as_lost(broker: Broker, vhost: str) -> None:
@@ -147,7 +161,7 @@ async def test_a_broker_that_goes_silent_counts_as_lost(broker: Broker, vhost: s
         await connection.connect()
         talking.clear()
         with pytest.raises(UpstreamError) as caught:
-            await connection.call(declare_queue(b"q"))
+            await connection.call(DeclareQueue(b"q"))
         assert caught.value.failure is UpstreamFailure.TIMEOUT
         assert await connection.wait_lost(30)
         talking.set()

@@ -6,7 +6,7 @@ import ssl
 import pytest
 
 from proxy.broker.connection import ControlConnection, TlsSettings, log_in
-from proxy.broker.methods import declare_queue
+from proxy.broker.methods import DeclareQueue
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.world import Outside, answering, settings
 from tests.private_broker import free_port
@@ -22,7 +22,7 @@ async def failure(broker: Broker, vhost: str, **more: object) -> UpstreamError:
 
 async def test_the_heartbeat_is_the_one_asked_for(broker: Broker, vhost: str) -> None:
     opened = await log_in(settings(broker, heartbeat_seconds=7), vhost, broker.host, broker.port)
-    assert opened.connection_tune.heartbeat == 7
+    assert opened.opened.connection_tune.heartbeat == 7
     await opened.close()
 
 
@@ -81,7 +81,7 @@ async def test_odd_names_and_passwords_are_quoted(broker: Broker) -> None:
     try:
         connection = ControlConnection(settings(broker, username=user, password=password), name)
         await connection.connect()
-        assert await connection.call(declare_queue(b"q")) is None
+        assert await connection.call(DeclareQueue(b"q")) is None
         await connection.close()
         assert Outside(broker, name).queue("q")["name"] == "q"
     finally:

@@ -19,21 +19,21 @@ class Line:
     """A connection to a broker that refuses what it is told to refuse, and keeps what it was sent."""
 
     def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self.refusals: dict[bytes, Refusal] = {}
+        self.sent: list[Method] = []
+        self.refusals: dict[Method, Refusal] = {}
 
     async def call_all(self, methods: Sequence[Method]) -> list[Refusal | None]:
-        self.sent += [method.payload for method in methods]
-        return [self.refusals.get(method.payload) for method in methods]
+        self.sent += methods
+        return [self.refusals.get(method) for method in methods]
 
     def refuse(self, carrier: bytes, *destinations: Destination) -> None:
         for destination in destinations:
-            self.refusals[bind_token(carrier, destination).payload] = Refusal(404, "NOT_FOUND - no queue")
+            self.refusals[bind_token(carrier, destination)] = Refusal(404, "NOT_FOUND - no queue")
 
     def bound(self, carrier: bytes, destinations: set[Destination]) -> set[Destination]:
         """Those of the destinations that were bound since the last call, refused or not."""
         sent, self.sent = self.sent, []
-        return {one for one in destinations if bind_token(carrier, one).payload in sent}
+        return {one for one in destinations if bind_token(carrier, one) in sent}
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from typing import Any
 
-import aiormq
 import structlog
-from aiormq.exceptions import AMQPError
+from aio_pika import ExchangeType, Message
+from aio_pika.abc import AbstractExchange, AbstractIncomingMessage
+from aio_pika.exceptions import AMQPError
 
 from proxy.amqp.frames import shortstr
 from proxy.broker.connection import ControlConnection, cause_of
@@ -57,7 +57,7 @@ class Announcements:
         self._heard = heard
         self._supervisor = supervisor or Supervisor()
         self._sender = secrets.token_bytes(_SENDER_BYTES)
-        self._channel: aiormq.Channel | None = None
+        self._exchange: AbstractExchange | None = None
         self._pending: set[bytes] = set()
         self._sending: asyncio.Task[None] | None = None
 
@@ -67,22 +67,22 @@ class Announcements:
         Raises:
             UpstreamError: the connection was lost.
         """
-        self._channel = None
+        self._exchange = None
         channel = await self._connection.channel()
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
-                await channel.exchange_declare(EXCHANGE, exchange_type="fanout", durable=True)
-                queue = str((await channel.queue_declare("", exclusive=True, auto_delete=True)).queue)
-                await channel.queue_bind(queue, EXCHANGE)
-                await channel.basic_consume(queue, self._received, no_ack=True)
+                exchange = await channel.declare_exchange(EXCHANGE, ExchangeType.FANOUT, durable=True)
+                queue = await channel.declare_queue(exclusive=True, auto_delete=True)
+                await queue.bind(exchange)
+                await queue.consume(self._received, no_ack=True)
         except (AMQPError, RuntimeError, OSError, TimeoutError) as error:
             self._failed(error)
         else:
-            self._channel = channel
+            self._exchange = exchange
 
     def announce(self, exchange: bytes) -> None:
         """Say soon that an exchange has changed."""
-        if self._channel is None:
+        if self._exchange is None:
             return
         self._pending.add(exchange)
         if self._sending is None or self._sending.done():
@@ -98,18 +98,18 @@ class Announcements:
         while self._pending:
             await asyncio.sleep(_GATHER_SECONDS)
             names, self._pending = self._pending, set()
-            channel = self._channel
-            if channel is None:
+            exchange = self._exchange
+            if exchange is None:
                 return
             try:
                 async with asyncio.timeout(_DEADLINE_SECONDS):
-                    await channel.basic_publish(encode_announcement(self._sender, names), exchange=EXCHANGE)
+                    await exchange.publish(Message(encode_announcement(self._sender, names)), "")
             except (AMQPError, RuntimeError, OSError, TimeoutError, UpstreamError) as error:
-                self._channel = None
+                self._exchange = None
                 self._failed(error)
 
-    async def _received(self, message: Any) -> None:  # a DeliveredMessage; aiormq has no types
-        heard = decode_announcement(bytes(message.body))
+    async def _received(self, message: AbstractIncomingMessage) -> None:
+        heard = decode_announcement(message.body)
         if heard is not None and heard[0] != self._sender:
             self._heard(heard[1])
 

@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 from proxy.broker.connection import ControlConnection, Refusal
 from proxy.broker.methods import (
+    DeclareQueue,
+    Find,
     bind_token,
     declare_carrier,
     declare_marker,
-    declare_queue,
-    find,
     reason,
     unbind_token,
     unnameable,
@@ -62,7 +62,7 @@ class Executor:
         lacking: list[WantedQueue] = []
         unseen = [queue for queue in wanted if not self._observed.knows(("queue", queue.name))]
         usable = [queue for queue in unseen if unnameable(queue.name) is None]
-        looks = await self._connection.call_all([find(("queue", queue.name)) for queue in usable])
+        looks = await self._connection.call_all([Find(("queue", queue.name)) for queue in usable])
         for queue, refusal in zip(usable, looks, strict=True):
             if refusal is None or refusal.code == _LOCKED:
                 self._observed.add_queue(queue.name, exclusive=refusal is not None)
@@ -70,7 +70,7 @@ class Executor:
                 lacking.append(queue)
             else:
                 refused["queue", queue.name] = f"refused: {refusal.code} {refusal.text}"
-        made = await self._connection.call_all([declare_queue(queue.name, queue.arguments) for queue in lacking])
+        made = await self._connection.call_all([DeclareQueue(queue.name, queue.arguments) for queue in lacking])
         for queue, refusal in zip(lacking, made, strict=True):
             if refusal is None:
                 self._observed.add_queue(queue.name)
@@ -146,7 +146,7 @@ class Executor:
 
     async def find_missing(self, destinations: Sequence[Destination]) -> dict[Destination, str]:
         """Ask the broker itself which destinations it does not have (where there is no inventory)."""
-        refusals = await self._connection.call_all([find(destination) for destination in destinations])
+        refusals = await self._connection.call_all([Find(destination) for destination in destinations])
         return {
             destination: reason(refusal.code, refusal.text, destination[0])
             for destination, refusal in zip(destinations, refusals, strict=True)
