@@ -1,8 +1,8 @@
 """Writes what the report needs beside Spark itself, as one archive: ``python -m deploy.spark.archive FILE``.
 
 spark-submit hands it out with ``--py-files``. It holds this package, PyYAML and pamqp, with which rules files are read,
-and Jinja, with which pages are written: all of it Python and text, so that it fits every machine. Only the driver uses
-it: nothing of this package runs on executors.
+and Jinja, with which pages are written: all of it Python and text, so that it fits every machine. Executors use of it
+what turns a segment into partials.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def write(target: Path) -> None:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         libraries = [Path(str(module.__file__)).parent for module in (yaml, pamqp, jinja2, markupsafe)]
         for package in (ROOT / "proxy", *libraries):
-            for path in sorted([*package.rglob("*.py"), *package.rglob("templates/*")]):
+            for path in sorted([*package.rglob("*.py"), *package.rglob("templates/*"), *package.rglob("sql/*.sql")]):
                 _add(archive, path.relative_to(package.parent).as_posix(), path.read_bytes())
         # The command asks for its own version.
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -16,15 +16,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import json
 import operator
+import re
 import tempfile
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
 from datetime import date
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from string import Template
+from typing import NamedTuple
 
 import duckdb
 
@@ -47,89 +49,19 @@ SIZE_CLASSES = (100, 1_000, 10_000, 100_000, 1_000_000, None)
 #: A bloom filter has this many bits for a message id, at least, and sets so many: two in a hundred answers are wrong.
 BLOOM_BITS, BLOOM_HASHES = 10, 4
 
-_NUMBERS = ("v", "ch", "seq", "size", "dropped")
-_STRINGS = (
-    "kind",
-    "ts",
-    "proxy",
-    "conn",
-    "user",
-    "vhost",
-    "exchange",
-    "rk",
-    "message_id",
-    "outcome",
-    "rules",
-    "reason",
-)
-_FIELDS: dict[str, Any] = {  # as from_json takes them
-    **dict.fromkeys(_NUMBERS, "BIGINT"),
-    **dict.fromkeys((*_STRINGS, "result", "from", "to"), "VARCHAR"),
-    **{name: ["VARCHAR"] for name in ("queues", "exchanges", "remotes", "bindings")},
-    **dict.fromkeys(("decide_us", "confirm_us"), "DOUBLE"),
-}
-#: Bytes of text that are parsed at once, that are aggregated at once, and of compressed data that are inflated at once.
-_CHUNK, _GROUP, _FED = 4 << 20, 96 << 20, 256 << 10
-_LONGEST_LINE, _LINES_AT_ONCE = 16 << 20, 4096
+#: Bytes of text that are aggregated at once, that are inflated at once, and of compressed data likewise.
+_GROUP, _CHUNK, _FED = 96 << 20, 4 << 20, 256 << 10
+#: A longer line is cut; what DuckDB must take is that, a chunk more, and thrice as much where it is no UTF-8.
+_LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
+_BLANK = b" \t\r\n"
+_LINES_AT_ONCE = 4096
 
-#: Lines as they are judged, with the number of their segment, ``sid``. Fields of another type than expected are null,
-#: like missing ones. ``sender`` stands for a connection, ``id`` for a message id: comparing numbers is cheaper, and the
-#: second is the same with every version of DuckDB.
-_LINES = f"""
-    WITH split AS MATERIALIZED (
-        SELECT sid, string_split(text, chr(10)) AS several FROM (
-            SELECT unnest($texts::VARCHAR[]) AS text, unnest($sids::BIGINT[]) AS sid)),
-    parsed AS (
-        SELECT sid, line, unnest(from_json(TRY_CAST(line AS JSON), '{json.dumps(_FIELDS)}')) FROM (
-            SELECT sid, unnest(several) AS line FROM split) WHERE line <> ''),
-    timed AS (
-        SELECT * EXCLUDE ts, CASE WHEN length(ts) BETWEEN 20 AND 27 AND ts[11] = 'T' AND ts[-1] = 'Z'
-            THEN TRY_CAST(ts AS TIMESTAMP) END AS t FROM parsed),
-    judged AS (
-        SELECT *, CASE
-            WHEN v = {VERSION} AND t IS NOT NULL AND proxy IS NOT NULL AND CASE kind
-                WHEN 'publish' THEN conn IS NOT NULL AND "user" IS NOT NULL AND vhost IS NOT NULL AND ch IS NOT NULL
-                    AND exchange IS NOT NULL AND rk IS NOT NULL AND outcome IS NOT NULL AND size >= 0 AND seq >= 1
-                WHEN 'settle' THEN conn IS NOT NULL AND ch IS NOT NULL AND seq >= 1 AND result IS NOT NULL
-                WHEN 'gap' THEN dropped IS NOT NULL ELSE false END THEN NULL
-            ELSE '{FOREIGN}' END AS why FROM timed)
-    SELECT * EXCLUDE line, t::DATE AS date, hash(proxy, vhost, "user", conn) AS sender,
-        md5_number_lower(message_id) AS id,
-        CASE WHEN why IS NOT NULL THEN trim(line, ' ' || chr(9) || chr(13)) END AS line FROM judged
-"""
-#: What lines that are no records are. It is asked of those alone: DuckDB would trim every line.
-_REJECTED = f"""
-    DELETE FROM lines WHERE why IS NOT NULL AND line = '';
-    UPDATE lines SET why = CASE WHEN line[1] = '{{' AND line[-1] <> '}}' THEN '{TORN}'
-        WHEN v > {VERSION} THEN '{NEWER}' ELSE why END, line = left(line, {LINE_CHARACTERS}) WHERE why IS NOT NULL;
-"""
-_SETUP = """
-    SET threads = 1;
-    SET preserve_insertion_order = false;
-    SET memory_limit = '512MB';
-    SET temp_directory = '{tempfile.gettempdir()}/oxproxy-spill';
-    SET TimeZone = 'UTC';
-    CREATE MACRO total(x) AS least(sum(x), 9223372036854775807)::BIGINT;
-    CREATE MACRO rounded(x, digits) AS CASE WHEN x = 0 THEN 0.0 ELSE
-        round(x / pow(10.0, floor(log10(x)) - (digits - 1))) * pow(10.0, floor(log10(x)) - (digits - 1)) END;
-    CREATE MACRO pattern(rk) AS array_to_string(list_transform(string_split(rk, '.'), lambda word:
-        CASE WHEN regexp_matches(word, '[0-9]|^[a-fA-F0-9-]{16,}$') THEN '*' ELSE word END), '.');
-"""
-_VIEWS = """
-    CREATE TEMP VIEW records AS FROM lines WHERE why IS NULL;
-    CREATE TEMP VIEW publishes AS FROM records WHERE kind = 'publish';
-    CREATE TEMP VIEW settles AS FROM records WHERE kind = 'settle';
-    CREATE TEMP VIEW back AS SELECT DISTINCT sid, proxy, conn, ch, seq, t AS told FROM settles
-        WHERE result = 'returned';
-"""
-#: What the other statements need more than once.
-_BETWEEN = {
-    "routes": """SELECT sid, date, vhost, exchange, rules, queues, exchanges, remotes, bindings,
-        count(*) AS n, total(size) AS bytes, min(t) AS first, max(t) AS last FROM publishes GROUP BY ALL""",
-    "limits": f"""SELECT sid, list_max(min(id, {SAMPLE})) AS sampled, greatest(list_min(max(t, {LONGEST_TAIL})),
-        least(list_min(max(t, {TAIL})), max(t) - INTERVAL {TAIL_SECONDS} SECOND)) AS tail
-        FROM publishes GROUP BY sid""",
-}
+
+def statements(name: str, **values: object) -> dict[str, str]:
+    """Read a file of SQL (``-- name: NAME`` begins a statement) and fill in values."""
+    content = files(__package__).joinpath("sql", name).read_text("utf-8")
+    parts = re.split(r"^-- name: (.+)\n", content, flags=re.MULTILINE)[1:]
+    return {title: Template(text).safe_substitute(values) for title, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def _classes() -> str:
@@ -138,83 +70,25 @@ def _classes() -> str:
         f"size > {low}" + (f" AND size <= {high}" if high else "")
         for low, high in zip(bounds, SIZE_CLASSES, strict=True)
     ]
-    return f"[{', '.join(f'count(*) FILTER ({test})' for test in tests)}]"
+    return ", ".join(f"count(*) FILTER ({test})" for test in tests)
 
 
-def _named(kind: str, column: str) -> str:
-    return (
-        f"SELECT sid, date, vhost, unnest(list_distinct({column})) AS destination, '{kind}' AS kind, n, bytes, first, "
-        "last FROM routes"
-    )
-
-
-#: Partial tables by name.
-PARTIALS = {
-    "traffic": """SELECT sid, (epoch_us(t) // 60000000)::INTEGER AS clock, vhost, exchange, outcome, proxy,
-        count(*) AS n, total(size) AS bytes FROM publishes GROUP BY ALL""",
-    "destinations": f"""SELECT sid, date, vhost, destination, kind, total(n) AS n, total(bytes) AS bytes,
-        min(first) AS first, max(last) AS last FROM ({_named("queue", "queues")} UNION ALL
-        {_named("exchange", "exchanges")} UNION ALL {_named("remote", "remotes")})
-        WHERE destination IS NOT NULL GROUP BY ALL""",
-    "bindings": """SELECT sid, date, vhost, exchange, binding, rules, total(n) AS n, max(last) AS last FROM (
-        SELECT sid, date, vhost, exchange, unnest(list_distinct(bindings)) AS binding, rules, n, last FROM routes)
-        WHERE binding IS NOT NULL GROUP BY ALL""",
-    "unrouted": """SELECT sid, date, vhost, exchange, pattern(rk) AS rk_pattern, count(*) AS n,
-        min({'t': t, 'message_id': message_id, 'rk': rk, 'outcome': outcome, 'reason': reason}) AS example
-        FROM publishes WHERE outcome = 'unrouted' GROUP BY ALL""",
-    "returned": "SELECT * FROM back",
-    "candidates": """SELECT sid, proxy, conn, ch, seq, t, vhost, exchange, rk, message_id, outcome, reason
-        FROM publishes JOIN limits USING (sid)
-        WHERE t >= tail OR (sid, proxy, conn, ch, seq) IN (SELECT (sid, proxy, conn, ch, seq) FROM back)""",
-    "results": "SELECT sid, date, result, count(*) AS n FROM settles GROUP BY ALL",
-    "latency": f"""SELECT sid, date, hour(t)::INTEGER AS hour, what, rounded(us, {TIME_DIGITS}) AS us, count(*) AS n
-        FROM (SELECT sid, date, t, 'decide' AS what, decide_us AS us FROM publishes WHERE decide_us IS NOT NULL
-            UNION ALL SELECT sid, date, t, 'confirm', confirm_us FROM settles WHERE confirm_us IS NOT NULL)
-        WHERE us >= 0 AND isfinite(us) GROUP BY ALL""",
-    "producers": f"""SELECT * EXCLUDE sender FROM (
-        SELECT sid, date, sender, list(second ORDER BY second) AS seconds, list(n ORDER BY second) AS rates,
-            max(n) AS peak FROM (
-            SELECT sid, date, sender, (epoch_us(t) // 1000000 % 86400)::INTEGER AS second, count(*) AS n
-            FROM publishes GROUP BY ALL) GROUP BY ALL)
-        JOIN (SELECT sid, date, sender, list(rough ORDER BY rough) AS roughly, list(n ORDER BY rough) AS counts FROM (
-            SELECT sid, date, sender, rounded(size, {SIZE_DIGITS})::BIGINT AS rough, count(*) AS n
-            FROM publishes GROUP BY ALL) GROUP BY ALL) USING (sid, date, sender)
-        JOIN (SELECT sid, date, sender, proxy, vhost, "user", conn, count(*) AS n, total(size) AS bytes,
-            min(t) AS first, max(t) AS last, max(size) AS largest, {_classes()} AS classes FROM publishes GROUP BY ALL)
-        USING (sid, date, sender)""",
-    "ranges": """SELECT sid, date, proxy, conn, ch, min(seq) AS first, max(seq) AS last, min(t) AS t FROM (
-        SELECT sid, date, proxy, conn, ch, seq, t, seq - dense_rank() OVER (
-            PARTITION BY sid, date, proxy, conn, ch ORDER BY seq) AS island FROM publishes)
-        GROUP BY sid, date, proxy, conn, ch, island""",
-    "gaps": """SELECT sid, date, hour(t)::INTEGER AS hour, proxy, dropped, "from", "to" FROM records
-        WHERE kind = 'gap'""",
-    "ids": """SELECT sid, (epoch_us(t) // 3600000000)::INTEGER AS hour, proxy, vhost, exchange, message_id
-        FROM publishes WHERE message_id IS NOT NULL""",
-    "sample": """SELECT sid, message_id, t, proxy, exchange, rk, outcome, queues FROM publishes JOIN limits USING (sid)
-        WHERE id <= sampled""",
-    "rejected": f"""SELECT sid, why, line FROM lines WHERE why IS NOT NULL
-        QUALIFY row_number() OVER (PARTITION BY sid) <= {KEPT_LINES}""",
-    #: ``days`` are those whose tables a segment changes: those of its records, that of its folder, and that before a
-    #: return within the first hour of a day.
-    "segments": """SELECT files.*, now()::TIMESTAMP AS made, seen.* EXCLUDE (sid, days), list_sort(list_distinct(
-            list_concat(coalesce(days, []), CASE WHEN folder IS NULL THEN [] ELSE [folder] END))) AS days
-        FROM files LEFT JOIN (
-            SELECT sid, count(*) FILTER (why IS NULL) AS records,
-                count(*) FILTER (kind = 'publish' AND why IS NULL) AS publishes,
-                count(*) FILTER (why = 'torn') AS torn, count(*) FILTER (why = 'foreign') AS "foreign",
-                count(*) FILTER (why = 'version') AS version,
-                count(*) FILTER (why IS NULL AND kind <> 'settle' AND date <> folder) AS late,
-                min(t) FILTER (why IS NULL) AS first, max(t) FILTER (why IS NULL) AS last,
-                list_concat(coalesce(list(DISTINCT date) FILTER (why IS NULL), []),
-                    coalesce(list(DISTINCT (t - INTERVAL 1 HOUR)::DATE)
-                        FILTER (why IS NULL AND result = 'returned'), [])) AS days
-            FROM lines JOIN files USING (sid) GROUP BY sid) AS seen USING (sid)""",
-}
-#: The table that is as large as the log, made only where it is asked for.
-TRACE = """SELECT sid, t, message_id, proxy, vhost, exchange, rk, outcome, queues, exchanges, remotes, conn, ch, seq
-    FROM publishes WHERE message_id IS NOT NULL"""
-_FILES = """sid BIGINT, path VARCHAR, name VARCHAR, content VARCHAR, size BIGINT, modified BIGINT, folder DATE,
-    damaged BOOLEAN, traced BOOLEAN, bloom BLOB"""
+_SQL = statements(
+    "partials.sql",
+    temporary=tempfile.gettempdir(),
+    longest=_LONGEST_OBJECT,
+    version=VERSION,
+    sample=SAMPLE,
+    tail=TAIL,
+    tail_seconds=TAIL_SECONDS,
+    longest_tail=LONGEST_TAIL,
+    time_digits=TIME_DIGITS,
+    size_digits=SIZE_DIGITS,
+    classes=_classes(),
+)
+#: Partial tables by name; that of all publishes is made only where it is asked for.
+TRACE = "trace"
+PARTIALS = {name.removeprefix("table "): text for name, text in _SQL.items() if name.startswith("table ")}
 
 
 class Piece(NamedTuple):
@@ -274,60 +148,76 @@ def texts(pieces: Iterable[bytes]) -> Iterator[str]:
 class Reader:
     """Reads segments one after the other; what it makes of a group of them is taken by `pieces`.
 
+    The text of a segment goes through a file: DuckDB's reader of JSON files needs a third of the time that its
+    functions on strings need, and no memory for it. One transaction spans a group, which halves the cost of inserting.
+
     Args:
         traced: whether the trace table is asked for.
+        folder: for files.
     """
 
-    def __init__(self, traced: bool = False) -> None:
+    def __init__(self, traced: bool, folder: Path) -> None:
         self._traced = traced
-        self._tables = PARTIALS | ({"trace": TRACE} if traced else {})
+        self._file = folder / "lines.jsonl"
+        self._piece = folder / "piece.parquet"
+        self._file.touch()
         self._duck = duckdb.connect()
-        self._duck.execute(_SETUP)
-        self._texts: list[str] = []
-        self._sids: list[int] = []
+        self._duck.execute(_SQL["setup"])
         self._begin()
 
     def _begin(self) -> None:
-        self.bytes = self._waiting = 0
-        self._duck.execute(f"CREATE OR REPLACE TEMP TABLE files ({_FILES})")
-        self._duck.execute(f"CREATE OR REPLACE TEMP TABLE lines AS {_LINES}", {"texts": [""], "sids": [0]})
-        self._duck.execute(_VIEWS.replace("CREATE", "CREATE OR REPLACE"))
+        self.bytes = 0
+        self._duck.execute(Template(_SQL["begin"]).substitute(parse=self._parse(0)))
+        self._duck.begin()
+
+    def _parse(self, sid: int) -> str:
+        return Template(_SQL["parse"]).substitute(file=self._file, sid=sid)
 
     def add(self, path: str, modified: int, size: int, pieces: Iterable[bytes], digest: hashlib.blake2b) -> None:
         """Read a segment; ``digest`` is that of its content once all pieces of its text have been taken."""
         damaged = False
         sid = uuid.uuid4().int >> 66
-        try:
-            for text in texts(pieces):
-                self._texts.append(text)
-                self._sids.append(sid)
-                self._waiting += len(text)
-                if self._waiting >= _CHUNK:
-                    self._parse()
-        except DamagedError:
-            damaged = True
+        with self._file.open("wb") as file:
+            try:
+                for text in texts(pieces):
+                    file.write(text.encode())
+                    file.write(b"" if text.endswith("\n") else b"\n")
+            except DamagedError:
+                damaged = True
+            self.bytes += file.tell()
+        self._duck.execute(f"INSERT INTO lines {self._parse(sid)}")
+        self._set_aside(sid)
         values = [sid, path, path.rpartition("/")[2], digest.hexdigest(), size, modified, folder_day(path), damaged]
         self._duck.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", [*values, self._traced])
 
-    def _parse(self) -> None:
-        self._duck.execute(f"INSERT INTO lines {_LINES}", {"texts": self._texts, "sids": self._sids})
-        self.bytes += self._waiting
-        self._texts, self._sids, self._waiting = [], [], 0
+    def _set_aside(self, sid: int) -> None:
+        """Take out the lines of a segment that are no records, and say what they are."""
+        wrong = dict(self._duck.execute("SELECT nr, v FROM lines WHERE sid = ? AND NOT is_record", [sid]).fetchall())
+        if not wrong:
+            return
+        reasons: list[str] = []
+        kept: list[str | None] = []
+        with self._file.open("rb") as file:
+            for number, line in enumerate((line for line in file if line.strip(_BLANK)), 1):
+                if number in wrong:
+                    text = line.strip(_BLANK).decode()
+                    reasons.append(_reason(text, wrong[number]))
+                    kept.append(text[:LINE_CHARACTERS] if len(kept) < KEPT_LINES else None)
+        self._duck.execute(
+            "INSERT INTO wrong SELECT ?, unnest(?::VARCHAR[]), unnest(?::VARCHAR[])", [sid, reasons, kept]
+        )
+        self._duck.execute("DELETE FROM lines WHERE sid = ? AND NOT is_record", [sid])
 
     def pieces(self) -> Iterator[Piece]:
         """Yield the partials of what was read since the last call."""
-        if self._texts:
-            self._parse()
-        self._duck.execute(_REJECTED)
-        for name, statement in _BETWEEN.items():
-            self._duck.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {statement}")
+        self._duck.commit()
+        self._duck.execute(_SQL["routes"])
         self._add_blooms()
         batch = uuid.uuid4().hex
-        with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
-            file = Path(folder, "piece.parquet")
-            for name, statement in self._tables.items():
-                self._duck.execute(f"COPY ({statement}) TO '{file}' (FORMAT parquet, COMPRESSION zstd)")
-                yield Piece(batch, name, file.read_bytes())
+        for name, statement in PARTIALS.items():
+            if name != TRACE or self._traced:
+                self._duck.execute(f"COPY ({statement}) TO '{self._piece}' (FORMAT parquet, COMPRESSION zstd)")
+                yield Piece(batch, name, self._piece.read_bytes())
         self._begin()
 
     def _add_blooms(self) -> None:
@@ -336,11 +226,13 @@ class Reader:
         for sid, ids in counts.fetchall():
             size = bloom_size(ids)
             places = ", ".join(bloom_place("id", number, str(size)) for number in range(BLOOM_HASHES))
-            self._duck.execute(
-                f"""UPDATE files SET bloom = (SELECT bitstring_agg(place, 0::BIGINT, {size - 1}::BIGINT)::BLOB FROM (
-                    SELECT unnest([{places}]) AS place FROM (SELECT DISTINCT id FROM publishes
-                    WHERE sid = {sid} AND id IS NOT NULL))) WHERE sid = {sid}"""
-            )
+            self._duck.execute(Template(_SQL["bloom"]).substitute(sid=sid, size=size, places=places))
+
+
+def _reason(line: str, version: int | None) -> str:
+    if line[0] == "{" and line[-1] != "}":
+        return TORN
+    return NEWER if version is not None and version > VERSION else FOREIGN
 
 
 def bloom_place(of: str, number: int, size: str) -> str:
@@ -394,18 +286,19 @@ def _digest(content: bytes) -> hashlib.blake2b:
 
 
 def _read(segments: Iterable[tuple[str, int, int, Iterator[bytes], hashlib.blake2b]], traced: bool) -> Iterator[Piece]:
-    reader, some = Reader(traced), False
-    for segment in segments:
-        reader.add(*segment)
-        some = True
-        if reader.bytes >= _GROUP:
+    with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
+        reader, some = Reader(traced, Path(folder)), False
+        for segment in segments:
+            reader.add(*segment)
+            some = reader.bytes < _GROUP
+            if not some:
+                yield from reader.pieces()
+        if some:
             yield from reader.pieces()
-            some = False
-    if some:
-        yield from reader.pieces()
 
 
 @functools.cache
 def nothing() -> tuple[Piece, ...]:
     """Give all tables without a row, so that readers always find their columns."""
-    return tuple(Reader(traced=True).pieces())
+    with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
+        return tuple(Reader(True, Path(folder)).pieces())

@@ -146,7 +146,7 @@ class Partials:
         for batch in batches:
             if not (self._work / "traffic" / f"{batch}.parquet").exists():
                 self._put(self._pieces(batch), batch)
-        for name in (*partials.PARTIALS, "trace"):
+        for name in partials.PARTIALS:
             files = [self._work / name / f"{batch}.parquet" for batch in (_EMPTY, *batches)]
             listed = ", ".join(f"'{file}'" for file in files if file.exists())
             self._duck.execute(
@@ -186,7 +186,7 @@ class Partials:
         kept = f"(SELECT sid FROM latest {condition} WHERE batch IN ({', '.join(map(repr, batches))}))"
         target, piece = self._work / f"{new}.parquet", self._work / "piece"
         self._duck.execute("CREATE OR REPLACE TEMP TABLE rewritten (batch VARCHAR, name VARCHAR, data BLOB)")
-        for name in (*partials.PARTIALS, "trace"):
+        for name in partials.PARTIALS:
             files = [self._work / name / f"{batch}.parquet" for batch in batches]
             listed = ", ".join(f"'{file}'" for file in files if file.exists())
             if not listed:

@@ -1,0 +1,153 @@
+-- What a task makes of a group of segments. `proxy.report.partials` fills in $NAME.
+
+-- name: setup
+SET threads = 1;
+SET preserve_insertion_order = false;
+SET memory_limit = '512MB';
+SET temp_directory = '$temporary/oxproxy-spill';
+SET TimeZone = 'UTC';
+CREATE MACRO total(x) AS least(sum(x), 9223372036854775807)::BIGINT;
+CREATE MACRO rounded(x, digits) AS CASE WHEN x = 0 THEN 0.0 ELSE
+    round(x / pow(10.0, floor(log10(x)) - (digits - 1))) * pow(10.0, floor(log10(x)) - (digits - 1)) END;
+CREATE MACRO pattern(rk) AS array_to_string(list_transform(string_split(rk, '.'), lambda word:
+    CASE WHEN regexp_matches(word, '[0-9]|^[a-fA-F0-9-]{16,}$$') THEN '*' ELSE word END), '.');
+
+-- name: begin
+CREATE OR REPLACE TEMP TABLE files (sid BIGINT, path VARCHAR, name VARCHAR, content VARCHAR, size BIGINT,
+    modified BIGINT, folder DATE, damaged BOOLEAN, traced BOOLEAN, bloom BLOB);
+CREATE OR REPLACE TEMP TABLE wrong (sid BIGINT, why VARCHAR, line VARCHAR);
+CREATE OR REPLACE TEMP TABLE lines AS FROM ($parse) LIMIT 0;
+CREATE OR REPLACE TEMP VIEW publishes AS FROM lines WHERE kind = 'publish';
+CREATE OR REPLACE TEMP VIEW settles AS FROM lines WHERE kind = 'settle';
+CREATE OR REPLACE TEMP VIEW back AS SELECT DISTINCT sid, proxy, conn, ch, seq, t AS told FROM settles
+    WHERE result = 'returned';
+
+-- name: parse
+-- The lines of a file as they are judged. Fields of another type than expected are null, like missing ones. `nr`
+-- counts lines that are not blank; one thread reads them in their order. `sender` stands for a connection, `id` for a
+-- message id: comparing numbers is cheaper, and the second is the same with every version of DuckDB.
+WITH parsed AS (
+    SELECT row_number() OVER () AS nr, * FROM read_json('$file', format = 'newline_delimited', ignore_errors = true,
+        maximum_object_size = $longest, columns = {
+            v: 'BIGINT', kind: 'VARCHAR', ts: 'VARCHAR', proxy: 'VARCHAR', conn: 'VARCHAR', ch: 'BIGINT', seq: 'BIGINT',
+            "user": 'VARCHAR', vhost: 'VARCHAR', exchange: 'VARCHAR', rk: 'VARCHAR', message_id: 'VARCHAR',
+            size: 'BIGINT', outcome: 'VARCHAR', queues: 'VARCHAR[]', exchanges: 'VARCHAR[]', remotes: 'VARCHAR[]',
+            bindings: 'VARCHAR[]', rules: 'VARCHAR', reason: 'VARCHAR', decide_us: 'DOUBLE', result: 'VARCHAR',
+            confirm_us: 'DOUBLE', dropped: 'BIGINT', "from": 'VARCHAR', "to": 'VARCHAR'})),
+timed AS (
+    SELECT * EXCLUDE ts, CASE WHEN length(ts) BETWEEN 20 AND 27 AND ts[11] = 'T' AND ts[-1] = 'Z'
+        THEN TRY_CAST(ts AS TIMESTAMP) END AS t FROM parsed)
+SELECT $sid::BIGINT AS sid, *, t::DATE AS date, hash(proxy, vhost, "user", conn) AS sender,
+    md5_number_lower(message_id) AS id,
+    coalesce(v = $version AND t IS NOT NULL AND proxy IS NOT NULL AND CASE kind
+        WHEN 'publish' THEN conn IS NOT NULL AND "user" IS NOT NULL AND vhost IS NOT NULL AND ch IS NOT NULL
+            AND exchange IS NOT NULL AND rk IS NOT NULL AND outcome IS NOT NULL AND size >= 0 AND seq >= 1
+        WHEN 'settle' THEN conn IS NOT NULL AND ch IS NOT NULL AND seq >= 1 AND result IS NOT NULL
+        WHEN 'gap' THEN dropped IS NOT NULL ELSE false END, false) AS is_record
+FROM timed
+
+-- name: routes
+-- What destinations and bindings are both made of.
+CREATE OR REPLACE TEMP TABLE routes AS SELECT sid, date, vhost, exchange, rules, queues, exchanges, remotes, bindings,
+    count(*) AS n, total(size) AS bytes, min(t) AS first, max(t) AS last FROM publishes GROUP BY ALL;
+CREATE OR REPLACE TEMP TABLE limits AS SELECT sid, list_max(min(id, $sample)) AS sampled,
+    greatest(list_min(max(t, $longest_tail)), least(list_min(max(t, $tail)), max(t) - INTERVAL $tail_seconds SECOND))
+    AS tail FROM publishes GROUP BY sid;
+
+-- name: bloom
+UPDATE files SET bloom = (SELECT bitstring_agg(place, 0::BIGINT, $size::BIGINT - 1)::BLOB FROM (
+    SELECT unnest([$places]) AS place FROM (SELECT DISTINCT id FROM publishes
+    WHERE sid = $sid AND id IS NOT NULL))) WHERE sid = $sid
+
+-- Partial tables.
+
+-- name: table traffic
+SELECT sid, (epoch_us(t) // 60000000)::INTEGER AS clock, vhost, exchange, outcome, proxy, count(*) AS n,
+    total(size) AS bytes FROM publishes GROUP BY ALL
+
+-- name: table destinations
+SELECT sid, date, vhost, destination, kind, total(n) AS n, total(bytes) AS bytes, min(first) AS first,
+    max(last) AS last
+FROM (SELECT *, unnest(list_distinct(queues)) AS destination, 'queue' AS kind FROM routes
+    UNION ALL SELECT *, unnest(list_distinct(exchanges)), 'exchange' FROM routes
+    UNION ALL SELECT *, unnest(list_distinct(remotes)), 'remote' FROM routes)
+WHERE destination IS NOT NULL GROUP BY ALL
+
+-- name: table bindings
+SELECT sid, date, vhost, exchange, binding, rules, total(n) AS n, max(last) AS last
+FROM (SELECT *, unnest(list_distinct(bindings)) AS binding FROM routes) WHERE binding IS NOT NULL GROUP BY ALL
+
+-- name: table unrouted
+SELECT sid, date, vhost, exchange, pattern(rk) AS rk_pattern, count(*) AS n,
+    min({'t': t, 'message_id': message_id, 'rk': rk, 'outcome': outcome, 'reason': reason}) AS example
+FROM publishes WHERE outcome = 'unrouted' GROUP BY ALL
+
+-- name: table returned
+SELECT * FROM back
+
+-- name: table candidates
+SELECT sid, proxy, conn, ch, seq, t, vhost, exchange, rk, message_id, outcome, reason
+FROM publishes JOIN limits USING (sid)
+WHERE t >= tail OR (sid, proxy, conn, ch, seq) IN (SELECT (sid, proxy, conn, ch, seq) FROM back)
+
+-- name: table results
+SELECT sid, date, result, count(*) AS n FROM settles GROUP BY ALL
+
+-- name: table latency
+SELECT sid, date, hour(t)::INTEGER AS hour, what, rounded(us, $time_digits) AS us, count(*) AS n
+FROM (SELECT sid, date, t, 'decide' AS what, decide_us AS us FROM publishes WHERE decide_us IS NOT NULL
+    UNION ALL SELECT sid, date, t, 'confirm', confirm_us FROM settles WHERE confirm_us IS NOT NULL)
+WHERE us >= 0 AND isfinite(us) GROUP BY ALL
+
+-- name: table producers
+SELECT * EXCLUDE sender
+FROM (SELECT sid, date, sender, list(second ORDER BY second) AS seconds, list(n ORDER BY second) AS rates,
+        max(n) AS peak
+    FROM (SELECT sid, date, sender, (epoch_us(t) // 1000000 % 86400)::INTEGER AS second, count(*) AS n
+        FROM publishes GROUP BY ALL) GROUP BY ALL)
+JOIN (SELECT sid, date, sender, list(rough ORDER BY rough) AS roughly, list(n ORDER BY rough) AS counts
+    FROM (SELECT sid, date, sender, rounded(size, $size_digits)::BIGINT AS rough, count(*) AS n
+        FROM publishes GROUP BY ALL) GROUP BY ALL) USING (sid, date, sender)
+JOIN (SELECT sid, date, sender, proxy, vhost, "user", conn, count(*) AS n, total(size) AS bytes, min(t) AS first,
+        max(t) AS last, max(size) AS largest, [$classes] AS classes FROM publishes GROUP BY ALL)
+USING (sid, date, sender)
+
+-- name: table ranges
+SELECT sid, date, proxy, conn, ch, min(seq) AS first, max(seq) AS last, min(t) AS t
+FROM (SELECT sid, date, proxy, conn, ch, seq, t, seq - dense_rank() OVER (
+    PARTITION BY sid, date, proxy, conn, ch ORDER BY seq) AS island FROM publishes)
+GROUP BY sid, date, proxy, conn, ch, island
+
+-- name: table gaps
+SELECT sid, date, hour(t)::INTEGER AS hour, proxy, dropped, "from", "to" FROM lines WHERE kind = 'gap'
+
+-- name: table ids
+SELECT sid, (epoch_us(t) // 3600000000)::INTEGER AS hour, proxy, vhost, exchange, message_id
+FROM publishes WHERE message_id IS NOT NULL
+
+-- name: table sample
+SELECT sid, message_id, t, proxy, exchange, rk, outcome, queues FROM publishes JOIN limits USING (sid)
+WHERE id <= sampled
+
+-- name: table rejected
+SELECT sid, why, line FROM wrong WHERE line IS NOT NULL
+
+-- name: table segments
+-- `days` are those whose tables a segment changes: those of its records, that of its folder, and that before a
+-- return within the first hour of a day.
+SELECT files.*, now()::TIMESTAMP AS made, seen.* EXCLUDE (sid, days), coalesce(torn, 0) AS torn,
+    coalesce("foreign", 0) AS "foreign", coalesce(version, 0) AS version, list_sort(list_distinct(
+        list_concat(coalesce(days, []), CASE WHEN folder IS NULL THEN [] ELSE [folder] END))) AS days
+FROM files
+LEFT JOIN (SELECT sid, count(*) AS records, count(*) FILTER (kind = 'publish') AS publishes,
+        count(*) FILTER (kind <> 'settle' AND date <> folder) AS late, min(t) AS first, max(t) AS last,
+        list_concat(list(DISTINCT date), coalesce(list(DISTINCT (t - INTERVAL 1 HOUR)::DATE)
+            FILTER (result = 'returned'), [])) AS days
+    FROM lines JOIN files USING (sid) GROUP BY sid) AS seen USING (sid)
+LEFT JOIN (SELECT sid, count(*) FILTER (why = 'torn') AS torn, count(*) FILTER (why = 'foreign') AS "foreign",
+        count(*) FILTER (why = 'version') AS version FROM wrong GROUP BY sid) USING (sid)
+
+-- name: table trace
+-- As large as the log, made only where it is asked for.
+SELECT sid, t, message_id, proxy, vhost, exchange, rk, outcome, queues, exchanges, remotes, conn, ch, seq
+FROM publishes WHERE message_id IS NOT NULL
