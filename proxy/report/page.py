@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 
 from proxy.report import charts, wording
 from proxy.report.charts import Chart, Series, Span, Upright
@@ -55,27 +56,14 @@ class Days:
         return cls(folder, max(before, default=None), min(after, default=None))
 
 
-@dataclass(frozen=True, slots=True)
-class IndexRow:
-    """A day of the index.
-
-    Args:
-        name: of its page.
-        counts: what the run that made the page noted.
-    """
-
-    name: str
-    counts: Mapping[str, int]
-
-
 def render(figures: Figures, days: Days = Days()) -> str:
     """Give the page as text."""
     shown = _shown(figures) if figures.publishes else {}
     return _TEMPLATES.get_template("report.html").render(figures=figures, days=days, subject=figures.range, **shown)
 
 
-def render_index(rows: Sequence[IndexRow], ranges: Sequence[str]) -> str:
-    """Give the page that lists the pages of days and of several days."""
+def render_index(rows: Sequence[Mapping[str, Any]], ranges: Sequence[str]) -> str:
+    """Give the page that lists the pages of days (name of the page, and counts by name) and of several days."""
     return _TEMPLATES.get_template("index.html").render(days=rows, ranges=ranges, subject="index")
 
 
@@ -181,6 +169,8 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters |= {
     "place": _place,
     "explain": explain_command,
+    "octets": lambda number: wording.short(number, "B"),
+    "link": lambda name: Markup('<a href="{0}.html">{0}</a>').format(name),
     **{
         name: getattr(wording, name)
         for name in ("whole", "several", "short", "micros", "moment", "hour", "share", "exchange")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import date
 
 from proxy.report.figures import Figures
-from proxy.report.page import Days, IndexRow, relinked, render, render_index
+from proxy.report.page import Days, relinked, render, render_index
 from proxy.report.storage import Storage
 
 #: The page of the newest run, and the folder of all pages.
@@ -68,7 +68,8 @@ class Pages:
         except ValueError:
             counts = {}
         counts |= {str(day): _counts(figures) for day, figures in new.items()}
-        rows = [IndexRow(str(day), counts.get(str(day), {})) for day in sorted(self._days, reverse=True)]
+        days = sorted(self._days, reverse=True)
+        rows = [counts.get(str(day), {}) | {"name": str(day)} for day in days]
         self._storage.write(path, json.dumps(counts))
         self._put("index", render_index(rows, sorted(self._ranges, reverse=True)))
 

@@ -8,6 +8,8 @@ from datetime import UTC, date, datetime, timedelta
 from proxy.report.figures import Figures, Finding, Lost, Matched, Named, Sender, Sent, Step, Stop, Timed
 
 DAY = date(2026, 11, 20)
+#: A name as machines make it.
+LONG = "service-account-of-a-shop.with.parts.in.production.eu-central-1"
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
 
 
@@ -56,6 +58,7 @@ def figures() -> Figures:
         unroutable=[
             Lost("/", "orders", "a.*.key", 2870, 12, "a.17.key", "orders-17", at(11, 43)),
             Lost("/", "", "*", 3, 3, "9f", None, at(2)),
+            Lost("shop", LONG, f"{LONG}.*", 2, 0, f"{LONG}.17", "3f0a7c9e-1111-4222-8333-444455556666", at(3)),
         ],
         latency=[
             Timed(at(hour), what, size, 3.2 * size, 9.7 * size, 4000)
@@ -63,7 +66,8 @@ def figures() -> Figures:
             for what, size in (("decide", 11.0 + hour % 5), ("confirm", 1800.0 + 90 * (hour % 7)))
         ],
         producers=[
-            Sender(f"user{n}", f"edge-a-{n}", "edge-a", 90_000 // (n + 1), 10**7, 2300.0, 310) for n in range(12)
+            *(Sender(f"user{n}", f"edge-a-{n}", "edge-a", 90_000 // (n + 1), 10**7, 2300.0, 310) for n in range(12)),
+            Sender(LONG, "edge-frankfurt-01/10.42.17.233:51234-77", "edge-frankfurt-01", 7000, 10**6, 2300.0, 31),
         ],
         sizes=[(100, 120_000), (1000, 900_000), (10_000, 460_000), (100_000, 21_000), (1_000_000, 90), (None, 2)],
         anomalies=[

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.report.figures import Figures, Finding, Lost, Named, Sender, Sent, Stop, Timed
-from proxy.report.page import Days, IndexRow, explain_command, relinked, render, render_index
+from proxy.report.page import Days, explain_command, relinked, render, render_index
 from tests.report.sample import DAY, at, figures
 
 HOSTILE = '"><script>alert(1)</script>'
@@ -229,7 +229,7 @@ def test_a_page_of_before_gets_a_link_to_a_day_that_came_later() -> None:
 
 def test_the_index_has_every_day_also_without_numbers() -> None:
     counts = {"publishes": 7, "undelivered": 1, "returned": 0, "anomalies": 2}
-    page = render_index([IndexRow("2026-11-21", counts), IndexRow("2026-11-20", {})], ["2026-11-20_2026-11-21"])
+    page = render_index([{"name": "2026-11-21"} | counts, {"name": "2026-11-20"}], ["2026-11-20_2026-11-21"])
     found = outline(page)
     links = [attributes["href"] for tag, attributes in found.seen if tag == "a"]
     assert links == ["../report.html", "2026-11-21.html", "2026-11-20.html", "2026-11-20_2026-11-21.html"]

@@ -50,6 +50,15 @@ async def test_it_is_never_wider_than_the_window(tab: Tab, pixels: int) -> None:
 
 
 @pytest.mark.parametrize("pixels", WIDTHS)
+async def test_nothing_on_it_scrolls_sideways(tab: Tab, pixels: int) -> None:
+    await tab.width(pixels)
+    wider = """[...document.querySelectorAll('table, td, details, ol, ul, div')].filter(
+        part => part.clientWidth && part.scrollWidth > part.clientWidth + 1).map(part => part.outerHTML.slice(0, 80))"""
+    assert await tab.value("document.querySelectorAll('td').length") > 50
+    assert await tab.value(wider) == []
+
+
+@pytest.mark.parametrize("pixels", WIDTHS)
 async def test_every_chart_has_a_size_and_its_text_lies_in_the_window(tab: Tab, pixels: int) -> None:
     await tab.width(pixels)
     charts = await tab.value("[...document.querySelectorAll('.marks')].map(one => one.getBoundingClientRect().width)")
