@@ -16,6 +16,7 @@ Nothing here opens a socket, reads a clock or draws a random number: `net` drive
 | publishes to other brokers | `remote` |
 | logging in and agreeing on limits | `handshake` |
 | the state of a virtual host, shared with the control plane | `vhost` |
+| whether the token of a destination is bound, and what to bind and unbind | `token_table` |
 | destination tokens, grant keys and signatures | `tokens` |
 | ``x-original-address`` and ``x-original-cc`` | `original_address` |
 | audit lines of a connection; the interface of the audit log | `connection_audit`, `audit_sink` |

@@ -1,0 +1,434 @@
+"""State of the destination tokens of one carrier exchange: the only writer of that state.
+
+Both planes report events (a bind is under way, answered, refused; a queue is gone; a listing arrived; a destination is
+needed, or no longer), and ask what to bind and what to unbind. Pure: time is an argument, nothing is sent here.
+
+Several bindings ("rows") may stand under one token. Messages find the destination while at least one does:
+
+- a *plain* row has no arguments. The control plane makes it for rules files and for publishes that ask for it. All
+  sidecars share it, and nobody knows who needs it, so it is unbound only where the rules of this process needed it, or
+  where an exchange that clients declared has no binding left;
+- a *mark* is a client's binding that lies under the token. It goes when that binding is unbound, through any sidecar;
+- a *pin* has one argument that no other row has. A sidecar binds it where a client's binding lies under a storage key
+  and no mark or pin of its own is recent enough, and for what routes of clients' bindings lead to.
+
+No sidecar may take away the last row on which a client's binding relies that came through another one, and which it may
+not know of yet. The broker has no compare-and-delete, but unbinding names the exact arguments of a row. Hence:
+
+1. A binding under a storage key relies on a mark or pin that *its own* sidecar made (an *assertion*), which was sent
+   less than `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). Otherwise the sidecar makes
+   another pin, with an argument never used before, after the binding and before it answers the client.
+2. A sidecar unbinds its own assertions at once when it knows nothing that needs the destination: bindings through
+   other sidecars rely on assertions of those.
+3. A row of another sidecar is unbound only when it is *settled*: a listing that was asked for more than `LEASE_SECONDS`
+   after the row was first listed has arrived. Nobody newly relies on such a row, and everything that did is in that
+   listing. Where a client unbinds a mark of another sidecar before that, a pin takes its place (`unbind_plan`).
+4. Rows that nothing needs any more are unbound when two looks in a row, `GRACE_SECONDS` apart, say so (`idle`).
+
+Rules 1 to 3 hold for every order in which the broker carries out the steps of any number of sidecars; only durations
+are compared, so clocks need not agree. `tests/relay/test_token_table.py` runs two sidecars against a broker in every
+order that hypothesis finds.
+
+Source: delivery notes, "Tokens and bindings".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from enum import Enum, Flag
+from typing import Final, NamedTuple, TypeAlias
+
+from proxy.values import Destination
+
+#: How long a mark or pin may be relied on by further bindings of the sidecar that made it.
+LEASE_SECONDS: Final = 2.0
+#: How long a row has to be unneeded before it is unbound.
+GRACE_SECONDS: Final = 5.0
+#: stands for the plain row
+PLAIN: Final = b""
+_LONG_AGO: Final = float("-inf")
+
+#: What distinguishes the rows under one token: PLAIN, the value of a pin, or the sequence of a mark.
+Row: TypeAlias = bytes | int
+
+
+class TokenState(Enum):
+    """What is known of one token."""
+
+    UNKNOWN = "unknown"
+    BINDING = "binding"
+    BOUND = "bound"
+    UNBINDING = "unbinding"
+    MISSING = "missing"
+
+
+class Need(Flag):
+    """Who needs a token."""
+
+    NOBODY = 0
+    #: rules files, and what clients' bindings name where the control user binds it
+    RULES = 1
+    #: a client's binding leads to the destination
+    CLIENT = 2
+    #: a publish has asked for it
+    DEMAND = 4
+
+
+@dataclass(slots=True)
+class TokenRecord:
+    """One destination.
+
+    Args:
+        state: see `TokenState`.
+        reason: why it is missing.
+        needs: who needs it, as far as this process knows.
+        changed: the table's event count at the last change, which a listing that was asked for before can't undo.
+        marks: sequences of the marks that this process made.
+        pins: the pins that this process made.
+        asserted_at: when the newest of them was sent.
+        binder: which connection made it; another queue of that name may have taken the place of the one it meant.
+        withdrawn: the table's event count when this process last took assertions away.
+        listed: the rows of the last listing.
+        listed_since: when these rows were first listed.
+        looked_at: when the last listing was asked for since which nothing has changed here.
+        idle_since: since when listings show that nothing needs it.
+    """
+
+    state: TokenState = TokenState.UNKNOWN
+    reason: str = ""
+    needs: Need = Need.NOBODY
+    changed: int = 0
+    marks: set[int] = field(default_factory=set)
+    pins: set[bytes] = field(default_factory=set)
+    asserted_at: float = _LONG_AGO
+    binder: object | None = None
+    withdrawn: int = 0
+    listed: frozenset[Row] = frozenset()
+    listed_since: float = _LONG_AGO
+    looked_at: float = _LONG_AGO
+    idle_since: float | None = None
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether it says nothing that an absent record would not say."""
+        return self.state is TokenState.UNKNOWN and not (self.needs or self.marks or self.pins or self.listed)
+
+
+class Look(NamedTuple):
+    """The beginning of a listing: the table's event count and the time."""
+
+    events: int
+    began_at: float
+
+
+class Reliance(NamedTuple):
+    """What a client's binding relies on: what stood at some event, or a pin that was sent after it."""
+
+    events: int
+    pinned: bool
+
+
+class UnbindPlan(NamedTuple):
+    """What to do under a token when a client's binding goes.
+
+    Args:
+        pin: whether a pin has to be bound before a mark goes.
+        handed_over: whether that pin is for other sidecars, so that this one does not count it as its own.
+        rows: pins to unbind with the binding, since nothing needs the destination.
+    """
+
+    pin: bool
+    handed_over: bool
+    rows: tuple[bytes, ...]
+
+
+_ABSENT: Final = TokenRecord()
+
+
+class TokenTable:
+    """The tokens of one carrier exchange.
+
+    Args:
+        bound: destinations that are known to be bound.
+        shared: whether other sidecars may bind on the same carrier, and listings show it.
+    """
+
+    __slots__ = ("_bound", "_events", "_records", "shared")
+
+    def __init__(self, bound: Iterable[Destination] = (), *, shared: bool = True) -> None:
+        self.shared = shared
+        self._records: dict[Destination, TokenRecord] = {}
+        self._bound: set[Destination] = set()
+        self._events = 0
+        for destination in bound:
+            self.bind_ok(destination)
+
+    # -- what publishes ask ------------------------------------------------------------------------------------
+
+    @property
+    def bound(self) -> Set[Destination]:
+        """Destinations whose token can be published under."""
+        return self._bound
+
+    def state(self, destination: Destination) -> TokenState:
+        """Return the state of a destination's token."""
+        return self._records.get(destination, _ABSENT).state
+
+    def reason(self, destination: Destination) -> str:
+        """Return why a destination's token is missing; empty where it is not."""
+        return self._records.get(destination, _ABSENT).reason
+
+    # -- who needs a token -------------------------------------------------------------------------------------
+
+    def need(self, destination: Destination, need: Need) -> None:
+        """Somebody needs the destination."""
+        record = self._record(destination)
+        record.needs |= need
+        record.idle_since = None
+
+    def no_need(self, destination: Destination, need: Need) -> None:
+        """Somebody does not need the destination any more."""
+        record = self._records.get(destination)
+        if record is not None:
+            record.needs &= ~need
+
+    def needs(self, destination: Destination) -> Need:
+        """Return who needs a destination."""
+        return self._records.get(destination, _ABSENT).needs
+
+    def needed_by(self, need: Need) -> list[Destination]:
+        """Return the bound destinations that exactly this needs."""
+        return [one for one in self._bound if self._records[one].needs == need]
+
+    # -- binding and unbinding: both planes --------------------------------------------------------------------
+
+    def binding(self, destination: Destination) -> None:
+        """A bind of the plain row is on its way."""
+        record = self._change(destination)
+        if record.state is not TokenState.BOUND:
+            self._set(destination, record, TokenState.BINDING)
+
+    def bind_ok(self, destination: Destination) -> None:
+        """The broker has bound a row."""
+        self._set(destination, self._change(destination), TokenState.BOUND)
+
+    def refused(self, destination: Destination, reason: str, *, keeps: bool = False) -> None:
+        """The broker refused to bind.
+
+        Args:
+            destination: what was to be bound.
+            reason: why.
+            keeps: whether a row that stood before may still stand.
+        """
+        record = self._change(destination)
+        if record.state is TokenState.BOUND and keeps:
+            return
+        self._withdraw(record)
+        self._set(destination, record, TokenState.MISSING, reason)
+
+    def not_bound(self, destination: Destination) -> None:
+        """It can't stand any more, or nobody can tell whether it does."""
+        record = self._records.get(destination)
+        if record is not None:
+            self._change(destination)
+            self._withdraw(record)
+            self._set(destination, record, TokenState.UNKNOWN)
+
+    def unbinding(self, destination: Destination) -> None:
+        """A token is about to go: publishes must not use it any more."""
+        record = self._change(destination)
+        self._withdraw(record)
+        self._set(destination, record, TokenState.UNBINDING)
+
+    def unbound(self, destination: Destination) -> None:
+        """The broker has unbound what was announced; what was bound meanwhile stands."""
+        record = self._change(destination)
+        if record.state is TokenState.UNBINDING:
+            self._set(destination, record, TokenState.UNKNOWN)
+
+    def deleted(self, destination: Destination, reason: str = "deleted") -> bool:
+        """A queue or exchange is gone, and with it every row; answer whether its token was bound."""
+        record = self._records.get(destination)
+        if record is None:
+            return False
+        was_bound = destination in self._bound
+        self._withdraw(self._change(destination))
+        record.listed = frozenset()
+        state = TokenState.MISSING if record.needs else TokenState.UNKNOWN
+        self._set(destination, record, state, reason if record.needs else "")
+        return was_bound
+
+    def declared(self, destination: Destination) -> None:
+        """A destination may be another one of that name, without any row; one that was missing may be bound now."""
+        record = self._records.get(destination)
+        if record is not None:
+            record.binder = None
+            if record.state is TokenState.MISSING:
+                self._set(destination, self._change(destination), TokenState.UNKNOWN)
+
+    def is_unbinding(self, destination: Destination) -> bool:
+        """Return whether nothing has bound a token since it was announced to go."""
+        return self.state(destination) is TokenState.UNBINDING
+
+    # -- bindings of clients -----------------------------------------------------------------------------------
+
+    def has_assertion(self, destination: Destination) -> bool:
+        """Return whether a mark or pin of this process stands, as far as is known."""
+        record = self._records.get(destination, _ABSENT)
+        return destination in self._bound and bool(record.marks or record.pins)
+
+    def may_rely(self, destination: Destination, binder: object, now: float) -> bool:
+        """Return whether a further binding of a connection may rely on what that connection asserted before."""
+        record = self._records.get(destination, _ABSENT)
+        return destination in self._bound and record.binder is binder and now < record.asserted_at + LEASE_SECONDS
+
+    def reliance(self, *, pinned: bool) -> Reliance:
+        """Note what a binding relies on that is sent now."""
+        return Reliance(self._events, pinned)
+
+    def holds(self, destination: Destination, reliance: Reliance, now: float) -> bool:
+        """Return whether what a binding relies on still stands, now that the broker has answered the bind."""
+        if reliance.pinned:
+            return True
+        record = self._records.get(destination, _ABSENT)
+        return record.withdrawn <= reliance.events and now < record.asserted_at + LEASE_SECONDS
+
+    def superseded(self, destination: Destination) -> tuple[bytes, ...]:
+        """Return the pins of this process: another pin, bound before, takes their place."""
+        return tuple(sorted(self._records.get(destination, _ABSENT).pins))
+
+    def asserted(
+        self, destination: Destination, row: Row, sent_at: float, binder: object | None, replaced: Iterable[bytes] = ()
+    ) -> None:
+        """The broker has bound a mark or pin of this process, and unbound the pins that it replaces."""
+        record = self._change(destination)
+        if isinstance(row, int):
+            record.marks.add(row)
+        else:
+            record.pins.difference_update(replaced)
+            record.pins.add(row)
+        record.asserted_at = max(record.asserted_at, sent_at)
+        record.binder = binder
+        self._set(destination, record, TokenState.BOUND)
+
+    def unbind_plan(self, destination: Destination, marks: Collection[int], *, needed: bool) -> UnbindPlan:
+        """Decide what happens under a token when a client's binding is unbound.
+
+        Args:
+            destination: of the binding.
+            marks: sequences of its copies that lie under the token.
+            needed: whether anything else that this process knows needs the destination.
+        """
+        record = self._records.get(destination, _ABSENT)
+        foreign = self.shared and not (record.marks.issuperset(marks) or self._settled(record, marks))
+        pin = bool(marks) and (foreign or (needed and not record.pins))
+        return UnbindPlan(pin, foreign, () if needed else self.removable(destination))
+
+    def removable(self, destination: Destination) -> tuple[bytes, ...]:
+        """Return the pins that may be unbound where nothing is known that needs the destination."""
+        record = self._records.get(destination, _ABSENT)
+        listed = {row for row in record.listed if isinstance(row, bytes) and row != PLAIN}
+        return tuple(sorted(record.pins | (listed if self._settled(record, listed) else set())))
+
+    def unbinding_marks(self, destination: Destination, marks: Collection[int]) -> None:
+        """Marks of a destination are about to go: nothing may rely on this process's assertions without looking."""
+        record = self._change(destination)
+        record.marks.difference_update(marks)
+        record.withdrawn = self._events
+        record.binder = None
+
+    def _settled(self, record: TokenRecord, rows: Collection[Row]) -> bool:
+        """Return whether everything that relies on some listed rows is known (rule 3)."""
+        return record.listed.issuperset(rows) and record.listed_since + LEASE_SECONDS <= record.looked_at
+
+    # -- listings ----------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> Look:
+        """A listing of the carrier's bindings is asked for."""
+        for record in self._records.values():
+            record.binder = None  # a queue may be another one of that name, made beside us
+        return Look(self._events, now)
+
+    def listed(self, look: Look, rows: Mapping[Destination, frozenset[Row]], now: float) -> None:
+        """The listing arrived; what happened since it was asked for counts more.
+
+        Args:
+            look: its beginning.
+            rows: by destination, the rows under its token; none of them empty.
+            now: when it arrived.
+        """
+        for destination in [one for one in self._records if one not in rows]:
+            self._listed(destination, self._records[destination], frozenset(), look, now)
+        for destination, there in rows.items():
+            self._listed(destination, self._record(destination), there, look, now)
+
+    def _listed(
+        self, destination: Destination, record: TokenRecord, rows: frozenset[Row], look: Look, now: float
+    ) -> None:
+        if rows != record.listed:
+            record.listed, record.listed_since = rows, now
+        if record.changed > look.events:
+            return
+        record.looked_at = look.began_at
+        record.marks.intersection_update(row for row in rows if isinstance(row, int))
+        record.pins.intersection_update(row for row in rows if isinstance(row, bytes))
+        if rows and record.state is not TokenState.UNBINDING:
+            self._set(destination, record, TokenState.BOUND)
+        elif not rows:
+            if record.state is not TokenState.MISSING:
+                self._withdraw(record)
+                self._set(destination, record, TokenState.UNKNOWN)
+            self._tidy(destination, record)
+
+    def idle(self, needed: Callable[[Destination], bool], now: float) -> list[Destination]:
+        """Return what has been needless for the grace period, as listings show; call it after each listing.
+
+        Args:
+            needed: says whether anything that this process knows needs a destination.
+            now: when the listing was asked for.
+        """
+        due: list[Destination] = []
+        for destination, record in self._records.items():
+            if not (record.listed or record.state is TokenState.BOUND) or needed(destination):
+                record.idle_since = None
+            elif record.idle_since is None:
+                record.idle_since = now
+            elif now >= record.idle_since + GRACE_SECONDS:
+                due.append(destination)
+        return due
+
+    # -- records -----------------------------------------------------------------------------------------------
+
+    def _record(self, destination: Destination) -> TokenRecord:
+        record = self._records.get(destination)
+        if record is None:
+            record = self._records[destination] = TokenRecord()
+        return record
+
+    def _change(self, destination: Destination) -> TokenRecord:
+        record = self._record(destination)
+        self._events += 1
+        record.changed = self._events
+        return record
+
+    def _withdraw(self, record: TokenRecord) -> None:
+        record.marks.clear()
+        record.pins.clear()
+        record.asserted_at = _LONG_AGO
+        record.binder = None
+        record.withdrawn = self._events
+
+    def _set(self, destination: Destination, record: TokenRecord, state: TokenState, reason: str = "") -> None:
+        record.state, record.reason = state, reason
+        if state is TokenState.BOUND:
+            self._bound.add(destination)
+        else:
+            self._bound.discard(destination)
+            if not self.shared:
+                self._tidy(destination, record)
+
+    def _tidy(self, destination: Destination, record: TokenRecord) -> None:
+        """Forget what says nothing; where there are listings only after one that can't say anything older."""
+        if record.is_blank:
+            self._records.pop(destination, None)

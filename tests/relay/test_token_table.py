@@ -1,0 +1,423 @@
+"""The table of destination tokens: each event in each state, and two sidecars at one broker in any order of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies
+
+from proxy.relay.token_table import GRACE_SECONDS, LEASE_SECONDS, PLAIN, Need, Row, TokenState, TokenTable
+from proxy.values import Destination
+
+Rows: TypeAlias = dict[Destination, frozenset[Row]]
+A: Destination = ("queue", b"a")
+B: Destination = ("queue", b"b")
+
+# -- one table ---------------------------------------------------------------------------------------------------------
+
+#: state, how it is reached
+REACHED: dict[TokenState, Callable[[TokenTable], object]] = {
+    TokenState.UNKNOWN: lambda table: None,
+    TokenState.BINDING: lambda table: table.binding(A),
+    TokenState.BOUND: lambda table: table.bind_ok(A),
+    TokenState.UNBINDING: lambda table: table.unbinding(A),
+    TokenState.MISSING: lambda table: table.refused(A, "why"),
+}
+#: event, and the state that it leads to from each state in the order above
+U, G, OK, N, M = REACHED
+EVENTS: dict[str, tuple[Callable[[TokenTable], object], tuple[TokenState, ...]]] = {
+    "binding": (lambda table: table.binding(A), (G, G, OK, G, G)),
+    "bind-ok": (lambda table: table.bind_ok(A), (OK, OK, OK, OK, OK)),
+    "mark bound": (lambda table: table.asserted(A, 1, 0.0, None), (OK, OK, OK, OK, OK)),
+    "pin bound": (lambda table: table.asserted(A, b"p", 0.0, None), (OK, OK, OK, OK, OK)),
+    "refused": (lambda table: table.refused(A, "why"), (M, M, M, M, M)),
+    "locked": (lambda table: table.refused(A, "why", keeps=True), (M, M, OK, M, M)),
+    "not bound": (lambda table: table.not_bound(A), (U, U, U, U, U)),
+    "unbinding": (lambda table: table.unbinding(A), (N, N, N, N, N)),
+    "unbound": (lambda table: table.unbound(A), (U, G, OK, U, M)),
+    "deleted": (lambda table: table.deleted(A), (U, U, U, U, U)),
+    "declared": (lambda table: table.declared(A), (U, G, OK, N, U)),
+    "listed": (lambda table: table.listed(table.look(0.0), {A: frozenset({PLAIN})}, 0.0), (OK, OK, OK, N, OK)),
+    "not listed": (lambda table: table.listed(table.look(0.0), {}, 0.0), (U, U, U, U, M)),
+    "needed": (lambda table: table.need(A, Need.CLIENT), (U, G, OK, N, M)),
+    "not needed": (lambda table: table.no_need(A, Need.CLIENT), (U, G, OK, N, M)),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("state", REACHED, ids=lambda state: state.value)
+def test_every_event_in_every_state(state: TokenState, event: str) -> None:
+    table = TokenTable()
+    REACHED[state](table)
+    happens, leads_to = EVENTS[event]
+    happens(table)
+    expected = leads_to[list(REACHED).index(state)]
+    assert table.state(A) is expected
+    assert (A in table.bound) == (expected is TokenState.BOUND)
+    assert bool(table.reason(A)) == (expected is TokenState.MISSING)
+
+
+def test_a_listing_does_not_undo_what_happened_since_it_was_asked_for() -> None:
+    table = TokenTable([A])
+    look = table.look(0.0)
+    table.deleted(A)
+    table.bind_ok(B)
+    table.listed(look, {A: frozenset({PLAIN})}, 0.1)
+    assert table.bound == {B}
+    table.listed(table.look(0.2), {A: frozenset({PLAIN})}, 0.3)
+    assert table.bound == {A}
+
+
+def test_what_is_deleted_while_somebody_needs_it_has_a_reason() -> None:
+    table = TokenTable([A, B])
+    table.need(A, Need.RULES)
+    assert [table.deleted(one) for one in (A, B)] == [True, True]
+    assert (table.state(A), table.reason(A)) == (TokenState.MISSING, "deleted")
+    assert table.state(B) is TokenState.UNKNOWN
+
+
+def test_an_assertion_is_relied_on_by_its_own_connection_for_a_while() -> None:
+    table = TokenTable()
+    mine, other = object(), object()
+    table.asserted(A, 1, 10.0, mine)
+    assert table.may_rely(A, mine, 11.0)
+    assert not table.may_rely(A, other, 11.0)
+    assert not table.may_rely(A, mine, 10.0 + LEASE_SECONDS)
+    table.declared(A)
+    assert not table.may_rely(A, mine, 11.0)
+
+
+def test_what_was_withdrawn_meanwhile_does_not_hold() -> None:
+    table = TokenTable()
+    table.asserted(A, 1, 10.0, None)
+    reliance = table.reliance(pinned=False)
+    assert table.holds(A, reliance, 11.0)
+    assert not table.holds(A, reliance, 10.0 + LEASE_SECONDS)
+    table.unbinding_marks(A, {1})
+    assert not table.holds(A, reliance, 11.0)
+    assert table.holds(A, table.reliance(pinned=True), 99.0)
+
+
+def test_own_pins_go_at_once_and_those_of_others_when_they_are_settled() -> None:
+    table = TokenTable()
+    table.asserted(A, b"mine", 0.0, None)
+    rows: Rows = {A: frozenset({b"mine", b"theirs", PLAIN, 7})}
+    table.listed(table.look(0.0), rows, 0.1)
+    assert table.removable(A) == (b"mine",)
+    table.listed(table.look(LEASE_SECONDS), rows, LEASE_SECONDS + 0.1)
+    assert table.removable(A) == (b"mine",)  # it was first listed after 0.1 s
+    table.listed(table.look(LEASE_SECONDS + 0.1), rows, LEASE_SECONDS + 0.2)
+    assert table.removable(A) == (b"mine", b"theirs")
+
+
+def test_a_mark_of_another_sidecar_is_replaced_before_it_goes() -> None:
+    table = TokenTable()
+    rows: Rows = {A: frozenset({7})}
+    table.listed(table.look(0.0), rows, 0.1)
+    assert table.unbind_plan(A, {7}, needed=False)[:2] == (True, True)
+    table.listed(table.look(5.0), rows, 5.1)
+    assert table.unbind_plan(A, {7}, needed=False) == (False, False, ())
+    assert table.unbind_plan(A, {7}, needed=True)[:2] == (True, False)
+    assert TokenTable(shared=False).unbind_plan(A, {7}, needed=False) == (False, False, ())
+
+
+def test_what_two_looks_find_needless_is_idle() -> None:
+    table = TokenTable([A, B])
+
+    def look(at: float) -> list[Destination]:
+        table.listed(table.look(at), {one: frozenset({PLAIN}) for one in (A, B)}, at)
+        return table.idle(lambda one: one == B, at)
+
+    assert [look(at) for at in (0.0, 1.0, GRACE_SECONDS)] == [[], [], [A]]
+    table.need(A, Need.CLIENT)
+    assert look(2 * GRACE_SECONDS) == []
+
+
+# -- two sidecars at one broker ----------------------------------------------------------------------------------------
+
+#: A binding on the broker: its identity (0: a pin), sequence or pin, and whether it lies under the token.
+BrokerRow: TypeAlias = tuple[int, int | bytes, bool]
+Step: TypeAlias = tuple[bool, BrokerRow]
+
+
+@dataclass
+class Job:
+    """Methods on their way, one after another, and what follows the last answer."""
+
+    steps: list[Step]
+    then: Callable[[], None]
+    answers: int = 0
+
+
+@dataclass
+class Lane:
+    """A channel: the broker carries its jobs out in order, and answers in order."""
+
+    jobs: list[Job] = field(default_factory=list)
+    #: a mark or pin of ours is on its way here
+    marking: bool = False
+
+    def clear(self) -> None:
+        self.jobs.clear()
+        self.marking = False
+
+
+class Peer:
+    """A sidecar, as its relays and its control plane use the table."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.table = TokenTable()
+        self.lanes = [Lane(), Lane()]
+        self.control = Lane()
+        #: what clients bound, as far as is known: identity to the copies on the broker
+        self.clients: dict[int, frozenset[BrokerRow]] = {}
+        self.changed: dict[int, int] = {}
+        self.busy: set[int] = set()
+        self.looking: tuple[Any, int, frozenset[BrokerRow] | None] | None = None
+        self.ready = False
+
+    # bindings of clients, as `relay.declare.bindings` makes them
+
+    def bind(self, identity: int, lane: Lane) -> None:
+        world, table = self.world, self.table
+        self.busy.add(identity)
+        known = self.clients.get(identity)
+        if known:
+            row = min(known, key=repr)
+        else:
+            is_mark = not (table.has_assertion(A) or lane.marking)
+            row = (identity, next(world.numbers), is_mark)
+        mark = row[2]
+        steps: list[Step] = [(True, row)]
+        if mark:
+            lane.marking = True
+            sent_at = world.now
+            self.send(lane, steps, lambda: self.marked(lane, row, sent_at, new=not known))
+        elif lane.marking or table.may_rely(A, lane, world.now):
+            reliance = table.reliance(pinned=False)
+            self.send(lane, steps, lambda: self.relied(lane, row, reliance))
+        else:
+            self.pin(lane, steps, lambda: self.bound(row))
+
+    def marked(self, lane: Lane, row: BrokerRow, sent_at: float, *, new: bool) -> None:
+        lane.marking = False
+        if new:
+            assert isinstance(row[1], int)
+            self.table.asserted(A, row[1], sent_at, lane)
+        self.bound(row)
+
+    def relied(self, lane: Lane, row: BrokerRow, reliance: Any) -> None:
+        if self.table.holds(A, reliance, self.world.now):
+            self.bound(row)
+        else:
+            self.pin(lane, [], lambda: self.bound(row))
+
+    def pin(self, lane: Lane, before: list[Step], then: Callable[[], None], *, own: bool = True) -> None:
+        world, table = self.world, self.table
+        pin = b"%d" % next(world.numbers)
+        old = table.superseded(A) if own else ()
+        steps = [*before, (True, (0, pin, True)), *((False, (0, one, True)) for one in old)]
+        sent_at = world.now
+        lane.marking = lane.marking or own
+
+        def done() -> None:
+            if own:
+                lane.marking = False
+                table.asserted(A, pin, sent_at, lane, old)
+            then()
+
+        self.send(lane, steps, done)
+
+    def bound(self, row: BrokerRow) -> None:
+        identity = row[0]
+        self.busy.discard(identity)
+        self.clients[identity] = self.clients.get(identity, frozenset()) | {row}
+        self.note(identity)
+        self.table.need(A, Need.CLIENT)
+        self.world.answered.add(identity)
+
+    def unbind(self, identity: int, lane: Lane) -> None:
+        self.busy.add(identity)
+        self.world.answered.discard(identity)
+        plan = self.table.unbind_plan(A, self.marks(identity), needed=self.needed(identity))
+        if plan.pin:
+            self.pin(lane, [], lambda: self.drop(identity, lane), own=not plan.handed_over)
+        else:
+            self.drop(identity, lane)
+
+    def drop(self, identity: int, lane: Lane) -> None:
+        table, copies = self.table, self.clients.get(identity, frozenset())
+        rows: tuple[bytes, ...] = ()
+        table.unbinding_marks(A, self.marks(identity))
+        if not self.needed(identity):
+            rows = table.removable(A)
+            table.unbinding(A)
+        steps: list[Step] = [(False, (0, row, True)) for row in rows]
+        steps += [(False, copy) for copy in sorted(copies, key=repr)]
+        self.send(lane, steps, lambda: self.unbound(identity))
+
+    def unbound(self, identity: int) -> None:
+        self.table.unbound(A)
+        self.busy.discard(identity)
+        self.clients.pop(identity, None)
+        self.note(identity)
+
+    def marks(self, identity: int) -> set[int]:
+        return {row[1] for row in self.clients.get(identity, ()) if row[2] and isinstance(row[1], int)}
+
+    def needed(self, but: int = -1) -> bool:
+        return any(identity != but for identity in self.clients)
+
+    # looks, as the control plane makes them
+
+    def look(self) -> None:
+        self.looking = (self.table.look(self.world.now), next(self.world.numbers), None)
+
+    def listed(self) -> None:
+        assert self.looking is not None
+        look, since, rows = self.looking
+        self.looking = None
+        assert rows is not None
+        there = frozenset(row for _, row, under in rows if under)
+        self.table.listed(look, {A: there} if there else {}, self.world.now)
+        copies: dict[int, frozenset[BrokerRow]] = {}
+        for row in rows:
+            if row[0]:
+                copies[row[0]] = copies.get(row[0], frozenset()) | {row}
+        for identity in {*copies, *self.clients}:
+            if self.changed.get(identity, 0) < since:
+                if identity in copies:
+                    self.clients[identity] = copies[identity]
+                else:
+                    del self.clients[identity]
+        self.ready = True
+        if self.table.idle(lambda _: self.needed(), look.began_at) and not self.control.jobs:
+            removable = self.table.removable(A)
+            self.table.unbinding(A)
+            steps: list[Step] = [(False, (0, row, True)) for row in removable]
+            self.send(self.control, steps, lambda: self.table.unbound(A))
+
+    def note(self, identity: int) -> None:
+        self.changed[identity] = next(self.world.numbers)
+
+    def send(self, lane: Lane, steps: list[Step], then: Callable[[], None]) -> None:
+        if steps:
+            lane.jobs.append(Job(steps, then))
+        else:
+            then()
+
+    def close(self, lane: Lane) -> None:
+        """The channel is closed: what is on its way is lost, or was done without an answer."""
+        lane.clear()
+        self.busy.clear()
+
+
+class World:
+    """The broker, two sidecars, and time; `step` lets one of all the things happen that can happen now."""
+
+    def __init__(self) -> None:
+        self.numbers = count(1)
+        self.now = 100.0
+        self.rows: set[BrokerRow] = set()
+        #: bindings whose client has had its bind-ok, and has not asked to unbind them since
+        self.answered: set[int] = set()
+        self.peers = [Peer(self), Peer(self)]
+        for peer in self.peers:
+            peer.ready = True
+
+    def step(self, choice: int) -> None:
+        possible = self.possible()
+        possible[choice % len(possible)]()
+        self.check()
+
+    def possible(self) -> list[Callable[[], object]]:
+        found: list[Callable[[], object]] = [partial(self.wait, seconds) for seconds in (0.5, LEASE_SECONDS, 6.0)]
+        # Of two clients that bind and unbind the same at once nobody knows who was first.
+        busy = {identity for peer in self.peers for identity in peer.busy}
+        for peer in self.peers:
+            lanes = [*peer.lanes, peer.control]
+            for lane in peer.lanes if peer.ready else ():
+                for identity in (1, 2, 3):
+                    if identity not in busy:
+                        there = identity in peer.clients
+                        found.append(partial(peer.unbind if there else peer.bind, identity, lane))
+            for lane in lanes:
+                if any(job.answers < len(job.steps) for job in lane.jobs):
+                    found += [partial(self.work, lane, 1), partial(self.work, lane, 9)]
+                if lane.jobs and lane.jobs[0].answers == len(lane.jobs[0].steps):
+                    found += [partial(self.arrive, lane)] * 2
+            if peer.looking is None:
+                found.append(peer.look)
+            elif peer.looking[2] is None:
+                found.append(partial(self.list_rows, peer))
+            else:
+                found.append(peer.listed)
+        return found + [partial(self.mishap, choice) for choice in range(2)]
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def mishap(self, number: int) -> None:
+        """One of what happens now and then: channels close, listings are lost, a sidecar is restarted."""
+        happens = next(self.numbers) % 12
+        peer = self.peers[number]
+        if happens < 3:
+            peer.close([*peer.lanes, peer.control][happens])
+        elif happens == 3:
+            peer.looking = None
+        elif happens == 4:
+            self.peers[number] = Peer(self)
+
+    def work(self, lane: Lane, steps: int) -> None:
+        """The broker carries methods out."""
+        for job in lane.jobs:
+            while steps and job.answers < len(job.steps):
+                add, row = job.steps[job.answers]
+                (self.rows.add if add else self.rows.discard)(row)
+                job.answers += 1
+                steps -= 1
+                self.check()
+
+    @staticmethod
+    def arrive(lane: Lane) -> None:
+        lane.jobs.pop(0).then()
+
+    def list_rows(self, peer: Peer) -> None:
+        assert peer.looking is not None
+        peer.looking = (*peer.looking[:2], frozenset(self.rows))
+
+    def check(self) -> None:
+        """What a client has bound is found by messages, whatever else is under way."""
+        if any(row[0] in self.answered for row in self.rows):
+            assert any(under for _, _, under in self.rows), "no message finds the destination"
+
+    def settle(self) -> None:
+        """Everything under way comes to its end, and both look until nothing changes."""
+        for _ in range(6):
+            for peer in self.peers:
+                for lane in (*peer.lanes, peer.control):
+                    while lane.jobs:
+                        self.work(lane, 99)
+                        self.arrive(lane)
+                self.wait(GRACE_SECONDS)
+                peer.looking = None
+                peer.look()
+                self.list_rows(peer)
+                peer.listed()
+        needed = any(row[0] for row in self.rows)
+        assert any(under for _, _, under in self.rows) == needed, "a token too many, or one too few"
+
+
+@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(choices=strategies.lists(strategies.integers(0, 2**16), min_size=150, max_size=150))
+def test_two_sidecars_never_leave_a_bound_destination_without_a_token(choices: list[int]) -> None:
+    world = World()
+    for choice in choices:
+        world.step(choice)
+    world.settle()
