@@ -6,7 +6,8 @@ Nothing here opens a socket, reads a clock or draws a random number: `net` drive
 |---|---|
 | what a driver calls: bytes, time and answers in, bytes and requests out | `relay` |
 | what both directions share; closing a connection or channel | `connection_state` |
-| the state of one channel | `channel` |
+| the states of a channel and the table of transitions | `channel_state` |
+| what a channel keeps: content under way, held frames, pending confirms, expected replies | `channel` |
 | frames of the producer: publishes, and a handler for each other method | `publish` |
 | exchange.declare and delete, binds and unbinds of open exchanges | `declare` |
 | the read buffer of the broker's frames; deliveries and returns | `broker_frames` |

@@ -31,7 +31,8 @@ from proxy.amqp.frames import (
 from proxy.amqp.method_frames import read_return
 from proxy.errors import ProtocolError
 from proxy.relay.broker_methods import BrokerMethods
-from proxy.relay.channel import Channel, Life
+from proxy.relay.channel import Channel
+from proxy.relay.channel_state import DISCARDING
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.original_address import restored_content
 from proxy.relay.publish.shapes import Shapes
@@ -117,8 +118,9 @@ class BrokerFrames:
                 index = unpack_method(data, at + 7)[0] if size >= 4 else 0
                 if index == methods.BASIC_ACK and size == _ACK_BYTES:
                     channel = channels.get(number)
-                    if channel is not None and channel.ledger is None:
-                        settle, published, head = channel.settled.settle, channel.published, data[at : at + 11]
+                    confirms = channel.confirms if channel is not None else None
+                    if channel is not None and confirms is not None and confirms.ledger is None:
+                        settle, published, head = confirms.settled.settle, confirms.published, data[at : at + 11]
                         first = at
                         while True:  # confirms come in runs
                             acked += settle(unpack_tag(data, at + 11)[0], data[at + 19], published)
@@ -126,10 +128,10 @@ class BrokerFrames:
                             stop += _ACK_FRAME_BYTES
                             if stop > end or data[stop - 1] != FRAME_END or not starts(head, at):
                                 break
-                        if channel.sample is not None:
+                        if confirms.sample is not None:
                             connection.time_confirm(channel)
-                        if channel.mandatory:
-                            channel.forget_mandatory()
+                        if channel.audit.mandatory:
+                            connection.forget_mandatory(channel)
                         if delayed_confirms is not None and delayed_confirms.waits(channel):
                             if start < first:
                                 out.append(data[start:first])
@@ -208,21 +210,35 @@ class BrokerFrames:
             return False
         if number == 0:
             return self._methods.take_connection_method(frame)
-        channel = connection.channel(number)
+        channel = connection.channels.get(number)
+        if channel is None:
+            return self._unknown(kind, number, frame)
         if kind == METHOD:
             return self._method(channel, frame)
         self._inspected_content(channel, kind, frame)
         return False
 
+    def _unknown(self, kind: int, number: int, frame: bytes) -> bool:
+        """Take a frame on a number without a channel: nothing is expected there; answer False, it is discarded.
+
+        Raises:
+            ProtocolError: the broker opens or closes what was never opened.
+        """
+        if kind == METHOD:
+            self._methods.take_while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0)
+        elif number in self._connection.unfinished:
+            raise ProtocolError(505, f"content frame on channel {number}, which is closed")
+        return False
+
     def _method(self, channel: Channel, frame: bytes) -> bool:
         index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
-        if channel.discard_upstream or channel.life is not Life.OPEN:
+        if channel.state in DISCARDING:
             return self._methods.take_while_closing(channel, index)
-        if channel.held_back is not None:
+        if channel.output.held_back is not None:
             if index not in _CLOSES:
                 self._hold_back(channel, frame)
                 return False
-            while channel.held_back is not None:
+            while channel.output.held_back is not None:
                 self.release(channel)
         return self._methods.take_channel_method(channel, index, frame)
 
@@ -231,23 +247,21 @@ class BrokerFrames:
         if channel.number in self._connection.unfinished:
             # On a closed channel, too: no method may stand between the frames of a content (spec, 4.2.6).
             self._pass_content(channel, kind, frame)
-        elif channel.discard_upstream or channel.life is not Life.OPEN:
+        elif channel.state in DISCARDING:
             pass
-        elif channel.held_back is not None:
+        elif channel.output.held_back is not None:
             self._hold_back(channel, frame)
-        elif channel.returned is not None:
-            self._returned(channel, channel.returned, kind, frame)
-        elif channel.swallowed:
-            channel.swallowed = max(channel.swallowed - len(frame) + OVERHEAD, 0)
+        elif channel.output.returned is not None:
+            self._returned(channel, channel.output.returned, kind, frame)
+        elif channel.output.swallowed:
+            channel.output.swallowed = max(channel.output.swallowed - len(frame) + OVERHEAD, 0)
             self._connection.mark(channel)
         # else: the rest of a content whose method was discarded on a channel that is closed by now
 
     def _hold_back(self, channel: Channel, frame: bytes) -> None:
         connection = self._connection
-        assert channel.held_back is not None  # noqa: S101 -- asked before
-        channel.held_back.append(frame)
-        connection.held_back_bytes += len(frame)
-        if connection.sidecar_channel.busy and connection.held_back_bytes >= connection.limits.held_bytes:
+        channel.output.hold_back(frame)
+        if connection.sidecar_channel.busy and connection.buffered.held_back >= connection.limits.held_bytes:
             # The answer of our own channel comes after all this: the producer gets its own early, rather than never.
             connection.released.append(channel)
 
@@ -256,10 +270,10 @@ class BrokerFrames:
         connection = self._connection
         if kind != HEADER or len(header) < _LEAST_HEADER:
             raise ProtocolError(505, f"expected a content header on channel {channel.number}")
-        channel.returned = None
+        channel.output.returned = None
         returned = U32.unpack_from(method, 7)[0] == methods.BASIC_RETURN
-        if returned and channel.returns and not self._is_last(channel, method, header):
-            channel.swallowed = CONTENT_HEAD.unpack_from(header)[5]
+        if returned and channel.confirms.returns and not self._is_last(channel, method, header):
+            channel.output.swallowed = CONTENT_HEAD.unpack_from(header)[5]
             connection.mark(channel)
             return
         connection.mark(channel)
@@ -276,8 +290,8 @@ class BrokerFrames:
     def _is_last(channel: Channel, method: bytes, header: bytes) -> bool:
         """Whether a return goes to the producer: no copy of its publish is out any more."""
         _, _, exchange, routing_key = read_return(method[7:-1])
-        assert channel.returns is not None  # noqa: S101 -- asked before
-        return channel.returns.returned(fingerprint(exchange, routing_key, header))
+        assert channel.confirms.returns is not None  # noqa: S101 -- asked before
+        return channel.confirms.returns.returned(fingerprint(exchange, routing_key, header))
 
     def _pass_content(self, channel: Channel, kind: int, frame: bytes) -> None:
         """Give the producer a content frame, cut smaller where it insists on less than the broker accepts."""
@@ -291,14 +305,15 @@ class BrokerFrames:
             connection.fail(ProtocolError(501, text))
             return
         self._progress(kind, channel.number, frame, 0, len(frame) - OVERHEAD)
-        if channel.deferred and channel.number not in connection.unfinished:
-            connection.to_producer += channel.deferred
-            channel.deferred = []
+        if channel.output.deferred and channel.number not in connection.unfinished:
+            connection.to_producer += channel.output.deferred
+            channel.output.deferred = []
             connection.mark(channel)
 
     def release(self, channel: Channel) -> None:
         """Take the frames that were kept back on a channel, in front of everything that comes."""
-        frames = self._connection.drop_held_back(channel)
+        frames = channel.output.release()
+        self._connection.mark(channel)
         # The answer itself has been looked at; only what came after it has not.
         self._connection.to_producer += frames[:1]
         rest = self._rest.take()

@@ -12,7 +12,8 @@ from proxy.amqp import methods
 from proxy.amqp.frames import U32
 from proxy.amqp.method_frames import connection_close_ok, read_ack, read_nack, read_queue_declare_ok, read_return
 from proxy.amqp.methods import method_frame
-from proxy.relay.channel import Channel, Content, ExpectedReply, Life
+from proxy.relay.channel import Channel, ExpectedReply
+from proxy.relay.channel_state import BOTH_AWAITING_BROKER, RELAYED_DOWN, US_AWAITING_BROKER, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, EnsureQueue, Phase
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
 
@@ -83,20 +84,13 @@ class BrokerMethods:
         """Take a frame on a channel that was closed by the broker or by us: all but its closing is discarded."""
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
-            if channel.owed_close_ok or channel.closes:
-                # To a close of the producer that crossed the other one: it waits for this answer, too.
-                channel.owed_close_ok = channel.closes = False
-                return True
-            channel.discard_upstream = False
-            connection.mark(channel)
-            if channel.life is Life.OPEN:  # the producer uses the number again already
-                connection.resumable.append(channel)
-        elif (
-            index == methods.CHANNEL_CLOSE
-            and not connection.upstream_closing
-            and channel.life is not Life.CLOSED_UPSTREAM  # the producer's answer to the first is under way
-        ):
-            connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
+            return self._closed(channel)
+        if index == methods.CHANNEL_CLOSE:  # it crossed ours, and the producer knows of ours alone
+            connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
+            if not connection.upstream_closing:
+                connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
+        elif index == methods.CHANNEL_OPEN_OK:
+            connection.change(channel, ChannelEvent.BROKER_OPEN_OK, index)
         return False
 
     def _ack(self, channel: Channel, frame: bytes) -> bool:
@@ -113,9 +107,10 @@ class BrokerMethods:
     def _settle(self, channel: Channel, tag: int, multiple: bool, *, ack: bool) -> bool:
         connection = self._connection
         counters = connection.counters
-        if channel.ledger is None:
+        confirms = channel.confirms
+        if confirms.ledger is None:
             refused = () if ack else self._refused(channel, tag, multiple)
-            count = channel.settled.settle(tag, multiple, channel.published)
+            count = confirms.settled.settle(tag, multiple, confirms.published)
             if ack:
                 counters.confirms_acked += count
             else:
@@ -123,22 +118,23 @@ class BrokerMethods:
                 if connection.audit is not None:
                     for producer_tag in refused:
                         connection.audit.settled(channel, producer_tag, "nacked")
-            if channel.sample is not None:
+            if confirms.sample is not None:
                 connection.time_confirm(channel)
-            channel.forget_mandatory()
+            connection.forget_mandatory(channel)
             return True
-        for producer_tag, acked in channel.ledger.settle(tag, multiple, ack):
+        for producer_tag, acked in confirms.ledger.settle(tag, multiple, ack):
             connection.send_confirm(channel, producer_tag, acked)
         return False
 
     @staticmethod
     def _refused(channel: Channel, tag: int, multiple: bool) -> Sequence[int]:
         """Tags that a nack settles."""
-        return channel.settled.outstanding(min(tag or channel.published, channel.published)) if multiple else (tag,)
+        settled, published = channel.confirms.settled, channel.confirms.published
+        return settled.outstanding(min(tag or published, published)) if multiple else (tag,)
 
     def _return(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
-        if connection.state.restores or channel.returns:  # its header tells whose it is
+        if connection.state.restores or channel.confirms.returns:  # its header tells whose it is
             return self._content(channel, frame)
         connection.counters.returns += 1
         if connection.audit is not None:
@@ -148,13 +144,12 @@ class BrokerMethods:
         return True
 
     def _content(self, channel: Channel, frame: bytes) -> bool:
-        channel.returned = frame
+        channel.output.returned = frame
         self._connection.mark(channel)
         return False
 
     def _opened(self, channel: Channel, frame: bytes) -> bool:
-        channel.opened = True
-        self._connection.counters.channels += 1
+        self._connection.change(channel, ChannelEvent.BROKER_OPEN_OK, methods.CHANNEL_OPEN_OK)
         return True
 
     def _answer(self, channel: Channel, frame: bytes) -> bool:
@@ -183,8 +178,7 @@ class BrokerMethods:
         wanted = tokens_of(connection.state, queue)
         if asked.passive and wanted and all(destination in owned.bound for owned, destination in wanted):
             return True
-        channel.held_back = [frame]
-        connection.held_back_bytes += len(frame)
+        channel.output.hold_back(frame)
         connection.mark(channel)
         if exclusive and wanted:
             done = partial(connection.released.append, channel)
@@ -195,31 +189,28 @@ class BrokerMethods:
 
     def _close(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
-        connection.drop_held(channel)
-        if channel.content is Content.HEADER or channel.collected is not None:  # nothing of that publish is upstream
-            channel.content = Content.METHOD
-            channel.publish = None
-            channel.remaining = 0
-            connection.drop_collected(channel)
+        connection.change(channel, ChannelEvent.BROKER_CLOSE, methods.CHANNEL_CLOSE)
+        if channel.content is not None and not channel.content.begun:
+            connection.drop_content(channel)
         connection.end_confirms(channel)
         refusal = _naming_the_request(channel, frame)
         if refusal != frame:
             connection.send_to_producer(channel, refusal)
         channel.replies.clear()  # none of them will come
-        channel.life = Life.CLOSED_UPSTREAM
-        connection.shape += 1
-        connection.mark(channel)
+        connection.take_held_again(channel)
         return refusal == frame
 
     def _close_ok(self, channel: Channel, frame: bytes) -> bool:
-        if channel.owed_close_ok:
-            channel.owed_close_ok = False
-            return True
-        if not channel.closes:  # not asked for: it ends nothing
-            return False
-        channel.closes = False
-        self._connection.forget(channel)
-        return True
+        return self._closed(channel)
+
+    def _closed(self, channel: Channel) -> bool:
+        """Take the broker's close-ok; answer whether it is for the producer."""
+        before = channel.state
+        self._connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
+        if before is BOTH_AWAITING_BROKER or before is US_AWAITING_BROKER:
+            # RabbitMQ takes an open that overtakes its own close-ok for a second one on the old channel (504).
+            self._connection.take_held_again(channel)
+        return before in RELAYED_DOWN
 
     def _connection_close(self) -> bool:
         connection = self._connection

@@ -1,10 +1,13 @@
-"""State of one channel: its life, the content under way, what waits, which replies are expected.
+"""Record of one channel: state and mode, content under way, held frames, pending confirms, expected replies.
 
-A channel of the producer and the channel of the same number upstream are one record here. Who closes it first decides
-whose frames are discarded until the close-ok, see `Life`.
+A channel of the producer and the channel of the same number upstream are one record here, from Channel.Open until both
+sides have closed it; a number that is used again gets a new record. The state changes by `ConnectionState.change`
+alone, see `channel_state`; each group of further attributes is an object of its own that keeps its numbers right.
 
-Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; RabbitMQ drops what arrives on a closing channel, but
-only whole contents: one that has begun upstream is brought to its end.
+A publish may take the straight pass where ``channel.state is OPEN and channel.content is None``.
+
+Source: AMQP 0-9-1 spec, 1.5 "channel" and 4.2.6 "content framing"; RabbitMQ drops what arrives on a closing channel,
+but only whole contents: one that has begun upstream is brought to its end.
 """
 
 from __future__ import annotations
@@ -12,32 +15,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.addressing.targets import Remote
+from proxy.relay.channel_state import CLOSED, DISCARDING, OPEN, OPENING, PLAIN, ChannelMode, ChannelState
 from proxy.relay.confirm_ledger import Ledger, Returns, Settled
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.publish.plan import ExchangePlan
 from proxy.relay.remote.lane import RemotePublisher
 
-
-class Life(Enum):
-    """Who is waiting for whose close-ok on the producer's side of a channel."""
-
-    OPEN = "open"
-    #: The broker closed it: the producer's frames are discarded until its close-ok, which goes upstream.
-    CLOSED_UPSTREAM = "closed upstream"
-    #: We closed it: the producer's frames are discarded until its close-ok, which ends here.
-    CLOSED_HERE = "closed here"
-
-
-class Content(Enum):
-    """What a channel expects from the producer next."""
-
-    METHOD = "a method frame"
-    HEADER = "a content header frame"
-    BODY = "a content body frame"
+#: `ContentUnderWay.remaining` until the content header has come.
+HEADER_TO_COME: Final = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +73,182 @@ class CollectedPublish(NamedTuple):
     body_size: int
     body: bytearray
     remote_targets: RemoteTargets | None = None
+
+
+class BufferedBytes:
+    """What the channels of one connection keep, in bytes: `RelayLimits` bounds each."""
+
+    __slots__ = ("collected", "held", "held_back")
+
+    def __init__(self) -> None:
+        """Nothing is kept."""
+        #: announced bodies of publishes that leave in several copies
+        self.collected = 0
+        #: frames of the producer
+        self.held = 0
+        #: frames of the broker
+        self.held_back = 0
+
+
+class ContentUnderWay:
+    """A publish whose frames have not all come: a channel without one expects a method.
+
+    Args:
+        publish: its method.
+    """
+
+    __slots__ = ("collected", "publish", "remaining")
+
+    def __init__(self, publish: PendingPublish) -> None:
+        """The method has come."""
+        self.publish = publish
+        #: body bytes to come, or `HEADER_TO_COME`
+        self.remaining = HEADER_TO_COME
+        #: the publish, where nothing of it is upstream before its body is whole
+        self.collected: CollectedPublish | None = None
+
+    @property
+    def expects(self) -> str:
+        """What comes next, for texts."""
+        return "a content header frame" if self.remaining == HEADER_TO_COME else "a content body frame"
+
+    @property
+    def begun(self) -> bool:
+        """Whether a part of it is upstream, so that it has to be brought to its end."""
+        return self.remaining != HEADER_TO_COME and self.collected is None
+
+
+class HeldFrames:
+    """Frames of the producer that wait, in the states of `HOLDING` alone.
+
+    Args:
+        buffered: counts the bytes of the connection.
+    """
+
+    __slots__ = ("_buffered", "_size_bytes", "binds", "frames", "marking")
+
+    def __init__(self, buffered: BufferedBytes) -> None:
+        """Hold none."""
+        self._buffered = buffered
+        self._size_bytes = 0
+        self.frames: list[bytes] = []
+        #: identities of the bindings they wait for, where they wait for nothing else: further ones need not wait
+        self.binds: set[Hashable] = set()
+        #: exchanges and destinations that messages find by one of these bindings
+        self.marking: set[Hashable] = set()
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.frames)
+
+    def keep(self, frames: list[bytes]) -> None:
+        """Keep frames after those that are kept."""
+        size = sum(map(len, frames))
+        self.frames += frames
+        self._size_bytes += size
+        self._buffered.held += size
+
+    def take(self) -> list[bytes]:
+        """Give the frames that were kept, and keep none."""
+        frames, self.frames = self.frames, []
+        self._buffered.held -= self._size_bytes
+        self._size_bytes = 0
+        return frames
+
+
+class ProducerOutput:
+    """What of the frames for the producer is not simply copied.
+
+    Args:
+        buffered: counts the bytes of the connection.
+    """
+
+    __slots__ = ("_buffered", "deferred", "held_back", "returned", "swallowed")
+
+    def __init__(self, buffered: BufferedBytes) -> None:
+        """Copy everything."""
+        self._buffered = buffered
+        #: frames of the broker, from a declare-ok on, while the queue gets its tokens; None while none are kept
+        self.held_back: list[bytes] | None = None
+        #: methods of ours that wait for the end of a content on its way
+        self.deferred: list[bytes] = []
+        #: method frame of a return, delivery or get that waits for its content header
+        self.returned: bytes | None = None
+        #: body bytes to come of a return that the producer must not see
+        self.swallowed = 0
+
+    def __bool__(self) -> bool:
+        """Whether the broker's frames have to be looked at."""
+        return bool(self.held_back is not None or self.deferred or self.returned is not None or self.swallowed)
+
+    def hold_back(self, frame: bytes) -> None:
+        """Keep a frame of the broker, and all after it."""
+        if self.held_back is None:
+            self.held_back = []
+        self.held_back.append(frame)
+        self._buffered.held_back += len(frame)
+
+    def release(self) -> list[bytes]:
+        """Give the frames that were kept, and keep none."""
+        frames, self.held_back = self.held_back or [], None
+        self._buffered.held_back -= sum(map(len, frames))
+        return frames
+
+
+class PendingConfirms:
+    """The publishes of a channel, counted, and which of them are confirmed."""
+
+    __slots__ = ("before", "ledger", "published", "returns", "sample", "settled")
+
+    def __init__(self) -> None:
+        """Start with nothing published."""
+        #: publishes before confirm.select, which delivery tags do not count
+        self.before = 0
+        #: publishes after that: the delivery tag of the last
+        self.published = 0
+        self.settled = Settled()
+        #: joins confirms from the first publish on that leaves in several copies
+        self.ledger: Ledger | None = None
+        #: publishes in several copies that the broker may return one by one
+        self.returns: Returns | None = None
+        #: (delivery tag, time of the publish) whose confirm is being timed
+        self.sample: tuple[int, float] | None = None
+
+    @property
+    def total(self) -> int:
+        """Publishes since the channel was opened."""
+        return self.before + self.published
+
+    @property
+    def outstanding(self) -> int:
+        """Delivery tags that are neither acked nor nacked, in confirm mode."""
+        return self.published - self.settled.count
+
+    def select(self) -> None:
+        """Begin to count: tags count from the publish after confirm.select (RabbitMQ guide "Publisher confirms")."""
+        self.before += self.published
+        self.published = 0
+
+
+class ChannelAudit:
+    """What the audit log knows of a channel."""
+
+    __slots__ = ("line", "mandatory", "origin")
+
+    def __init__(self) -> None:
+        """Start without a line."""
+        #: what its lines share, made with the first
+        self.origin = ""
+        #: number of its last line, where confirms wait for theirs
+        self.line = 0
+        #: (number, exchange, routing key) of mandatory publishes, where the audit must know which one returns
+        self.mandatory: deque[tuple[int, bytes, bytes]] | None = None
+
+    def forget_mandatory(self, settled: int) -> None:
+        """Forget mandatory publishes up to a number: they are settled, and don't come back any more."""
+        waiting = self.mandatory
+        while waiting and waiting[0][0] <= settled:
+            waiting.popleft()
 
 
 class ExpectedReply(NamedTuple):
@@ -157,130 +321,65 @@ class Replies(deque[ExpectedReply]):
 
 
 class Channel:
-    """State of one channel number, from Channel.Open to the last close-ok; a number used again gets a new record.
+    """State of one channel of a connection.
 
-    `held` keeps the producer's frames while a destination is being bound; `held_back` keeps the broker's frames
-    while a queue that has just been declared gets its tokens.
+    Args:
+        number: its number.
+        unanswered: counts the requests of the connection.
+        buffered: counts the bytes that the connection keeps.
     """
 
     __slots__ = (
-        "before",
-        "binds",
-        "closes",
-        "collected",
-        "confirming",
+        "audit",
+        "confirms",
         "content",
-        "deferred",
-        "discard_upstream",
         "head",
         "held",
-        "held_back",
-        "held_bytes",
         "last_queue",
-        "ledger",
-        "life",
-        "line",
-        "mandatory",
-        "marking",
+        "mode",
         "number",
-        "opened",
-        "origin",
-        "owed_close_ok",
-        "publish",
-        "published",
-        "remaining",
+        "output",
         "remote_publishers",
         "replies",
-        "returned",
-        "returns",
-        "sample",
-        "settled",
-        "swallowed",
-        "transactional",
-        "waited",
-        "waits",
+        "state",
     )
 
-    def __init__(self, number: int, unanswered: UnansweredRequests | None = None) -> None:
-        """Start as a channel that is open and idle."""
+    def __init__(
+        self, number: int, unanswered: UnansweredRequests | None = None, buffered: BufferedBytes | None = None
+    ) -> None:
+        """Start closed: Channel.Open is the first event."""
+        buffered = buffered or BufferedBytes()
         self.number = number
         #: what each content header frame of the channel begins with
         self.head = b"\x02" + number.to_bytes(2, "big")
-        #: whether it counts in the gauge of open channels
-        self.opened = False
-        self.life = Life.OPEN
-        #: the producer's own close went upstream and is not answered yet
-        self.closes = False
-        #: our own close was sent upstream: what comes from there is discarded until its close-ok
-        self.discard_upstream = False
-        #: the broker has yet to answer a close of the producer for the channel that had the number before
-        self.owed_close_ok = False
-        self.content = Content.METHOD
-        self.publish: PendingPublish | None = None
-        self.collected: CollectedPublish | None = None
-        #: body bytes still to come
-        self.remaining = 0
-        self.confirming = False
-        self.transactional = False
-        #: publishes of the producer since the channel was opened; in confirm mode its delivery tag
-        self.published = 0
-        #: publishes before confirm.select, which its delivery tags do not count
-        self.before = 0
-        #: what the audit lines of the channel share, made with the first
-        self.origin = ""
-        #: (number, exchange, routing key) of mandatory publishes, where the audit must know which one returns
-        self.mandatory: deque[tuple[int, bytes, bytes]] | None = None
-        #: number of its last audit line, where confirms wait for theirs
-        self.line = 0
-        self.settled = Settled()
-        self.ledger: Ledger | None = None
-        #: publishes in several copies that the broker may return one by one
-        self.returns: Returns | None = None
+        self.state: ChannelState = CLOSED
+        self.mode: ChannelMode = PLAIN
+        self.content: ContentUnderWay | None = None
+        self.confirms = PendingConfirms()
+        self.audit = ChannelAudit()
+        self.held = HeldFrames(buffered)
+        self.output = ProducerOutput(buffered)
         self.replies = Replies(unanswered or UnansweredRequests())
         #: the queue declared last, which an empty name in a bind means
         self.last_queue = b""
-        self.held: list[bytes] | None = None
-        self.held_bytes = 0
-        #: identities of the bindings it is held for, where it is held for nothing else: further ones need not wait
-        self.binds: set[Hashable] = set()
-        #: exchanges and destinations that messages find by one of these bindings
-        self.marking: set[Hashable] = set()
-        #: the first two held frames are a publish that waits for its destinations
-        self.waits = False
-        #: they were waited for already: what is unbound now counts as missing
-        self.waited = False
-        self.held_back: list[bytes] | None = None
-        #: methods of ours for the producer that wait for the end of a content on its way there
-        self.deferred: list[bytes] = []
-        #: (producer tag, time of the publish) whose confirm is being timed
-        self.sample: tuple[int, float] | None = None
-        #: method frame of a return, delivery or get that waits for its content header
-        self.returned: bytes | None = None
         #: to other brokers, as far as its publishes have gone there
         self.remote_publishers: dict[Remote, RemotePublisher] = {}
-        #: body bytes to come of a return that the producer must not see
-        self.swallowed = 0
 
-    def forget_mandatory(self) -> None:
-        """Forget mandatory publishes that are settled: they don't come back any more."""
-        waiting, low = self.mandatory, self.before + self.settled.low
-        while waiting and waiting[0][0] <= low:
-            waiting.popleft()
+    def end(self) -> None:
+        """Forget what was published and asked: nothing of it will be answered. What is held stays held."""
+        self.mode = PLAIN
+        self.confirms = PendingConfirms()
+        self.audit = ChannelAudit()
+        self.remote_publishers = {}
+        self.replies.clear()
 
     @property
     def interruptible(self) -> bool:
         """Whether it can be closed now, with nothing half said to the broker."""
-        begun = self.content is Content.BODY  # a method frame alone is not upstream: it goes with its header
-        return self.life is Life.OPEN and not begun and self.held is None and not self.closes
+        between = self.content is None or not self.content.begun
+        return between and (self.state is OPEN or self.state is OPENING)
 
     @property
     def needs_inspection(self) -> bool:
         """Whether the broker's frames on it are not simply copied."""
-        return bool(
-            self.life is not Life.OPEN
-            or self.discard_upstream
-            or self.held_back is not None
-            or self.deferred
-            or self.returned is not None
-            or self.swallowed
-        )
+        return self.state in DISCARDING or bool(self.output)

@@ -15,6 +15,7 @@ from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
 from proxy.relay.audit_sink import AuditSink, LineTemplate
 from proxy.relay.channel import Channel, PendingPublish
+from proxy.relay.channel_state import CONFIRM
 from proxy.relay.delayed_confirms import DelayedConfirms
 
 #: Mandatory publishes of a channel that a return may still name; beyond that the oldest are forgotten. With confirms
@@ -157,24 +158,25 @@ class ConnectionAudit:
             seq: its number on the channel, from 1.
         """
         channel = publish.channel
-        origin = channel.origin
+        trail = channel.audit
+        origin = trail.origin
         if not origin:
-            origin = channel.origin = self.origin(channel.number)
+            origin = trail.origin = self.origin(channel.number)
         if self._once:
             ending, self._once = self._once, ""
         self.append(f"{self._opening}{origin}{seq}{ending}".encode())
         if self._delayed_confirms is not None:
             self._delayed_confirms.wrote(channel)
         if publish.mandatory:
-            if channel.mandatory is None:
-                channel.mandatory = deque()
-            elif len(channel.mandatory) >= (_MANDATORY_CONFIRMING if channel.confirming else _MANDATORY):
-                channel.mandatory.popleft()
-            channel.mandatory.append((seq, publish.exchange, publish.routing_key))
+            if trail.mandatory is None:
+                trail.mandatory = deque()
+            elif len(trail.mandatory) >= (_MANDATORY_CONFIRMING if channel.mode is CONFIRM else _MANDATORY):
+                trail.mandatory.popleft()
+            trail.mandatory.append((seq, publish.exchange, publish.routing_key))
 
     def returned(self, channel: Channel, exchange: bytes, routing_key: bytes) -> None:
         """The broker returned a publish, as the producer addressed it: returns come in the order of publishes."""
-        waiting = channel.mandatory
+        waiting = channel.audit.mandatory
         while waiting:
             seq, to, key = waiting.popleft()
             if to == exchange and key == routing_key:
@@ -183,10 +185,10 @@ class ConnectionAudit:
 
     def settled(self, channel: Channel, producer_tag: int, result: str, confirm_us: float | None = None) -> None:
         """The broker confirmed, refused or lost a publish."""
-        self._journal.settle(self._conn, channel.number, channel.before + producer_tag, result, confirm_us)
+        self._journal.settle(self._conn, channel.number, channel.confirms.before + producer_tag, result, confirm_us)
 
     def lost(self, channel: Channel) -> None:
         """The connection ended: what is not settled gets no result."""
-        if channel.confirming:
-            for tag in channel.settled.outstanding(channel.published):
+        if channel.mode is CONFIRM:
+            for tag in channel.confirms.settled.outstanding(channel.confirms.published):
                 self.settled(channel, tag, "lost")

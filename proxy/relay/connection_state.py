@@ -17,7 +17,20 @@ from typing import NamedTuple, TypeAlias
 from proxy.amqp import method_frames, methods
 from proxy.amqp.frames import FRAME_END, METHOD, body_frames
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, Life, PendingPublish, UnansweredRequests
+from proxy.relay.channel import BufferedBytes, Channel, PendingPublish, UnansweredRequests
+from proxy.relay.channel_state import (
+    BOTH_AWAITING_BROKER,
+    CLOSED,
+    CLOSING_BY_US,
+    COUNTED,
+    HOLDING,
+    OPEN,
+    OPENING,
+    US_AWAITING_BROKER,
+    US_AWAITING_PRODUCER,
+    ChannelEvent,
+    next_state,
+)
 from proxy.relay.connection_audit import ConnectionAudit
 from proxy.relay.declare.sidecar_channel import SidecarChannel
 from proxy.relay.delayed_confirms import AuditCommits, DelayedConfirms
@@ -33,6 +46,8 @@ _NO_ROUTE = 312
 #: a whole frame of Basic.Ack
 _ACK = Struct(">BHIIQBB")
 _ACK_BYTES = 13
+#: Nothing of what was published on a channel, or asked, matters any more.
+_ENDED = frozenset((CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER, CLOSED))
 
 
 class Phase(Enum):
@@ -161,6 +176,7 @@ class ConnectionState:
         self.limits = limits
         self.phase = Phase.OPEN
         self.unanswered = UnansweredRequests()
+        self.buffered = BufferedBytes()
         self.channels: dict[int, Channel] = {}
         self.to_upstream: list[bytes] = []
         self.to_producer: list[bytes] = []
@@ -195,10 +211,9 @@ class ConnectionState:
         self.further_closes = 0
         #: the producer has closed the connection and was answered: closing the socket is its part
         self.producer_ends = False
-        self.held_bytes = self.held_back_bytes = 0
-        #: publishes of channels that have ended; announced bodies of those that leave in several copies
-        self.published_before = self.collected_bytes = 0
-        #: grows whenever a channel leaves the plain state, so that remembered publishes are looked at again
+        #: publishes of channels that have ended
+        self.published_before = 0
+        #: grows whenever a channel leaves the open state, so that remembered publishes are looked at again
         self.shape = 0
         #: seconds on the driver's monotonic clock, set with every input
         self.now = 0.0
@@ -223,47 +238,58 @@ class ConnectionState:
         state.last_sequence = max(state.last_sequence + 1, int(self.plans.sources.wall() * 1_000_000))
         return state.last_sequence
 
-    def channel(self, number: int) -> Channel:
-        """Give the record of a channel number."""
-        found = self.channels.get(number)
-        if found is None:
-            found = self.channels[number] = Channel(number, self.unanswered)
-        return found
+    def change(self, channel: Channel, event: ChannelEvent, method: int = 0) -> None:
+        """Send an event to a channel; the only way in which its state changes.
 
-    def forget(self, channel: Channel) -> None:
-        """A channel is closed on both sides; its number is free."""
-        if channel.discard_upstream or channel.closes or channel.owed_close_ok:
-            fresh = self._renew(channel)
-            if fresh.discard_upstream:
-                # RabbitMQ takes an open that overtakes its own close-ok for a second one on the old channel (504).
-                fresh.held = []
-        else:
+        Args:
+            channel: its record.
+            event: what happens to it.
+            method: (class << 16 | method) of the frame that it comes from, if it comes from one.
+
+        Raises:
+            ProtocolError: see `next_state`.
+        """
+        before = channel.state
+        after = channel.state = next_state(before, event, method)
+        if after is before:
+            return
+        if before is OPEN or before is OPENING:
+            self.shape += 1
+        self.counters.channels += (after in COUNTED) - (before in COUNTED)
+        if after in _ENDED and before not in _ENDED:
             self._end(channel)
+        if after is CLOSED:
             del self.channels[channel.number]
             self.inspected_channels.discard(channel.number)
+        else:
+            self.mark(channel)
 
-    def _renew(self, channel: Channel) -> Channel:
-        """End a channel and give the record of the next one of its number, which the broker still has to answer."""
-        self._end(channel)
-        fresh = self.channels[channel.number] = Channel(channel.number, self.unanswered)
-        fresh.discard_upstream = channel.discard_upstream
-        fresh.owed_close_ok = channel.closes or channel.owed_close_ok
-        fresh.deferred = channel.deferred
-        self.mark(fresh)
-        return fresh
+    def open_channel(self, number: int, event: ChannelEvent, method: int) -> Channel:
+        """Begin a channel with its first event, which is to be Channel.Open.
+
+        Raises:
+            ProtocolError: see `next_state`.
+        """
+        channel = Channel(number, self.unanswered, self.buffered)
+        self.change(channel, event, method)
+        self.channels[number] = channel
+        return channel
 
     def _end(self, channel: Channel) -> None:
-        self.shape += 1
+        """Nothing more is published on a channel, and nothing confirmed."""
         self.end_confirms(channel)
         if channel is self.confirmed:
             self.confirmed = None
-        self.published_before += channel.before + channel.published
+        self.published_before += channel.confirms.total
         self.close_remote_publishers(channel)
-        self.drop_held(channel)
-        self.drop_held_back(channel)
-        self.drop_collected(channel)
-        channel.replies.clear()
-        self.count_closed(channel)
+        self.drop_content(channel)
+        channel.output.release()
+        channel.end()
+
+    @property
+    def holds(self) -> bool:
+        """Whether frames of the producer wait on a channel."""
+        return any(channel.state in HOLDING for channel in self.channels.values())
 
     def close_remote_publishers(self, channel: Channel) -> None:
         """Nothing more goes to other brokers from a channel; what is under way is still sent."""
@@ -273,12 +299,12 @@ class ConnectionState:
 
     def forget_all(self) -> None:
         """No frame of any channel matters any more."""
-        for channel in self.channels.values():
+        for channel in tuple(self.channels.values()):
             if self.audit is not None:
                 self.audit.lost(channel)
-            self._end(channel)
+            self.change(channel, ChannelEvent.END)
+            channel.held.take()
         self.shape += 1
-        self.channels.clear()
 
     def producer_leaves(self, frame: bytes) -> None:
         """The producer's Connection.Close goes upstream; what the broker still has for it is relayed.
@@ -298,8 +324,7 @@ class ConnectionState:
         self.last_frame = None
         self.shape += 1
         for channel in self.channels.values():
-            channel.remaining = 0
-            self.drop_collected(channel)
+            self.drop_content(channel)
         self.to_upstream.append(frame)
 
     def producer_answered(self) -> None:
@@ -328,7 +353,7 @@ class ConnectionState:
         No method may stand between the frames of a content (spec, 4.2.6).
         """
         if channel.number in self.unfinished:
-            channel.deferred.append(frames)
+            channel.output.deferred.append(frames)
             self.mark(channel)
         else:
             self.to_producer.append(frames)
@@ -336,7 +361,7 @@ class ConnectionState:
     def delay_confirms(self, lines: AuditCommits) -> None:
         """Let confirms wait until the audit lines of their publishes are on disk."""
         self.delayed_confirms = DelayedConfirms(
-            lines, self.to_producer, lambda number, frames: self.send_to_producer(self.channel(number), frames)
+            lines, self.to_producer, lambda number, frames: self.send_to_producer(self.channels[number], frames)
         )
 
     def delay_confirm(self, channel: Channel, confirm: bytes) -> bool:
@@ -352,20 +377,21 @@ class ConnectionState:
         if self.delayed_confirms is not None:
             self.delayed_confirms.end(channel.number, channel.number in self.unfinished)
 
-    def count_closed(self, channel: Channel) -> None:
-        """Take an open channel out of the gauge."""
-        self.counters.channels -= channel.opened
-        channel.opened = False
-
     def time_confirm(self, channel: Channel) -> None:
         """Observe the confirm that is being timed, once it is there."""
-        if channel.sample is not None and channel.settled.low >= channel.sample[0]:
-            seconds = self.now - channel.sample[1]
+        confirms = channel.confirms
+        if confirms.sample is not None and confirms.settled.low >= confirms.sample[0]:
+            tag, since = confirms.sample
+            seconds = self.now - since
             self.plans.confirm_timing.observe(seconds)
             if self.audit is not None:
-                self.audit.settled(channel, channel.sample[0], "acked", seconds * 1e6)
-            channel.sample = None
+                self.audit.settled(channel, tag, "acked", seconds * 1e6)
+            confirms.sample = None
             self.sample_after = self.now + SAMPLE_SECONDS
+
+    def forget_mandatory(self, channel: Channel) -> None:
+        """Mandatory publishes of a channel that are settled don't come back any more."""
+        channel.audit.forget_mandatory(channel.confirms.before + channel.confirms.settled.low)
 
     def send_confirm(self, channel: Channel, producer_tag: int, acked: bool) -> None:
         """Ack or nack one publish whose confirm is ours to make, since several brokers or publishes have a part in it.
@@ -375,12 +401,13 @@ class ConnectionState:
             producer_tag: its delivery tag.
             acked: False for a nack.
         """
-        if channel.returns:
-            channel.returns.settled(producer_tag)
-        channel.settled.settle(producer_tag, False, channel.published)
-        if channel.sample is not None:
+        confirms = channel.confirms
+        if confirms.returns:
+            confirms.returns.settled(producer_tag)
+        confirms.settled.settle(producer_tag, False, confirms.published)
+        if confirms.sample is not None:
             self.time_confirm(channel)
-        channel.forget_mandatory()
+        self.forget_mandatory(channel)
         if acked:
             self.counters.confirms_acked += 1
             number = channel.number
@@ -413,36 +440,11 @@ class ConnectionState:
         body_parts = body_frames(channel.number, body, self.tuning.frame_max_producer)
         self.send_to_producer(channel, b"".join((method, header, *body_parts)))
 
-    def keep_held(self, channel: Channel, frames: list[bytes]) -> None:
-        """Keep frames of the producer on a channel that is held."""
-        assert channel.held is not None  # noqa: S101 -- asked before
-        size = sum(map(len, frames))
-        channel.held += frames
-        channel.held_bytes += size
-        self.held_bytes += size
-
-    def drop_held(self, channel: Channel) -> list[bytes]:
-        """Hold the producer's frames on a channel no more, and give those that were held."""
-        frames = channel.held or []
-        self.held_bytes -= channel.held_bytes
-        channel.held_bytes = 0
-        channel.held = None
-        channel.waits = False
-        return frames
-
-    def drop_held_back(self, channel: Channel) -> list[bytes]:
-        """Keep the broker's frames on a channel back no more, and give those that were."""
-        frames = channel.held_back or []
-        self.held_back_bytes -= sum(map(len, frames))
-        channel.held_back = None
-        self.mark(channel)
-        return frames
-
-    def drop_collected(self, channel: Channel) -> None:
-        """Throw away a publish whose body is not whole."""
-        if channel.collected is not None:
-            self.collected_bytes -= channel.collected.body_size
-            channel.collected = None
+    def drop_content(self, channel: Channel) -> None:
+        """No more frames of the publish under way are expected."""
+        content, channel.content = channel.content, None
+        if content is not None and content.collected is not None:
+            self.buffered.collected -= content.collected.body_size
 
     def refuse(self, channel: Channel, error: ProtocolError) -> None:
         """Answer a fault of the producer on one channel: Channel.Close to both sides.
@@ -450,16 +452,19 @@ class ConnectionState:
         What was published before stays published: the broker gets our close after it.
         """
         self.counters.protocol_error(error.reply_code)
-        closed = self._renew(channel)
-        closed.life = Life.CLOSED_HERE
+        self.change(channel, ChannelEvent.REFUSE)
         text = method_frames.reply_text(error.reply_code, error.text)
+        number = channel.number
         self.send_to_producer(
-            closed, method_frames.channel_close(channel.number, error.reply_code, text, error.class_id, error.method_id)
+            channel, method_frames.channel_close(number, error.reply_code, text, error.class_id, error.method_id)
         )
-        if not closed.discard_upstream:
-            closed.discard_upstream = True
-            self.to_upstream.append(method_frames.channel_close(channel.number, 200, b"closed by the proxy", 0, 0))
-        self.mark(closed)
+        self.to_upstream.append(method_frames.channel_close(number, 200, b"closed by the proxy", 0, 0))
+        self.take_held_again(channel)
+
+    def take_held_again(self, channel: Channel) -> None:
+        """Take the frames that a channel held in the state that it has by now."""
+        if channel.held:
+            self.resumable.append(channel)
 
     def fail(self, error: ProtocolError) -> None:
         """Answer a fault of the producer on the connection: Connection.Close to both sides."""

@@ -87,19 +87,19 @@ class DelayedConfirms:
         if self._wrote:
             appended = self._lines.appended
             for channel in self._wrote:
-                channel.line = appended
+                channel.audit.line = appended
             self._wrote.clear()
             self._last = None
 
     def waits(self, channel: Channel) -> bool:
         """Whether a confirm on a channel has to wait now."""
         self.note()
-        return channel.line > self._lines.durable or channel.number in self._waiting
+        return channel.audit.line > self._lines.durable or channel.number in self._waiting
 
     def keep(self, channel: Channel, frames: bytes) -> None:
         """Keep confirms of a channel that have to wait, and have their lines written."""
         self._lines.commit_point()
-        self._waiting.setdefault(channel.number, deque()).append((channel.line, frames))
+        self._waiting.setdefault(channel.number, deque()).append((channel.audit.line, frames))
         self.size_bytes += len(frames) + _ENTRY_BYTES
 
     def end(self, number: int, interrupted: bool) -> None:

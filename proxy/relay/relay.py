@@ -15,6 +15,7 @@ from proxy.amqp.method_frames import connection_close_ok
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.broker_frames import BrokerFrames
 from proxy.relay.channel import Channel
+from proxy.relay.channel_state import CONFIRM, DECLARING, HOLDING
 from proxy.relay.connection_audit import ConnectionAudit
 from proxy.relay.connection_state import (
     ConnectionState,
@@ -161,13 +162,13 @@ class Relay:
         """Whether so much is held, or unanswered, for the producer's channels that its socket must not be read."""
         connection = self._connection
         limits = connection.limits
-        return connection.held_bytes >= limits.held_bytes or connection.unanswered.count >= limits.unanswered
+        return connection.buffered.held >= limits.held_bytes or connection.unanswered.count >= limits.unanswered
 
     @property
     def upstream_full(self) -> bool:
         """Whether so much is kept back from the producer that the broker's socket must not be read."""
         connection = self._connection
-        kept_bytes = connection.held_back_bytes
+        kept_bytes = connection.buffered.held_back
         if connection.delayed_confirms is not None:
             if connection.delayed_confirms.until is not None:
                 return True
@@ -183,20 +184,20 @@ class Relay:
     def outstanding(self) -> int:
         """Publishes without a confirm yet, on the channel that had one last: how much a producer sends ahead."""
         channel = self._connection.confirmed
-        return channel.published - channel.settled.count if channel is not None else 0
+        return channel.confirms.outstanding if channel is not None else 0
 
     @property
     def published(self) -> int:
         """Publishes since the connection was opened."""
         connection = self._connection
-        open_now = sum([channel.before + channel.published for channel in connection.channels.values()])
+        open_now = sum([channel.confirms.total for channel in connection.channels.values()])
         return connection.published_before + open_now
 
     @property
     def unsettled(self) -> int:
         """Publishes in confirm mode that are neither acked nor nacked yet; channels that wait count as well."""
         return sum(
-            (channel.held is not None) + (channel.published - channel.settled.count if channel.confirming else 0)
+            (channel.state in HOLDING) + (channel.confirms.outstanding if channel.mode is CONFIRM else 0)
             for channel in self._connection.channels.values()
         )
 
@@ -247,7 +248,7 @@ class Relay:
     def answer(self, request: LookUpExchange, found: str | None) -> None:
         """Say what `LookUpExchange` asked: the type of another's exchange of that name, None where there is none."""
         channel = request.channel
-        if self._connection.phase is Phase.OPEN and channel.held is not None:
+        if self._connection.phase is Phase.OPEN and channel.state is DECLARING:
             request.answer(found)
             self._go_on()
 
@@ -256,15 +257,13 @@ class Relay:
         while connection.resumable or connection.released:
             if connection.resumable:
                 channel = connection.resumable.pop(0)
-                if channel.held is not None and connection.phase is Phase.OPEN:
+                if connection.phase is Phase.OPEN:
                     self._publishing.resume(channel)
                 continue
             channel = connection.released.pop()
-            if channel.held_back is not None:
+            if channel.output.held_back is not None:
                 self._delivering.release(channel)
-        if connection.last_frame is not None and not any(
-            channel.held is not None for channel in connection.channels.values()
-        ):
+        if connection.last_frame is not None and not connection.holds:
             connection.producer_leaves(connection.last_frame)
         if connection.delayed_confirms is not None:
             connection.delayed_confirms.note()
@@ -287,9 +286,7 @@ class Relay:
         """
         connection = self._connection
         publishing = [
-            channel
-            for channel in connection.channels.values()
-            if channel.before + channel.published or channel.remaining
+            channel for channel in connection.channels.values() if channel.confirms.total or channel.content is not None
         ]
         if len(publishing) != 1 or not publishing[0].interruptible:
             connection.fail(ProtocolError(320, text))
@@ -314,10 +311,6 @@ class Relay:
         """Both sides are gone: take what is still counted out of the gauges."""
         connection = self._connection
         connection.phase = Phase.CLOSED
-        for channel in connection.channels.values():
-            if connection.audit is not None:
-                connection.audit.lost(channel)
-            connection.count_closed(channel)
-            connection.close_remote_publishers(channel)
+        connection.forget_all()
         connection.counters.upstream_blocked -= connection.blocked
         connection.blocked = False

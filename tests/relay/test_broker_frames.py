@@ -151,7 +151,7 @@ def test_confirms_are_relayed_and_counted() -> None:
 
 
 def test_acks_on_a_channel_without_confirms_are_the_consumers_business() -> None:
-    wire = Wire(routed("a"))
+    wire = Wire(routed("a")).open(9)
     assert wire.answer(ack(1, channel=9)) == ack(1, channel=9)
 
 
@@ -300,7 +300,7 @@ def test_what_is_kept_back_is_counted_and_stops_the_reading() -> None:
         full.append(wire.relay.upstream_full)
     wire.relay.release(wire.request().channel)
     assert [*full, wire.relay.upstream_full] == [False, True, False]
-    assert wire.relay._connection.held_back_bytes == 0
+    assert wire.relay._connection.buffered.held_back == 0
 
 
 def test_an_answer_that_waits_for_our_own_channel_leaves_early_rather_than_never() -> None:

@@ -171,14 +171,14 @@ def test_a_mandatory_publish_is_forgotten_once_it_is_confirmed() -> None:
     wire = audited(log := Log(), confirm=True)
     channel = wire.relay._connection.channels[1]
     wire.produce(*[publish("k", mandatory=True)] * 1000)
-    assert channel.mandatory is not None
-    assert len(channel.mandatory) == 1000
+    assert channel.audit.mandatory is not None
+    assert len(channel.audit.mandatory) == 1000
     wire.answer(ack(500, multiple=True), nack(501))
-    assert len(channel.mandatory) == 499
+    assert len(channel.audit.mandatory) == 499
     back = returned("xo", "k", b"".join(frame.raw for frame in split(publish())[1:]))
     wire.answer(back, *[ack(tag) for tag in range(502, 1001)])
     assert (502, "returned") in [settled[1:] for settled in log.settled]
-    assert len(channel.mandatory) == 0
+    assert len(channel.audit.mandatory) == 0
 
 
 def test_without_confirms_only_the_latest_mandatory_publishes_are_remembered() -> None:
@@ -186,7 +186,7 @@ def test_without_confirms_only_the_latest_mandatory_publishes_are_remembered() -
     channel = wire.relay._connection.channels[1]
     for _ in range(5):
         wire.produce(*[publish("k", mandatory=True)] * 1000)
-    assert channel.mandatory is not None
-    assert len(channel.mandatory) == 4096
+    assert channel.audit.mandatory is not None
+    assert len(channel.audit.mandatory) == 4096
     wire.answer(returned("xo", "k", b"".join(frame.raw for frame in split(publish())[1:])))
     assert log.settled == [(1, 905, "returned")]

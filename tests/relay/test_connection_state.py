@@ -6,7 +6,8 @@ import pytest
 
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, CollectedPublish, Life, PendingPublish
+from proxy.relay.channel import Channel, CollectedPublish, ContentUnderWay, PendingPublish
+from proxy.relay.channel_state import ChannelEvent, ChannelState
 from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase, RelayLimits
 from proxy.routing.bindings.binding import Reach
 from proxy.routing.decision import QueueNames
@@ -25,79 +26,74 @@ def said(pieces: list[bytes]) -> bytes:
     return data
 
 
-def test_a_number_has_one_record_until_its_channel_is_forgotten() -> None:
-    both = connection()
-    channel = both.channel(3)
-    assert both.channel(3) is channel
-    both.forget(channel)
-    assert both.channel(3) is not channel
+def opened(both: ConnectionState, number: int) -> Channel:
+    channel = both.open_channel(number, ChannelEvent.PRODUCER_OPEN, 0)
+    both.change(channel, ChannelEvent.BROKER_OPEN_OK)
+    return channel
 
 
-@pytest.mark.parametrize("pending", ["discard_upstream", "closes", "owed_close_ok"])
-def test_the_next_channel_of_a_number_knows_what_the_broker_still_owes_the_last(pending: str) -> None:
+def test_a_number_has_one_record_until_its_channel_is_closed() -> None:
     both = connection()
-    channel = both.channel(3)
-    setattr(channel, pending, True)
-    both.forget(channel)
-    following = both.channels[3]
-    assert following is not channel
-    assert following.discard_upstream == (pending == "discard_upstream")
-    assert following.owed_close_ok == (pending != "discard_upstream")
-    assert (following.held is not None) == (pending == "discard_upstream")
+    channel = opened(both, 3)
+    both.change(channel, ChannelEvent.PRODUCER_CLOSE)
+    assert both.channels == {3: channel}
+    both.change(channel, ChannelEvent.BROKER_CLOSE_OK)
+    assert both.channels == {}
+    assert opened(both, 3) is not channel
 
 
 def test_whatever_a_channel_kept_is_counted_off_when_it_ends() -> None:
     both = connection()
-    channel = both.channel(1)
-    channel.held, channel.held_bytes = [b"123"], 3
-    channel.held_back = [b"12345"]
+    channel = opened(both, 1)
+    channel.held.keep([b"123"])
+    channel.output.hold_back(b"12345")
     publish = PendingPublish(b"", None, b"", b"", channel, False)
     plan = both.plans.get(b"xo")
     assert plan is not None
-    channel.collected = CollectedPublish(publish, plan, b"", (), 7, bytearray())
-    both.held_bytes, both.held_back_bytes, both.collected_bytes = 3, 5, 7
-    both.forget(channel)
-    assert (both.held_bytes, both.held_back_bytes, both.collected_bytes) == (0, 0, 0)
+    channel.content = ContentUnderWay(publish)
+    channel.content.collected = CollectedPublish(publish, plan, b"", (), 7, bytearray())
+    both.buffered.collected = 7
+    assert (both.buffered.held, both.buffered.held_back) == (3, 5)
+    both.forget_all()
+    assert (both.buffered.held, both.buffered.held_back, both.buffered.collected) == (0, 0, 0)
 
 
 def test_a_method_of_ours_waits_for_the_end_of_a_content() -> None:
     both = connection()
-    channel = both.channel(1)
+    channel = opened(both, 1)
     both.send_to_producer(channel, b"first")
     both.unfinished[1] = 10
     both.send_to_producer(channel, b"second")
     assert said(both.to_producer) == b"first"
-    assert channel.deferred == [b"second"]
+    assert channel.output.deferred == [b"second"]
     assert both.inspected_channels == {1}
 
 
 def test_odd_channels_are_noted() -> None:
     both = connection()
-    channel = both.channel(1)
-    channel.returned = b"frame"
+    channel = opened(both, 1)
+    channel.output.returned = b"frame"
     both.mark(channel)
     assert both.inspected_channels == {1}
-    channel.returned = None
+    channel.output.returned = None
     both.mark(channel)
     assert both.inspected_channels == set()
 
 
-def test_a_refused_channel_is_closed_on_both_sides_once() -> None:
+def test_a_refused_channel_is_closed_on_both_sides() -> None:
     both = connection()
     error = ProtocolError(406, "no" * 200, Scope.CHANNEL, 60, 40)
-    both.refuse(both.channel(5), error)
+    both.refuse(opened(both, 5), error)
     channel, code, text, ids = closed(said(both.to_producer))
     assert (channel, code, len(text), ids) == (5, 406, 255, (60, 40))
     assert closed(said(both.to_upstream))[:3] == (5, 200, "closed by the proxy")
-    assert both.channels[5].life is Life.CLOSED_HERE
+    assert both.channels[5].state is ChannelState.CLOSING_BY_US
     assert both.counters.protocol_errors == {406: 1}
-    both.refuse(both.channels[5], error)
-    assert said(both.to_upstream) == b""
 
 
 def test_a_fault_closes_the_connection_on_both_sides_once() -> None:
     both = connection()
-    both.channel(1)
+    opened(both, 1)
     both.fail(ProtocolError(505, "what", Scope.CHANNEL, 60, 40))
     both.fail(ProtocolError(501, "again"))
     assert closed(said(both.to_producer)) == (0, 505, "UNEXPECTED_FRAME - what", (60, 40))
@@ -159,9 +155,10 @@ def test_a_heartbeat_is_eight_bytes_on_channel_0() -> None:
 
 def test_a_channel_that_ends_leaves_the_gauge_once() -> None:
     both = connection()
-    channel = Channel(1)
-    channel.opened = True
-    both.counters.channels = 1
-    both.count_closed(channel)
-    both.count_closed(channel)
-    assert both.counters.channels == 0
+    channel = opened(both, 1)
+    gauge = [both.counters.channels]
+    for event in (ChannelEvent.REFUSE, ChannelEvent.PRODUCER_CLOSE_OK, ChannelEvent.BROKER_CLOSE_OK):
+        both.change(channel, event)
+        gauge.append(both.counters.channels)
+    both.forget_all()
+    assert [*gauge, both.counters.channels] == [1, 0, 0, 0, 0]

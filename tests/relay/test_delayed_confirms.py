@@ -75,8 +75,8 @@ def test_everything_else_passes_in_its_order() -> None:
     back = returned("xo", "", b"".join(frame.raw for frame in split(publish())[1:]))
     delivery = say(2, commands.Basic.Deliver("c", 1, False, "", "q")) + client.content(2, None, b"body")
     reply = say(2, commands.Channel.OpenOk())
-    found = wire.answer(back, ack(1), delivery, ack(2), say(3, commands.Channel.OpenOk()), reply)
-    assert found == back + delivery + say(3, commands.Channel.OpenOk()) + reply
+    found = wire.answer(back, ack(1), delivery, ack(2), say(3, commands.Basic.QosOk()), reply)
+    assert found == back + delivery + say(3, commands.Basic.QosOk()) + reply
     assert written(wire, disk) == ack(1) + ack(2)
 
 

@@ -320,7 +320,7 @@ class ClientBindings:
             False where it has to wait: it is something else, or not as plain.
         """
         index = is_bind(frame)
-        if not index or len(channel.binds) >= _BINDS_AT_ONCE:
+        if not index or len(channel.held.binds) >= _BINDS_AT_ONCE:
             return False
         try:
             request = self._read(channel, index, frame)
@@ -328,7 +328,7 @@ class ClientBindings:
             planned = None if owned is None else self._planned(channel, request, owned)
         except ProtocolError:
             return False  # in its turn it will be refused
-        if planned is None or planned.chosen or planned.binding.identity in channel.binds:
+        if planned is None or planned.chosen or planned.binding.identity in channel.held.binds:
             return False
         if count_regexes(planned.binding.arguments):
             return False  # so that binds under way can't add up to more than there may be
@@ -396,10 +396,10 @@ class ClientBindings:
         place = (owned, pending.request.receiver)
         is_mark = self._is_mark(pending.stored)
         is_sure = pending.request.kind == QUEUE and owned.is_sure(pending.request.receiver, self._binder)
-        if planned.keep and (is_mark or place in channel.marking or is_sure):
+        if planned.keep and (is_mark or place in channel.held.marking or is_sure):
             tokens = ()  # the broker is asked all the same
         if is_mark:
-            channel.marking.add(place)
+            channel.held.marking.add(place)
         steps = planned.keep + [step for one in tokens for step in self._mark_steps(pending, one)]
 
         def answered() -> None:
@@ -407,18 +407,18 @@ class ClientBindings:
                 # Somebody has unbound meanwhile what it relied on.
                 inject_held(self._connection, channel, self._mark_steps(pending, pending.request.receiver), answered)
                 return
-            channel.binds.discard(identity)
+            channel.held.binds.discard(identity)
             if is_mark:
-                channel.marking.discard(place)
+                channel.held.marking.discard(place)
             answer = self._bound(pending)
-            if channel.binds:
+            if channel.held.binds:
                 self._connection.send_to_producer(channel, answer)
             else:
                 reply_and_resume(self._connection, channel, answer)
 
         if steps:
             hold_channel(self._connection, channel)
-            channel.binds.add(identity)
+            channel.held.binds.add(identity)
             inject_held(self._connection, channel, steps, answered)
         else:
             inject_and_reply(self._connection, channel, steps, partial(self._bound, pending))
@@ -473,7 +473,7 @@ class ClientBindings:
         """It is known now what the client may bind: keep the binding, or refuse it."""
         pending, keep, named = planned.pending, planned.keep, planned.named
         channel, owned = pending.channel, pending.owned
-        held = is_held(self._connection, channel)
+        held = is_held(channel)
         refusal = self._reach.refusal(owned, named, pending.request.ids)
         if held and refusal is None:
             if keep:
@@ -549,12 +549,12 @@ class ClientBindings:
 
     def _drop(self, pending: _PendingBind, steps: list[bytes]) -> None:
         """Unbind, now that a token stands."""
-        if is_held(self._connection, pending.channel):
+        if is_held(pending.channel):
             inject(self._connection, pending.channel, steps, partial(self._unbound, pending))
 
     def _permitted(self, pending: _PendingBind) -> None:
         """It is known now whether the client may unbind, where no binding on the broker says so."""
-        if not is_held(self._connection, pending.channel):
+        if not is_held(pending.channel):
             return
         refusal = self._reach.refusal(pending.owned, [pending.request.receiver], pending.request.ids)
         if refusal is None:
@@ -591,7 +591,10 @@ class ClientBindings:
     @staticmethod
     def _is_marked(channel: Channel, owned: OwnedExchange, destination: Destination) -> bool:
         """Whether messages find a destination by a binding that came through us, or comes before this one."""
-        return (destination in owned.bound and destination in owned.marked) or (owned, destination) in channel.marking
+        return (destination in owned.bound and destination in owned.marked) or (
+            owned,
+            destination,
+        ) in channel.held.marking
 
     def _is_clients(self, owned: OwnedExchange, binding: Binding) -> bool:
         """Whether a binding is, or would be, a client's: not one that the rules file has."""

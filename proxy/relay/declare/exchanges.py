@@ -208,7 +208,7 @@ class ClientExchanges:
             return b"" if request.nowait else empty_ok(channel.number, methods.EXCHANGE_DELETE_OK)
 
         def free() -> None:
-            if is_held(self._connection, channel):
+            if is_held(channel):
                 inject_and_reply(self._connection, channel, delete, done)
 
         if request.if_unused and (owned.bound or owned.grants):  # ours, but they count as use to the broker
@@ -284,7 +284,7 @@ class ClientExchanges:
     def _looked_up(self, new: _NewExchange, found: str | None) -> None:
         """Before the declare: is there an exchange of that name that is not ours?"""
         channel, request, owned = new.channel, new.request, new.owned
-        if not is_held(self._connection, channel):
+        if not is_held(channel):
             return
         known = self._state.exchanges.get(owned.name)
         try:
@@ -308,7 +308,7 @@ class ClientExchanges:
     def _compared(self, new: _NewExchange, _: str | None) -> None:
         """After the declare: is it what was declared first?"""
         channel, owned = new.channel, new.owned
-        if not is_held(self._connection, channel):
+        if not is_held(channel):
             return
         known = self._state.exchanges.get(owned.name)
         if known is None:

@@ -15,6 +15,7 @@ from functools import partial
 from proxy.amqp.method_frames import exchange_declare
 from proxy.amqp.methods import reply_to
 from proxy.relay.channel import Channel, ExpectedReply
+from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState
 
 #: Declares without an answer after which one is asked for.
@@ -26,24 +27,24 @@ _ALWAYS_THERE = b"amq.direct"
 
 def hold_channel(connection: ConnectionState, channel: Channel) -> None:
     """Keep the client's frames on a channel until `reply_and_resume`."""
-    if channel.held is None:
-        channel.held = []
-        connection.shape += 1
+    connection.change(channel, ChannelEvent.DECLARE)
 
 
-def is_held(connection: ConnectionState, channel: Channel) -> bool:
-    """Say whether a channel that was held still is: it may have been closed since."""
-    return channel.held is not None and connection.channels.get(channel.number) is channel
+def is_held(channel: Channel) -> bool:
+    """Return whether a channel that was held still is: it may have been closed since."""
+    return channel.state is DECLARING
 
 
 def reply_and_resume(connection: ConnectionState, channel: Channel, answer: bytes) -> None:
-    """Answer the client and let its frames go on.
+    """Answer the client and let its frames go on, unless the channel has been closed meanwhile.
 
     Args:
         connection: state of the connection.
         channel: the channel that was held.
         answer: frames for the client, b"" where it expects none.
     """
+    if not is_held(channel):
+        return
     if answer:
         connection.send_to_producer(channel, answer)
     connection.resumable.append(channel)

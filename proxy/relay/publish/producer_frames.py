@@ -26,7 +26,15 @@ from proxy.amqp.properties import table_span
 from proxy.amqp.tables import decode_value, pick
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.audit_sink import LineTemplate
-from proxy.relay.channel import Channel, CollectedPublish, Content, ExpectedReply, Life, PendingPublish
+from proxy.relay.channel import (
+    HEADER_TO_COME,
+    Channel,
+    CollectedPublish,
+    ContentUnderWay,
+    ExpectedReply,
+    PendingPublish,
+)
+from proxy.relay.channel_state import CONFIRM, HOLDING, OPEN, OPENING, RELAYED_UP, TX, ChannelEvent, next_mode
 from proxy.relay.connection_state import BindDestinations, ConnectionState, Phase
 from proxy.relay.declare.bindings import ClientBindings
 from proxy.relay.declare.exchanges import ClientExchanges, refuse_nested
@@ -70,46 +78,56 @@ class PublishFrames:
         exchange, routing_key, mandatory, _ = read_publish(frame[7:-1])
         plan = find_plan(self._connection.plans, exchange, routing_key)
         refuse_reserved(routing_key, b"")
-        channel.publish = self.published = PendingPublish(frame, plan, exchange, routing_key, channel, mandatory)
-        channel.content = Content.HEADER
+        self.published = PendingPublish(frame, plan, exchange, routing_key, channel, mandatory)
+        channel.content = ContentUnderWay(self.published)
         return False  # it goes with its header, which may be refused: a content that has begun can't be taken back
 
-    def content(self, channel: Channel, kind: int, frame: bytes) -> bool:
-        """Take a frame where content is expected, or one that is none of a method; answer whether it goes upstream.
+    def content(self, channel: Channel, content: ContentUnderWay, kind: int, frame: bytes) -> bool:
+        """Take a frame where content is expected; answer whether it goes upstream.
 
         Raises:
             ProtocolError: 505 and 501 on the connection for what does not belong there; what the publish itself
                 is refused for.
         """
-        if kind == HEADER and channel.content is Content.HEADER and channel.publish is not None:
+        if kind == HEADER and content.remaining == HEADER_TO_COME:
             if len(frame) < _LEAST_HEADER:
                 raise ProtocolError(501, "content header frame is too short", Scope.CONNECTION, *PUBLISH)
-            return self._header(channel, channel.publish, frame)
-        if kind == BODY and channel.content is Content.BODY:
-            return self._body(channel, frame)
+            return self._header(channel, content, frame)
+        if kind == BODY and content.remaining != HEADER_TO_COME:
+            return self._body(channel, content, frame)
         # spec, 4.2.6: content frames on a channel must not be interleaved with other frames of that channel
-        text = f"expected {channel.content.value} on channel {channel.number}, got a {KIND_NAMES[kind]} frame instead"
-        class_method = PUBLISH if channel.content is not Content.METHOD else (0, 0)
-        raise ProtocolError(505, text, Scope.CONNECTION, *class_method)
+        text = f"expected {content.expects} on channel {channel.number}, got a {KIND_NAMES[kind]} frame instead"
+        raise ProtocolError(505, text, Scope.CONNECTION, *PUBLISH)
 
-    def _body(self, channel: Channel, frame: bytes) -> bool:
+    def publish_again(self, channel: Channel, method: bytes, header: bytes) -> None:
+        """Take a publish that waited for its destinations: what is not bound by now counts as missing.
+
+        Raises:
+            ProtocolError: see `method` and `content`.
+        """
+        self.method(channel, method)
+        content, self.published = channel.content, None
+        assert content is not None  # noqa: S101 -- made by the method
+        if self._header(channel, content, header, waited=True):
+            self._connection.to_upstream.append(header)
+
+    def _body(self, channel: Channel, content: ContentUnderWay, frame: bytes) -> bool:
         size = len(frame) - OVERHEAD
-        if size > channel.remaining:
-            text = f"body is {size - channel.remaining} bytes longer than announced"
+        if size > content.remaining:
+            text = f"body is {size - content.remaining} bytes longer than announced"
             raise ProtocolError(501, text, Scope.CONNECTION, *PUBLISH)
-        channel.remaining -= size
-        collected = channel.collected
+        content.remaining -= size
+        collected = content.collected
         if collected is not None:
             collected.body.extend(frame[7:-1])
-        if not channel.remaining:
-            channel.content = Content.METHOD
-            channel.publish = None
+        if not content.remaining:
+            self._connection.drop_content(channel)
             if collected is not None:
-                self._connection.drop_collected(channel)
                 send_collected(self._connection, collected)
         return collected is None
 
-    def _header(self, channel: Channel, publish: PendingPublish, frame: bytes) -> bool:
+    def _header(self, channel: Channel, content: ContentUnderWay, frame: bytes, *, waited: bool = False) -> bool:
+        publish = content.publish
         _, _, _, class_id, _, body_size = CONTENT_HEAD.unpack_from(frame)
         if class_id != BASIC:
             text = f"expected content header for class 60, got one for class {class_id}"
@@ -119,14 +137,12 @@ class PublishFrames:
         # Between method and header the rules may have changed: it is judged by those of now.
         plan = find_plan(connection.plans, publish.exchange, publish.routing_key)
         if plan is None:
-            return self._pass(channel, publish, frame, body_size)
+            return self._pass(channel, content, frame, body_size)
         head, outgoing = plan.forward(publish.frame, publish.routing_key, frame, 0, len(frame))
-        if outgoing.waits and not channel.waited:
-            if self._hold(channel, publish, plan, frame, outgoing):
-                return False
-        channel.waited = False
+        if outgoing.waits and not waited and self._wait(channel, publish, plan, frame, outgoing):
+            return False
         remote_targets = outgoing.remote_targets
-        if remote_targets is not None and channel.transactional:
+        if remote_targets is not None and channel.mode is TX:
             text = "a transaction can't reach other brokers, where the address table leads"
             raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
         several = len(outgoing.copies) > 1 or _header_bytes(head) > connection.tuning.frame_max_upstream
@@ -139,13 +155,12 @@ class PublishFrames:
         if outgoing.decision.error:
             raise ProtocolError(406, outgoing.decision.error, Scope.CHANNEL, *PUBLISH)
         if several:
-            self._collect(
-                channel, CollectedPublish(publish, plan, frame, copies, body_size, bytearray(), remote_targets)
-            )
+            collected = CollectedPublish(publish, plan, frame, copies, body_size, bytearray(), remote_targets)
+            self._collect(channel, content, collected)
             return False
         connection.to_upstream.append(head or publish.frame + frame)
         self._count(channel)
-        self._begin_body(channel, body_size)
+        self._begin_body(channel, content, body_size)
         return False
 
     def _check_size(self, body_size: int) -> None:
@@ -156,9 +171,9 @@ class PublishFrames:
             text = f"message size {body_size} is larger than configured max size {most}"  # RabbitMQ's text
             raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
 
-    def _pass(self, channel: Channel, publish: PendingPublish, header: bytes, body_size: int) -> bool:
+    def _pass(self, channel: Channel, content: ContentUnderWay, header: bytes, body_size: int) -> bool:
         """Let a publish go to an exchange that is not evaluated here."""
-        connection = self._connection
+        connection, publish = self._connection, content.publish
         restores = connection.state.restores
         if RESERVED_PREFIX in header or (restores and ORIGINAL in header):
             span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
@@ -167,14 +182,14 @@ class PublishFrames:
             if restores:
                 refuse_forged(connection.state, entries)
         connection.to_upstream.append(publish.frame)
-        self._begin_body(channel, body_size)
+        self._begin_body(channel, content, body_size)
         self._count(channel)
         connection.counters.publishes_passed += 1
         connection.counters.bytes_passed += body_size
         audit = connection.audit
         if audit is not None and not audit.ruled_only:
             ending = audit.passing(publish, header, 0, len(header), body_size)
-            audit.publish(publish, ending, channel.before + channel.published)
+            audit.publish(publish, ending, channel.confirms.total)
         return True
 
     def _audit(self, publish: PendingPublish, header: bytes, template: LineTemplate, body_size: int) -> None:
@@ -182,36 +197,34 @@ class PublishFrames:
         audit = self._connection.audit
         if audit is not None:
             ending = audit.ending(template, publish, header, 0, len(header), body_size)
-            audit.publish(publish, ending, publish.channel.before + publish.channel.published + 1)
+            audit.publish(publish, ending, publish.channel.confirms.total + 1)
 
     @staticmethod
     def _count(channel: Channel) -> None:
         """Count a publish that leaves as one publish."""
-        channel.published += 1
-        if channel.ledger is not None:
-            channel.ledger.add(channel.published, 1)
+        confirms = channel.confirms
+        confirms.published += 1
+        if confirms.ledger is not None:
+            confirms.ledger.add(confirms.published, 1)
 
     @staticmethod
-    def _begin_body(channel: Channel, body_size: int) -> None:
-        channel.remaining = body_size
-        if body_size:
-            channel.content = Content.BODY
-        else:
-            channel.content = Content.METHOD
-            channel.publish = None
+    def _begin_body(channel: Channel, content: ContentUnderWay, body_size: int) -> None:
+        content.remaining = body_size
+        if not body_size:
+            channel.content = None
 
-    def _collect(self, channel: Channel, collected: CollectedPublish) -> None:
+    def _collect(self, channel: Channel, content: ContentUnderWay, collected: CollectedPublish) -> None:
         """Begin a publish that leaves in several copies, once its body is whole."""
         connection = self._connection
-        channel.published += 1
-        self._begin_body(channel, collected.body_size)
+        channel.confirms.published += 1
+        self._begin_body(channel, content, collected.body_size)
         if collected.body_size:
-            channel.collected = collected
-            connection.collected_bytes += collected.body_size
+            content.collected = collected
+            connection.buffered.collected += collected.body_size
         else:
             send_collected(connection, collected)
 
-    def _hold(
+    def _wait(
         self, channel: Channel, publish: PendingPublish, plan: ExchangePlan, header: bytes, outgoing: Outgoing
     ) -> bool:
         """Let a publish wait until its destinations are bound; False where there is nothing to wait for."""
@@ -219,13 +232,9 @@ class PublishFrames:
         asked = connection.permission_checks(outgoing.decision.unchecked)
         if not outgoing.unbound and not asked:
             return False
-        channel.held = [publish.frame, header]
-        channel.waits = True
-        channel.held_bytes = len(publish.frame) + len(header)
-        connection.held_bytes += channel.held_bytes
-        connection.shape += 1
-        channel.content = Content.METHOD
-        channel.publish = None
+        connection.change(channel, ChannelEvent.WAIT, methods.BASIC_PUBLISH)
+        channel.held.keep([publish.frame, header])
+        channel.content = None
         connection.requests.append(BindDestinations(channel, plan.owned.name, outgoing.unbound, asked))
         return True
 
@@ -245,6 +254,11 @@ _LEAST_METHOD = 12
 #: frames of methods that consumers send for every message: nothing in them to look at but their length
 _FIXED_BYTES = dict.fromkeys((methods.BASIC_ACK, methods.BASIC_NACK, methods.BASIC_REJECT), 21)
 _DEAD_LETTER_KEY = b"x-dead-letter-routing-key"
+_EVENTS = {
+    methods.CHANNEL_OPEN: ChannelEvent.PRODUCER_OPEN,
+    methods.CHANNEL_CLOSE: ChannelEvent.PRODUCER_CLOSE,
+    methods.CHANNEL_CLOSE_OK: ChannelEvent.PRODUCER_CLOSE_OK,
+}
 #: Access.Request and Basic.Credit: RabbitMQ knows them, the AMQP 0-9-1 specification does not.
 _BEYOND = frozenset((30 << 16 | 10, 60 << 16 | 200))
 
@@ -265,6 +279,11 @@ class ProducerFrames:
         declaring = ClientExchanges(connection)
         self._bindings = ClientBindings(connection)
         self._taken = {
+            methods.CHANNEL_OPEN: self._channel_method,
+            methods.CHANNEL_CLOSE: self._channel_method,
+            methods.CHANNEL_CLOSE_OK: self._channel_method,
+            methods.CONFIRM_SELECT: self._select,
+            methods.TX_SELECT: self._select,
             methods.BASIC_PUBLISH: self.publishes.method,
             methods.EXCHANGE_DECLARE: declaring.declare,
             methods.EXCHANGE_DELETE: declaring.delete,
@@ -298,12 +317,13 @@ class ProducerFrames:
             return self._connection_frame(kind, frame)
         if kind == HEARTBEAT:
             raise ProtocolError(505, f"heartbeat frame on channel {number}, expected on channel 0")
-        channel = connection.channels.get(number) or self._new_channel(number)
-        if channel.held is not None:
-            if not (
-                channel.binds and not channel.held and kind == METHOD and self._bindings.bind_while_held(channel, frame)
-            ):
-                connection.keep_held(channel, [frame])
+        channel = connection.channels.get(number)
+        if channel is None:
+            return self._open(kind, number, frame)
+        if channel.state is not OPEN and channel.state in HOLDING:
+            held = channel.held
+            if not (held.binds and not held and kind == METHOD and self._bindings.bind_while_held(channel, frame)):
+                held.keep([frame])
             return False
         try:
             return self._channel_frame(channel, kind, frame)
@@ -313,8 +333,18 @@ class ProducerFrames:
             connection.refuse(channel, error)
             return False
 
-    def _new_channel(self, number: int) -> Channel:
-        """Begin a channel. Like RabbitMQ, channel-max bounds how many there are, not their numbers."""
+    def publish_again(self, channel: Channel, method: bytes, header: bytes) -> None:
+        """Take method and header of a publish that waited for its destinations."""
+        try:
+            self.publishes.publish_again(channel, method, header)
+        except ProtocolError as error:
+            if error.scope is Scope.CONNECTION:
+                self._connection.fail(error)
+            else:
+                self._connection.refuse(channel, error)
+
+    def _open(self, kind: int, number: int, frame: bytes) -> bool:
+        """Take the first frame on a number: Like RabbitMQ, channel-max bounds how many there are, not their numbers."""
         connection = self._connection
         most, count = connection.tuning.channel_max_producer, len(connection.channels)
         if number == connection.sidecar_channel.number:
@@ -323,18 +353,52 @@ class ProducerFrames:
         if count >= most:
             text = f"number of channels opened ({count}) has reached the negotiated channel_max ({most})"
             raise ProtocolError(530, text)
-        return connection.channel(number)
+        if kind != METHOD:
+            connection.open_channel(number, ChannelEvent.PRODUCER_CONTENT, 0)
+            return False
+        index = _method_of(frame)
+        _check(index, frame[7:-1])
+        connection.open_channel(number, _EVENTS.get(index, ChannelEvent.PRODUCER_METHOD), index)
+        return True
 
     def _channel_frame(self, channel: Channel, kind: int, frame: bytes) -> bool:
-        if channel.content is not Content.METHOD:
+        if channel.content is not None:
             # On a channel that the broker has closed, too: it expects the rest of a content that has begun, or closes
             # the connection with 505.
-            return self.publishes.content(channel, kind, frame)
-        if channel.life is not Life.OPEN:
-            return kind == METHOD and self._closing(channel, frame)
+            return self.publishes.content(channel, channel.content, kind, frame)
         if kind != METHOD:
-            return self.publishes.content(channel, kind, frame)
-        return self._method(channel, frame)
+            self._connection.change(channel, ChannelEvent.PRODUCER_CONTENT)
+            return False  # of a publish that was discarded, on a channel that is being closed
+        if channel.state is OPEN or channel.state is OPENING:
+            return self._method(channel, frame)
+        index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
+        if index in _EVENTS:
+            return self._channel_method(channel, frame)
+        self._connection.change(channel, ChannelEvent.PRODUCER_METHOD, index)
+        return False
+
+    def _channel_method(self, channel: Channel, frame: bytes) -> bool:
+        """Take open, close or close-ok; answer whether it goes upstream."""
+        connection = self._connection
+        index = _method_of(frame)
+        _check(index, frame[7:-1])
+        before, event = channel.state, _EVENTS[index]
+        connection.change(channel, event, index)
+        if event is ChannelEvent.PRODUCER_CLOSE and channel.state is before:
+            # It crosses another close, or follows one: each is answered (spec, 1.5.2.5 and 1.5.2.6).
+            connection.send_to_producer(channel, channel_close_ok(channel.number))
+            return False
+        return event is not ChannelEvent.PRODUCER_CLOSE_OK or before in RELAYED_UP
+
+    def _select(self, channel: Channel, frame: bytes) -> bool:
+        """Take Confirm.Select or Tx.Select."""
+        index = _method_of(frame)
+        _check(index, frame[7:-1])
+        mode = next_mode(channel.mode, CONFIRM if index == methods.CONFIRM_SELECT else TX, index)
+        if mode is CONFIRM and channel.mode is not CONFIRM:
+            channel.confirms.select()
+        channel.mode = mode
+        return True
 
     def _ending(self, number: int, kind: int, frame: bytes) -> bool:
         connection = self._connection
@@ -367,25 +431,11 @@ class ProducerFrames:
         if index != methods.CONNECTION_CLOSE:
             connection.may_be_kept = False  # it logs in again (Connection.UpdateSecret), or does what we don't know
             return True
-        if any(channel.held is not None for channel in connection.channels.values()):
+        if connection.holds:
             connection.last_frame = frame  # what was published before it goes first
             connection.shape += 1
         else:
             connection.producer_leaves(frame)
-        return False
-
-    def _closing(self, channel: Channel, frame: bytes) -> bool:
-        """Discard what a closing channel still brings, until the close-ok."""
-        if len(frame) < _LEAST_METHOD:
-            return False
-        index = U32.unpack_from(frame, 7)[0]
-        if index == methods.CHANNEL_CLOSE:
-            # Both sides close at once: each answers the other (spec, 1.5.2.5 and 1.5.2.6).
-            self._connection.send_to_producer(channel, channel_close_ok(channel.number))
-        elif index == methods.CHANNEL_CLOSE_OK:
-            relayed = channel.life is Life.CLOSED_UPSTREAM
-            self._connection.forget(channel)
-            return relayed
         return False
 
     def _method(self, channel: Channel, frame: bytes) -> bool:
@@ -397,8 +447,8 @@ class ProducerFrames:
             return taken(channel, frame)
         payload = frame[7:-1]
         _check(index, payload)
-        if index in _NOTED:
-            _NOTED[index](self._connection, channel, payload)
+        if index == methods.QUEUE_DELETE:
+            self._queue_delete(channel, payload)
         return True
 
     def _queue_declare(self, channel: Channel, frame: bytes) -> bool:
@@ -423,6 +473,14 @@ class ProducerFrames:
             inventory.queue_declared(request.queue, request.exclusive)
             count_unanswerable(connection, channel)
         return True
+
+    def _queue_delete(self, channel: Channel, payload: bytes) -> None:
+        delete = read_queue_delete(payload)
+        queue = delete.queue or channel.last_queue
+        if not delete.nowait:
+            channel.replies.append(ExpectedReply(methods.QUEUE_DELETE_OK, queue))
+        else:
+            self._connection.inventory.queue_deleted(queue)
 
     def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
         """Ask for the answer that the producer does without: no other connection can bind the queue later."""
@@ -485,36 +543,3 @@ def _refuse_dead_letter_key(request: QueueDeclare) -> None:
         if isinstance(value, bytes) and value.startswith(RESERVED_PREFIX):
             text = f"values of {_DEAD_LETTER_KEY.decode()} that begin with '{RESERVED_PREFIX.decode()}' are reserved"
             raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.QUEUE_DECLARE, 1 << 16))
-
-
-def _delete(connection: ConnectionState, channel: Channel, payload: bytes) -> None:
-    delete = read_queue_delete(payload)
-    queue = delete.queue or channel.last_queue
-    if not delete.nowait:
-        channel.replies.append(ExpectedReply(methods.QUEUE_DELETE_OK, queue))
-    else:
-        connection.inventory.queue_deleted(queue)
-
-
-def _confirm(connection: ConnectionState, channel: Channel, payload: bytes) -> None:
-    if not channel.confirming:
-        # Tags count from the publish after confirm.select (RabbitMQ guide "Publisher confirms").
-        channel.confirming = True
-        channel.before += channel.published
-        channel.published = 0
-
-
-def _transaction(connection: ConnectionState, channel: Channel, payload: bytes) -> None:
-    channel.transactional = True
-
-
-def _close(connection: ConnectionState, channel: Channel, payload: bytes) -> None:
-    channel.closes = True
-
-
-_NOTED = {
-    methods.QUEUE_DELETE: _delete,
-    methods.CONFIRM_SELECT: _confirm,
-    methods.TX_SELECT: _transaction,
-    methods.CHANNEL_CLOSE: _close,
-}

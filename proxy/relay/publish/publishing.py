@@ -16,7 +16,6 @@ from proxy.amqp.frames import (
     FRAME_END,
     FRAME_HEAD,
     FRAME_SIZE_FUDGE,
-    HEADER,
     KINDS,
     METHOD,
     OVERHEAD,
@@ -24,7 +23,8 @@ from proxy.amqp.frames import (
     check_head,
 )
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, Content, PendingPublish
+from proxy.relay.channel import Channel, PendingPublish
+from proxy.relay.channel_state import CONFIRM, DECLARING, OPEN, WAITING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState
 from proxy.relay.original_address import ADDRESS_HEADER as ORIGINAL
 from proxy.relay.publish.known_heads import Head, KnownHeads
@@ -74,16 +74,14 @@ class Publishing:
 
     def resume(self, channel: Channel) -> None:
         """Go on with the frames that a channel held, in front of everything that comes."""
-        waits = channel.waits
-        held = self._connection.drop_held(channel)
-        self._connection.shape += 1
+        waits = channel.state is WAITING
+        if waits or channel.state is DECLARING:
+            self._connection.change(channel, ChannelEvent.RESUME)
+        held = channel.held.take()
         rest = self._rest.take()
         self._frames.resuming = True
         if waits:
-            channel.waited = True
-            for kind, frame in zip((METHOD, HEADER), held, strict=False):
-                self._take_again(kind, channel.number, frame)
-            channel.waited = False
+            self._frames.publish_again(channel, *held[:2])
             del held[:2]
         self._take_held(channel.number, held)
         self._frames.resuming = False
@@ -94,19 +92,9 @@ class Publishing:
         """Take frames that a channel held, until one has to wait: those after it are not looked at again."""
         for at in range(0, len(frames), _HELD_AT_ONCE):
             if (channel := self._connection.channels.get(number)) is not None and channel.held:
-                return self._connection.keep_held(channel, frames[at:])
+                return channel.held.keep(frames[at:])
             self.receive(b"".join(frames[at : at + _HELD_AT_ONCE]))
         return None
-
-    def _take_again(self, kind: int, number: int, frame: bytes) -> None:
-        """Take a frame of the publish that was waited for: not by the fast path, which would wait again."""
-        connection = self._connection
-        try:
-            if self._frames.take(kind, number, frame):
-                connection.to_upstream.append(frame)
-        except ProtocolError as error:
-            connection.fail(error)
-        self._frames.publishes.published = None
 
     def receive(self, data: bytes) -> None:
         """Take bytes from the producer; what leaves gathers in the connection's state.
@@ -184,13 +172,9 @@ class Publishing:
                 break
             if kind == BODY:
                 channel = connection.channels.get(number)
-                if (
-                    channel is not None
-                    and size < channel.remaining
-                    and channel.held is None
-                    and channel.collected is None
-                ):
-                    channel.remaining -= size
+                content = channel.content if channel is not None else None
+                if content is not None and size < content.remaining and content.collected is None:
+                    content.remaining -= size
                     at = stop
                     continue
             if start < at:
@@ -209,8 +193,7 @@ class Publishing:
                 self._remember(publish)
                 if not known and publish.plan and frame in self._publishes and whole_may_come(data, stop, end):
                     # The method frame is taken back: the whole publish goes through the fast path.
-                    publish.channel.content = Content.METHOD
-                    publish.channel.publish = None
+                    publish.channel.content = None
                     at = start = stop - len(frame)
         if start < at:
             out.append(data[start:at] if start or at < end else data)
@@ -244,7 +227,7 @@ class Publishing:
         if self._distant.remember(publish):
             return
         channel = publish.channel
-        if channel.held is None and channel.ledger is None:
+        if channel.state is OPEN and channel.confirms.ledger is None:
             self._publishes.remember(publish)
 
     def _passing(  # noqa: C901 -- the publish path
@@ -256,7 +239,7 @@ class Publishing:
             The offset after them; `at` where the first is not whole, or anything is odd about it.
         """
         channel = publish.channel
-        if channel.content is not Content.METHOD:
+        if channel.content is not None or channel.state is not OPEN:
             return at
         publishes = self._publishes
         connection = self._connection
@@ -293,7 +276,7 @@ class Publishing:
             total += body_size
             if audit is not None:
                 ending = audit.passing(publish, data, header_at, body_at, body_size)
-                audit.publish(publish, ending, channel.before + channel.published + count)
+                audit.publish(publish, ending, channel.confirms.total + count)
             at = stop
             following = publish.successor
             if following is None or not starts(following.frame, stop):
@@ -303,9 +286,10 @@ class Publishing:
             publish = following
             header_at = stop + len(publish.frame)
         if count:
-            channel.published += count
-            if channel.sample is None and channel.confirming and connection.now >= connection.sample_after:
-                channel.sample = (channel.published, connection.now)
+            confirms = channel.confirms
+            confirms.published += count
+            if confirms.sample is None and channel.mode is CONFIRM and connection.now >= connection.sample_after:
+                confirms.sample = (confirms.published, connection.now)
             counters = connection.counters
             counters.publishes_passed += count
             counters.bytes_passed += total
@@ -335,7 +319,7 @@ class Publishing:
             come for it.
         """
         channel = publish.channel
-        if channel.content is not Content.METHOD:
+        if channel.content is not None or channel.state is not OPEN:
             return 0
         if end - header_at < CONTENT_HEAD.size:
             return -1 if header_may_come(data[header_at:end], channel.head) else 0
@@ -345,6 +329,8 @@ class Publishing:
         out = connection.to_upstream
         audit = connection.audit
         publishes = self._publishes
+        confirms = channel.confirms
+        confirming = channel.mode is CONFIRM
         first = at
         known = last = None
         repeated = 0
@@ -394,11 +380,11 @@ class Publishing:
             tally = head.tally
             tally.publishes += 1
             tally.body_bytes += head.body_size
-            channel.published += 1
+            confirms.published += 1
             if audit is not None and head.ending:
-                audit.publish(head.publish, head.ending, channel.before + channel.published)
-            if channel.sample is None and channel.confirming and connection.now >= connection.sample_after:
-                channel.sample = (channel.published, connection.now)
+                audit.publish(head.publish, head.ending, confirms.before + confirms.published)
+            if confirming and confirms.sample is None and connection.now >= connection.sample_after:
+                confirms.sample = (confirms.published, connection.now)
             at = stop
             last, known = head, head.successor
             publish = head.publish

@@ -16,6 +16,7 @@ from proxy.amqp.properties import table_span
 from proxy.amqp.tables import without
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
+from proxy.relay.channel_state import CONFIRM
 from proxy.relay.confirm_ledger import Ledger, Returns
 from proxy.relay.connection_state import ConnectionState
 from proxy.relay.publish.outgoing import PUBLISH, Copy
@@ -50,7 +51,7 @@ def fitting(
         ProtocolError: 311 on the channel, body or headers are too large to leave in several copies.
     """
     limits = connection.limits
-    if body_size > limits.replay_bytes or connection.collected_bytes + body_size > limits.collected_bytes:
+    if body_size > limits.replay_bytes or connection.buffered.collected + body_size > limits.collected_bytes:
         raise _too_large(f"body of {body_size} bytes is to leave in several copies, at most {limits.replay_bytes} can")
     limit = connection.tuning.frame_max_upstream
     return [part for copy in copies for part in _divided(plan, publish.routing_key, header, copy, limit)]
@@ -69,13 +70,14 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
         out += (method, header, *body)
         sent.append(fingerprint(copy.exchange, key, header))
     remote_targets = collected.remote_targets
-    names = [] if remote_targets is None else copy_ids(remote_targets, channel.before + channel.published)
-    if channel.confirming:
-        ledger_of(connection, channel).add(channel.published, len(sent), len(names))
+    names = [] if remote_targets is None else copy_ids(remote_targets, channel.confirms.total)
+    confirms = channel.confirms
+    if channel.mode is CONFIRM:
+        ledger_of(connection, channel).add(confirms.published, len(sent), len(names))
     if publish.mandatory and len(sent) + len(names) > 1:
-        if channel.returns is None:
-            channel.returns = Returns()
-        channel.returns.expect(channel.published, [*sent, *names])
+        if confirms.returns is None:
+            confirms.returns = Returns()
+        confirms.returns.expect(confirms.published, [*sent, *names])
     if remote_targets is not None:
         send_remote_copies(connection, collected, remote_targets, names)
 
@@ -101,11 +103,12 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
 
 def ledger_of(connection: ConnectionState, channel: Channel) -> Ledger:
     """Give the channel's ledger; the first call takes over all publishes before the current one."""
-    if channel.ledger is None:
-        before = channel.published - 1
-        channel.ledger = Ledger(channel.settled.outstanding(before), before)
+    confirms = channel.confirms
+    if confirms.ledger is None:
+        before = confirms.published - 1
+        confirms.ledger = Ledger(confirms.settled.outstanding(before), before)
         connection.shape += 1
-    return channel.ledger
+    return confirms.ledger
 
 
 def _divided(plan: ExchangePlan, routing_key: bytes, header: bytes, copy: Copy, limit: int) -> list[Copy]:

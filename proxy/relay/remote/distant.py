@@ -13,7 +13,8 @@ from typing import Final
 
 from proxy.amqp.frames import CONTENT_HEAD, FRAME_END, FRAME_HEAD, OVERHEAD, U32
 from proxy.errors import ProtocolError
-from proxy.relay.channel import Channel, Content, Life, PendingPublish
+from proxy.relay.channel import Channel, PendingPublish
+from proxy.relay.channel_state import CONFIRM, CONFIRMABLE, OPEN, TX
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.publish.address_plan import TranslatedPlan
 from proxy.relay.publish.shapes import Shapes
@@ -55,11 +56,7 @@ class _Only(RemoteMessage):
         if not tag:
             return
         connection, channel = self._connection, self._channel
-        if (
-            connection.phase is Phase.OPEN
-            and channel.life is Life.OPEN
-            and connection.channels.get(channel.number) is channel
-        ):
+        if connection.phase is Phase.OPEN and channel.state in CONFIRMABLE:
             connection.send_confirm(channel, tag, result in _TAKEN)
             connection.notify_driver()
 
@@ -101,8 +98,8 @@ class Distant:
             not isinstance(plan, TranslatedPlan)
             or plan.remote is None
             or publish.mandatory
-            or publish.channel.transactional
-            or publish.channel.held is not None
+            or publish.channel.mode is TX
+            or publish.channel.state is not OPEN
         ):
             return False
         if len(self._publishes) >= _REMEMBERED:
@@ -124,7 +121,7 @@ class Distant:
             come for it.
         """
         found = self._found(data, at, end)
-        if found is None or found[0].channel.content is not Content.METHOD:
+        if found is None or found[0].channel.content is not None or found[0].channel.state is not OPEN:
             return 0
         if end - header_at < CONTENT_HEAD.size:
             return -1
@@ -190,17 +187,18 @@ class Distant:
         leaving = plan.leaving
         leaving.tally.publishes += 1
         leaving.tally.body_bytes += len(body)
-        channel.published += 1
+        confirms = channel.confirms
+        confirms.published += 1
         tag = 0
-        if channel.confirming:
-            tag = channel.published
-            if channel.ledger is None:
+        if channel.mode is CONFIRM:
+            tag = confirms.published
+            if confirms.ledger is None:
                 ledger_of(connection, channel)
-            if channel.sample is None and connection.now >= connection.sample_after:
-                channel.sample = (tag, connection.now)
+            if confirms.sample is None and connection.now >= connection.sample_after:
+                confirms.sample = (tag, connection.now)
         audit = connection.audit
         if audit is not None and leaving.record is not None:
             ending = audit.ending(leaving.record, publish, header, 0, len(header), len(body))
-            audit.publish(publish, ending, channel.before + channel.published)
+            audit.publish(publish, ending, confirms.before + confirms.published)
         publisher.send(_Only(connection, channel, tag, *plan.there, payload, body))
         return True

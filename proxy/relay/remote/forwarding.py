@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from proxy.addressing.targets import Remote, Target
-from proxy.relay.channel import Channel, CollectedPublish, Life, PendingPublish
+from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
+from proxy.relay.channel_state import CONFIRM, CONFIRMABLE
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.remote.lane import RemoteMessage, RemotePublisher, RemoteResult
@@ -69,7 +70,7 @@ def send_remote_copies(
     """
     publish = collected.publish
     channel = publish.channel
-    tag = channel.published if channel.confirming else 0
+    tag = channel.confirms.published if channel.mode is CONFIRM else 0
     for target, name in zip(remote_targets.targets, names, strict=False):
         publisher = remote_publisher(connection, channel, target.remote)
         if publisher is None:
@@ -112,16 +113,13 @@ def _settle(
 ) -> None:
     """Join what became of one copy; `content` where it comes back."""
     channel = publish.channel
-    if (
-        connection.phase is not Phase.OPEN
-        or channel.life is not Life.OPEN
-        or connection.channels.get(channel.number) is not channel
-    ):
+    if connection.phase is not Phase.OPEN or channel.state not in CONFIRMABLE:
         return
-    if content is not None and (not channel.returns or channel.returns.returned(mark)):
+    confirms = channel.confirms
+    if content is not None and (not confirms.returns or confirms.returns.returned(mark)):
         connection.send_return(publish, *content)
-    if tag and channel.ledger is not None:
-        done = channel.ledger.settle_remote(tag, acked)
+    if tag and confirms.ledger is not None:
+        done = confirms.ledger.settle_remote(tag, acked)
         if done is not None:
             connection.send_confirm(channel, tag, done)
     connection.notify_driver()

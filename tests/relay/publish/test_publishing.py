@@ -159,7 +159,7 @@ def test_a_publish_of_ours_does_not_make_another_channel_wait(stop: int) -> None
     message = publish()
     wire.produce(message)
     start = b"".join(one.raw for one in split(message)[:stop])
-    qos = say(2, commands.Channel.CloseOk())
+    qos = say(2, commands.Tx.Commit())
     assert qos in wire.produce(start, qos)
     assert wire.produce(*(one.raw for one in split(message)[stop:])) in with_tokens(message, "a")
 

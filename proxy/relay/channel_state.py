@@ -1,0 +1,270 @@
+"""States of a channel, and the one table that leads from one to the next.
+
+A channel of the producer and the channel of the same number upstream are one record with one state. `next_state` looks
+(state, event) up in `TRANSITIONS`; `ConnectionState.change` is its only caller and does what follows from a change.
+An event without an entry is a protocol error with the reply code and text of RabbitMQ (seen with 3.10.8). Frames of the
+producer in a state of `HOLDING` are kept: they become events when the channel goes on.
+
+Either side may close a channel, and the closes may cross. Each close is answered by a close-ok, and the number is free
+on a side once no close-ok is under way there (spec, 1.5.2.5 and 1.5.2.6). RabbitMQ answers a close that crosses its own
+at once, discards everything else on a channel that is being closed, and takes an open there for a second one (504).
+
+Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; `rabbit_channel:handle_method` of RabbitMQ.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from proxy.errors import ProtocolError, Scope
+
+
+class ChannelState(Enum):
+    """How far a channel is; the value says it for texts."""
+
+    #: there is none of that number, or none any more
+    CLOSED = "closed"
+    #: the producer's Channel.Open went upstream
+    OPENING = "opening"
+    OPEN = "open"
+    #: a publish waits until its destinations are bound
+    WAITING = "waiting for a destination"
+    #: methods of ours run on it for a declaration of the producer
+    DECLARING = "declaring"
+    #: the producer's Channel.Close went upstream
+    CLOSING_BY_PRODUCER = "closing by the producer"
+    #: the broker's Channel.Close went to the producer
+    CLOSING_BY_BROKER = "closing by the broker"
+    #: closes of the producer and of the broker crossed: both close-oks are relayed
+    CLOSING_BY_BOTH = "closing by both"
+    #: as before, and the producer has answered: the number is free there
+    BOTH_AWAITING_BROKER = "closed by both, awaiting the broker"
+    #: our own Channel.Close went to both sides: both close-oks end here
+    CLOSING_BY_US = "closing by us"
+    #: as before, and the broker has answered
+    US_AWAITING_PRODUCER = "closed by us, awaiting the producer"
+    #: as before, but the producer has answered: the number is free there
+    US_AWAITING_BROKER = "closed by us, awaiting the broker"
+
+
+class ChannelEvent(Enum):
+    """What happens to a channel; the value says it for texts."""
+
+    PRODUCER_OPEN = "Channel.Open of the producer"
+    #: any other method than open, close and close-ok
+    PRODUCER_METHOD = "method of the producer"
+    #: a content frame that belongs to no publish
+    PRODUCER_CONTENT = "content frame of the producer"
+    PRODUCER_CLOSE = "Channel.Close of the producer"
+    PRODUCER_CLOSE_OK = "Channel.CloseOk of the producer"
+    BROKER_OPEN_OK = "Channel.OpenOk of the broker"
+    BROKER_CLOSE = "Channel.Close of the broker"
+    BROKER_CLOSE_OK = "Channel.CloseOk of the broker"
+    #: a publish has destinations that are not bound yet
+    WAIT = "wait for destinations"
+    #: a declaration of the producer takes methods of ours
+    DECLARE = "run methods of ours"
+    #: destinations are bound, or methods of ours are answered
+    RESUME = "resume"
+    #: the producer has broken a rule that is answered by Channel.Close
+    REFUSE = "refuse"
+    #: the connection has ended
+    END = "end"
+
+
+class ChannelMode(Enum):
+    """What the publishes of a channel are answered by; the value says it for texts."""
+
+    PLAIN = "plain"
+    CONFIRM = "confirm"
+    TX = "tx"
+
+
+# The publish path compares with these: a name of a module is found faster than a member of an enum.
+CLOSED: Final = ChannelState.CLOSED
+OPENING: Final = ChannelState.OPENING
+OPEN: Final = ChannelState.OPEN
+WAITING: Final = ChannelState.WAITING
+DECLARING: Final = ChannelState.DECLARING
+CLOSING_BY_PRODUCER: Final = ChannelState.CLOSING_BY_PRODUCER
+CLOSING_BY_BROKER: Final = ChannelState.CLOSING_BY_BROKER
+CLOSING_BY_BOTH: Final = ChannelState.CLOSING_BY_BOTH
+BOTH_AWAITING_BROKER: Final = ChannelState.BOTH_AWAITING_BROKER
+CLOSING_BY_US: Final = ChannelState.CLOSING_BY_US
+US_AWAITING_PRODUCER: Final = ChannelState.US_AWAITING_PRODUCER
+US_AWAITING_BROKER: Final = ChannelState.US_AWAITING_BROKER
+
+PLAIN: Final = ChannelMode.PLAIN
+CONFIRM: Final = ChannelMode.CONFIRM
+TX: Final = ChannelMode.TX
+
+_Event = ChannelEvent
+
+#: What a state without an entry for an event answers, see `next_state`.
+TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
+    CLOSED: {
+        _Event.PRODUCER_OPEN: OPENING,
+        _Event.END: CLOSED,
+    },
+    OPENING: {  # the producer need not wait for the open-ok
+        _Event.PRODUCER_METHOD: OPENING,
+        _Event.PRODUCER_CLOSE: CLOSING_BY_PRODUCER,
+        _Event.BROKER_OPEN_OK: OPEN,
+        _Event.BROKER_CLOSE: CLOSING_BY_BROKER,
+        _Event.BROKER_CLOSE_OK: OPENING,  # to no close: it ends nothing, here as elsewhere
+        _Event.WAIT: WAITING,
+        _Event.DECLARE: DECLARING,
+        _Event.REFUSE: CLOSING_BY_US,
+        _Event.END: CLOSED,
+    },
+    OPEN: {
+        _Event.PRODUCER_METHOD: OPEN,
+        _Event.PRODUCER_CLOSE: CLOSING_BY_PRODUCER,
+        _Event.BROKER_OPEN_OK: OPEN,  # after the channel waited while it was opening
+        _Event.BROKER_CLOSE: CLOSING_BY_BROKER,
+        _Event.BROKER_CLOSE_OK: OPEN,
+        _Event.WAIT: WAITING,
+        _Event.DECLARE: DECLARING,
+        _Event.REFUSE: CLOSING_BY_US,
+        _Event.END: CLOSED,
+    },
+    WAITING: {
+        _Event.BROKER_OPEN_OK: WAITING,
+        _Event.BROKER_CLOSE: CLOSING_BY_BROKER,
+        _Event.BROKER_CLOSE_OK: WAITING,
+        _Event.RESUME: OPEN,
+        _Event.END: CLOSED,
+    },
+    DECLARING: {
+        _Event.BROKER_OPEN_OK: DECLARING,
+        _Event.BROKER_CLOSE: CLOSING_BY_BROKER,
+        _Event.BROKER_CLOSE_OK: DECLARING,
+        _Event.DECLARE: DECLARING,  # a declaration takes several steps
+        _Event.RESUME: OPEN,
+        _Event.REFUSE: CLOSING_BY_US,
+        _Event.END: CLOSED,
+    },
+    CLOSING_BY_PRODUCER: {
+        _Event.PRODUCER_METHOD: CLOSING_BY_PRODUCER,
+        _Event.PRODUCER_CONTENT: CLOSING_BY_PRODUCER,
+        _Event.PRODUCER_CLOSE: CLOSING_BY_PRODUCER,
+        _Event.PRODUCER_CLOSE_OK: CLOSING_BY_PRODUCER,
+        _Event.BROKER_OPEN_OK: CLOSING_BY_PRODUCER,
+        _Event.BROKER_CLOSE: CLOSING_BY_BOTH,
+        _Event.BROKER_CLOSE_OK: CLOSED,
+        _Event.END: CLOSED,
+    },
+    CLOSING_BY_BROKER: {
+        _Event.PRODUCER_METHOD: CLOSING_BY_BROKER,
+        _Event.PRODUCER_CONTENT: CLOSING_BY_BROKER,
+        _Event.PRODUCER_CLOSE: CLOSING_BY_BROKER,
+        _Event.PRODUCER_CLOSE_OK: CLOSED,
+        _Event.BROKER_CLOSE_OK: CLOSING_BY_BROKER,
+        _Event.END: CLOSED,
+    },
+    CLOSING_BY_BOTH: {
+        _Event.PRODUCER_METHOD: CLOSING_BY_BOTH,
+        _Event.PRODUCER_CONTENT: CLOSING_BY_BOTH,
+        _Event.PRODUCER_CLOSE: CLOSING_BY_BOTH,
+        _Event.PRODUCER_CLOSE_OK: BOTH_AWAITING_BROKER,
+        _Event.BROKER_CLOSE_OK: CLOSING_BY_BROKER,
+        _Event.END: CLOSED,
+    },
+    BOTH_AWAITING_BROKER: {
+        _Event.BROKER_CLOSE_OK: CLOSED,
+        _Event.END: CLOSED,
+    },
+    CLOSING_BY_US: {
+        _Event.PRODUCER_METHOD: CLOSING_BY_US,
+        _Event.PRODUCER_CONTENT: CLOSING_BY_US,
+        _Event.PRODUCER_CLOSE: CLOSING_BY_US,
+        _Event.PRODUCER_CLOSE_OK: US_AWAITING_BROKER,
+        _Event.BROKER_OPEN_OK: CLOSING_BY_US,
+        _Event.BROKER_CLOSE: CLOSING_BY_US,
+        _Event.BROKER_CLOSE_OK: US_AWAITING_PRODUCER,
+        _Event.END: CLOSED,
+    },
+    US_AWAITING_PRODUCER: {
+        _Event.PRODUCER_METHOD: US_AWAITING_PRODUCER,
+        _Event.PRODUCER_CONTENT: US_AWAITING_PRODUCER,
+        _Event.PRODUCER_CLOSE: US_AWAITING_PRODUCER,
+        _Event.PRODUCER_CLOSE_OK: CLOSED,
+        _Event.BROKER_CLOSE_OK: US_AWAITING_PRODUCER,
+        _Event.END: CLOSED,
+    },
+    US_AWAITING_BROKER: {
+        _Event.BROKER_OPEN_OK: US_AWAITING_BROKER,
+        _Event.BROKER_CLOSE: US_AWAITING_BROKER,
+        _Event.BROKER_CLOSE_OK: CLOSED,
+        _Event.END: CLOSED,
+    },
+}
+
+#: The producer's frames are kept until the channel goes on, or its number is free upstream.
+HOLDING: Final = frozenset((WAITING, DECLARING, BOTH_AWAITING_BROKER, US_AWAITING_BROKER))
+#: What the broker sends is discarded, but for the end of a content and for what answers a close.
+DISCARDING: Final = frozenset(
+    (CLOSING_BY_BROKER, CLOSING_BY_BOTH, CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER)
+)
+#: The broker's confirms and returns, and those of other brokers, reach the producer.
+CONFIRMABLE: Final = frozenset((OPENING, OPEN, WAITING, DECLARING, CLOSING_BY_PRODUCER))
+#: The producer counts it as open: until it, or we, have closed it for good.
+COUNTED: Final = CONFIRMABLE | {CLOSING_BY_BROKER, CLOSING_BY_BOTH}
+#: A close-ok of that side is for the other one.
+RELAYED_UP: Final = frozenset((CLOSING_BY_BROKER, CLOSING_BY_BOTH))
+RELAYED_DOWN: Final = frozenset((CLOSING_BY_PRODUCER, CLOSING_BY_BOTH, BOTH_AWAITING_BROKER))
+
+_SECOND_OPEN = (504, "second 'channel.open' seen")
+_NO_OPEN = (504, "expected 'channel.open'")
+_UNEXPECTED_FRAME = (505, "expected method frame, got non method frame instead")
+_UNIMPLEMENTED = (503, "unimplemented method")
+#: What an event without an entry is answered with, as RabbitMQ does: while there is no channel, and otherwise.
+_FAULTS: dict[ChannelEvent, tuple[tuple[int, str], tuple[int, str]]] = {
+    _Event.PRODUCER_OPEN: (_SECOND_OPEN, _SECOND_OPEN),
+    _Event.PRODUCER_METHOD: (_NO_OPEN, _NO_OPEN),
+    _Event.PRODUCER_CONTENT: (_UNEXPECTED_FRAME, _UNEXPECTED_FRAME),
+    _Event.PRODUCER_CLOSE: (_NO_OPEN, _NO_OPEN),
+    _Event.PRODUCER_CLOSE_OK: (_NO_OPEN, _UNIMPLEMENTED),
+}
+_BROKER_EVENTS = frozenset((_Event.BROKER_OPEN_OK, _Event.BROKER_CLOSE, _Event.BROKER_CLOSE_OK))
+
+
+def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> ChannelState:
+    """Look up what an event leads to.
+
+    Args:
+        state: of the channel.
+        event: what happens to it.
+        method: (class << 16 | method) of the frame, if it is one.
+
+    Raises:
+        ProtocolError: on the connection, the table does not know the event in this state: 503, 504 or 505 as RabbitMQ
+            answers the producer, 504 for the broker, 541 for an event of ours.
+    """
+    after = TRANSITIONS[state].get(event)
+    if after is not None:
+        return after
+    faults = _FAULTS.get(event)
+    if faults is not None:
+        code, text = faults[state is not CLOSED]
+    else:
+        code, text = 504 if event in _BROKER_EVENTS else 541, f"{event.value} on a channel that is {state.value}"
+    raise ProtocolError(code, text, Scope.CONNECTION, *divmod(method, 1 << 16))
+
+
+def next_mode(mode: ChannelMode, selected: ChannelMode, method: int) -> ChannelMode:
+    """Give the mode of a channel after Confirm.Select or Tx.Select; a mode is never left.
+
+    Args:
+        mode: of the channel.
+        selected: what the method asks for.
+        method: class << 16 | method.
+
+    Raises:
+        ProtocolError: 406 on the channel with RabbitMQ's text, the other mode was selected before.
+    """
+    if mode is not PLAIN and mode is not selected:
+        text = f"cannot switch from {mode.value} to {selected.value} mode"
+        raise ProtocolError(406, text, Scope.CHANNEL, *divmod(method, 1 << 16))
+    return selected
