@@ -14,7 +14,7 @@ import structlog
 from proxy.addressing.targets import Remote
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.reconcile.executor import Executor
-from proxy.broker.reconcile.observer import ObservedState
+from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.errors import UpstreamError
 from proxy.relay.vhost import Destination

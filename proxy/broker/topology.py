@@ -40,6 +40,7 @@ class VhostStatus:
         missing: "queue NAME" or "exchange NAME", for other brokers with "at broker NAME" behind it, and the reason.
         foreign: by carrier, bindings on it that are not ours.
         conflicts: what contradicts the rules, and what to do.
+        failing: what the broker refused to do for us and is tried again, with the reason.
         inventory_failures: listings that failed at the last look.
         queues: how many queues are known.
         old_tokens: bindings under unkeyed tokens, and under tokens of previous secrets.
@@ -57,6 +58,7 @@ class VhostStatus:
     missing: Mapping[str, str]
     foreign: Mapping[str, Sequence[str]]
     conflicts: Sequence[str]
+    failing: Sequence[str]
     inventory_failures: Sequence[str]
     queues: int
     unsigned: Mapping[str, Sequence[str]]
@@ -83,6 +85,7 @@ def status_of(vhost: VhostTopology) -> VhostStatus:
             for carrier, bindings in vhost.observer.foreign.items()
         },
         conflicts=vhost.conflicts,
+        failing=vhost.failing,
         inventory_failures=vhost.observer.failures,
         queues=len(vhost.observed.queues),
         old_tokens=vhost.observer.tokens(),

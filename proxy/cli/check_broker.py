@@ -16,7 +16,7 @@ from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.checks import carrier_conflict, carrier_difference, internal_conflicts
 from proxy.broker.reconcile.executor import Executor
-from proxy.broker.reconcile.observer import ObservedState
+from proxy.broker.reconcile.observed import ObservedState
 from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import SidecarTls

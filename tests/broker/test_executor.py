@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 import pytest
 
 from proxy.broker.connection import ControlConnection
+from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQueue
 from proxy.broker.reconcile.executor import Executor
-from proxy.broker.reconcile.observer import ObservedState
-from tests.broker.world import Outside, Queue, owned, queues, settings
+from proxy.broker.reconcile.observed import ObservedState
+from tests.broker.world import Outside, owned, queues, settings
 from tests.rabbitmq import Broker
 
 
@@ -29,30 +30,58 @@ async def executor(broker: Broker, vhost: str, observed: ObservedState) -> Async
     await connection.close()
 
 
+def reasons(executor: Executor) -> dict[str, str]:
+    return {str(action): failure.why for action, failure in executor.failures.items()}
+
+
 async def test_queues_are_found_or_made_and_learned(
     executor: Executor, observed: ObservedState, outside: Outside
 ) -> None:
     outside.make_queue("there", x_max_length=1)
     with outside.channel() as channel:
         channel.queue_declare("mine", exclusive=True)
-        refused = await executor.declare_queues([Queue(b"there"), Queue(b"mine"), Queue(b"lacking"), Queue(b"\xff")])
-    assert refused == {}
+        await executor.carry_out([MakeQueue(name) for name in (b"there", b"mine", b"lacking")])
+    assert executor.failures == {}
     assert outside.queue("lacking")["durable"] is True
     assert set(observed.queues) == {b"there", b"mine", b"lacking"}
     assert observed.exclusive(("queue", b"mine"))
 
 
-async def test_a_queue_that_can_not_be_made_is_refused_with_the_brokers_text(executor: Executor) -> None:
-    refused = await executor.declare_queues([Queue(b"amq.reserved")])
-    assert "403" in refused["queue", b"amq.reserved"]
+async def test_what_the_broker_refuses_is_tried_again_less_and_less_often(executor: Executor) -> None:
+    action = MakeQueue(b"amq.reserved")
+    attempts = []
+    for _ in range(40):
+        await executor.carry_out([action])
+        attempts.append(executor.failures[action].attempts)
+    assert "403" in reasons(executor)["declare queue amq.reserved"]
+    tried = [look for look in range(40) if look == 0 or attempts[look] > attempts[look - 1]]
+    assert tried == [0, 1, 3, 7, 15, 28]
+    await executor.carry_out([])  # nobody wants it any more
+    assert executor.failures == {}
 
 
-async def test_a_queue_known_to_be_there_is_not_asked_for(
-    executor: Executor, observed: ObservedState, outside: Outside
+async def test_what_does_not_exist_is_tried_at_every_look(executor: Executor, outside: Outside) -> None:
+    carrier = owned("c")
+    actions: list[Action] = [DeclareCarrier(carrier), BindToken(carrier, ("queue", b"a"))]
+    for _ in range(3):
+        await executor.carry_out(actions)
+    assert reasons(executor) == {"bind queue a to exchange c": "does not exist"}
+    assert executor.failing() == []  # no failure of ours
+    outside.make_queue("a")
+    await executor.carry_out(actions)
+    assert executor.failures == {}
+    assert outside.bound("c") == carrier.bound == queues("a")
+
+
+async def test_a_carrier_that_differs_is_named_and_bound_to_nothing_where_that_stops_the_look(
+    executor: Executor, outside: Outside
 ) -> None:
-    observed.add_queue(b"known")
-    await executor.declare_queues([Queue(b"known")])
-    assert outside.broker.api("GET", f"queues/{outside.vhost}") == []
+    outside.make_exchange("c", "topic")
+    outside.make_queue("a")
+    carrier, said = owned("c"), list[Collection[str]]()
+    await executor.carry_out([DeclareCarrier(carrier)], stop_at=said.append)
+    [[text]] = said
+    assert "carrier: NAME" in text
 
 
 async def test_declaring_a_carrier_again_is_no_conflict(executor: Executor) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.broker.management_api import ExchangeInfo, QueueInfo
 from proxy.broker.methods import ABSENT
-from proxy.broker.reconcile.observer import ObservedState, merged, with_name, without_name
+from proxy.broker.reconcile.observed import ObservedState, merged, with_name, without_name
 from proxy.routing.decision import QueueNames
 
 

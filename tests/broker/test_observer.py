@@ -1,15 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import pytest
 from structlog.testing import capture_logs
 
 from proxy.broker.management_api import ManagementApi
-from proxy.broker.reconcile.desired import desired_state
-from proxy.broker.reconcile.observer import ObservedState, Observer, log_missing
+from proxy.broker.reconcile.desired import DesiredState, desired_state
+from proxy.broker.reconcile.observed import ObservedState
+from proxy.broker.reconcile.observer import Observer, log_missing
 from proxy.relay.tokens import token
-from proxy.relay.vhost import Delivery, OwnedExchange
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange
 from tests.broker.world import Outside, exchanges, has, owned, queues, router, settings
 from tests.rabbitmq import Broker
 
@@ -26,9 +27,17 @@ async def management(broker: Broker) -> AsyncIterator[ManagementApi]:
     await asked.close()
 
 
+async def nothing_lacks(destinations: Iterable[Destination]) -> dict[Destination, str]:
+    return {}
+
+
+def nothing_wanted() -> DesiredState:
+    return desired_state({}, router({}))
+
+
 @pytest.fixture
 def observer(management: ManagementApi, vhost: str) -> Observer:
-    return Observer(vhost, management, ObservedState())
+    return Observer(vhost, management, ObservedState(), nothing_lacks)
 
 
 def marked(outside: Outside, *names: str) -> list[OwnedExchange]:
@@ -116,20 +125,6 @@ async def test_a_foreign_binding_that_is_gone_is_forgotten(observer: Observer, o
     assert observer.foreign == {}
 
 
-async def test_strictly_a_foreign_binding_is_removed_and_ours_stay(
-    management: ManagementApi, outside: Outside, vhost: str
-) -> None:
-    outside.make_queue("a")
-    [carrier] = marked(outside, "c")
-    own(outside, "c", "a")
-    outside.bind("c", "a", "by hand", argument=1)
-    with capture_logs() as events:
-        await Observer(vhost, management, ObservedState(), remove_foreign=True).read_bindings([carrier])
-    assert outside.bindings("c") >= {("queue", b"a", token("queue", b"a"))}
-    assert len(outside.bindings("c")) == 1
-    assert len(has(events, "foreign binding removed")) == 1
-
-
 def pattern_setting(outside: Outside) -> None:
     outside.make_queue("a")
     outside.make_exchange("near", "fanout")
@@ -144,7 +139,7 @@ def pattern_setting(outside: Outside) -> None:
 async def test_patterns_downstream_that_match_tokens_are_warned_of_once(observer: Observer, outside: Outside) -> None:
     pattern_setting(outside)
     desired = desired_state({b"c": owned("c")}, router({"c": exchanges("near")}))
-    await observer.observe()
+    await observer.observe(nothing_wanted, thorough=False)
     with capture_logs() as events:
         await observer.warn(desired)
         await observer.warn(desired)
@@ -154,7 +149,7 @@ async def test_patterns_downstream_that_match_tokens_are_warned_of_once(observer
 
 async def test_patterns_that_no_carrier_leads_to_are_nobodys_business(observer: Observer, outside: Outside) -> None:
     pattern_setting(outside)
-    await observer.observe()
+    await observer.observe(nothing_wanted, thorough=False)
     with capture_logs() as events:
         await observer.warn(desired_state({b"c": owned("c")}, router({"c": queues("a")})))
     assert events == []
@@ -164,7 +159,7 @@ async def test_dead_lettering_without_a_key_is_warned_of_under_queue_delivery_on
     observer: Observer, outside: Outside
 ) -> None:
     outside.make_queue("a", x_dead_letter_exchange="")
-    await observer.observe()
+    await observer.observe(nothing_wanted, thorough=False)
 
     carried, queued = (desired_state({b"c": owned("c", delivery)}, router({"c": queues("a")})) for delivery in Delivery)
     with capture_logs() as events:
@@ -182,14 +177,14 @@ async def test_failures_are_logged_once_and_so_is_their_end(
     base, management._base = management._base, "http://127.0.0.1:1"
     with capture_logs() as events:
         for _ in range(2):
-            await observer.observe()
+            await observer.observe(nothing_wanted, thorough=False)
             observer.finish()
     assert len(has(events, "inventory not complete")) == 2  # queues and exchanges
     assert len(observer.failures) == 2
     management._base = base
     with capture_logs() as events:
         for _ in range(2):
-            await observer.observe()
+            await observer.observe(nothing_wanted, thorough=False)
             observer.finish()
     assert [entry["event"] for entry in events] == ["inventory complete again"]
     assert not observer.failures
@@ -197,8 +192,8 @@ async def test_failures_are_logged_once_and_so_is_their_end(
 
 async def test_without_the_management_api_there_is_nothing_to_see(vhost: str) -> None:
     observed = ObservedState()
-    observer = Observer(vhost, None, observed)
-    await observer.observe()
+    observer = Observer(vhost, None, observed, nothing_lacks)
+    await observer.observe(nothing_wanted, thorough=False)
     assert await observer.read_bindings([owned("c")]) == set()
     assert not observed.queues_complete
 

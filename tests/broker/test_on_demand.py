@@ -8,7 +8,7 @@ import pytest
 from proxy.broker.connection import ControlConnection
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.executor import Executor, Token
-from proxy.broker.reconcile.observer import ObservedState
+from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.relay_requests import OnDemandBinding
 from proxy.relay.vhost import OwnedExchange
 from tests.broker.world import Outside, State, exchanges, owned, queues, router, settings

@@ -9,7 +9,8 @@ from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.methods import Method, bind_token
 from proxy.broker.reconcile.desired import desired_state
 from proxy.broker.reconcile.executor import Executor
-from proxy.broker.reconcile.observer import ObservedState, Observer
+from proxy.broker.reconcile.observed import ObservedState
+from proxy.broker.reconcile.observer import Observer
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.relay.vhost import Delivery, Destination
 from tests.broker.world import owned, queues, router, state
@@ -44,9 +45,10 @@ def line() -> Line:
 @pytest.fixture
 def reconciler(line: Line) -> Reconciler:
     observed = ObservedState()
-    executor = Executor(line, observed, "control")  # type: ignore[arg-type]
+    executor = Executor(line, observed, "control", retries_per_look=2)  # type: ignore[arg-type]
     store = DeclarationStore(state("/", {}))
-    return Reconciler("/", Observer("/", None, observed, store=store), observed, executor, store, retries_per_look=2)
+    observer = Observer("/", None, observed, executor.find_missing, store, share=2)
+    return Reconciler("/", observer, observed, executor, store)
 
 
 MANY = queues("a", "b", "c", "d", "e")

@@ -8,7 +8,7 @@ import pytest
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.reconcile.desired import TokenRights
 from proxy.broker.reconcile.executor import Token
-from proxy.broker.reconcile.observer import ObservedState
+from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.relay_requests import RelayEvents
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from tests.broker.clients import declare_here, stored, text

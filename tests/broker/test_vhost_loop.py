@@ -360,9 +360,12 @@ async def test_a_destination_that_may_not_be_bound_is_missing_and_the_others_are
     topology = await make(known, management=management, username=vhost, password="hush")
     assert outside.bound("documents") == queues("a")
     assert "write permission on this queue" in known.missing["queue", b"b"]
+    [failing] = topology.failing
+    assert failing.startswith("bind queue b to exchange documents: refused: ")
     restricted(".*", ".*", ".*")
     await topology.refresh()
     assert outside.bound("documents") == queues("a", "b")
+    assert topology.failing == []
 
 
 async def test_one_bad_listing_does_not_stop_readiness(make: Make, outside: Outside, vhost: str) -> None:

@@ -1,15 +1,19 @@
-"""Executes declarations on the broker: queues, carriers, tokens.
+"""Carries out what `diff` says, on the broker, and remembers what failed.
 
-Each method takes a batch and returns what the broker refused, worded for operators. What is needed is decided in
-`desired` and `reconciler`, when in `vhost_loop`.
+An action that failed is tried again at the next look, then less and less often, as long as it is in the difference.
+That something does not exist, or belongs to another connection, is no failure but an observation: it is asked again at
+each look, a limited number at a time. What is needed is decided in `desired` and `diff`, when in `vhost_loop`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import structlog
 
 from proxy.broker.connection import ControlConnection, Refusal
+from proxy.broker.management_api import ManagementApi
 from proxy.broker.methods import (
     DeclareQueue,
     Find,
@@ -18,19 +22,40 @@ from proxy.broker.methods import (
     declare_marker,
     reason,
     unbind_token,
-    unnameable,
 )
 from proxy.broker.reconcile.checks import declare_conflict
-from proxy.broker.reconcile.desired import WantedQueue
-from proxy.broker.reconcile.observer import ObservedState
+from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQueue, RemoveBinding
+from proxy.broker.reconcile.observed import ObservedState
+from proxy.errors import UpstreamError
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 
 #: A token: the exchange whose carrier has it, and the destination it stands for.
 Token: TypeAlias = tuple[OwnedExchange, Destination]
 
-_LOCKED = 405
 _NOT_FOUND = 404
+_LOCKED = 405
+_DIFFERS = 406
+#: An action that fails again and again is tried at every so many looks at last: once in a minute.
+_LONGEST_PAUSE_LOOKS = 12
+
+log = structlog.get_logger(__name__)
+
+
+class Failure(NamedTuple):
+    """An action that failed.
+
+    Args:
+        why: for operators.
+        attempts: how often in a row.
+        pause_looks: looks to let pass before it is tried again.
+        expected: whether it says only that something does not exist or belongs to another connection.
+    """
+
+    why: str
+    attempts: int
+    pause_looks: int
+    expected: bool
 
 
 class Executor:
@@ -41,42 +66,105 @@ class Executor:
         observed: learns of the queues found and made.
         username: for texts.
         state: the virtual host, whose tokens are bound; None where none are.
+        management: removes bindings; None where there is no management API.
+        retries_per_look: see ``ControlSettings``.
     """
 
     def __init__(
-        self, connection: ControlConnection, observed: ObservedState, username: str, state: VhostState | None = None
+        self,
+        connection: ControlConnection,
+        observed: ObservedState,
+        username: str,
+        state: VhostState | None = None,
+        management: ManagementApi | None = None,
+        retries_per_look: int | None = None,
     ) -> None:
         """Remember the arguments."""
         self._state = state if state is not None else VhostState("", Router(()))
         self._connection = connection
         self._observed = observed
         self._username = username
+        self._management = management
+        self._retries = retries_per_look
+        #: What failed and is still to be done, in the order in which it is tried again.
+        self.failures: dict[Action, Failure] = {}
 
-    async def declare_queues(self, wanted: Iterable[WantedQueue]) -> dict[Destination, str]:
-        """Declare the queues that rules ask for; one that exists is taken as it is.
+    async def carry_out(
+        self, actions: Sequence[Action], *, stop_at: Callable[[Collection[str]], None] | None = None
+    ) -> None:
+        """Carry actions out, apart from failed ones whose turn has not come; what succeeds is in the state.
 
-        Returns:
-            Why, for those that could not be found or made.
+        Args:
+            actions: in order.
+            stop_at: called with the carriers that could not be declared, before anything is bound; may raise.
+
+        Raises:
+            UpstreamError: the connection was lost; some actions may have been carried out.
         """
-        refused: dict[Destination, str] = {}
-        lacking: list[WantedQueue] = []
-        unseen = [queue for queue in wanted if not self._observed.knows(("queue", queue.name))]
-        usable = [queue for queue in unseen if unnameable(queue.name) is None]
-        looks = await self._connection.call_all([Find(("queue", queue.name)) for queue in usable])
-        for queue, refusal in zip(usable, looks, strict=True):
+        due = self._due(actions)
+        await self._make_queues([action for action in due if isinstance(action, MakeQueue)])
+        carriers = [action for action in due if isinstance(action, DeclareCarrier)]
+        refusals = await self._connection.call_all([declare_carrier(action.exchange) for action in carriers])
+        for carrier, refusal in zip(carriers, refusals, strict=True):
+            text = None if refusal is None else declare_conflict(carrier.exchange, *refusal, self._username)
+            self._note(carrier, refusal, text)
+        if stop_at is not None:
+            stop_at([self.failures[one].why for one in carriers if one in self.failures])
+        for token, refusal in (await self._bind([one for one in due if isinstance(one, BindToken)])).items():
+            self._note(BindToken(*token), refusal, _why(refusal, token[1]))
+        for action in due:
+            if isinstance(action, RemoveBinding):
+                await self._remove(action)
+
+    def failing(self) -> list[tuple[Action, str]]:
+        """Give what failed and is tried again; that something does not exist is no failure."""
+        return [
+            (action, f"{failure.why} ({failure.attempts} attempts)")
+            for action, failure in self.failures.items()
+            if not failure.expected
+        ]
+
+    def forget_failures(self) -> None:
+        """Try everything again at once."""
+        self.failures.clear()
+
+    def _due(self, actions: Sequence[Action]) -> list[Action]:
+        still = set(actions)
+        self.failures = {action: failure for action, failure in self.failures.items() if action in still}
+        fresh = [action for action in actions if action not in self.failures]
+        again = [action for action, failure in self.failures.items() if not failure.pause_looks][: self._retries]
+        for action, failure in self.failures.items():
+            self.failures[action] = failure._replace(pause_looks=max(0, failure.pause_looks - 1))
+        return fresh + again
+
+    def _note(self, action: Action, refusal: Refusal | None, why: str | None) -> None:
+        last = self.failures.pop(action, None)
+        if why is None:
+            return
+        attempts = 1 if last is None else last.attempts + 1
+        # What the broker does not have, or another connection has, may be otherwise at any moment.
+        expected = refusal is not None and refusal.code in (_NOT_FOUND, _LOCKED)
+        pause_looks = 0 if expected else min(2 ** min(attempts - 1, 6) - 1, _LONGEST_PAUSE_LOOKS)
+        self.failures[action] = Failure(why, attempts, pause_looks, expected)
+
+    async def _make_queues(self, actions: Sequence[MakeQueue]) -> None:
+        looks = await self._connection.call_all([Find(("queue", action.name)) for action in actions])
+        lacking: list[MakeQueue] = []
+        for action, refusal in zip(actions, looks, strict=True):
             if refusal is None or refusal.code == _LOCKED:
-                self._observed.add_queue(queue.name, exclusive=refusal is not None)
+                self._observed.add_queue(action.name, exclusive=refusal is not None)
+                self._note(action, None, None)
             elif refusal.code == _NOT_FOUND:
-                lacking.append(queue)
+                lacking.append(action)
             else:
-                refused["queue", queue.name] = f"refused: {refusal.code} {refusal.text}"
-        made = await self._connection.call_all([DeclareQueue(queue.name, queue.arguments) for queue in lacking])
-        for queue, refusal in zip(lacking, made, strict=True):
-            if refusal is None:
-                self._observed.add_queue(queue.name)
+                self._note(action, refusal, f"refused: {refusal.code} {refusal.text}")
+        made = await self._connection.call_all([DeclareQueue(one.name, one.arguments) for one in lacking])
+        for action, refusal in zip(lacking, made, strict=True):
+            if refusal is None or refusal.code == _DIFFERS:  # somebody was quicker, with other arguments
+                self._observed.add_queue(action.name)
+                self._note(action, None, None)
             else:
-                refused["queue", queue.name] = f"can't be declared: {refusal.code} {refusal.text}"
-        return refused
+                self._note(action, refusal, f"can't be declared: {refusal.code} {refusal.text}")
 
     async def declare_carriers(self, exchanges: Sequence[OwnedExchange]) -> list[str]:
         """Declare the carriers of exchanges; an equal one is no fault.
@@ -92,11 +180,11 @@ class Executor:
         ]
 
     async def bind(self, tokens: Sequence[Token]) -> dict[Token, str]:
-        """Bind tokens and note in each exchange's `bound` which stand.
+        """Bind tokens and note in each exchange's `bound` which stand; say why, for those that were refused."""
+        answers = (await self._bind(tokens)).items()
+        return {token: why for token, refusal in answers if (why := _why(refusal, token[1])) is not None}
 
-        Returns:
-            Why, for those that were refused.
-        """
+    async def _bind(self, tokens: Sequence[Token]) -> dict[Token, Refusal | None]:
         keyed = [(token, key) for token in tokens for key in self._state.tokens.of(*token[1])]
         answers = await self._connection.call_all(
             [bind_token(exchange.carrier, destination, key) for (exchange, destination), key in keyed]
@@ -104,15 +192,12 @@ class Executor:
         refusals: dict[Token, Refusal | None] = {}
         for (token, _), answer in zip(keyed, answers, strict=True):
             refusals[token] = refusals.get(token) or answer
-        refused: dict[Token, str] = {}
         for (exchange, destination), refusal in refusals.items():
             if refusal is None:
                 exchange.bound.add(destination)
-            else:
-                if refusal.code != _LOCKED:  # the queue is there: its owner's connection may have bound it
-                    exchange.bound.discard(destination)
-                refused[exchange, destination] = reason(refusal.code, refusal.text, destination[0])
-        return refused
+            elif refusal.code != _LOCKED:  # else the queue is there: its owner's connection may have bound it
+                exchange.bound.discard(destination)
+        return refusals
 
     async def bind_one(self, token: Token) -> str | None:
         """Bind one token without waiting behind bulk work; say why where it was refused."""
@@ -144,11 +229,28 @@ class Executor:
             ]
         )
 
-    async def find_missing(self, destinations: Sequence[Destination]) -> dict[Destination, str]:
+    async def find_missing(self, destinations: Iterable[Destination]) -> dict[Destination, str]:
         """Ask the broker itself which destinations it does not have (where there is no inventory)."""
-        refusals = await self._connection.call_all([Find(destination) for destination in destinations])
+        asked = list(destinations)
+        refusals = await self._connection.call_all([Find(destination) for destination in asked])
         return {
             destination: reason(refusal.code, refusal.text, destination[0])
-            for destination, refusal in zip(destinations, refusals, strict=True)
+            for destination, refusal in zip(asked, refusals, strict=True)
             if refusal is not None and refusal.code != _LOCKED
         }
+
+    async def _remove(self, action: RemoveBinding) -> None:
+        if self._management is None:
+            return
+        try:
+            await self._management.remove_binding(self._state.name, action.carrier, action.binding)
+        except UpstreamError as error:
+            self._note(action, None, str(error))
+        else:
+            self._note(action, None, None)
+            carrier = action.carrier.decode(errors="replace")
+            log.warning(action.why, vhost=self._state.name, carrier=carrier, binding=str(action.binding))
+
+
+def _why(refusal: Refusal | None, destination: Destination) -> str | None:
+    return None if refusal is None else reason(refusal.code, refusal.text, destination[0])

@@ -1,25 +1,20 @@
-"""Observes one virtual host through the management API: queues, exchanges, tokens, and bindings that are not ours.
+"""Observes one virtual host: queues, exchanges, tokens, and bindings that are not to be there.
 
-`ObservedState` is the cache of the queues and exchanges. It has two sources: listings, and declarations that pass
-through the sidecar. A listing describes some moment between its request and its answer, so what passed through in
-between takes precedence.
-
-`Observer` writes into `ObservedState` and into each exchange's `bound`, and logs what changed since the last pass. A
-listing that fails costs its own answer, never the whole pass. Nothing is declared here.
+Through the management API where there is one; a listing that fails costs its own answer, never the whole look. What
+nobody lists is asked of the broker by name, a share at each look. Nothing is declared or removed here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import structlog
 
 from proxy.broker.declared.store import DeclarationStore
-from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo, listings
-from proxy.broker.methods import ABSENT
+from proxy.broker.management_api import BindingInfo, ManagementApi, listings
+from proxy.broker.methods import ABSENT, unnameable
 from proxy.broker.reconcile.checks import (
     CarrierTokens,
     bypasses,
@@ -32,100 +27,14 @@ from proxy.broker.reconcile.checks import (
     topic_warnings,
 )
 from proxy.broker.reconcile.desired import DesiredState
+from proxy.broker.reconcile.diff import RemoveBinding, undetermined
+from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import Destination, OwnedExchange
-from proxy.routing.decision import QueueNames
+from proxy.values import EXCHANGE, QUEUE
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-def merged(before: Mapping[K, V], now: Mapping[K, V], listed: Mapping[K, V]) -> dict[K, V]:
-    """Join a listing with what was learned and forgotten while it was made.
-
-    Args:
-        before: what was known when the listing was asked for.
-        now: what is known when it arrives.
-        listed: what it says.
-    """
-    result = {key: value for key, value in listed.items() if key in now or key not in before}
-    # What was forgotten and learned again is another object than before.
-    result.update((key, value) for key, value in now.items() if before.get(key) is not value)
-    return result
-
-
-class ObservedState:
-    """Queues and exchanges of a virtual host."""
-
-    def __init__(self) -> None:
-        """Know nothing yet."""
-        self.queues: dict[bytes, QueueInfo] = {}
-        self.exchanges: dict[bytes, ExchangeInfo] = {}
-        #: Whether what is not known does not exist: false until a listing came, and while listings fail.
-        self.queues_complete = False
-        self.exchanges_complete = False
-
-    def add_queue(self, name: bytes, exclusive: bool = False) -> None:
-        """Take note of a queue that was just declared."""
-        known = self.queues.get(name)
-        if known is None or known.exclusive != exclusive:
-            self.queues[name] = QueueInfo(name, exclusive)
-
-    def remove_queue(self, name: bytes) -> None:
-        """Take note of a queue that was just deleted."""
-        self.queues.pop(name, None)
-
-    def queues_listed(self, before: Mapping[bytes, QueueInfo], listed: Mapping[bytes, QueueInfo]) -> None:
-        """Take a listing of queues; `before` is a copy of `queues` from when it was asked for."""
-        self.queues = merged(before, self.queues, listed)
-        self.queues_complete = True
-
-    def exchanges_listed(self, listed: Mapping[bytes, ExchangeInfo]) -> None:
-        """Take a listing of exchanges."""
-        self.exchanges = dict(listed)
-        self.exchanges_complete = True
-
-    def absence_reason(self, destination: Destination) -> str | None:
-        """Say why a destination can't be reached, None where it exists or nobody knows."""
-        kind, name = destination
-        if kind == "queue":
-            lacking = self.queues_complete and name not in self.queues
-        else:
-            lacking = self.exchanges_complete and name not in self.exchanges
-        return ABSENT if lacking else None
-
-    def knows(self, destination: Destination) -> bool:
-        """Say whether a destination is known to exist."""
-        kind, name = destination
-        return name in (self.queues if kind == "queue" else self.exchanges)
-
-    def exclusive(self, destination: Destination) -> bool:
-        """Say whether a destination is a queue that is exclusive to some connection."""
-        kind, name = destination
-        return kind == "queue" and name in self.queues and self.queues[name].exclusive
-
-    def names(self, last: QueueNames) -> QueueNames:
-        """Give the names of all queues: `last` itself where they are the same, else the next version."""
-        names = tuple(sorted(self.queues))
-        return last if names == last.names else QueueNames(names, last.version + 1)
-
-
-def with_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Give the next version with one more name; `last` itself where it has it. Cheap for one among thousands."""
-    at = bisect_left(last.names, name)
-    if at < len(last.names) and last.names[at] == name:
-        return last
-    return QueueNames((*last.names[:at], name, *last.names[at:]), last.version + 1)
-
-
-def without_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Give the next version without a name; `last` itself where it lacks it."""
-    at = bisect_left(last.names, name)
-    if at == len(last.names) or last.names[at] != name:
-        return last
-    return QueueNames((*last.names[:at], *last.names[at + 1 :]), last.version + 1)
-
+T = TypeVar("T")
 
 #: Listings of bindings at a time.
 _READERS = 4
@@ -153,6 +62,25 @@ class _Reading(NamedTuple):
     carrier_tokens: CarrierTokens
 
 
+class _Turns:
+    """Takes a share of a list at a time, so that everything has its turn."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._first = 0
+
+    def share(self, items: list[T], *, whole: bool) -> list[T]:
+        if whole or len(items) <= self._size:
+            return items
+        first = self._first % len(items)
+        self._first = first + self._size
+        return (items[first:] + items[:first])[: self._size]
+
+
+#: Asks the broker which of some destinations it does not have, and why.
+Find: TypeAlias = Callable[[Iterable[Destination]], Awaitable[dict[Destination, str]]]
+
+
 class Observer:
     """Looks at one virtual host.
 
@@ -160,8 +88,9 @@ class Observer:
         vhost: its name.
         management: the management API, None where there is none.
         observed: what exists, kept up to date here.
-        remove_foreign: whether foreign bindings are removed.
+        find: asks the broker for names.
         store: what clients declared, kept up to date here.
+        share: how many names are asked for at one look.
     """
 
     def __init__(
@@ -169,8 +98,9 @@ class Observer:
         vhost: str,
         management: ManagementApi | None,
         observed: ObservedState,
-        remove_foreign: bool = False,
+        find: Find,
         store: DeclarationStore | None = None,
+        share: int = 256,
     ) -> None:
         """Have seen nothing yet."""
         #: What clients declared.
@@ -179,11 +109,15 @@ class Observer:
         self._vhost = vhost
         self._management = management
         self._observed = observed
-        self._remove_foreign = remove_foreign
+        self._find = find
+        self._carriers, self._unlisted, self.verified = _Turns(share), _Turns(share), _Turns(share)
+        self._lacking: dict[Destination, str] = {}
         self._warned: set[str] = set()
         self._failed: list[str] = []
         #: Bindings of carriers that are not ours, by carrier.
         self.foreign: dict[bytes, list[BindingInfo]] = {}
+        #: By carrier, copies of clients' bindings that are to go, as the last listings show.
+        self.superfluous: dict[bytes, list[RemoveBinding]] = {}
         #: Carrier and destination of tokens that stand and must not be relied on any more.
         self.leaving: set[tuple[bytes, Destination]] = set()
         #: Why listings failed at the last look; empty when all went well.
@@ -212,12 +146,38 @@ class Observer:
         """Take note that something could not be asked for, or done, at this look."""
         self._failed.append(str(error))
 
-    async def observe(self) -> None:
-        """Begin a look: list queues and exchanges."""
+    async def observe(self, wanted: Callable[[], DesiredState], *, thorough: bool) -> None:
+        """Begin a look: list queues and exchanges, or ask for those that are to be there.
+
+        Args:
+            wanted: gives what is desired.
+            thorough: whether nothing from before is believed.
+        """
         self._failed.clear()
         if self._management is not None:
             await self._list(self._management)
         await self.looked()
+        if not self._observed.exchanges_complete:
+            declared = [(EXCHANGE, one.carrier) for one in wanted().carriers if one.declared is not None]
+            for (_, name), why in (await self._find(self._carriers.share(declared, whole=thorough))).items():
+                if why == ABSENT and self.store is not None:
+                    self.store.exchange_gone(name)
+        if thorough:
+            self._lacking.clear()
+            if not self._observed.queues_complete:  # the broker may have lost what was known
+                known = [(QUEUE, name) for name in self._observed.queues if unnameable(name) is None]
+                for (_, name), why in (await self._find(known)).items():
+                    if why == ABSENT:
+                        self._observed.remove_queue(name)
+
+    async def ask_unlisted(self, desired: DesiredState, *, thorough: bool) -> dict[Destination, str]:
+        """Ask for what has to exist and nobody lists; give what the broker does not have."""
+        unlisted = undetermined(desired, self._observed)
+        asked = self._unlisted.share(unlisted, whole=thorough)
+        answers = await self._find(asked)
+        silent = set(unlisted).difference(asked)
+        self._lacking = {one: why for one, why in self._lacking.items() if one in silent} | answers
+        return self._lacking
 
     async def _list(self, management: ManagementApi) -> None:
         before = dict(self._observed.queues)
@@ -295,11 +255,12 @@ class Observer:
             return
         for key, destination in grants_bound(bindings).items():
             exchange.grant(key, destination)
-        await self._note_foreign(management, exchange.carrier, foreign_bindings(bindings, tokens))
+        self._note_foreign(exchange.carrier, foreign_bindings(bindings, tokens))
         if store is not None:
-            for copy in await store.listings.take(exchange, known, bindings):
-                await management.remove_binding(self._vhost, exchange.carrier, copy)
-                log.info("second copy of a binding removed", vhost=self._vhost, binding=str(copy))
+            self.superfluous[exchange.carrier] = [
+                RemoveBinding(exchange.carrier, copy, "second copy of a binding removed")
+                for copy in await store.listings.take(exchange, known, bindings)
+            ]
 
     async def warn(self, desired: DesiredState) -> None:
         """Say once what is there and won't do what the operator expects (see `checks`)."""
@@ -368,7 +329,7 @@ class Observer:
             ahead += [item.destination for item in bindings if item.destination_type == "exchange"]
         return warnings
 
-    async def _note_foreign(self, management: ManagementApi, carrier: bytes, foreign: list[BindingInfo]) -> None:
+    def _note_foreign(self, carrier: bytes, foreign: list[BindingInfo]) -> None:
         last = self.foreign.pop(carrier, [])
         if not foreign:
             return
@@ -382,22 +343,6 @@ class Observer:
                 count=len(foreign),
                 bindings=[str(binding) for binding in fresh[:_SHOWN]],
             )
-        if self._remove_foreign:
-            await self._remove(management, carrier, foreign)
-
-    async def _remove(self, management: ManagementApi, carrier: bytes, foreign: Iterable[BindingInfo]) -> None:
-        for binding in foreign:
-            try:
-                await management.remove_binding(self._vhost, carrier, binding)
-            except UpstreamError as error:
-                self._failed.append(str(error))
-            else:
-                log.warning(
-                    "foreign binding removed",
-                    vhost=self._vhost,
-                    carrier=_text(carrier),
-                    binding=str(binding),
-                )
 
     def finish(self) -> None:
         """End a look: say what failed that did not fail last time."""

@@ -1,8 +1,7 @@
-"""Computes the difference between desired and observed state and has it executed, for a look and for a swap of rules.
+"""Observe, diff, execute: what a look does in one virtual host, and how its rules are swapped.
 
 `Reconciler`: tokens that a listing shows are trusted. Where nothing can be listed, a share of the tokens is bound again
-at each pass, which changes nothing where they exist. Refused declarations are retried, a limited number at a time. The
-relays are told by `vhost_loop`, not here.
+at each look, which changes nothing where they exist. The relays are told by `vhost_loop`, not here.
 
 `RulesSwap` replaces the rules of one virtual host: it binds new tokens before the swap and retires old ones after it.
 Tokens that only the old rules need are unbound some time after the swap: publishes that the old rules decided may still
@@ -16,18 +15,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import structlog
 
 from proxy.broker.declared.store import DeclarationStore, inherit, inheriting
-from proxy.broker.methods import ABSENT, EXCLUSIVE, unnameable
 from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
+from proxy.broker.reconcile.diff import (
+    BindToken,
+    DeclareCarrier,
+    Observation,
+    RemoveBinding,
+    believed_tokens,
+    diff,
+    lost_bindings,
+    may_bind,
+    missing_destinations,
+)
 from proxy.broker.reconcile.executor import Executor, Token
-from proxy.broker.reconcile.observer import ObservedState, Observer
+from proxy.broker.reconcile.observed import ObservedState
+from proxy.broker.reconcile.observer import Observer
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.vhost import Delivery, Destination, OwnedExchange, StoredBinding, VhostState
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
+from proxy.values import QUEUE
 
 #: Clients' bindings put beside new rules between two pauses in which others may run.
 _STEP = 64
@@ -171,29 +181,19 @@ def _by_carrier(desired: DesiredState) -> dict[bytes, OwnedExchange]:
     return {exchange.carrier: exchange for exchange in desired.carriers}
 
 
-T = TypeVar("T")
-
-
 class Reconciler:
-    """Puts one virtual host right.
+    """Observes one virtual host, and carries out the difference to what is desired.
 
     Args:
         vhost: its name, for texts.
-        observer: looks.
-        observed: what the survey saw.
-        executor: declares.
+        observer: observes.
+        observed: queues and exchanges that exist.
+        executor: carries out.
         store: what clients declared.
-        retries_per_look: see ``ControlSettings``.
     """
 
     def __init__(
-        self,
-        vhost: str,
-        observer: Observer,
-        observed: ObservedState,
-        executor: Executor,
-        store: DeclarationStore,
-        retries_per_look: int,
+        self, vhost: str, observer: Observer, observed: ObservedState, executor: Executor, store: DeclarationStore
     ) -> None:
         """Remember the arguments."""
         self._store = store
@@ -201,28 +201,20 @@ class Reconciler:
         self._observer = observer
         self._observed = observed
         self._executor = executor
-        self._retries = retries_per_look
-        #: Queues of the rules that could not be declared at the last thorough look.
-        self._undeclared: dict[Destination, str] = {}
-        #: Refused tokens, in the order in which they are tried again.
-        self._refused: dict[Token, str] = {}
-        #: Where the next verification of tokens, of destinations and of declared carriers goes on.
-        self._verified = _RoundRobin()
-        self._asked = _RoundRobin()
-        self._carriers = _RoundRobin()
-        #: What the broker said of destinations that nobody lists.
-        self._lacking: dict[Destination, str] = {}
+        #: Queues of the rules that have not been declared since the last thorough look.
+        self._undeclared: Sequence[WantedQueue] = ()
         #: What contradicts the rules, and what to do about it.
         self.conflicts: tuple[str, ...] = ()
 
     async def reconcile_all(
-        self, wanted: Callable[[], DesiredState], queues: Sequence[WantedQueue]
+        self, wanted: Callable[[], DesiredState], queues: Sequence[WantedQueue], *, remove_foreign: bool = False
     ) -> dict[Destination, str]:
         """Look, believe nothing from before, and declare everything that the rules need.
 
         Args:
-            wanted: gives what the rules need, anew after each step that may show what clients declared.
-            queues: queues that they ask for.
+            wanted: gives what is desired, again after each step that may show what clients declared.
+            queues: queues that the rules ask for.
+            remove_foreign: whether bindings that others made on a carrier are removed.
 
         Returns:
             Destinations that stay unreachable, with the reason.
@@ -230,27 +222,18 @@ class Reconciler:
         Raises:
             UpstreamError: REFUSED with every conflict, else the connection was lost.
         """
-        self._refused.clear()
-        self._lacking.clear()
-        before = self._store.bindings()
-        await self._observer.observe()
-        await self._forget_carriers(wanted(), None)
-        desired = wanted()
-        self._refuse(self._observer.conflicts(desired).values())
-        if not self._observed.queues_complete:
-            await self._forget_lacking()
-        self._undeclared = await self._executor.declare_queues(queues)
-        self._refuse(await self._executor.declare_carriers(desired.made))
-        self.conflicts = ()
-        listed = await self._observer.read_bindings(desired.carriers)
-        desired = wanted()
-        self._forget_extra(desired, listed)
-        await self._bind(desired, desired.carriers, self._believed(desired, listed))
-        missing = await self._missing(desired, None)
-        return self._reported(desired, self._forget_bindings(before, listed, missing, wanted))
+        self._executor.forget_failures()
+        self._undeclared = queues
+        return await self._reconcile(wanted, remove_foreign, thorough=True)
 
-    async def reconcile_changes(self, wanted: Callable[[], DesiredState]) -> dict[Destination, str]:
-        """Look, and put right what has changed since the last look.
+    async def reconcile_changes(
+        self, wanted: Callable[[], DesiredState], *, remove_foreign: bool = False
+    ) -> dict[Destination, str]:
+        """Look, and put right what differs.
+
+        Args:
+            wanted: gives what is desired, as above.
+            remove_foreign: as above.
 
         Returns:
             Destinations that stay unreachable, with the reason.
@@ -258,179 +241,72 @@ class Reconciler:
         Raises:
             UpstreamError: the connection was lost.
         """
-        before = self._store.bindings()
-        await self._observer.observe()
-        await self._forget_carriers(wanted(), self._retries)
-        desired = wanted()
-        conflicts = self._observer.conflicts(desired)
-        gone = [exchange for exchange in desired.made if exchange.name not in conflicts and not self._stands(exchange)]
-        self.conflicts = (*conflicts.values(), *await self._executor.declare_carriers(gone))
-        usable = [exchange for exchange in desired.carriers if exchange.name not in conflicts]
-        listed = await self._observer.read_bindings(usable)
-        desired = wanted()
-        usable = [exchange for exchange in desired.carriers if exchange.name not in conflicts]
-        await self._bind(desired, usable, self._verified.share(self._believed(desired, listed), self._retries))
-        missing = await self._missing(desired, self._retries)
-        return self._reported(desired, self._forget_bindings(before, listed, missing, wanted))
+        return await self._reconcile(wanted, remove_foreign, thorough=False)
 
-    async def _forget_lacking(self) -> None:
-        """Ask for every queue known from before: the broker may have lost them, and nobody lists them."""
-        known = [("queue", name) for name in self._observed.queues if unnameable(name) is None]
-        for destination, why in (await self._executor.find_missing(known)).items():
-            if why == ABSENT:
-                self._observed.remove_queue(destination[1])
-
-    async def _forget_carriers(self, desired: DesiredState, limit: int | None) -> None:
-        """Ask for exchanges that clients declared, where nobody lists them."""
-        if self._observed.exchanges_complete:
-            return
-        declared: list[Destination] = [
-            ("exchange", one.carrier) for one in desired.carriers if one.declared is not None
-        ]
-        for (_, name), why in (await self._executor.find_missing(self._carriers.share(declared, limit))).items():
-            if why == ABSENT:
-                self._store.exchange_gone(name)
-
-    def _forget_bindings(
-        self,
-        before: Collection[StoredBinding],
-        listed: set[bytes],
-        missing: dict[Destination, str],
-        wanted: Callable[[], DesiredState],
+    async def _reconcile(
+        self, wanted: Callable[[], DesiredState], remove_foreign: bool, *, thorough: bool
     ) -> dict[Destination, str]:
-        """Take clients' bindings away whose destination does not exist, where no listing of bindings says so.
-
-        Args:
-            before: bindings that were there before the look.
-            listed: exchanges whose bindings were listed.
-            missing: destinations that can't be reached.
-            wanted: gives what the rules need.
-
-        Returns:
-            What is still missing.
-        """
-        if ABSENT not in missing.values():
-            return missing
-        gone = [
-            stored
-            for stored in before
-            if stored.binding.exchange not in listed
-            and missing.get((stored.binding.destination_type, stored.binding.destination)) == ABSENT
-        ]
-        if not sum(self._store.binding_gone(stored) for stored in gone):
-            return missing
+        executor, observed, observer = self._executor, self._observed, self._observer
+        before = self._store.bindings()
+        await observer.observe(wanted, thorough=thorough)
         desired = wanted()
-        lost = {(stored.binding.destination_type, stored.binding.destination) for stored in gone}
-        return {one: why for one, why in missing.items() if one not in lost or desired.names(one)}
+        conflicts = observer.conflicts(desired)
+        self._stop_at(conflicts.values() if thorough else ())
+        listed = await observer.read_bindings([one for one in desired.carriers if one.name not in conflicts])
+        desired = wanted()
+        actions = diff(
+            desired,
+            self._undeclared,
+            self._observation(desired, listed, conflicts, remove_foreign, thorough),
+            declare_all=thorough,
+        )
+        await executor.carry_out(actions, stop_at=self._stop_at if thorough else None)
+        self._undeclared = [queue for queue in self._undeclared if not observed.knows((QUEUE, queue.name))]
+        refused = {action: failure.why for action, failure in executor.failures.items()}
+        declares = [why for action, why in refused.items() if isinstance(action, DeclareCarrier)]
+        self.conflicts = (*conflicts.values(), *declares)
+        lacking = await observer.ask_unlisted(desired, thorough=thorough)
+        missing = missing_destinations(desired, observed, refused, lacking)
+        lost = [stored for stored in lost_bindings(before, listed, missing) if self._store.binding_gone(stored)]
+        if lost:
+            desired = wanted()
+            gone = {stored.destination for stored in lost}
+            missing = {one: why for one, why in missing.items() if one not in gone or desired.names(one)}
+        return missing
 
-    def _refuse(self, conflicts: Collection[str]) -> None:
+    def _observation(
+        self,
+        desired: DesiredState,
+        listed: set[bytes],
+        conflicts: Collection[bytes],
+        remove_foreign: bool,
+        thorough: bool,
+    ) -> Observation:
+        observer = self._observer
+        believed, gone = believed_tokens(desired, listed, self._observed)
+        for exchange, destination in gone:
+            exchange.bound.discard(destination)
+        if thorough:
+            # What nobody has seen and is not ours to bind again: relays ask for it.
+            for exchange in desired.carriers:
+                if exchange.name not in listed:
+                    extra = {one for one in exchange.bound if not may_bind(desired, BindToken(exchange, one))}
+                    exchange.bound.difference_update(extra)
+        surplus = [action for actions in observer.superfluous.values() for action in actions]
+        if remove_foreign:
+            surplus += [
+                RemoveBinding(carrier, binding, "foreign binding removed")
+                for carrier, bindings in observer.foreign.items()
+                for binding in bindings
+            ]
+        return Observation(
+            self._observed,
+            {one.name: one.bound - observer.carrier_tokens(one).incomplete for one in desired.carriers},
+            observer.verified.share(believed, whole=thorough),
+            surplus,
+            conflicts,
+        )
+
+    def _stop_at(self, conflicts: Collection[str]) -> None:
         if conflicts:
             raise UpstreamError(UpstreamFailure.REFUSED, f"vhost {self._vhost!r}: " + "; ".join(conflicts))
-
-    def _stands(self, exchange: OwnedExchange) -> bool:
-        return self._observed.exchanges_complete and exchange.carrier in self._observed.exchanges
-
-    async def _bind(self, desired: DesiredState, carriers: Sequence[OwnedExchange], believed: list[Token]) -> None:
-        """Bind what is not bound, as far as it can be, and verify what is believed."""
-        fresh: list[Token] = []
-        again: set[Token] = set()
-        for exchange in carriers:
-            incomplete = self._observer.carrier_tokens(exchange).incomplete
-            for destination in desired.tokens_of(exchange) - (exchange.bound - incomplete):
-                if self._unreachable(destination) is None:
-                    token = (exchange, destination)
-                    if token in self._refused:
-                        again.add(token)
-                    else:
-                        fresh.append(token)
-        waiting = [token for token in self._refused if token in again]
-        turn = waiting[: self._retries]
-        refused = await self._executor.bind(fresh + turn + believed)
-        self._refused = {token: self._refused[token] for token in waiting[self._retries :]} | refused
-
-    def _believed(self, desired: DesiredState, listed: set[bytes]) -> list[Token]:
-        """Give the tokens that nobody has seen at this look; drop those that can't stand."""
-        believed: list[Token] = []
-        for exchange in desired.carriers:
-            if exchange.name in listed:
-                continue
-            for destination in sorted(exchange.bound):
-                if self._observed.absence_reason(destination) is not None:
-                    exchange.bound.discard(destination)
-                elif not self._observed.exclusive(destination) and self._ours(desired, exchange, destination):
-                    believed.append((exchange, destination))
-        return believed
-
-    @staticmethod
-    def _ours(desired: DesiredState, exchange: OwnedExchange, destination: Destination) -> bool:
-        """Say whether we may bind a token again: not one that was bound with a client's rights alone."""
-        ours = exchange.declared is None and not exchange.clients
-        return ours or destination in desired.tokens_of(exchange)
-
-    def _forget_extra(self, desired: DesiredState, listed: set[bytes]) -> None:
-        """Believe no token that nobody has seen and that is not ours to bind again: relays ask for it anew."""
-        for exchange in desired.carriers:
-            if exchange.name not in listed:
-                lost = {one for one in exchange.bound if not self._ours(desired, exchange, one)}
-                exchange.bound.difference_update(lost)
-
-    async def _missing(self, desired: DesiredState, limit: int | None) -> dict[Destination, str]:
-        """Say what can't be reached; where nobody lists for us, ask the broker for `limit` of the names."""
-        missing = {
-            destination: why for destination, why in self._undeclared.items() if not self._observed.knows(destination)
-        }
-        refused = {destination: why for (_, destination), why in self._refused.items()}
-        for destination, holders in desired.holders.items():
-            if any(destination not in exchange.bound for exchange in holders):
-                why = self._unreachable(destination) or refused.get(destination) or "not bound yet"
-                missing.setdefault(destination, why)
-        unknown: list[Destination] = []
-        for destination, role in desired.existing.items():
-            absent = unnameable(destination[1]) or self._observed.absence_reason(destination)
-            if absent is not None:
-                missing.setdefault(destination, f"{role}: {absent}" if role else absent)
-            elif not self._complete(destination[0]):
-                unknown.append(destination)
-        asked = self._asked.share(unknown, limit)
-        answers = await self._executor.find_missing(asked)
-        silent = set(unknown) - set(asked)
-        self._lacking = {one: why for one, why in self._lacking.items() if one in silent} | answers
-        return missing | self._lacking
-
-    def _reported(self, desired: DesiredState, missing: dict[Destination, str]) -> dict[Destination, str]:
-        """Leave out what no message goes to, since the address table sends it elsewhere; add what leads nowhere."""
-        reported = {
-            destination: why
-            for destination, why in missing.items()
-            if destination not in desired.translated
-            or desired.existing.get(destination)
-            or destination in self._undeclared
-        }
-        for destination, found in desired.translated.items():
-            if found.failure:
-                reported[destination] = f"its translation by the address table leads nowhere: {found.failure}"
-        return reported
-
-    def _unreachable(self, destination: Destination) -> str | None:
-        """Say why a token can't be bound, by what is known."""
-        why = unnameable(destination[1]) or self._observed.absence_reason(destination)
-        if why is None and self._observed.exclusive(destination):
-            return EXCLUSIVE
-        return why
-
-    def _complete(self, kind: str) -> bool:
-        return self._observed.queues_complete if kind == "queue" else self._observed.exchanges_complete
-
-
-class _RoundRobin:
-    """Takes a share of a list at a time, so that everything has its turn."""
-
-    def __init__(self) -> None:
-        self._first = 0
-
-    def share(self, items: list[T], limit: int | None) -> list[T]:
-        if limit is None or len(items) <= limit:
-            return items
-        first = self._first % len(items)
-        self._first = first + limit
-        return (items[first:] + items[:first])[:limit]

@@ -23,7 +23,7 @@ from proxy.broker.management_api import ExchangeInfo, ManagementApi, QueueInfo
 from proxy.broker.methods import ABSENT, EXCLUSIVE, INTERNAL, unnameable
 from proxy.broker.reconcile.desired import TokenRights
 from proxy.broker.reconcile.executor import Executor, Token
-from proxy.broker.reconcile.observer import ObservedState, with_name, without_name
+from proxy.broker.reconcile.observed import ObservedState, with_name, without_name
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState

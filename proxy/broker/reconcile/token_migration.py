@@ -17,7 +17,7 @@ import structlog
 from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.reconcile.checks import carrier_tokens
 from proxy.broker.reconcile.executor import Executor
-from proxy.broker.reconcile.observer import ObservedState
+from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError
 from proxy.relay.declare.storage import kept_rows
 from proxy.relay.tokens import UNKEYED, Tokens

@@ -29,7 +29,8 @@ from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
 from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
 from proxy.broker.reconcile.executor import Executor, Token
-from proxy.broker.reconcile.observer import ObservedState, Observer, log_missing
+from proxy.broker.reconcile.observed import ObservedState
+from proxy.broker.reconcile.observer import Observer, log_missing
 from proxy.broker.reconcile.reconciler import Reconciler, Retirement, RulesSwap
 from proxy.broker.reconcile.relay_requests import OnDemandBinding, RelayEvents
 from proxy.broker.reconcile.token_migration import TokenMigration
@@ -209,8 +210,13 @@ class VhostTopology:
         self.state = state
         self.observed = observed = ObservedState()
         self.store = store = DeclarationStore(state, settings.declared.local_time)
-        self.observer = Observer(state.name, management, observed, settings.remove_foreign, store)
         self.connection = ControlConnection(settings, state.name)
+        self._executor = Executor(
+            self.connection, observed, settings.username, state, management, settings.retries_per_look
+        )
+        self.observer = Observer(
+            state.name, management, observed, self._executor.find_missing, store, settings.retries_per_look
+        )
         self.ready = False
         self.refreshed_at: float | None = None
         #: Why the last attempt to connect and look failed; empty where it did not.
@@ -227,12 +233,9 @@ class VhostTopology:
         state.own_routes, state.secrets = settings.declared.own_routes, settings.declared.secrets
         state.set_tokens(Tokens(state.name, state.secrets.token_keys))
         self._rights.learn(state.exchanges, state.router)
-        self._executor = Executor(self.connection, observed, settings.username, state)
         self._token_migration = TokenMigration(state, observed, self._executor, management)
         self.observer.looked = self._token_migration.look
-        self._reconciler = Reconciler(
-            state.name, self.observer, observed, self._executor, store, settings.retries_per_look
-        )
+        self._reconciler = Reconciler(state.name, self.observer, observed, self._executor, store)
         self._orphans = OrphanTokens(state, self._executor, self._rights)
         self._connected = asyncio.Event()
         self._on_demand = OnDemandBinding(
@@ -265,6 +268,11 @@ class VhostTopology:
     def conflicts(self) -> tuple[str, ...]:
         """What on the broker contradicts the rules, and what to do about it."""
         return self._reconciler.conflicts
+
+    @property
+    def failing(self) -> list[str]:
+        """What the broker refused to do and is tried again, for operators."""
+        return [f"{action}: {why}" for action, why in self._executor.failing()]
 
     @property
     def connected(self) -> bool:
@@ -366,11 +374,12 @@ class VhostTopology:
         async with self._look:
             before = {name: set(exchange.bound) for name, exchange in self.state.exchanges.items()}
             conflicts, changes = self.conflicts, self.store.changes
+            strict = self._settings.remove_foreign
             if thorough:
-                missing = await self._reconciler.reconcile_all(self._wanted, self._queues)
+                missing = await self._reconciler.reconcile_all(self._wanted, self._queues, remove_foreign=strict)
                 await self.observer.warn(self.desired)
             else:
-                missing = await self._reconciler.reconcile_changes(self._wanted)
+                missing = await self._reconciler.reconcile_changes(self._wanted, remove_foreign=strict)
             desired = self.desired
             unbound = await self._orphans.unbind(desired)
             await self._retire(desired)

@@ -1,0 +1,110 @@
+"""The queues and exchanges of one virtual host that are known to exist.
+
+There are two sources: listings, and declarations that pass through the sidecar. A listing describes some moment between
+its request and its answer, so what passed through in between takes precedence.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import TypeVar
+
+from proxy.broker.management_api import ExchangeInfo, QueueInfo
+from proxy.broker.methods import ABSENT, EXCLUSIVE, unnameable
+from proxy.relay.vhost import Destination
+from proxy.routing.decision import QueueNames
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def merged(before: Mapping[K, V], now: Mapping[K, V], listed: Mapping[K, V]) -> dict[K, V]:
+    """Join a listing with what was learned and forgotten while it was made.
+
+    Args:
+        before: what was known when the listing was asked for.
+        now: what is known when it arrives.
+        listed: what it says.
+    """
+    result = {key: value for key, value in listed.items() if key in now or key not in before}
+    # What was forgotten and learned again is another object than before.
+    result.update((key, value) for key, value in now.items() if before.get(key) is not value)
+    return result
+
+
+class ObservedState:
+    """Queues and exchanges of a virtual host."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self.queues: dict[bytes, QueueInfo] = {}
+        self.exchanges: dict[bytes, ExchangeInfo] = {}
+        #: Whether what is not known does not exist: false until a listing came, and while listings fail.
+        self.queues_complete = False
+        self.exchanges_complete = False
+
+    def add_queue(self, name: bytes, exclusive: bool = False) -> None:
+        """Take note of a queue that was just declared."""
+        known = self.queues.get(name)
+        if known is None or known.exclusive != exclusive:
+            self.queues[name] = QueueInfo(name, exclusive)
+
+    def remove_queue(self, name: bytes) -> None:
+        """Take note of a queue that was just deleted."""
+        self.queues.pop(name, None)
+
+    def queues_listed(self, before: Mapping[bytes, QueueInfo], listed: Mapping[bytes, QueueInfo]) -> None:
+        """Take a listing of queues; `before` is a copy of `queues` from when it was asked for."""
+        self.queues = merged(before, self.queues, listed)
+        self.queues_complete = True
+
+    def exchanges_listed(self, listed: Mapping[bytes, ExchangeInfo]) -> None:
+        """Take a listing of exchanges."""
+        self.exchanges = dict(listed)
+        self.exchanges_complete = True
+
+    def absence_reason(self, destination: Destination) -> str | None:
+        """Say why a destination can't be reached, None where it exists or nobody knows."""
+        kind, name = destination
+        if kind == "queue":
+            lacking = self.queues_complete and name not in self.queues
+        else:
+            lacking = self.exchanges_complete and name not in self.exchanges
+        return ABSENT if lacking else None
+
+    def knows(self, destination: Destination) -> bool:
+        """Say whether a destination is known to exist."""
+        kind, name = destination
+        return name in (self.queues if kind == "queue" else self.exchanges)
+
+    def exclusive(self, destination: Destination) -> bool:
+        """Say whether a destination is a queue that is exclusive to some connection."""
+        kind, name = destination
+        return kind == "queue" and name in self.queues and self.queues[name].exclusive
+
+    def unreachable(self, destination: Destination) -> str | None:
+        """Say why a token can't be bound, None where it can or nobody knows."""
+        why = unnameable(destination[1]) or self.absence_reason(destination)
+        return EXCLUSIVE if why is None and self.exclusive(destination) else why
+
+    def names(self, last: QueueNames) -> QueueNames:
+        """Give the names of all queues: `last` itself where they are the same, else the next version."""
+        names = tuple(sorted(self.queues))
+        return last if names == last.names else QueueNames(names, last.version + 1)
+
+
+def with_name(last: QueueNames, name: bytes) -> QueueNames:
+    """Give the next version with one more name; `last` itself where it has it. Cheap for one among thousands."""
+    at = bisect_left(last.names, name)
+    if at < len(last.names) and last.names[at] == name:
+        return last
+    return QueueNames((*last.names[:at], name, *last.names[at:]), last.version + 1)
+
+
+def without_name(last: QueueNames, name: bytes) -> QueueNames:
+    """Give the next version without a name; `last` itself where it lacks it."""
+    at = bisect_left(last.names, name)
+    if at == len(last.names) or last.names[at] != name:
+        return last
+    return QueueNames((*last.names[:at], *last.names[at + 1 :]), last.version + 1)

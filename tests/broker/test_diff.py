@@ -1,0 +1,158 @@
+"""What has to be done, by what is desired and what was observed: tables, no broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from proxy.broker.management_api import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.broker.reconcile.desired import DesiredState, desired_state
+from proxy.broker.reconcile.diff import (
+    Action,
+    BindToken,
+    MakeQueue,
+    Observation,
+    RemoveBinding,
+    believed_tokens,
+    diff,
+    missing_destinations,
+    undetermined,
+)
+from proxy.broker.reconcile.observed import ObservedState
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange
+from tests.broker.world import Queue, exchanges, owned, queues, router
+
+MINE = QueueInfo(b"mine", exclusive=True)
+
+
+def names(
+    *there: str, carriers: Iterable[str] = (), exclusive: Iterable[QueueInfo] = (), listed: bool = True
+) -> ObservedState:
+    state = ObservedState()
+    listing = {name.encode(): QueueInfo(name.encode()) for name in there} | {info.name: info for info in exclusive}
+    if listed:
+        state.queues_listed({}, listing)
+        state.exchanges_listed({name.encode(): ExchangeInfo(name.encode(), "direct") for name in carriers})
+    else:
+        state.queues = listing
+    return state
+
+
+def rules(*destinations: str, exchange: OwnedExchange | None = None) -> DesiredState:
+    evaluated = exchange or owned("x")
+    return desired_state({evaluated.name: evaluated}, router({"x": queues(*destinations)}))
+
+
+def observed(state: ObservedState, *bound: str, **more: object) -> Observation:
+    return Observation(state, {b"x": queues(*bound)})._replace(**more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("desired", "asked", "observation", "actions"),
+    [
+        (rules("a"), [], observed(names("a", carriers=["x"]), "a"), []),
+        (rules("a"), [], observed(names("a", carriers=["x"])), ["bind queue a to exchange x"]),
+        (rules("a", "b"), [], observed(names("a", carriers=["x"])), ["bind queue a to exchange x"]),
+        (
+            rules("a"),
+            [],
+            observed(names("a")),
+            ["declare exchange x", "bind queue a to exchange x"],
+        ),
+        (
+            rules("a"),
+            [Queue(b"a"), Queue(b"b")],
+            observed(names("b", carriers=["x"])),
+            ["declare queue a", "bind queue a to exchange x"],
+        ),
+        (rules(), [Queue(b"\xff")], observed(names(carriers=["x"])), []),
+        (rules("mine"), [], observed(names(carriers=["x"], exclusive=[MINE])), []),
+        (rules("a"), [], observed(names("a", carriers=["x"]), conflicts=[b"x"]), []),
+        (rules("a"), [], observed(names(listed=False)), ["declare exchange x", "bind queue a to exchange x"]),
+        (rules("a", exchange=owned("x", Delivery.QUEUE)), [], observed(names("a")), []),
+    ],
+    ids=[
+        "nothing differs",
+        "a token lacks",
+        "a token of a queue that does not exist",
+        "a broker that lost the carrier",
+        "a queue of the rules lacks",
+        "a queue that can't be named",
+        "an exclusive queue of another connection",
+        "something else has the carrier's name",
+        "nobody lists",
+        "queue delivery declares nothing",
+    ],
+)
+def test_the_difference_is_what_has_to_be_done(
+    desired: DesiredState, asked: list[Queue], observation: Observation, actions: list[str]
+) -> None:
+    assert list(map(str, diff(desired, asked, observation))) == actions
+
+
+def test_a_thorough_look_declares_every_carrier_so_that_the_broker_compares() -> None:
+    observation = observed(names("a", carriers=["x"]), "a")
+    assert list(map(str, diff(rules("a"), [], observation, declare_all=True))) == ["declare exchange x"]
+
+
+def test_what_is_doubtful_is_verified_and_what_is_too_much_goes_last() -> None:
+    exchange = owned("x")
+    surplus = RemoveBinding(b"x", BindingInfo("queue", b"a", b"by hand", "by%20hand"), "foreign binding removed")
+    verify = BindToken(exchange, ("queue", b"a"))
+    observation = observed(names("a", "b", carriers=["x"]), "a", unverified=[verify], surplus=[surplus])
+    actions = diff(rules("a", "b", exchange=exchange), [], observation)
+    assert actions == [BindToken(exchange, ("queue", b"b")), verify, surplus]
+    assert str(surplus) == "remove binding of exchange x to queue a under key 'by hand'"
+
+
+def test_of_tokens_that_nobody_lists_those_that_can_stand_are_verified() -> None:
+    exchange = owned("x", bound=queues("a", "gone", "mine"))
+    desired = rules("a", "gone", "mine", exchange=exchange)
+    known = names("a", carriers=["x"], exclusive=[MINE])
+    believed, gone = believed_tokens(desired, (), known)
+    assert believed == [BindToken(exchange, ("queue", b"a"))]
+    assert gone == [BindToken(exchange, ("queue", b"gone"))]
+    assert believed_tokens(desired, [b"x"], known) == ([], [])
+
+
+def test_a_token_bound_with_a_clients_rights_is_not_verified_with_ours() -> None:
+    exchange = owned("x", bound=queues("a", "route"))
+    exchange.clients["some"] = None  # type: ignore[assignment]
+    believed, gone = believed_tokens(rules("a", exchange=exchange), (), names(listed=False))
+    assert ([token.destination for token in believed], gone) == ([("queue", b"a")], [])
+
+
+@pytest.mark.parametrize(
+    ("bound", "state", "refused", "lacking", "missing"),
+    [
+        ({"a"}, names("a"), {}, {}, {}),
+        (set(), names(), {}, {}, {("queue", b"a"): "does not exist"}),
+        (set(), names("a"), {}, {}, {("queue", b"a"): "not bound yet"}),
+        (set(), names("a"), {"a": "refused: 403"}, {}, {("queue", b"a"): "refused: 403"}),
+        ({"a"}, names("a"), {}, {("queue", b"b"): "does not exist"}, {("queue", b"b"): "does not exist"}),
+    ],
+    ids=["bound", "absent", "not bound", "refused", "asked for"],
+)
+def test_what_can_not_be_reached_has_a_reason(
+    bound: set[str],
+    state: ObservedState,
+    refused: dict[str, str],
+    lacking: dict[Destination, str],
+    missing: dict[Destination, str],
+) -> None:
+    exchange = owned("x", bound=queues(*bound))
+    failed: dict[Action, str] = {BindToken(exchange, ("queue", name.encode())): why for name, why in refused.items()}
+    assert missing_destinations(rules("a", exchange=exchange), state, failed, lacking) == missing
+
+
+def test_a_queue_that_could_not_be_declared_is_missing_until_it_is_there() -> None:
+    failed: dict[Action, str] = {MakeQueue(b"a"): "can't be declared: 403"}
+    assert missing_destinations(rules(), names(), failed, {}) == {("queue", b"a"): "can't be declared: 403"}
+    assert missing_destinations(rules(), names("a"), failed, {}) == {}
+
+
+def test_only_what_no_listing_shows_is_asked_for() -> None:
+    desired = desired_state({b"x": owned("x", Delivery.QUEUE)}, router({"x": queues("a") | exchanges("e")}))
+    assert undetermined(desired, names()) == []
+    assert set(undetermined(desired, names(listed=False))) == queues("a") | exchanges("e")
