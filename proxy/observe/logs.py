@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import structlog
 
@@ -29,8 +29,6 @@ MASK = "***"
 _SECRET_KEY = re.compile(r"passw|secret|authorization|credential", re.IGNORECASE)
 #: user:password@ in an address. Greedy, since a password may hold an unescaped @: too much is safe.
 _ADDRESS = re.compile(r"(://[^\s:/@]*):\S*@")
-_PLAIN = re.compile(r"[!#-<>-\[\]-~]+")  # printable ASCII but for space, ", = and \
-_NO_KEY = re.compile(r"[^A-Za-z0-9_.-]")
 #: Keys whose floods are remembered; the one that was not seen for longest goes first.
 _REPEAT_KEYS = 1024
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -59,6 +57,9 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
         stream: where to; standard error unless a test wants it elsewhere.
     """
     level = _LEVELS[settings.level]
+    renderer: list[structlog.typing.Processor] = [escape, structlog.processors.LogfmtRenderer(bool_as_flag=False)]
+    if settings.style == "json":
+        renderer = [structlog.processors.JSONRenderer(default=str)]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -68,7 +69,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
             structlog.processors.StackInfoRenderer(),
             structlog.processors.format_exc_info,
             mask_secrets,
-            render_json if settings.style == "json" else render_text,
+            *renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=_LineLoggerFactory(stream),
@@ -115,8 +116,9 @@ class RepeatLimit:
 
 
 def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Mask values of secret keys, and passwords in addresses, at any depth."""
-    return {key: _masked(key, value) for key, value in event.items()}
+    """Mask values of secret keys, and passwords in addresses, at any depth; time, level and event come first."""
+    first = [key for key in ("ts", "level", "event") if key in event]
+    return {key: _masked(key, event[key]) for key in dict.fromkeys((*first, *event))}
 
 
 def _masked(key: object, value: object) -> object:
@@ -133,29 +135,18 @@ def _masked(key: object, value: object) -> object:
     return _ADDRESS.sub(rf"\1:{MASK}@", str(value))
 
 
-def render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    """Write an event as one line of JSON: ts, level, event, then the rest in the order given."""
-    return json.dumps(_ordered(event), default=str)
+def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Make one printable line of what peers send: `LogfmtRenderer` escapes no control characters but newlines."""
+    return {key: _printable(value) for key, value in event.items()}
 
 
-def render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    """Write an event as key=value; a value that needs it is quoted and escaped as in JSON."""
-    return " ".join(f"{_NO_KEY.sub('_', key)}={_text(value)}" for key, value in _ordered(event).items())
-
-
-def _ordered(event: EventDict) -> dict[str, Any]:  # Any: values of an event are whatever was logged
-    first = {key: event.pop(key) for key in ("ts", "level", "event") if key in event}
-    return {**first, **event}
-
-
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        if _PLAIN.fullmatch(value):
-            return value
-        return json.dumps(value, ensure_ascii=not value.isprintable())
+def _printable(value: object) -> object:
     if isinstance(value, (dict, list)):
-        return _text(json.dumps(value, default=str))
-    return json.dumps(value, default=str)
+        return json.dumps(value, default=str)
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    kept = (char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in value)
+    return "".join(kept)
 
 
 class _LineLogger:
