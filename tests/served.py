@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.broker.world import Outside
-from tests.private_broker import free_port
+from tests.private_broker import free_port, free_ports
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
 from tests.sidecar import PROGRAM, merged
@@ -46,7 +46,9 @@ class Running:
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any], wrap: Sequence[str] = ()) -> None:
-        self.port, self.admin = free_port(), free_port()
+        self.port = free_port()
+        self.admin = free_ports(settings.get("workers", 1), self.port)
+        self.workers = settings.get("workers", 1)
         self.log = folder / "oxproxy.log"
         self.configuration = folder / "oxproxy.yaml"
         ports = {
@@ -58,10 +60,10 @@ class Running:
             command = [*wrap, str(PROGRAM), "serve", "--config", str(self.configuration)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
-    def get(self, path: str) -> tuple[int, str]:
-        """Status and text of an admin page; (0, "") where nobody listens."""
+    def get(self, path: str, worker: int = 0) -> tuple[int, str]:
+        """Status and text of an admin page; (0, "") where nothing listens."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin + worker}{path}", timeout=10) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -71,7 +73,7 @@ class Running:
 
     def ready(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
-        return self.get("/readyz")[0] == 200
+        return all(self.get("/readyz", worker)[0] == 200 for worker in range(self.workers))
 
     def await_ready(self) -> None:
         until(self.ready, every=0.02)
@@ -140,7 +142,7 @@ WORKERS = 2
 
 
 class Pair(Outside):
-    """A sidecar of two workers.
+    """Two workers and their supervisor.
 
     Args:
         broker: the broker.
@@ -158,25 +160,38 @@ class Pair(Outside):
     def write_rules(self, text: str) -> None:
         self.rules.write_text(f"vhost: {self.vhost}\n{text}")
 
-    def status(self) -> dict[str, object]:
-        found: dict[str, object] = json.loads(self.running.get("/status")[1])
+    def status(self, worker: int = 0) -> dict[str, Any]:  # Any: JSON
+        """Return the status of a worker; empty while it does not answer."""
+        text = self.running.get("/status", worker)[1]
+        found: dict[str, Any] = json.loads(text) if text else {}
         return found
 
-    def processes(self) -> list[int]:
-        """Process ids of the workers; 0 for one that is being started."""
-        workers = self.status()["workers"]
-        assert isinstance(workers, list)
-        return [one["process"] or 0 for one in workers]
+    def statuses(self) -> list[dict[str, Any]]:  # Any: JSON
+        return [self.status(worker) for worker in range(WORKERS)]
 
-    def metric(self, name: str, **labels: str) -> float:
-        """Give the number of a series; 0 where there is none."""
-        wanted = {f'{key}="{text}"' for key, text in labels.items()}
-        for line in self.running.get("/metrics")[1].splitlines():
+    def processes(self) -> list[int]:
+        """Process ids of the workers; 0 for one that does not answer."""
+        return [status.get("process", 0) for status in self.statuses()]
+
+    def rules_in_force(self) -> set[str]:
+        return {status.get("rules", "") for status in self.statuses()}
+
+    def metrics(self, name: str, **labels: str) -> list[float]:
+        """Return the number of a series of each worker; 0 where there is none."""
+        return [self._metric(worker, name, labels) for worker in range(WORKERS)]
+
+    def _metric(self, worker: int, name: str, labels: dict[str, str]) -> float:
+        wanted = {f'{key}="{text}"' for key, text in {**labels, "worker": str(worker)}.items()}
+        for line in self.running.get("/metrics", worker)[1].splitlines():
             start, _, number = line.rpartition(" ")
             found, _, rest = start.partition("{")
             if found == f"oxproxy_{name}" and wanted == set(filter(None, rest.rstrip("}").split(","))):
                 return float(number)
         return 0.0
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum over all workers, as Prometheus adds up."""
+        return sum(self.metrics(name, **labels))
 
     def published(self) -> float:
         return self.metric("publishes_total", vhost=self.vhost, exchange="letters", outcome="routed")
@@ -185,10 +200,10 @@ class Pair(Outside):
         return self.metric("connections", side="downstream")
 
     def matches(self, binding: str) -> float:
-        return self.metric("binding_matches_total", exchange="letters", binding=binding)
+        return self.metric("binding_matches_total", vhost=self.vhost, exchange="letters", binding=binding)
 
-    def reload(self) -> tuple[int, dict[str, object]]:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.running.admin}/-/reload", b"", method="POST")
+    def reload(self, worker: int = 0) -> tuple[int, dict[str, object]]:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.running.admin + worker}/-/reload", b"", method="POST")
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 return answer.status, json.load(answer)
@@ -202,39 +217,29 @@ class Pair(Outside):
         return made
 
 
-#: Runs first in each process of a sidecar: the file `fork` lets one start of a worker fail as on a system that has no
-#: process left, `odd` makes each worker's /readyz fail as long as it is there.
+#: Runs first in the supervisor: the file `fork` lets one start of a worker fail as if no process were left.
 FAULTS = """
-import asyncio, os, pathlib, sys
+import os, pathlib, subprocess, sys
 
 folder = pathlib.Path(os.environ["FAULTS"])
-if "--worker" in sys.orig_argv:
-    from proxy.admin.server import AdminServer
-    answer = AdminServer._get_readyz
-    async def get_readyz(self, request):
-        if (folder / "odd").exists():
-            raise RuntimeError("a fault of the test")
-        return await answer(self, request)
-    AdminServer._get_readyz = get_readyz
-elif "serve" in sys.orig_argv:
-    start = asyncio.create_subprocess_exec
-    async def start_or_fail(*arguments, **more):
-        if (folder / "fork").exists():
-            (folder / "fork").unlink()
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return await start(*arguments, **more)
-    asyncio.create_subprocess_exec = start_or_fail
+if "serve" in sys.orig_argv and "--worker" not in sys.orig_argv and "--dry-run" not in sys.orig_argv:
+    class Failing(subprocess.Popen):
+        def __init__(self, command, *arguments, **more):
+            if "--worker" in command and (folder / "fork").exists():
+                (folder / "fork").unlink()
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            super().__init__(command, *arguments, **more)
+    subprocess.Popen = Failing
 """
 
 
 @pytest.fixture
 def faulty(broker: Broker, vhost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """A sidecar that is just being started, whose processes have the faults that files in its folder ask for."""
+    """Workers that are being started by a supervisor that has the fault that a file in its folder asks for."""
     (tmp_path / "sitecustomize.py").write_text(FAULTS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("FAULTS", str(tmp_path))
-    for name in ("fork", "odd"):
-        (tmp_path / name).touch()
+    (tmp_path / "fork").touch()
     control = {"username": broker.username, "password": broker.password}
     upstream = {"address": broker.address, "control": control, "management": broker.management}
     rules = tmp_path / "rules.yaml"

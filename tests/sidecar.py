@@ -20,7 +20,7 @@ from typing import Self
 
 import yaml
 
-from tests.private_broker import free_port
+from tests.private_broker import free_port, free_ports
 from tests.rabbitmq import Broker
 from tests.watched import Watched
 
@@ -58,7 +58,10 @@ class Sidecar:
     ) -> None:
         self._program = program or (str(PROGRAM),)
         self.port = free_port()
-        self.admin = f"http://127.0.0.1:{free_port(self.port)}"
+        workers = (settings or {}).get("workers", 1)
+        assert isinstance(workers, int)
+        self.admin_port = free_ports(workers, self.port)
+        self.admin = f"http://127.0.0.1:{self.admin_port}"
         self.folder = (folder or Path(tempfile.mkdtemp(prefix="oxproxy-sidecar-"))).resolve()
         self._keep = folder is not None
         self._broker = broker

@@ -103,9 +103,9 @@ _CONNECTIONS = Row(
         ),
         Lines(
             "Workers",
-            "How many processes serve producers, do they end by themselves, and does a task of the control plane fail?",
+            "How many answer, do they end by themselves, and does a task of the control plane fail?",
             [
-                each("oxproxy_workers"),
+                Query(f"count({chosen('oxproxy_workers')})", "workers that answer"),
                 Query(rate("oxproxy_worker_restarts_total"), "{{instance}} started again, a second"),
                 per_second(
                     "oxproxy_control_loop_failures_total", "task", legend="control task {{task}} failed, a second"

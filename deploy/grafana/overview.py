@@ -68,8 +68,8 @@ _WHERE = Row(
             "Which of the queues and exchanges that rules name get most?",
             [
                 Query(
-                    f"topk(15, {total(rate('oxproxy_destination_publishes_total'), 'destination')})",
-                    "{{destination}}",
+                    f"topk(15, {total(rate('oxproxy_destination_publishes_total'), 'vhost', 'destination')})",
+                    "{{vhost}} {{destination}}",
                     instant=True,
                 )
             ],
@@ -85,7 +85,7 @@ _WHERE = Row(
         ),
         Lines(
             "By sidecar",
-            "Do producers spread over the sidecars?",
+            "Do producers spread over the sidecars, and over the workers of each?",
             [per_second(_PUBLISHES, "instance")],
             "cps",
             width=12,

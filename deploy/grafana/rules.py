@@ -9,7 +9,7 @@ from deploy.grafana.selectors import MARKS, VARIABLES, chosen, increase, per_sec
 _PUBLISHES = "oxproxy_publishes_total"
 _MATCHES = "oxproxy_binding_matches_total"
 _NAMED = 'binding!="other"'
-_BINDING = (("exchange", "Exchange"), ("binding", "Binding"))
+_BINDING = (("vhost", "Virtual host"), ("exchange", "Exchange"), ("binding", "Binding"))
 
 
 def _share(outcome: str) -> Query:
@@ -57,14 +57,19 @@ _BINDINGS = Row(
         Lines(
             "Matches",
             "Which bindings match most, and which changed when the rules did?",
-            [Query(f"topk(15, {total(rate(_MATCHES), 'exchange', 'binding')})", "{{exchange}}: {{binding}}")],
+            [
+                Query(
+                    f"topk(15, {total(rate(_MATCHES), 'vhost', 'exchange', 'binding')})",
+                    "{{vhost}} {{exchange}}: {{binding}}",
+                )
+            ],
             "cps",
             width=12,
         ),
         Table(
             "Matches in the time shown",
             "How often was each binding true? Other: bindings beyond metrics.bindings.",
-            [Query(total(increase(_MATCHES), "exchange", "binding"), instant=True, table=True)],
+            [Query(total(increase(_MATCHES), "vhost", "exchange", "binding"), instant=True, table=True)],
             width=6,
             columns=(*_BINDING, ("Value", "Matches")),
         ),
@@ -73,7 +78,7 @@ _BINDINGS = Row(
             "Which bindings may be dead? Choose a long time; the report on the audit log looks further back.",
             [
                 Query(
-                    f"{total(increase(_MATCHES, _NAMED), 'exchange', 'binding')} == 0",
+                    f"{total(increase(_MATCHES, _NAMED), 'vhost', 'exchange', 'binding')} == 0",
                     instant=True,
                     table=True,
                 )
@@ -86,8 +91,8 @@ _BINDINGS = Row(
             "What do the queues and exchanges that rules name get?",
             [
                 Query(
-                    f"topk(15, {total(rate('oxproxy_destination_publishes_total'), 'destination')})",
-                    "{{destination}}",
+                    f"topk(15, {total(rate('oxproxy_destination_publishes_total'), 'vhost', 'destination')})",
+                    "{{vhost}} {{destination}}",
                 )
             ],
             "cps",
@@ -98,13 +103,13 @@ _BINDINGS = Row(
             "Which of them get nothing?",
             [
                 Query(
-                    f"{total(increase('oxproxy_destination_publishes_total'), 'destination')} == 0",
+                    f"{total(increase('oxproxy_destination_publishes_total'), 'vhost', 'destination')} == 0",
                     instant=True,
                     table=True,
                 )
             ],
             width=12,
-            columns=(("destination", "Destination"), ("Value", "Publishes")),
+            columns=(("vhost", "Virtual host"), ("destination", "Destination"), ("Value", "Publishes")),
         ),
     ],
 )

@@ -3,7 +3,6 @@
 - `server`: the server, who may request which page, the pages ``/metrics``, ``/livez``, ``/readyz`` and ``/status``, and
   how a page is made of a function (`json_route`).
 - `explain`: ``POST /explain``, why a message would reach which queues.
-- `client`: requests to the admin pages of another process of ours, over a Unix socket.
 
 ``POST /-/reload`` and ``/-/shadow`` are pages of `proxy.app.reload` and `proxy.app.shadow`.
 """

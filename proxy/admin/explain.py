@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC
 
-from proxy.admin.server import Answering, GuardedRoute, json_route
+from proxy.admin.server import GuardedRoute, json_route
 from proxy.errors import ConfigErrors
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.rules.explain import Explanation, as_json, as_text, explain, read_explain_request
@@ -46,7 +46,7 @@ class ExplainPage:
     @property
     def route(self) -> GuardedRoute:
         """``POST /explain``, as JSON or as text."""
-        return explain_route(self.explain, self.explain_text)
+        return json_route("POST", "/explain", self.explain, texting=self.explain_text)
 
     async def explain(self, body: bytes) -> tuple[int, object]:
         """Explain the message that the body describes, as ``oxproxy explain --json`` does."""
@@ -85,11 +85,6 @@ class ExplainPage:
             routers[state.name] = state.router
             queues[state.name] = frozenset(state.queues.names)
         return replace(loaded, rules=Rules(loaded.rules.version, vhosts), routers=routers), queues
-
-
-def explain_route(explain: Answering, explain_text: Answering) -> GuardedRoute:
-    """Make the page that explains a message."""
-    return json_route("POST", "/explain", explain, texting=explain_text)
 
 
 def _rule(owned: OwnedExchange) -> ExchangeRule:

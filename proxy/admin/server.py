@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -137,15 +135,6 @@ class AdminServer:
         bound = server.sockets[0].getsockname()
         return bound[0], bound[1]
 
-    async def start_on(self, listening: socket.socket) -> None:
-        """Listen on a Unix socket, for our own user alone.
-
-        Args:
-            listening: the socket, which is listening already. Call `stop` at the end.
-        """
-        await self._runner.setup()
-        self._servers.append(await asyncio.get_running_loop().create_server(self._connect, sock=listening))
-
     async def stop(self) -> None:
         """Close the socket, wait for answers under way until a deadline, then end them."""
         for server in self._servers:
@@ -182,12 +171,12 @@ class AdminServer:
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
-            if not (_is_own(request) or self._is_allowed(request.remote)):
+            if not self._is_allowed(request.remote):
                 raise web.HTTPForbidden(text="only for loopback and for networks of admin.allow\n")
             # A page in an operator's browser can reach loopback as well; browsers say so, tools never do.
             if "Origin" in request.headers:
                 raise web.HTTPForbidden(text="not for pages in a browser\n")
-            if not (_is_own(request) or self._is_named(request.headers.get("Host", ""))):
+            if not self._is_named(request.headers.get("Host", "")):
                 text = f"Host {request.headers['Host']}: expected localhost, an address, or a name of admin.hosts\n"
                 raise web.HTTPForbidden(text=text)
             return await handler(request)
@@ -320,17 +309,6 @@ class _Connection(asyncio.Protocol):
 
 async def _now(answer: Soon[T]) -> T:
     return await answer if isawaitable(answer) else answer
-
-
-def _is_own(request: web.Request) -> bool:
-    """Whether it comes over a Unix socket from a process of our own user (unix(7), SO_PEERCRED)."""
-    transport = request.transport
-    there = None if transport is None else transport.get_extra_info("socket")
-    if there is None or there.family != socket.AF_UNIX:
-        return False
-    with socket.socket(fileno=os.dup(there.fileno())) as copy:
-        _, user, _ = struct.unpack("3i", copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return bool(user == os.geteuid())
 
 
 def _json(value: object, status: int = 200) -> web.Response:

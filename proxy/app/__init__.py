@@ -4,6 +4,5 @@
 - `composition`: sections of the configuration turned into the values that other packages take.
 - `reload`: rules reloaded on request, on SIGHUP and when files change.
 - `shadow`: a second rules file compared with the rules in force on live traffic.
-- `workers`: the parent of several sidecars: start, restart, reload, shadow and admin pages for all of them.
-- `worker`: one of these processes, as its parent sees it.
+- `workers`: the supervisor of several sidecars on one port: starts them again, forwards signals.
 """

@@ -1,16 +1,10 @@
-"""Reloads the rules of a running sidecar: on request, on SIGHUP, and when files change.
-
-`ReloadLoop` watches the files and runs one reload at a time; it reads, compiles and tests the files in a thread.
-`Reload` brings the result into force in this process, `proxy.app.workers.WorkersReload` in several.
-"""
+"""Reloads the rules of a running sidecar: on request, on SIGHUP, and when files change."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,7 +19,7 @@ from proxy.broker.topology import Topology
 from proxy.config.loader import ChangedSettings
 from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure
 from proxy.net.tasks import Tasks
-from proxy.relay.counters import Counters, RulesCounters
+from proxy.relay.counters import Counters
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.destination_translation import static_translations
 from proxy.routing.router import Router
@@ -36,9 +30,6 @@ from proxy.rules.wire import owned_exchange
 
 _log = structlog.get_logger(__name__)
 
-#: How long the compiling thread may keep the event loop waiting for the interpreter, in seconds. Python's own 5 ms,
-#: several times in one turn of the loop, would be felt.
-_SWITCH_SECONDS = 0.0005
 #: Missing destinations that a report names.
 _SHOWN = 100
 #: Bindings of old rules freed before other tasks run: some 0.1 ms.
@@ -101,16 +92,32 @@ class ActivationResult(NamedTuple):
     missing: Sequence[str] = ()
 
 
-class ReloadLoop(ABC):
-    """Reloads the rules on request and when files change, one reload at a time.
+@dataclass(slots=True)
+class _Candidate:
+    """Rules of one virtual host on their way in."""
 
-    A reload reads, compiles and tests the files in a thread; subclasses check what else must hold and activate.
+    state: VhostState
+    exchanges: dict[bytes, OwnedExchange]
+    router: Router
+    queues: VhostRules
+    retirement: Retirement | None = field(default=None)
+
+
+class Reload:
+    """Replaces the rules of a running sidecar on request and when files change, one reload at a time.
+
+    A reload reads, compiles and tests the files in a thread. What the new rules need on the broker is declared first;
+    then all virtual hosts change over at once, so that each publish is decided by the rules before or by those after.
+    A failure before that leaves everything as it was.
 
     Args:
         files: lists the rules files as the configuration names them.
-        version: of the rules in force.
-        counters: counts reloads.
-        tasks: runs reloads that nothing waits for.
+        loaded: the rules in force.
+        state_of: returns the shared state of a virtual host, made if there is none.
+        topology: the control plane.
+        counters: what the process counts.
+        tasks: runs reloads that nothing waits for, and what follows a reload.
+        brokers_of: reads the brokers that the rules name, and the files of TLS, in a thread; returns the activation.
         tls_files: lists the files of TLS, which are watched as well.
         settings: compares the configuration with the one in use; called in a thread.
     """
@@ -118,36 +125,37 @@ class ReloadLoop(ABC):
     def __init__(
         self,
         files: Files,
-        version: str,
-        counters: RulesCounters,
+        loaded: LoadedRules,
+        state_of: Callable[[str], VhostState],
+        topology: Topology,
+        counters: Counters,
         tasks: Tasks,
+        brokers_of: Callable[[LoadedRules], Activation] = lambda _loaded: _nothing,
         tls_files: Files = tuple,
         settings: Callable[[], ChangedSettings] = ChangedSettings,
     ) -> None:
         """Take the rules as they are."""
+        #: The rules in force.
+        self.loaded = loaded
         #: Outcome of the last reload.
         self.last: ReloadReport | None = None
-        self._version = version
         self._files = files
         self._tls_files = tls_files
         self._settings = settings
-        self._counted = counters
+        self._brokers_of = brokers_of
+        self._state_of = state_of
+        self._topology = topology
+        self._counters = counters
         self._tasks = tasks
-        self._watches = (FileWatch(files, version), FileWatch(tls_files, ""))
+        self._watches = (FileWatch(files, loaded.rules.version), FileWatch(tls_files, ""))
         self._watches[1].take()
         self._one_at_a_time = asyncio.Lock()
 
-    @abstractmethod
-    def _prepare(self, loaded: LoadedRules) -> Activation:
-        """Check what else the rules need; called in a thread. The activation is for `_activate`.
-
-        Raises:
-            ConfigErrors: the rules can't be used.
-        """
-
-    @abstractmethod
-    async def _activate(self, loaded: LoadedRules, activation: Activation) -> ActivationResult:
-        """Bring valid rules into force."""
+    async def compile_in_thread(self, compiling: Callable[[], _Compiled]) -> _Compiled:
+        """Run something that compiles rules in a thread, never at the same time as a reload."""
+        async with self._one_at_a_time:
+            with _without_collection():
+                return await asyncio.to_thread(compiling)
 
     def request(self) -> None:
         """Reload soon, whether or not the files have changed (SIGHUP)."""
@@ -190,11 +198,11 @@ class ReloadLoop(ABC):
             answer = await self._attempt(reason)
             changed = await asyncio.to_thread(self._settings)
             self.last = answer = replace(answer, restart=changed.keys)
-        self._counted.reloads["error" if answer.errors else "ok"] += 1
+        self._counters.rules.reloads["error" if answer.errors else "ok"] += 1
         if answer.errors:
             _log.error("reload failed", reason=reason, rules=answer.version, errors=list(answer.errors))
         else:
-            self._counted.last_success_seconds = answer.at
+            self._counters.rules.last_success_seconds = answer.at
             _log.info("reloaded", reason=reason, rules=answer.version)
         if changed.keys:
             _log.warning("settings have changed that hold only after a restart", keys=list(changed.keys))
@@ -204,10 +212,10 @@ class ReloadLoop(ABC):
         return answer
 
     async def _attempt(self, reason: str) -> ReloadReport:
-        result = await self._load_and_activate()
-        return ReloadReport(
-            self._version, tuple(result.errors), time.time(), reason, result.invalid, tuple(result.missing)
-        )
+        with _without_collection():
+            result = await self._load_and_activate()
+        version = self.loaded.rules.version
+        return ReloadReport(version, tuple(result.errors), time.time(), reason, result.invalid, tuple(result.missing))
 
     async def _load_and_activate(self) -> ActivationResult:
         try:
@@ -219,10 +227,7 @@ class ReloadLoop(ABC):
             return ActivationResult([f"{type(error).__name__} while loading: {error}"], invalid=True)
         if failures:
             return ActivationResult(failures, invalid=True)
-        result = await self._activate(loaded, activation)
-        if not result.errors:
-            self._version = loaded.rules.version
-        return result
+        return await self._activate(loaded, activation)
 
     def _look(self) -> bool:
         looks = [watch.look() for watch in self._watches]  # no short circuit: both have to look
@@ -232,7 +237,7 @@ class ReloadLoop(ABC):
         for watch in self._watches:
             watch.take()
         loaded = load_rules(self._files())
-        activation = self._prepare(loaded)
+        activation = self._brokers_of(loaded)
         return loaded, [str(failure) for failure in loaded.failures()], activation
 
     def _lone_mounts(self) -> list[str]:
@@ -241,70 +246,6 @@ class ReloadLoop(ABC):
             return [str(path) for path in lone_mounts(files, _MOUNTINFO.read_text(encoding="utf-8"))]
         except (OSError, ConfigErrors):  # no Linux; no file: the next load says so
             return []
-
-
-@dataclass(slots=True)
-class _Candidate:
-    """Rules of one virtual host on their way in."""
-
-    state: VhostState
-    exchanges: dict[bytes, OwnedExchange]
-    router: Router
-    queues: VhostRules
-    retirement: Retirement | None = field(default=None)
-
-
-class Reload(ReloadLoop):
-    """Replaces the rules of a running sidecar.
-
-    What the new rules need on the broker is declared first; then all virtual hosts change over at once, so that each
-    publish is decided by the rules before or by those after. A failure before that leaves everything as it was.
-
-    Args:
-        files: lists the rules files as the configuration names them.
-        loaded: the rules in force.
-        state_of: returns the shared state of a virtual host, made if there is none.
-        topology: the control plane.
-        counters: what the process counts.
-        tasks: runs what follows a reload.
-        brokers_of: reads the brokers that the rules name, and the files of TLS, in a thread; returns the activation.
-        tls_files: lists the files of TLS, which are watched as well.
-        settings: compares the configuration with the one in use; called in a thread.
-    """
-
-    def __init__(
-        self,
-        files: Files,
-        loaded: LoadedRules,
-        state_of: Callable[[str], VhostState],
-        topology: Topology,
-        counters: Counters,
-        tasks: Tasks,
-        brokers_of: Callable[[LoadedRules], Activation] | None = None,
-        tls_files: Files = tuple,
-        settings: Callable[[], ChangedSettings] = ChangedSettings,
-    ) -> None:
-        """Take the rules as they are."""
-        super().__init__(files, loaded.rules.version, counters.rules, tasks, tls_files, settings)
-        #: The rules in force.
-        self.loaded = loaded
-        self._brokers_of = brokers_of
-        self._state_of = state_of
-        self._topology = topology
-        self._counters = counters
-
-    async def compile_in_thread(self, compiling: Callable[[], _Compiled]) -> _Compiled:
-        """Run something that compiles rules in a thread, never at the same time as a reload."""
-        async with self._one_at_a_time:
-            with _yielding_to_the_loop():
-                return await asyncio.to_thread(compiling)
-
-    async def _attempt(self, reason: str) -> ReloadReport:
-        with _yielding_to_the_loop():
-            return await super()._attempt(reason)
-
-    def _prepare(self, loaded: LoadedRules) -> Activation:
-        return _nothing if self._brokers_of is None else self._brokers_of(loaded)
 
     async def _activate(self, loaded: LoadedRules, activation: Activation) -> ActivationResult:
         for warning in loaded.warnings:
@@ -352,19 +293,16 @@ def _nothing() -> None:
 
 
 @contextmanager
-def _yielding_to_the_loop() -> Iterator[None]:
-    """Let a thread compile rules without delaying the event loop.
+def _without_collection() -> Iterator[None]:
+    """Let a thread compile rules without garbage collection, which would stop all threads to traverse all rules.
 
-    Garbage collection is off meanwhile, because it would stop all threads to traverse all rules; the objects that exist
-    at the end are excluded from it permanently.
+    The objects that exist at the end are excluded from it permanently.
     """
-    turn, collects = sys.getswitchinterval(), gc.isenabled()
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        sys.setswitchinterval(turn)
         gc.freeze()
         if collects:
             gc.enable()
@@ -421,9 +359,11 @@ def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
 def label_traffic(counters: Counters, loaded: LoadedRules) -> None:
     """Set which exchanges, bindings and destinations have series of their own in the metrics of traffic."""
     rules = [(vhost.vhost, exchange) for vhost in loaded.rules.vhosts.values() for exchange in vhost.exchanges]
-    destinations = {name for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)}
+    destinations = {
+        (vhost, name) for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)
+    }
     counters.traffic.name(
         ((vhost, exchange.name) for vhost, exchange in rules),
-        ((exchange.name, binding.id) for _, exchange in rules for binding in exchange.bindings),
+        ((vhost, exchange.name, binding.id) for vhost, exchange in rules for binding in exchange.bindings),
         sorted(destinations),
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from proxy.admin.server import Answering, GuardedRoute, json_route
+from proxy.admin.server import GuardedRoute, json_route
 from proxy.app.reload import Reload, owned_exchanges
 from proxy.audit.record import LineRenderer, Privacy, text
 from proxy.broker.declared.store import inheriting
@@ -106,7 +106,11 @@ class Shadow:
     @property
     def routes(self) -> list[GuardedRoute]:
         """The pages."""
-        return shadow_routes(self.begin, self.report, self.end)
+        return [
+            json_route("POST", "/-/shadow", self.begin, RULES_BYTES),
+            json_route("GET", "/-/shadow", self.report),
+            json_route("DELETE", "/-/shadow", self.end),
+        ]
 
     @property
     def version(self) -> str | None:
@@ -250,15 +254,6 @@ class Shadow:
     def _report(self, run: _Run) -> dict[str, object]:
         seconds = round(self._wall() - run.began, 3)
         return {"seconds": seconds, "skipped": run.skipped, "waiting": len(run.waiting), **run.differences.as_json()}
-
-
-def shadow_routes(begin: Answering, report: Answering, end: Answering) -> list[GuardedRoute]:
-    """Make the pages that begin, report and end a shadow."""
-    return [
-        json_route("POST", "/-/shadow", begin, RULES_BYTES),
-        json_route("GET", "/-/shadow", report),
-        json_route("DELETE", "/-/shadow", end),
-    ]
 
 
 def uploaded_files(body: bytes) -> list[tuple[str, bytes]]:

@@ -10,7 +10,6 @@ import gc
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ import structlog
 
 from proxy.addressing.targets import Remote
 from proxy.admin.explain import ExplainPage
-from proxy.admin.server import AdminServer, json_route
+from proxy.admin.server import AdminServer
 from proxy.app.composition import (
     audit_policy,
     audit_privacy,
@@ -38,14 +37,13 @@ from proxy.app.composition import (
 )
 from proxy.app.reload import Reload, label_traffic, owned_exchanges
 from proxy.app.shadow import Shadow
-from proxy.app.worker import WorkerSlot
-from proxy.app.workers import Workers
+from proxy.app.workers import SIGNALS, Workers, WorkerSlot
 from proxy.audit.record import LineRenderer, PublishLog
 from proxy.audit.writer import AuditWriter
 from proxy.broker.connection import ControlSettings, DeclaredSettings, TlsSettings
 from proxy.broker.remote_observer import RemoteObserver
 from proxy.broker.topology import Topology
-from proxy.config.loader import ChangedSettings, changed_since, load_settings, rules_files
+from proxy.config.loader import changed_since, load_settings, rules_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError, UpstreamFailure
 from proxy.net.context import SessionContext
@@ -71,6 +69,9 @@ _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
 #: Seconds between two updates of the gauges that no event updates.
 _WATCH_SECONDS = 1.0
+#: How long another thread (compiling rules, writing the page of metrics) may keep the event loop waiting for the
+#: interpreter, in seconds. Python's own 5 ms, several times in one turn of the loop, would be felt.
+_SWITCH_SECONDS = 0.0005
 #: Seconds without a failure after which a periodic task counts as working.
 _STEADY_SECONDS = 5.0
 
@@ -85,20 +86,21 @@ def product_version() -> str:
         return "unknown"
 
 
-def run(config: Path, environ: Mapping[str, str], worker: str | None = None) -> int:
+def run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None = None, dry_run: bool = False) -> int:
     """Run the sidecar until SIGTERM or SIGINT.
 
     Args:
         config: the configuration file.
         environ: environment, for overrides and passwords.
-        worker: the place of this process among several (see `worker.WorkerSlot`); None: it was started by itself.
+        slot: the place of this process among several; None: it was started by itself.
+        dry_run: end when all files have been read and checked.
 
     Returns:
         Exit status: 0 drained, 1 an error of its own, 2 wrong configuration or rules, or refused by the broker.
     """
     configure(LogSettings())
     try:
-        return _run(config, environ, worker)
+        return _run(config, environ, slot, dry_run)
     except (ConfigError, ConfigErrors) as errors:
         sys.stderr.write(f"{errors}\n")
         return FAULTY
@@ -107,22 +109,24 @@ def run(config: Path, environ: Mapping[str, str], worker: str | None = None) -> 
         return BROKEN
 
 
-def _run(config: Path, environ: Mapping[str, str], worker: str | None) -> int:
+def _run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_run: bool) -> int:
     settings, warnings = load_settings(config, environ)
+    if slot is None and settings.workers > 1 and not dry_run:
+        configure(LogSettings(level=settings.log.level, style=settings.log.format))
+        return Workers(config, settings).serve()
     loaded = load_rules(rules_files(settings))
     failures = loaded.failures()
     if failures:
         sys.stderr.write("".join(f"{failure}\n" for failure in failures))
         return FAULTY
+    if dry_run:
+        SidecarTls(settings).read(remote_brokers(loaded, environ, _listening(settings)))
+        return OK
     configure(LogSettings(level=settings.log.level, style=settings.log.format))
+    if slot is not None:
+        structlog.contextvars.bind_contextvars(worker=slot.number)
     for warning in (*warnings, *loaded.warnings):
         _log.warning("configuration", text=str(warning))
-    if worker is None and settings.workers > 1:
-        return _run_workers(config, settings, loaded, environ)
-    place = None if worker is None else WorkerSlot.read(worker)
-    if place is not None:
-        settings = place.settings(settings)
-        structlog.contextvars.bind_contextvars(worker=place.number)
     try:
         import uvloop
     except ImportError:  # not on this platform: the loop of the standard library does the same, slower
@@ -130,11 +134,11 @@ def _run(config: Path, environ: Mapping[str, str], worker: str | None) -> int:
     else:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with runner:
-        return runner.run(Sidecar(settings, loaded, environ, place).serve())
+        return runner.run(Sidecar(settings, loaded, environ, slot).serve())
 
 
-def _run_workers(config: Path, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str]) -> int:
-    return asyncio.run(Workers(config, settings, loaded, environ, product_version()).serve())
+def _listening(settings: Settings) -> list[tuple[str, int]]:
+    return [(entry.address.host, entry.address.port) for entry in settings.listen]
 
 
 class Sidecar:
@@ -144,23 +148,27 @@ class Sidecar:
         settings: the configuration.
         loaded: the compiled rules.
         environ: environment, for secrets.
-        place: where it is one of several workers.
+        slot: its place, where it is one of several workers.
     """
 
     def __init__(
-        self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], place: WorkerSlot | None = None
+        self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], slot: WorkerSlot | None = None
     ) -> None:
         """Build what needs no event loop; nothing is opened yet."""
-        self._place = place
-        self._settings = settings
+        self._slot = slot
+        #: as the file has it, to compare it with the file later
+        self._written = settings
+        self._settings = settings = settings if slot is None else slot.settings(settings)
         self._environ = environ
         self._loaded = loaded
         self._version = product_version()
-        self._counters = counters = Counters(settings.metrics.bindings)
+        self._counters = counters = Counters(settings.metrics.bindings, self._version)
         self._states = {
             name: VhostState(name, loaded.routers[name], owned_exchanges(vhost), addresses=loaded.books.get(name))
             for name, vhost in loaded.rules.vhosts.items()
         }
+        counters.workers = settings.workers
+        counters.worker_restarts = 0 if slot is None else slot.restarts
         counters.rules.version = loaded.rules.version
         counters.rules.last_success_seconds = time.time()
         label_traffic(counters, loaded)
@@ -181,6 +189,7 @@ class Sidecar:
 
     async def serve(self) -> int:
         """Run until told to stop; give the exit status."""
+        sys.setswitchinterval(_SWITCH_SECONDS)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -188,9 +197,9 @@ class Sidecar:
         async with AsyncExitStack() as stack:
             listener = await self._assemble(stack, tasks)
             await self._start_admin(stack)
-            if self._place is not None:
-                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent process requests reloads
-                loop.add_reader(sys.stdin.fileno(), self._on_parent_gone)
+            if self._slot is not None:
+                loop.add_reader(sys.stdin.fileno(), self._on_supervisor_gone)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             stack.push_async_callback(self._topology.close)
             stack.push_async_callback(tasks.ended)
             keep = self._topology.supervisor.keep
@@ -212,17 +221,14 @@ class Sidecar:
 
     async def _start_admin(self, stack: AsyncExitStack) -> None:
         admin, address = self._admin, self._settings.admin.address
-        if admin is None:
+        if admin is None or address is None:
             return
         stack.push_async_callback(admin.stop)
-        if self._place is not None:
-            await admin.start_on(socket.socket(fileno=self._place.admin_descriptor))
-        elif address is not None:
-            try:
-                bound = await admin.start(address.host, address.port)
-            except OSError as error:
-                raise cannot_listen(self._settings, "admin.address", address, error) from error
-            _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
+        try:
+            bound = await admin.start(address.host, address.port)
+        except OSError as error:
+            raise cannot_listen(self._settings, "admin.address", address, error) from error
+        _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
 
     async def _assemble(self, stack: AsyncExitStack, tasks: Tasks) -> Listener:
         """Open the audit log, where one is wanted, and build the listening side.
@@ -291,21 +297,21 @@ class Sidecar:
         if not jit_compiles():
             _log.info("regular expressions run in PCRE2's interpreter: executable memory is not permitted")
         _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._counters.rules.version)
-        if self._reload is not None and self._place is None:
+        if self._reload is not None:
             watch = self._topology.supervisor.keep("rules", self._reload.watch, steady_seconds=_STEADY_SECONDS)
             tasks.start(watch, "rules files")
 
     def _stop(self) -> None:
         self._signals += 1
-        if self._signals > 1:
+        if self._signals > 1 and self._slot is None:  # a supervisor kills: it may not be the only sender of the first
             _log.warning("told to stop twice: ending at once")
             sys.stderr.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
         self._stopping.set()
 
-    def _on_parent_gone(self) -> None:
-        """The parent process wants this worker to end, or has ended: drain."""
+    def _on_supervisor_gone(self) -> None:
+        """The supervisor has ended without a signal to this worker: drain."""
         if not os.read(sys.stdin.fileno(), 1):
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
             self._stopping.set()
@@ -336,6 +342,8 @@ class Sidecar:
         """Return what `/status` shows."""
         return {
             "version": self._version,
+            "worker": None if self._slot is None else self._slot.number,
+            "process": os.getpid(),
             "rules": self._counters.rules.version,
             "last_reload": None if self._reload is None or self._reload.last is None else self._reload.last.as_json(),
             "shadow": None if self._shadow is None else self._shadow.version,
@@ -370,7 +378,7 @@ class Sidecar:
         )
 
     def _make_remotes(self, tasks: Tasks) -> RemotePool:
-        listening = [(entry.address.host, entry.address.port) for entry in self._settings.listen]
+        listening = _listening(self._settings)
         brokers = remote_brokers(self._loaded, self._environ, listening)
         self._tls.read(brokers)()
         remotes = RemotePool(brokers, self._counters, self._version, tasks, self._tls.contexts)
@@ -407,8 +415,7 @@ class Sidecar:
         def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
             return self._tls.read_for(remotes, remote_brokers(loaded, self._environ, remotes.listening))
 
-        # The settings of a worker are not those of the file; the parent process compares them.
-        changed = ChangedSettings if self._place is not None else partial(changed_since, self._settings, self._environ)
+        changed = partial(changed_since, self._written, self._environ)
         reload = Reload(
             files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files, changed
         )
@@ -418,9 +425,8 @@ class Sidecar:
     def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow) -> AdminServer:
         explain = ExplainPage(lambda: reload.loaded, lambda: vhosts.states)
         routes = [reload.route, explain.route, *shadow.routes]
-        exposition, allow = Exposition(self._counters, self._version), self._settings.admin.allow
-        if self._place is not None:
-            routes.append(json_route("GET", "/-/metrics", exposition.snapshot_page))
+        exposition = Exposition(self._counters, None if self._slot is None else self._slot.number)
+        allow = self._settings.admin.allow
         hosts = self._settings.admin.hosts
         return AdminServer(
             exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded, hosts
@@ -444,7 +450,7 @@ class Sidecar:
             UserRateLimits(rates(settings)),
             UpstreamPool(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
         )
-        limits = listener_limits(settings, shared=self._place is not None)
+        limits = listener_limits(settings, shared=self._slot is not None)
         kept = MOST_KEPT if context.reuse else 0
         asked = "limits.connections" in settings.places
         return Listener(

@@ -7,15 +7,18 @@ import os
 from pathlib import Path
 
 from proxy.app import sidecar
+from proxy.app.workers import WorkerSlot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments."""
     parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="the configuration file")
-    # Passed to a process by the parent of several.
-    parser.add_argument("--worker", metavar="PLACE", help=argparse.SUPPRESS)
+    # Passed by the supervisor of several workers: number and restarts of a worker, or a check of all files.
+    parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run until SIGTERM."""
-    return sidecar.run(options.config, os.environ, options.worker)
+    slot = None if options.worker is None else WorkerSlot(*options.worker)
+    return sidecar.run(options.config, os.environ, slot, options.dry_run)

@@ -25,6 +25,7 @@ from proxy.yamlfile.kinds import (
     listen_conflict,
 )
 
+_MOST_PORT = 65535
 _NO_SECRETS = (
     "seen nothing, expected a secret of its own for a broker elsewhere: without one the key that signs clients' "
     "bindings is derived from the control user's password"
@@ -96,16 +97,22 @@ def parse_settings(
 def _check_addresses(settings: Settings, faults: Faults) -> None:
     """Report addresses that can't be listened on together, and a broker that is this sidecar itself."""
     listening = [(f"listen[{index}].address", each.address) for index, each in enumerate(settings.listen)]
-    if settings.admin.address is not None:
-        listening.append(("admin.address", settings.admin.address))
+    listening += [("admin.address", address) for address in settings.admin_addresses]
     for index, (key, address) in enumerate(listening):
         other = next((each for each in listening[:index] if listen_conflict(each[1], address)), None)
         if other is not None:
             if key not in settings.places:  # a default: the line to look at is the other's
                 (key, address), other = other, (key, address)
             message = f"{address} can't be listened on together with {other[0]} {other[1]}"
+            if settings.workers > 1 and "admin.address" in (key, other[0]):
+                message += f": the admin pages of {settings.workers} workers take as many ports, one after the other"
             faults.error(settings.place(key), key, message)
-        if not address.port:
+        if address.port > _MOST_PORT:
+            message = f"workers: {settings.workers} needs ports up to {address.port}, expected at most {_MOST_PORT}"
+            faults.error(settings.place(key), key, message)
+        if not address.port and settings.workers > 1:
+            faults.error(settings.place(key), key, "port 0 would be another port for each worker, expected a fixed one")
+        elif not address.port:
             message = "port 0 is any free port, another one at each start; the log says which"
             faults.warn(settings.place(key), key, message)
     here = [(address.host, address.port) for _, address in listening]

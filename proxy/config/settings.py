@@ -374,7 +374,12 @@ class Settings:
         tuple[str, ...], Key(TEXTS, "rules files: a name or pattern such as `rules/*.yaml`, or a list of them")
     ] = ()
     workers: Annotated[
-        int, Key(whole_number(1, 64), "processes that share the addresses of `listen`; more than one needs Linux")
+        int,
+        Key(
+            whole_number(1, 64),
+            "independent sidecars that share the addresses of `listen`; worker i, from 0, has the port of "
+            "`admin.address` + i. More than one needs Linux",
+        ),
     ] = 1
     inventory: InventorySection = field(default_factory=InventorySection)
     declared: DeclaredSection = field(default_factory=DeclaredSection)
@@ -387,6 +392,14 @@ class Settings:
     folder: Path = field(default=Path())
     file: Path = field(default=Path())
     places: Places = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def admin_addresses(self) -> tuple[HostPort, ...]:
+        """Where the admin pages of all workers are, in the order of their numbers: worker i has port + i."""
+        address = self.admin.address
+        if address is None:
+            return ()
+        return tuple(HostPort(address.host, address.port + number) for number in range(self.workers))
 
     def place(self, key: str) -> Place:
         """Where a key was written; a default has no line."""

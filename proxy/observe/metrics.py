@@ -3,54 +3,23 @@
 The names are promises to users (docs/metrics.md). Labels come from closed sets or from the rules files; never from
 routing keys, users, peers or queues that producers named.
 
-Functions read rows of labels and values from what the process counts. Rows come in steps, so that other tasks can run
-while ten thousand of them are written. Nothing is counted here; the text format is in `exposition`.
+Nothing is counted here. Rows are read in another thread than the one that counts: numbers are read as they are, and
+dictionaries that may grow are copied first, which is one step for the interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
+from operator import attrgetter
+from typing import TypeAlias
 
-from proxy.relay.counters import OTHER, REGEX_OWNERS, Counters, Histogram
-
-#: Rows merged between two pauses: well below a millisecond's work.
-MERGE_STEP = 512
+from proxy.relay.counters import OTHER, REGEX_OWNERS, Counters, Histogram, RelayCounters
 
 #: Label values in the order of the metric's labels, and the value.
 Row: TypeAlias = tuple[tuple[str, ...], float]
-#: None says: a good moment to let others run.
-Rows: TypeAlias = Iterable[Row | None]
-
-
-class MetricsSource(Protocol):
-    """Where publishes per exchange, binding and destination come from; `proxy.relay.counters.Traffic` is one.
-
-    Each method is an iteration over a copy, since the loop runs other things between two steps of it.
-    """
-
-    def folding(self) -> Iterator[None]:
-        """Bring the totals up to date, pausing now and then."""
-
-    def publishes(self) -> Iterator[tuple[str, bytes, str, int, int]]:
-        """Yield (vhost, exchange, outcome, publishes, body bytes)."""
-
-    def matches(self) -> Iterator[tuple[bytes, str, int]]:
-        """Yield (exchange, binding id, matches)."""
-
-    def destinations(self) -> Iterator[tuple[bytes, int]]:
-        """Yield (destination, publishes)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a scrape reads: the counters, where the traffic is counted, and the version of this program."""
-
-    counters: Counters
-    sources: tuple[MetricsSource, ...]
-    version: str
+Reading: TypeAlias = Callable[[Counters], Iterable[Row]]
 
 
 def text(name: bytes) -> str:
@@ -58,153 +27,123 @@ def text(name: bytes) -> str:
     return name.decode(errors="backslashreplace")
 
 
-def merged(rows: Iterable[Row]) -> Rows:
+def merged(rows: Iterable[Row]) -> Iterable[Row]:
     """Add up rows with equal labels: two names may look alike as text, and a series may stand only once."""
     totals: dict[tuple[str, ...], float] = {}
-    for index, (labels, value) in enumerate(rows, 1):
+    for labels, value in rows:
         totals[labels] = totals.get(labels, 0) + value
-        if not index % MERGE_STEP:
-            yield None
-    yield from totals.items()
+    return totals.items()
 
 
-def publishes(reading: Reading) -> Rows:
+def relay_counters(counters: Counters) -> list[RelayCounters]:
+    """Return the counters of all virtual hosts."""
+    return list(counters.relays.copy().values())
+
+
+def publishes(counters: Counters) -> Iterable[Row]:
     """Publishes by vhost, exchange and outcome."""
-
-    def rows() -> Iterator[Row]:
-        for source in reading.sources:
-            for vhost, exchange, outcome, count, _ in source.publishes():
-                yield (vhost, text(exchange), outcome), count
-        for relay in list(reading.counters.relays.values()):
-            yield (relay.vhost, OTHER, "passed"), relay.publishes_passed
-
-    return merged(rows())
+    ruled = [((vhost, text(name), outcome), count) for vhost, name, outcome, count, _ in counters.traffic.publishes()]
+    passed = [((relay.vhost, OTHER, "passed"), relay.publishes_passed) for relay in relay_counters(counters)]
+    return merged([*ruled, *passed])
 
 
-def publish_bytes(reading: Reading) -> Rows:
+def publish_bytes(counters: Counters) -> Iterable[Row]:
     """Bytes of bodies by vhost and exchange."""
-
-    def rows() -> Iterator[Row]:
-        for source in reading.sources:
-            for vhost, exchange, _, _, body_bytes in source.publishes():
-                yield (vhost, text(exchange)), body_bytes
-        for relay in list(reading.counters.relays.values()):
-            yield (relay.vhost, OTHER), relay.bytes_passed
-
-    return merged(rows())
+    ruled = [((vhost, text(name)), body_bytes) for vhost, name, _, _, body_bytes in counters.traffic.publishes()]
+    passed = [((relay.vhost, OTHER), relay.bytes_passed) for relay in relay_counters(counters)]
+    return merged([*ruled, *passed])
 
 
-def binding_matches(reading: Reading) -> Rows:
-    """Matches by exchange and binding id."""
-    return merged(
-        ((text(exchange), binding), count)
-        for source in reading.sources
-        for exchange, binding, count in source.matches()
-    )
+def binding_matches(counters: Counters) -> Iterable[Row]:
+    """Matches by vhost, exchange and binding id."""
+    matches = counters.traffic.matches()
+    return merged(((vhost, text(exchange), binding), count) for vhost, exchange, binding, count in matches)
 
 
-def destination_publishes(reading: Reading) -> Rows:
-    """Publishes by destination."""
-    return merged(((text(name),), count) for source in reading.sources for name, count in source.destinations())
+def destination_publishes(counters: Counters) -> Iterable[Row]:
+    """Publishes by vhost and destination."""
+    return merged(((vhost, text(name)), count) for vhost, name, count in counters.traffic.destinations())
 
 
-def relays(attribute: str) -> Callable[[Reading], Rows]:
+def relays(attribute: str) -> Reading:
     """Read one attribute of `RelayCounters`, summed over the virtual hosts."""
-
-    def rows(reading: Reading) -> Rows:
-        return [((), sum(getattr(relay, attribute) for relay in reading.counters.relays.values()))]
-
-    return rows
+    return lambda counters: [((), sum(getattr(relay, attribute) for relay in relay_counters(counters)))]
 
 
-def relays_by(*attributes: tuple[str, str]) -> Callable[[Reading], Rows]:
+def relays_by(*attributes: tuple[str, str]) -> Reading:
     """Read several attributes of `RelayCounters` under one label: (attribute, label value)."""
 
-    def rows(reading: Reading) -> Rows:
-        relays = list(reading.counters.relays.values())
-        return [((value,), sum(getattr(relay, name) for relay in relays)) for name, value in attributes]
+    def rows(counters: Counters) -> Iterable[Row]:
+        summed = relay_counters(counters)
+        return [((value,), sum(getattr(relay, name) for relay in summed)) for name, value in attributes]
 
     return rows
 
 
-def regex_owners(reading: Reading) -> Rows:
+def regex_owners(counters: Counters) -> Iterable[Row]:
     """Decisions that spent a regex budget, by its owner."""
-    relays = list(reading.counters.relays.values())
-    return [((owner,), sum(relay.regex_owners[owner] for relay in relays)) for owner in REGEX_OWNERS]
+    summed = relay_counters(counters)
+    return [((owner,), sum(relay.regex_owners[owner] for relay in summed)) for owner in REGEX_OWNERS]
 
 
-def protocol_errors(reading: Reading) -> Rows:
+def protocol_errors(counters: Counters) -> Iterable[Row]:
     """Closes that we sent by reply code."""
-    return merged(
-        ((str(code),), count)
-        for relay in list(reading.counters.relays.values())
-        for code, count in sorted(relay.protocol_errors.items())
-    )
+    sent = [item for relay in relay_counters(counters) for item in sorted(relay.protocol_errors.copy().items())]
+    return merged(((str(code),), count) for code, count in sent)
 
 
-def connections(reading: Reading) -> Rows:
+def connections(counters: Counters) -> Iterable[Row]:
     """Open connections by side."""
-    return [
-        (("downstream",), reading.counters.downstream.open),
-        (("upstream",), reading.counters.upstream.open),
-    ]
+    return [(("downstream",), counters.downstream.open), (("upstream",), counters.upstream.open)]
 
 
-def connections_total(reading: Reading) -> Rows:
+def connections_total(counters: Counters) -> Iterable[Row]:
     """Attempts to connect by side and result."""
-    sides = (("downstream", reading.counters.downstream), ("upstream", reading.counters.upstream))
+    sides = (("downstream", counters.downstream), ("upstream", counters.upstream))
     return [((side, result), count) for side, counted in sides for result, count in counted.results.items()]
 
 
-def rejected_connections(reading: Reading) -> Rows:
+def rejected_connections(counters: Counters) -> Iterable[Row]:
     """Producers that were kept out by reason."""
-    return [((reason,), count) for reason, count in reading.counters.limits.rejected_connections.items()]
+    return [((reason,), count) for reason, count in counters.limits.rejected_connections.items()]
 
 
-def limit_hits(reading: Reading) -> Rows:
+def limit_hits(counters: Counters) -> Iterable[Row]:
     """How often limits were reached, by limit."""
-    hits = dict(reading.counters.limits.hits)
-    hits["message_size"] += sum(relay.oversized for relay in reading.counters.relays.values())
+    hits = dict(counters.limits.hits)
+    hits["message_size"] += sum(relay.oversized for relay in relay_counters(counters))
     return [((limit,), count) for limit, count in hits.items()]
 
 
-def remote_up(reading: Reading) -> Rows:
+def remote_up(counters: Counters) -> Iterable[Row]:
     """Whether the link stands, by broker."""
-    return [((name,), remote.up) for name, remote in reading.counters.remotes.items()]
+    return [((name,), remote.up) for name, remote in counters.remotes.copy().items()]
 
 
-def remote_publishes(reading: Reading) -> Rows:
+def remote_publishes(counters: Counters) -> Iterable[Row]:
     """Publishes by broker and result."""
-    remotes = reading.counters.remotes.items()
+    remotes = counters.remotes.copy().items()
     return [((name, result), count) for name, remote in remotes for result, count in remote.results.items()]
 
 
-def certificates(reading: Reading) -> Rows:
+def certificates(counters: Counters) -> Iterable[Row]:
     """When certificates end, by side and file."""
-    return reading.counters.certificates.items()
+    return counters.certificates.copy().items()
 
 
-def control_failures(reading: Reading) -> Rows:
+def control_failures(counters: Counters) -> Iterable[Row]:
     """Failures of the control plane by task."""
-    return [((task,), count) for task, count in reading.counters.control_failures.items()]
+    return [((task,), count) for task, count in counters.control_failures.copy().items()]
 
 
-def reloads(reading: Reading) -> Rows:
+def reloads(counters: Counters) -> Iterable[Row]:
     """Loads of the rules by result."""
-    return [((result,), count) for result, count in reading.counters.rules.reloads.items()]
+    return [((result,), count) for result, count in counters.rules.reloads.items()]
 
 
-def single(read: Callable[[Counters], float]) -> Callable[[Reading], Rows]:
+def single(read: Callable[[Counters], float]) -> Reading:
     """Read one number that has no labels."""
-    return lambda reading: [((), read(reading.counters))]
-
-
-def nothing(reading: Reading) -> Rows:
-    """Return no rows: a histogram is read as a whole."""
-    return ()
-
-
-PREFIX = "oxproxy_"
+    return lambda counters: [((), read(counters))]
 
 
 class MetricKind(Enum):
@@ -216,14 +155,7 @@ class MetricKind(Enum):
     HISTOGRAM = "histogram"
 
 
-class Aggregation(Enum):
-    """What several processes say of one thing together."""
-
-    SUM = "sum"
-    #: each of them says the same, sooner or later
-    MAX = "max"
-    #: what is not so for one of them is not so
-    MIN = "min"
+COUNTER, GAUGE, INFO = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.INFO
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,185 +166,152 @@ class MetricSpec:
         name: full name as Prometheus shows it, without the suffixes of a histogram.
         kind: its type.
         labels: names of its labels.
-        help: one sentence on what it says.
-        rows: reads its values; for a histogram, see `histogram`.
+        help: its help text, one sentence.
+        rows: reads its values; none for a histogram.
         histogram: for HISTOGRAM, where the observations are.
-        merge: what the numbers of several workers come to.
     """
 
     name: str
     kind: MetricKind
     labels: tuple[str, ...]
     help: str
-    rows: Callable[[Reading], Rows]
-    histogram: Callable[[Reading], Histogram] | None = None
-    merge: Aggregation = Aggregation.SUM
+    rows: Reading
+    histogram: Callable[[Counters], Histogram] | None = None
 
 
-def _metric(
-    name: str,
-    kind: MetricKind,
-    labels: str,
-    rows: Callable[[Reading], Rows],
-    about: str,
-    merge: Aggregation = Aggregation.SUM,
-) -> MetricSpec:
-    return MetricSpec(PREFIX + name, kind, tuple(labels.split()), about, rows, merge=merge)
+def _metric(name: str, kind: MetricKind, labels: str, rows: Reading, about: str) -> MetricSpec:
+    return MetricSpec(f"oxproxy_{name}", kind, tuple(labels.split()), about, rows)
 
 
-def _histogram(name: str, read: Callable[[Counters], Histogram], about: str) -> MetricSpec:
-    return MetricSpec(PREFIX + name, MetricKind.HISTOGRAM, (), about, nothing, lambda reading: read(reading.counters))
+def _histogram(name: str, about: str) -> MetricSpec:
+    return MetricSpec(f"oxproxy_{name}", MetricKind.HISTOGRAM, (), about, lambda _counters: (), attrgetter(name))
 
 
 #: All metrics of our own, in the order of the page. `process_*` and `python_info` are prometheus_client's.
 METRICS: tuple[MetricSpec, ...] = (
     _metric(
-        "build_info",
-        MetricKind.INFO,
-        "version",
-        lambda reading: [((reading.version,), 1)],
-        "Version of this sidecar; always 1.",
-        Aggregation.MAX,
+        "build_info", INFO, "version", lambda counters: [((counters.version,), 1)], "Version of this sidecar; always 1."
     ),
     _metric(
         "rules_info",
-        MetricKind.INFO,
+        INFO,
         "version",
-        lambda reading: [((reading.counters.rules.version,), 1)],
+        lambda counters: [((counters.rules.version,), 1)],
         "Version (short hash) of the rules that decide now; always 1.",
-        Aggregation.MAX,
     ),
-    _metric(
-        "rules_reload_total",
-        MetricKind.COUNTER,
-        "result",
-        reloads,
-        "Loads of the rules files: ok or error.",
-        Aggregation.MAX,
-    ),
+    _metric("rules_reload_total", COUNTER, "result", reloads, "Loads of the rules files: ok or error."),
     _metric(
         "rules_last_reload_success_timestamp_seconds",
-        MetricKind.GAUGE,
+        GAUGE,
         "",
         single(lambda counters: counters.rules.last_success_seconds),
         "When the rules that decide now were loaded.",
-        Aggregation.MAX,
     ),
     _metric(
         "workers",
-        MetricKind.GAUGE,
+        GAUGE,
         "",
-        single(lambda counters: 1),
-        "Processes that serve producers: as many as `workers` says, or one is missing.",
+        single(lambda counters: counters.workers),
+        "Workers that the configuration asks for; each is a target of its own.",
     ),
     _metric(
         "worker_restarts_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "",
         single(lambda counters: counters.worker_restarts),
-        "Workers that ended by themselves and were started again.",
+        "How often the supervisor started this worker again after it had ended by itself.",
     ),
     _metric(
         "connections",
-        MetricKind.GAUGE,
+        GAUGE,
         "side",
         connections,
         "Open connections: downstream (producers) and upstream (links to RabbitMQ).",
     ),
     _metric(
         "connections_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "side result",
         connections_total,
         "Attempts to open a connection: ok, refused, unavailable, timeout, protocol_error or tls_error.",
     ),
     _metric(
         "connections_kept",
-        MetricKind.GAUGE,
+        GAUGE,
         "",
         single(lambda counters: counters.kept_connections),
         "Upstream connections that wait for another producer (upstream.reuse); not among oxproxy_connections.",
     ),
     _metric(
         "connections_reused_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "",
         single(lambda counters: counters.reused_connections),
         "Producers that got an upstream connection which another one had left.",
     ),
     _metric(
         "certificate_expiry_timestamp_seconds",
-        MetricKind.GAUGE,
+        GAUGE,
         "side file",
         certificates,
         "When a certificate of the sidecar ends: one for producers (downstream) or for brokers (upstream).",
-        # the one that ends first: a worker may not have read the new file yet
-        Aggregation.MIN,
     ),
-    _metric("channels", MetricKind.GAUGE, "", relays("channels"), "Open channels of producers."),
+    _metric("channels", GAUGE, "", relays("channels"), "Open channels of producers."),
     _metric(
         "publishes_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "vhost exchange outcome",
         publishes,
         "Publishes by what became of them; exchanges that no rule names count as other.",
     ),
     _metric(
         "publish_bytes_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "vhost exchange",
         publish_bytes,
         "Bytes of message bodies published; exchanges that no rule names count as other.",
     ),
     _metric(
         "binding_matches_total",
-        MetricKind.COUNTER,
-        "exchange binding",
+        COUNTER,
+        "vhost exchange binding",
         binding_matches,
         "Publishes for which a binding was true; bindings beyond metrics.bindings count as other.",
     ),
     _metric(
         "destination_publishes_total",
-        MetricKind.COUNTER,
-        "destination",
+        COUNTER,
+        "vhost destination",
         destination_publishes,
         "Publishes routed to a destination that the rules files name.",
     ),
     _metric(
         "decision_cache_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "result",
         relays_by(("cache_hits", "hit"), ("cache_misses", "miss"), ("cache_bypassed", "bypassed")),
         "Publishes to exchanges evaluated here: hit, miss, or bypassed where a decision may not be kept.",
     ),
-    _histogram(
-        "decision_seconds",
-        lambda counters: counters.decision_seconds,
-        "Time that a sampled decision took, the cache look-up included.",
-    ),
-    _histogram(
-        "confirm_seconds",
-        lambda counters: counters.confirm_seconds,
-        "Time from a sampled publish to its confirm by RabbitMQ.",
-    ),
+    _histogram("decision_seconds", "Time that a sampled decision took, the cache look-up included."),
+    _histogram("confirm_seconds", "Time from a sampled publish to its confirm by RabbitMQ."),
     _metric(
         "confirms_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "result",
         relays_by(("confirms_acked", "acked"), ("confirms_nacked", "nacked")),
         "Publishes settled to producers with an ack or a nack.",
     ),
-    _metric("returns_total", MetricKind.COUNTER, "", relays("returns"), "Messages returned to producers."),
+    _metric("returns_total", COUNTER, "", relays("returns"), "Messages returned to producers."),
     _metric(
         "regex_limit_hits_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "",
         relays("regex_limit_hits"),
         "Regular expressions that ran into the match limit and so did not match.",
     ),
     _metric(
         "regex_budget_spent_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "owner",
         regex_owners,
         "Decisions in which the regular expressions of an owner cost more than limits.regex_budget, so that bindings "
@@ -420,28 +319,28 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "failed_translations_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "",
         relays("failed_translations"),
         "Destinations that the address table sent nowhere: each is a nack.",
     ),
     _metric(
         "upstream_blocked",
-        MetricKind.GAUGE,
+        GAUGE,
         "",
         relays("upstream_blocked"),
         "Links that RabbitMQ has blocked (memory or disk alarm).",
     ),
     _metric(
         "paused_producers",
-        MetricKind.GAUGE,
+        GAUGE,
         "",
         relays("paused_producers"),
         "Producers whose socket is not being read, because something behind it is slow.",
     ),
     _metric(
         "throttled_producers",
-        MetricKind.GAUGE,
+        GAUGE,
         "",
         single(lambda counters: counters.limits.throttled),
         "Producers that wait since their user publishes more than limits.publish_rate or limits.publish_bytes, or "
@@ -449,14 +348,14 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "connections_turned_away_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "reason",
         rejected_connections,
         "Producers that a limit kept out: connections or connections_per_peer.",
     ),
     _metric(
         "limit_hits_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "limit",
         limit_hits,
         "Limits that open connections ran into: publish_rate, publish_bytes, patience, message_size, idle or "
@@ -464,98 +363,81 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "topology_missing_destinations",
-        MetricKind.GAUGE,
+        GAUGE,
         "",
         single(lambda counters: counters.missing_destinations),
         "Destinations that the rules name and that RabbitMQ does not have or we can't reach.",
-        Aggregation.MAX,
     ),
     _metric(
         "topology_foreign_bindings",
-        MetricKind.GAUGE,
+        GAUGE,
         "",
         single(lambda counters: counters.foreign_bindings),
-        "Bindings that others made on carriers: they route past the rules.",
-        Aggregation.MAX,
+        "Bindings that others made on carriers: they route without the rules.",
     ),
     _metric(
         "topology_unkeyed_tokens",
-        MetricKind.GAUGE,
+        GAUGE,
         "",
         single(lambda counters: counters.unkeyed_tokens),
         "Bindings on carriers under tokens of version 0.1, which anybody can compute, until `oxproxy adopt --finish`.",
-        Aggregation.MAX,
     ),
     _metric(
         "topology_carrier_bypasses",
-        MetricKind.GAUGE,
+        GAUGE,
         "",
         single(lambda counters: counters.carrier_bypasses),
         "Alternate and dead-letter exchanges on RabbitMQ that lead to a carrier without its rules.",
-        Aggregation.MAX,
     ),
     _metric(
         "topology_unsigned_bindings",
-        MetricKind.GAUGE,
+        GAUGE,
         "",
         single(lambda counters: counters.unsigned_bindings),
         "Bindings stored as a client's that no secret of ours signed: they reach their own destination alone.",
-        Aggregation.MAX,
     ),
     _metric(
         "control_loop_failures_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "task",
         control_failures,
         "Unexpected exceptions in tasks of the control plane; each is logged with its traceback and tried again.",
     ),
     _metric(
-        "audit_lines_total",
-        MetricKind.COUNTER,
-        "",
-        single(lambda counters: counters.audit.lines),
-        "Audit lines written to disk.",
+        "audit_lines_total", COUNTER, "", single(lambda counters: counters.audit.lines), "Audit lines written to disk."
     ),
     _metric(
         "audit_dropped_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "",
         single(lambda counters: counters.audit.dropped),
         "Audit lines given up because disk or writer could not keep up.",
     ),
     _metric(
         "audit_bytes_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "",
         single(lambda counters: counters.audit.text_bytes),
         "Bytes of audit text written to disk, before compression.",
     ),
     _metric(
         "audit_failing",
-        MetricKind.GAUGE,
+        GAUGE,
         "",
         single(lambda counters: counters.audit.failing),
         "1 while the disk refuses audit lines or does not answer.",
-        Aggregation.MAX,
     ),
-    _metric(
-        "remote_up",
-        MetricKind.GAUGE,
-        "broker",
-        remote_up,
-        "Whether the link to another broker stands.",
-        Aggregation.MIN,
-    ),
+    _metric("remote_up", GAUGE, "broker", remote_up, "Whether the link to another broker stands."),
     _metric(
         "remote_publishes_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "broker result",
         remote_publishes,
         "Publishes to another broker: acked, nacked, returned or lost.",
     ),
     _metric(
         "protocol_errors_total",
-        MetricKind.COUNTER,
+        COUNTER,
         "reply_code",
         protocol_errors,
         "Channels and connections that the sidecar closed, by AMQP reply code.",

@@ -3,7 +3,7 @@
 The publish path adds to an attribute and does nothing else; `observe` reads the numbers and gives them names. A
 decision is shared by many messages, so the publish path counts in the one `Tally` of that decision. `Traffic` folds
 tallies into totals: on request, and when the last plan that holds a tally goes. The totals are bounded: only what the
-rules name has one of its own. All of it belongs to one thread.
+rules name has one of its own. Only one thread counts.
 """
 
 from __future__ import annotations
@@ -127,17 +127,18 @@ class Traffic:
         self._binding_limit = binding_limit
         self._exchanges: dict[tuple[str, bytes], ExchangeCounters] = {}
         self._others: dict[str, ExchangeCounters] = {}
-        self._matches: dict[tuple[bytes, str], int] = {}
-        self._other_matches = 0
-        self._named_bindings: frozenset[tuple[bytes, str]] = frozenset()
-        self._destinations: dict[bytes, int] = {}
+        self._matches: dict[tuple[str, bytes, str], int] = {}
+        #: by virtual host
+        self._other_matches: dict[str, int] = {}
+        self._named_bindings: frozenset[tuple[str, bytes, str]] = frozenset()
+        self._destinations: dict[tuple[str, bytes], int] = {}
         self._tallies: WeakValueDictionary[_TallyKey, Tally] = WeakValueDictionary()
 
     def name(
         self,
         exchanges: Iterable[tuple[str, bytes]],
-        bindings: Iterable[tuple[bytes, str]],
-        destinations: Iterable[bytes],
+        bindings: Iterable[tuple[str, bytes, str]],
+        destinations: Iterable[tuple[str, bytes]],
     ) -> None:
         """Say what the rules name now; call it when rules are loaded and when they change.
 
@@ -146,8 +147,8 @@ class Traffic:
 
         Args:
             exchanges: (vhost, exchange).
-            bindings: (exchange, binding id), in the order of the files: the first ones get the totals.
-            destinations: names of queues and exchanges that messages are routed to.
+            bindings: (vhost, exchange, binding id), in the order of the files: the first ones get the totals.
+            destinations: (vhost, name) of queues and exchanges that messages are routed to.
         """
         for _ in self.folding():
             pass
@@ -161,6 +162,8 @@ class Traffic:
             self._matches.setdefault(key, 0)
         self._destinations = {name: self._destinations.get(name, 0) for name in destinations}
         self._exchanges = {key: self._exchanges.get(key) or ExchangeCounters(*key) for key in exchanges}
+        for vhost, _ in self._exchanges:
+            self._other_matches.setdefault(vhost, 0)
 
     def tally(
         self, vhost: str, exchange: bytes, outcome: str, matched: Matched, destinations: tuple[bytes, ...]
@@ -196,17 +199,18 @@ class Traffic:
         """Count publishes at once, without a tally; for decisions that are not kept."""
         self._exchange(vhost, exchange).add(outcome, publishes, body_bytes)
         matches = self._matches
-        for key in matched:
+        for binding in matched:
+            key = (vhost, *binding)
             if key in matches:
                 matches[key] += publishes
             elif len(matches) < self._binding_limit and key not in self._named_bindings:
                 matches[key] = publishes
             else:
-                self._other_matches += publishes
+                self._other_matches[vhost] = self._other_matches.get(vhost, 0) + publishes
         totals = self._destinations
         for name in destinations:
-            if name in totals:
-                totals[name] += publishes
+            if (vhost, name) in totals:
+                totals[vhost, name] += publishes
 
     def folding(self) -> Iterator[None]:
         """Fold all tallies, pausing after every few so that a caller can let others run in between."""
@@ -220,23 +224,26 @@ class Traffic:
     def publishes(self) -> Iterator[tuple[str, bytes, str, int, int]]:
         """Yield (vhost, exchange, outcome, publishes, body bytes).
 
-        The bytes of all outcomes stand in the first row of an exchange.
+        The bytes of all outcomes stand in the first row of an exchange. This and the two below may run in another
+        thread than the one that counts: they read copies, and copying a dictionary is one step.
         """
-        for counters in (*self._exchanges.values(), *self._others.values()):
+        for counters in (*self._exchanges.copy().values(), *self._others.copy().values()):
             body_bytes = counters.body_bytes
             for outcome in OUTCOMES:
                 yield counters.vhost, counters.exchange, outcome, getattr(counters, outcome), body_bytes
                 body_bytes = 0
 
-    def matches(self) -> Iterator[tuple[bytes, str, int]]:
-        """Yield (exchange, binding id, matches), the last one being all that have no total of their own."""
-        for (exchange, binding), count in list(self._matches.items()):
-            yield exchange, binding, count
-        yield OTHER.encode(), OTHER, self._other_matches
+    def matches(self) -> Iterator[tuple[str, bytes, str, int]]:
+        """Yield (vhost, exchange, binding id, matches); the last of a vhost are all without a total of their own."""
+        for (vhost, exchange, binding), count in self._matches.copy().items():
+            yield vhost, exchange, binding, count
+        for vhost, count in self._other_matches.copy().items():
+            yield vhost, OTHER.encode(), OTHER, count
 
-    def destinations(self) -> Iterator[tuple[bytes, int]]:
-        """Yield (name, publishes) of each destination that the rules name."""
-        yield from list(self._destinations.items())
+    def destinations(self) -> Iterator[tuple[str, bytes, int]]:
+        """Yield (vhost, name, publishes) of each destination that the rules name."""
+        for (vhost, name), count in self._destinations.copy().items():
+            yield vhost, name, count
 
     def _exchange(self, vhost: str, exchange: bytes) -> ExchangeCounters:
         found = self._exchanges.get((vhost, exchange)) or self._others.get(vhost)
@@ -389,6 +396,7 @@ class Counters:
 
     Args:
         binding_limit: bindings with a series of their own.
+        version: of this program.
     """
 
     __slots__ = (
@@ -411,11 +419,14 @@ class Counters:
         "unkeyed_tokens",
         "unsigned_bindings",
         "upstream",
+        "version",
         "worker_restarts",
+        "workers",
     )
 
-    def __init__(self, binding_limit: int = BINDING_LIMIT) -> None:
+    def __init__(self, binding_limit: int = BINDING_LIMIT, version: str = "") -> None:
         """Start with everything at zero."""
+        self.version = version
         self.traffic = Traffic(binding_limit)
         self.relays: dict[str, RelayCounters] = {}
         self.downstream = ConnectionCounters()
@@ -434,6 +445,8 @@ class Counters:
         self.carrier_bypasses = 0
         self.unkeyed_tokens = 0
         self.unsigned_bindings = 0
+        #: processes that share the addresses, and how often this one of them was started again
+        self.workers = 1
         self.worker_restarts = 0
         #: by task of the control plane, how often it raised something unexpected
         self.control_failures: dict[str, int] = {}

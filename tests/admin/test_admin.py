@@ -30,7 +30,7 @@ async def start() -> AsyncIterator[Start]:
         degraded: Callable[[], Sequence[str]] = tuple,
         hosts: Iterable[str] = (),
     ) -> str:
-        made = AdminServer(Exposition(Counters(), "1.2.3"), readiness, status, allow, routes, degraded, hosts)
+        made = AdminServer(Exposition(Counters(version="1.2.3")), readiness, status, allow, routes, degraded, hosts)
         running.append(made)
         host, port = await made.start("127.0.0.1", 0)
         return f"http://{host}:{port}"
@@ -122,7 +122,7 @@ async def test_an_unknown_page_is_404_and_a_wrong_method_405(start: Start, http:
 def test_guarded_pages_are_for_loopback_and_allowed_networks(
     remote: str | None, allow: tuple[str, ...], expected: bool
 ) -> None:
-    admin = AdminServer(Exposition(Counters(), "1"), tuple, dict, allow)
+    admin = AdminServer(Exposition(Counters()), tuple, dict, allow)
     assert admin._is_allowed(remote) is expected
 
 
@@ -147,14 +147,14 @@ async def test_a_guarded_page_refuses_others_and_pages_in_a_browser(
 
 def test_a_network_that_is_none_is_an_error() -> None:
     with pytest.raises(ValueError, match="everybody"):
-        AdminServer(Exposition(Counters(), "1"), tuple, dict, ["everybody"])
+        AdminServer(Exposition(Counters()), tuple, dict, ["everybody"])
 
 
 async def test_a_taken_port_is_an_error_and_can_be_stopped() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        admin = AdminServer(Exposition(Counters(), "1"), tuple, dict)
+        admin = AdminServer(Exposition(Counters()), tuple, dict)
         with pytest.raises(OSError, match="in use"):
             await admin.start("127.0.0.1", taken.getsockname()[1])
         await admin.stop()
@@ -168,7 +168,7 @@ async def test_a_stop_ends_a_request_that_never_answers(http: aiohttp.ClientSess
         await asyncio.Event().wait()
         raise AssertionError
 
-    admin = AdminServer(Exposition(Counters(), "1"), tuple, dict, (), [GuardedRoute("GET", "/never", never)])
+    admin = AdminServer(Exposition(Counters()), tuple, dict, (), [GuardedRoute("GET", "/never", never)])
     host, port = await admin.start("127.0.0.1", 0)
     pending = asyncio.ensure_future(http.get(f"http://{host}:{port}/never"))
     await asked.wait()

@@ -15,7 +15,7 @@ async def test_a_page_answers_with_what_it_was_given() -> None:
         return (200, "a line") if body else (422, {"errors": []})
 
     routes = [json_route("POST", "/ask", answering, texting=texting), json_route("POST", "/short", answering, 4)]
-    admin = AdminServer(Exposition(Counters(), "1"), tuple, dict, routes=routes)
+    admin = AdminServer(Exposition(Counters()), tuple, dict, routes=routes)
     host, port = await admin.start("127.0.0.1", 0)
     try:
         async with aiohttp.ClientSession() as http:

@@ -1,42 +1,58 @@
-"""When rules are loaded again; `test_reload` and `test_workers_reload` have what attempts come to."""
+"""When rules are loaded again; `test_reload` has what attempts come to."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
 
 from proxy.admin.server import AdminServer
-from proxy.app.reload import Activation, ActivationResult, ReloadLoop
+from proxy.app.reload import Activation, ActivationResult, Reload
+from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.net.tasks import Tasks
 from proxy.observe.exposition import Exposition
-from proxy.relay.counters import Counters, RulesCounters
+from proxy.relay.counters import Counters
+from proxy.relay.vhost import VhostState
+from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules, load_rules
 
 BEFORE = "exchanges: [{name: letters, bindings: [{queue: a}]}]\n"
 AFTER = "exchanges: [{name: letters, bindings: [{queue: b}]}]\n"
 
 
-class Asked(ReloadLoop):
+class Asked(Reload):
     """Attempts that come to what a test says."""
 
     def __init__(self, folder: Path) -> None:
         self.file, self.certificate = folder / "rules.yaml", folder / "cert.pem"
         self.file.write_text(BEFORE)
         self.certificate.write_text("first")
-        version = load_rules([self.file]).rules.version
-        self.counters = RulesCounters(version=version)
+        loaded = load_rules([self.file])
+        counters = Counters()
+        self.counters = counters.rules
+        self.counters.version = loaded.rules.version
         self.results: list[ActivationResult] = []
         self.held: list[str] = []
         self.fault: Exception | None = None
         self.at_work = 0
-        super().__init__(lambda: [self.file], version, self.counters, Tasks(), lambda: [self.certificate])
+        state, topology = VhostState("/", Router(())), cast("Topology", None)
+        super().__init__(
+            lambda: [self.file],
+            loaded,
+            lambda _name: state,
+            topology,
+            counters,
+            Tasks(),
+            self.brokers,
+            lambda: [self.certificate],
+        )
 
-    def _prepare(self, loaded: LoadedRules) -> Activation:
+    def brokers(self, loaded: LoadedRules) -> Activation:
         if self.fault is not None:
             raise self.fault
         return lambda: self.held.append(loaded.rules.version)
@@ -49,6 +65,7 @@ class Asked(ReloadLoop):
         result = self.results.pop(0) if self.results else ActivationResult()
         if not result.errors:
             activation()
+            self.loaded = loaded
         return result
 
 
@@ -132,7 +149,7 @@ async def test_the_status_of_the_page_tells_invalid_files_from_an_unreachable_br
     asked: Asked, result: ActivationResult, status: int
 ) -> None:
     asked.results = [result]
-    admin = AdminServer(Exposition(Counters(), "1"), tuple, dict, routes=[asked.route])
+    admin = AdminServer(Exposition(Counters()), tuple, dict, routes=[asked.route])
     host, port = await admin.start("127.0.0.1", 0)
     try:
         async with aiohttp.ClientSession() as http, http.post(f"http://{host}:{port}/-/reload") as answer:

@@ -1,9 +1,8 @@
-"""Two workers before a real broker: one sidecar to producers, operators and Prometheus."""
+"""Two workers before a real broker: one address for producers, an admin port for each worker."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import signal
@@ -17,9 +16,10 @@ import pytest
 import yaml
 from pamqp import commands
 
+from proxy.cli.main import main
 from proxy.net.tls import certificate_end
 from tests.certificates import Authority
-from tests.private_broker import free_port
+from tests.private_broker import free_port, free_ports
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
 from tests.served import RULES, WORKERS, Pair, Running, alive
@@ -29,81 +29,63 @@ OTHER_RULES = RULES.replace("all letters", "every letter")
 BAD_RULES = RULES.replace("queue: a", "quee: a")
 
 
-def test_messages_go_through_both_workers_and_the_page_of_metrics_is_that_of_one_process(pair: Pair) -> None:
-    producers = pair.producers(16)  # dealt out by the kernel: all to one of two would be a chance of 1 in 32,768
+def test_messages_go_through_both_workers_and_their_pages_of_metrics_add_up(pair: Pair) -> None:
+    producers = pair.producers(16)  # distributed by the kernel: all to one of two would be a chance of 1 in 32,768
     for number, producer in enumerate(producers):
         assert producer.send_settled("letters", "k", body=b"%d" % number) == (True, [])
-    with Producer(pair.broker.port, pair.vhost).open() as beside:
-        assert {int(message.body) for message in beside.take("a")} == set(range(16))
+    with Producer(pair.broker.port, pair.vhost).open() as direct:
+        assert {int(message.body) for message in direct.take("a")} == set(range(16))
     assert pair.published() == 16
     assert pair.connected() == 16
     assert pair.matches("all letters") == 16
-    assert pair.metric("workers") == WORKERS
-    assert pair.metric("rules_info", version=str(pair.status()["rules"])) == 1
-    page = pair.running.get("/metrics")[1]
-    headlines = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
-    assert len(headlines) == len(set(headlines))
-    assert "worker" not in "".join(re.findall(r"\{[^}]*\}", page))
+    assert all(pair.metrics("connections", side="downstream"))
+    assert pair.metrics("workers") == [WORKERS] * WORKERS
+    assert [status["worker"] for status in pair.statuses()] == list(range(WORKERS))
+    assert pair.metrics("rules_info", version=pair.status()["rules"]) == [1] * WORKERS
     assert pair.metric("confirms_total", result="acked") == 16
-    by_worker = [one["status"] for one in pair.status()["workers"]]  # type: ignore[attr-defined]
-    assert all(status["ready"] for status in by_worker)
     for producer in producers:
         producer.vanish()
     until(lambda: pair.connected() == 0)
     assert pair.running.end() == 0
     audited = pair.rules.parent / "audit"
-    assert {name for name in ("pair-1", "pair-2") if any(name in path.name for path in audited.rglob("*"))} == {
-        "pair-1",
-        "pair-2",
-    }
+    instances = {f"pair-{number}" for number in range(WORKERS)}
+    assert {name for name in instances if any(name in path.name for path in audited.rglob("*"))} == instances
 
 
-def test_a_reload_holds_in_all_workers_and_a_bad_file_in_none(pair: Pair) -> None:
-    before = pair.status()["rules"]
+def test_a_hangup_makes_good_rules_hold_in_all_workers_and_bad_ones_in_none(pair: Pair) -> None:
+    (before,) = pair.rules_in_force()
     pair.write_rules(BAD_RULES)
-    status, said = pair.reload()
-    assert status == 422
-    assert said["rules"] == before
-    assert "quee" in str(said["errors"])
-    assert pair.metric("rules_reload_total", result="error") >= 1
-    last = pair.status()["last_reload"]
-    assert isinstance(last, dict)
-    assert last["errors"] == said["errors"]
-    assert "reload failed" in pair.running.log.read_text()
+    pair.running.process.send_signal(signal.SIGHUP)
+    pair.running.await_log('event="reload failed" reason=signal errors=')
+    assert "quee: unknown key" in pair.running.log.read_text()
+    assert pair.rules_in_force() == {before}
     for producer in pair.producers(8):
         assert producer.send_settled("letters", "k") == (True, [])
         producer.vanish()
     assert pair.matches("all letters") == 8
     pair.write_rules(OTHER_RULES)
-    status, said = pair.reload()
-    assert (status, said["errors"]) == (200, [])
-    assert said["rules"] != before
-    workers = pair.status()["workers"]
-    assert isinstance(workers, list)
-    assert {one["status"]["rules"] for one in workers} == {said["rules"]}
+    pair.running.process.send_signal(signal.SIGHUP)
+    until(lambda: before not in pair.rules_in_force())
+    assert len(pair.rules_in_force()) == 1
     for producer in pair.producers(8):
         assert producer.send_settled("letters", "k") == (True, [])
         producer.vanish()
     assert pair.matches("every letter") == 8
-    assert pair.metric("rules_reload_total", result="ok") >= 1
 
 
-def test_a_changed_file_and_sighup_reach_all_workers(pair: Pair) -> None:
-    before = pair.status()["rules"]
+def test_a_changed_file_is_taken_by_all_workers(pair: Pair) -> None:
+    (before,) = pair.rules_in_force()
     pair.write_rules(OTHER_RULES)
-    until(lambda: pair.status()["rules"] != before)
-    pair.write_rules(RULES)
-    pair.running.process.send_signal(signal.SIGHUP)
-    until(lambda: pair.status()["rules"] == before)
-    workers = pair.status()["workers"]
-    assert isinstance(workers, list)
-    assert {one["status"]["rules"] for one in workers} == {before}
-    for worker in workers:
-        os.kill(worker["process"], signal.SIGHUP)  # as a terminal does that is closed: not for them to judge
-    assert pair.reload()[0] == 200
-    workers = pair.status()["workers"]
-    assert isinstance(workers, list)
-    assert [one["restarts"] for one in workers] == [0, 0]
+    until(lambda: before not in pair.rules_in_force())
+    assert all(count >= 1 for count in pair.metrics("rules_reload_total", result="ok"))
+
+
+def test_a_request_reloads_the_worker_that_it_is_sent_to(pair: Pair) -> None:
+    pair.write_rules(BAD_RULES)
+    status, answer = pair.reload(1)
+    assert (status, answer["result"]) == (422, "error")
+    assert "quee" in str(answer["errors"])
+    assert pair.status(1)["last_reload"]["errors"] == answer["errors"]
 
 
 def explained(pair: Pair, question: dict[str, str], accept: str) -> tuple[int, str, str]:
@@ -145,28 +127,6 @@ def test_a_question_that_is_none_is_said_to_be_none(pair: Pair, accept: str) -> 
     assert any("exchanges: unknown key" in error for error in json.loads(text)["errors"])
 
 
-def test_a_shadow_compares_what_all_workers_carry(pair: Pair) -> None:
-    def ask(method: str, body: bytes | None = None) -> tuple[int, dict[str, object]]:
-        request = urllib.request.Request(f"http://127.0.0.1:{pair.running.admin}/-/shadow", body, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
-
-    assert ask("POST", b"exchanges: 1")[0] == 422
-    assert ask("GET")[0] == 404
-    candidate = f"vhost: {pair.vhost}\nexchanges: [{{name: letters, bindings: [{{queue: elsewhere, name: all}}]}}]\n"
-    assert ask("POST", candidate.encode())[0] == 200
-    producers = pair.producers(8)
-    for producer in producers:
-        assert producer.send_settled("letters").acked
-    status, found = ask("DELETE")
-    assert (status, found["compared"], found["different"]) == (200, len(producers), len(producers))
-    assert ask("GET")[0] == 404
-
-
 def test_sigterm_drains_every_worker(pair: Pair) -> None:
     producers = pair.producers(6)
     ids = pair.processes()
@@ -176,14 +136,14 @@ def test_sigterm_drains_every_worker(pair: Pair) -> None:
         assert (closed.code, closed.text) == (320, "CONNECTION_FORCED - the proxy is shutting down")
         producer.vanish()
     assert pair.running.process.wait(30) == 0
-    until(lambda: not any(map(alive, ids)))
+    assert not any(map(alive, ids))
     assert pair.running.log.read_text().count("event=stopped") == WORKERS + 1
 
 
 def test_an_address_that_is_taken_ends_the_start_with_2(pair: Pair) -> None:
     second = pair.running.configuration.with_name("second.yaml")
     settings = yaml.safe_load(pair.running.configuration.read_text())
-    settings["admin"] = {"address": f"127.0.0.1:{free_port()}"}
+    settings["admin"] = {"address": f"127.0.0.1:{free_ports(WORKERS)}"}
     second.write_text(yaml.safe_dump(settings))
     done = subprocess.run(
         [str(PROGRAM), "serve", "--config", str(second)], capture_output=True, text=True, timeout=30, check=False
@@ -247,19 +207,52 @@ def test_a_new_certificate_is_shown_by_all_workers_and_one_without_its_key_by_no
         running.await_ready()
         assert shown() == {"first.example"}
         install(second[0], first[1])
-        assert pair.reload()[0] == 422
+        running.process.send_signal(signal.SIGHUP)
+        running.await_log('event="reload failed" reason=signal')
         assert shown() == {"first.example"}
         install(*second)
-        assert pair.reload()[0] == 200
-        assert shown() == {"second.example"}
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: shown() == {"second.example"})
         ends = {"side": "downstream", "file": str(tmp_path / "cert.pem")}
         until(
             lambda: (
-                pair.metric("certificate_expiry_timestamp_seconds", **ends) == certificate_end(second[0].read_bytes())
+                pair.metrics("certificate_expiry_timestamp_seconds", **ends)
+                == [certificate_end(second[0].read_bytes())] * WORKERS
             )
         )
     finally:
         assert running.end() == 0
 
 
-# -- what goes wrong once ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "{workers: 3, listen: [{address: 127.0.0.1:7002}], admin: {address: 127.0.0.1:7000}}",
+            "1:59: admin.address: 127.0.0.1:7002 can't be listened on together with listen[0].address 127.0.0.1:7002: "
+            "the admin pages of 3 workers take as many ports, one after the other",
+        ),
+        (
+            "{workers: 2, admin: {address: 127.0.0.1:65535}}",
+            "1:22: admin.address: workers: 2 needs ports up to 65536, expected at most 65535",
+        ),
+        (
+            "{workers: 2, listen: [{address: 127.0.0.1:0}]}",
+            "1:24: listen[0].address: port 0 would be another port for each worker, expected a fixed one",
+        ),
+        (
+            "{workers: 2, upstream: {address: 127.0.0.1:15694}}",
+            "1:25: upstream.address: 127.0.0.1:15694 is an address that this sidecar listens on itself",
+        ),
+    ],
+)
+def test_ports_of_workers_that_overlap_are_refused_by_check_and_serve(
+    text: str, error: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "oxproxy.yaml"
+    file.write_text(text)
+    for command in (["check", str(file)], ["serve", "--config", str(file)]):
+        assert main(command) == 2, command
+        assert [line for line in capfd.readouterr().err.splitlines() if ": warning: " not in line] == [
+            f"{file}:{error}"
+        ]

@@ -10,7 +10,7 @@ from tests.bench.cases import MANY
 
 def counters_of_many() -> Counters:
     counters = Counters(MANY)
-    counters.traffic.name([("/", b"x")], [(b"x", f"b{number}") for number in range(MANY)], [])
+    counters.traffic.name([("/", b"x")], [("/", b"x", f"b{number}") for number in range(MANY)], [])
     return counters
 
 

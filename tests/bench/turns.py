@@ -31,7 +31,7 @@ HELD_ROWS = (HELD,)
 
 async def longest_turn_seconds(counters: Counters) -> tuple[float, int]:
     """Have the page read once: the longest turn meanwhile, and how many series of bindings were on it."""
-    admin = AdminServer(Exposition(counters, "bench"), list, dict)
+    admin = AdminServer(Exposition(counters), list, dict)
     try:
         _, port = await admin.start("127.0.0.1", 0)
         code = (sys.executable, "-c", SCRAPE_CODE, str(port))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.app import sidecar as app
+from proxy.app.workers import WorkerSlot
 from proxy.cli import main as cli
 
 RULES = """
@@ -169,8 +170,8 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
 def test_serve_runs_the_sidecar_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Path, bool]] = []
 
-    def run_sidecar(config: Path, environ: Mapping[str, str], worker: str | None) -> int:
-        seen.append((config, environ is os.environ and worker is None))
+    def run_sidecar(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_run: bool) -> int:
+        seen.append((config, environ is os.environ and slot is None and not dry_run))
         return 0
 
     monkeypatch.setattr(app, "run", run_sidecar)
@@ -179,7 +180,7 @@ def test_serve_runs_the_sidecar_with_the_environment(monkeypatch: pytest.MonkeyP
 
 
 def test_an_interrupt_ends_without_a_trace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(config: Path, environ: Mapping[str, str], worker: str | None) -> int:
+    def interrupted(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_run: bool) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(app, "run", interrupted)

@@ -18,7 +18,7 @@ def page_with_other_brokers() -> Iterator[str]:
     counters = Counters()
     counters.remotes["archive"] = RemoteCounters(up=True)
     counters.remotes["archive"].results["acked"] = 10
-    page, kind = asyncio.run(Exposition(counters, "0").render())
+    page, kind = asyncio.run(Exposition(counters).render())
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

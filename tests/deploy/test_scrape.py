@@ -78,11 +78,12 @@ def test_no_alert_is_raised_by_a_sidecar_that_is_well(name: str, watched: Watche
 
 def test_a_worker_that_is_killed_raises_its_alert_and_no_other_one(broker: Broker) -> None:
     with Sidecar(broker, settings={"workers": 2}) as sidecar:
-        with Prometheus({"oxproxy": [sidecar.admin.removeprefix("http://")]}) as prometheus:
-            assert prometheus.await_data("oxproxy_worker_restarts_total == 0 and oxproxy_workers == 2")
-            victim = json.loads(sidecar.get("/status"))["workers"][0]["process"]
+        targets = [f"127.0.0.1:{sidecar.admin_port + worker}" for worker in range(2)]
+        with Prometheus({"oxproxy": targets}) as prometheus:
+            assert prometheus.await_data("sum(oxproxy_worker_restarts_total) == 0 and count(oxproxy_workers) == 2")
+            victim = json.loads(sidecar.get("/status"))["process"]
             os.kill(victim, signal.SIGKILL)
             assert prometheus.await_data('ALERTS{alertname="OxproxyWorkerEnded", alertstate="firing"}', 60)
-            assert prometheus.await_data("oxproxy_workers == 2", 60)
+            assert prometheus.await_data('oxproxy_worker_restarts_total{worker="0"} == 1', 60)
             firing = {one["labels"]["alertname"] for one in prometheus.alerts() if one["state"] == "firing"}
             assert firing == {"OxproxyWorkerEnded"}

@@ -7,7 +7,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from proxy.observe.exposition import PIECE_SERIES, Exposition
+from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -19,21 +19,23 @@ def openmetrics_families(page: bytes) -> list[Metric]:
 
 def many(series: int) -> Counters:
     counters = Counters(series)
-    counters.traffic.name([("/", b"x")], [(b"x", f"b{n}") for n in range(series)], [b"q%d" % n for n in range(series)])
+    counters.traffic.name(
+        [("/", b"x")], [("/", b"x", f"b{n}") for n in range(series)], [("/", b"q%d" % n) for n in range(series)]
+    )
     return counters
 
 
-async def test_a_family_of_many_pieces_has_one_headline() -> None:
-    page, _ = await Exposition(many(3 * PIECE_SERIES + 1), "1").render()
+async def test_a_family_of_many_series_has_one_headline() -> None:
+    page, _ = await Exposition(many(200)).render()
     lines = page.decode().splitlines()
     headlines = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(headlines) == len(set(headlines))
-    assert sum(line.startswith("oxproxy_destination_publishes_total{") for line in lines) == 3 * PIECE_SERIES + 1
+    assert sum(line.startswith("oxproxy_destination_publishes_total{") for line in lines) == 200
     assert len(list(parse(page.decode()))) == len(headlines)
 
 
 async def test_openmetrics_is_written_where_it_is_asked_for() -> None:
-    page, content_type = await Exposition(many(PIECE_SERIES + 1), "1").render(OPENMETRICS)
+    page, content_type = await Exposition(many(65)).render(OPENMETRICS)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     assert page.endswith(b"# EOF\n")
     assert page.count(b"# EOF") == 1
@@ -47,15 +49,14 @@ async def test_both_formats_name_the_same_series() -> None:
         # OpenMetrics wants bounds of buckets as floats in another form.
         return {re.sub(r'le="[^"]*"', "le", line) for line in lines}
 
-    exposition = Exposition(many(3), "1")
+    exposition = Exposition(many(3))
     plain, _ = await exposition.render()
     openmetrics, _ = await exposition.render(OPENMETRICS)
     assert series(plain) == series(openmetrics)
 
 
 async def test_other_tasks_run_while_a_large_page_is_written() -> None:
-    exposition = Exposition(many(5000), "1")
-    rendering = asyncio.ensure_future(exposition.render())
+    rendering = asyncio.ensure_future(Exposition(many(5000)).render())
     turns = 0
     while not rendering.done():
         await asyncio.sleep(0)
@@ -64,10 +65,20 @@ async def test_other_tasks_run_while_a_large_page_is_written() -> None:
     assert turns > 10
 
 
+async def test_every_series_of_a_worker_has_its_number() -> None:
+    counters = many(2)
+    for form in ("", OPENMETRICS):
+        page, _ = await Exposition(counters, worker=1).render(form)
+        lines = [line for line in page.decode().splitlines() if not line.startswith("#")]
+        assert [line for line in lines if 'worker="1"' not in line] == []
+        page, _ = await Exposition(counters).render(form)
+        assert b"worker=" not in page
+
+
 async def test_counting_goes_on_while_a_page_is_written() -> None:
     counters = many(2000)
     held = [counters.traffic.tally("/", b"x", "routed", (), (b"q%d" % n,)) for n in range(2000)]
-    rendering = asyncio.ensure_future(Exposition(counters, "1").render())
+    rendering = asyncio.ensure_future(Exposition(counters).render())
     published = 0
     while not rendering.done():
         await asyncio.sleep(0)
@@ -75,11 +86,11 @@ async def test_counting_goes_on_while_a_page_is_written() -> None:
         published += 1
         counters.relay(f"v{published}").returns += 1
     await rendering
-    page, _ = await Exposition(counters, "1").render()
+    page, _ = await Exposition(counters).render()
     assert f'exchange="x",outcome="routed",vhost="/"}} {float(published)}\n' in page.decode()
 
 
 async def test_the_process_shows_its_own_use() -> None:
-    page, _ = await Exposition(Counters(), "1").render()
+    page, _ = await Exposition(Counters()).render()
     assert b"process_resident_memory_bytes" in page
     assert b"python_info" in page

@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 async def scrape(counters: Counters) -> dict[str, float]:
-    page, _ = await Exposition(counters, "1.2.3").render()
+    page, _ = await Exposition(counters).render()
     return samples(parse(page.decode()))
 
 
@@ -33,7 +33,7 @@ def samples(families: Iterable[Metric]) -> dict[str, float]:
 
 async def test_counters_are_read_at_the_moment_of_the_scrape() -> None:
     counters = Counters()
-    exposition = Exposition(counters, "1.2.3")
+    exposition = Exposition(counters)
     for expected in (1, 2):
         counters.relay("/").returns += 1
         page, _ = await exposition.render()
@@ -41,7 +41,8 @@ async def test_counters_are_read_at_the_moment_of_the_scrape() -> None:
 
 
 async def test_every_plain_counter_shows_under_its_name() -> None:
-    counters = Counters()
+    counters = Counters(version="1.2.3")
+    counters.workers, counters.worker_restarts = 3, 4
     relay = counters.relay("/")
     relay.publishes_passed, relay.bytes_passed = 11, 1100
     relay.cache_hits, relay.cache_misses, relay.cache_bypassed = 5, 4, 3
@@ -66,6 +67,8 @@ async def test_every_plain_counter_shows_under_its_name() -> None:
     expected = {
         "oxproxy_build_info{version=1.2.3}": 1,
         "oxproxy_rules_info{version=abc}": 1,
+        "oxproxy_workers{}": 3,
+        "oxproxy_worker_restarts_total{}": 4,
         "oxproxy_rules_reload_total{result=ok}": 0,
         "oxproxy_rules_reload_total{result=error}": 1,
         "oxproxy_rules_last_reload_success_timestamp_seconds{}": 1700000000.5,
@@ -99,7 +102,7 @@ async def test_every_plain_counter_shows_under_its_name() -> None:
 
 async def test_traffic_of_the_rules_shows_with_zeros_for_what_did_not_happen() -> None:
     counters = Counters()
-    counters.traffic.name([("/", b"x")], [(b"x", "b0"), (b"x", "b1")], [b"q"])
+    counters.traffic.name([("/", b"x")], [("/", b"x", "b0"), ("/", b"x", "b1")], [("/", b"q")])
     held = counters.traffic.tally("/", b"x", "routed", ((b"x", "b0"),), (b"q",))
     held.publishes, held.body_bytes = 2, 20
     got = await scrape(counters)
@@ -107,11 +110,40 @@ async def test_traffic_of_the_rules_shows_with_zeros_for_what_did_not_happen() -
         "oxproxy_publishes_total{exchange=x,outcome=routed,vhost=/}": 2,
         "oxproxy_publishes_total{exchange=x,outcome=unrouted,vhost=/}": 0,
         "oxproxy_publish_bytes_total{exchange=x,vhost=/}": 20,
-        "oxproxy_binding_matches_total{binding=b0,exchange=x}": 2,
-        "oxproxy_binding_matches_total{binding=b1,exchange=x}": 0,
-        "oxproxy_destination_publishes_total{destination=q}": 2,
+        "oxproxy_binding_matches_total{binding=b0,exchange=x,vhost=/}": 2,
+        "oxproxy_binding_matches_total{binding=b1,exchange=x,vhost=/}": 0,
+        "oxproxy_destination_publishes_total{destination=q,vhost=/}": 2,
     }
     assert {key: got.get(key) for key in expected} == expected
+
+
+async def test_equal_names_of_two_virtual_hosts_are_two_series() -> None:
+    counters = Counters()
+    hosts = ("a", "b")
+    counters.traffic.name(
+        [(host, b"x") for host in hosts], [(host, b"x", "b0") for host in hosts], [(host, b"q") for host in hosts]
+    )
+    counters.traffic.add("a", b"x", "routed", ((b"x", "b0"), (b"x", "client")), (b"q",), 3, 0)
+    got = await scrape(counters)
+    expected = {
+        "oxproxy_binding_matches_total{binding=b0,exchange=x,vhost=a}": 3,
+        "oxproxy_binding_matches_total{binding=b0,exchange=x,vhost=b}": 0,
+        "oxproxy_binding_matches_total{binding=other,exchange=other,vhost=b}": 0,
+        "oxproxy_destination_publishes_total{destination=q,vhost=a}": 3,
+        "oxproxy_destination_publishes_total{destination=q,vhost=b}": 0,
+    }
+    assert {key: got.get(key) for key in expected} == expected
+
+
+async def test_virtual_hosts_add_up_where_the_metric_has_no_vhost() -> None:
+    counters = Counters()
+    for vhost, code in (("a", 404), ("b", 404), ("b", 406)):
+        counters.relay(vhost).protocol_error(code)
+        counters.relay(vhost).returns += 1
+    got = await scrape(counters)
+    assert got["oxproxy_protocol_errors_total{reply_code=404}"] == 2
+    assert got["oxproxy_protocol_errors_total{reply_code=406}"] == 1
+    assert got["oxproxy_returns_total{}"] == 3
 
 
 async def test_what_passes_and_what_the_rules_call_other_share_one_series() -> None:
@@ -134,14 +166,14 @@ async def test_names_with_any_bytes_make_a_page_that_parses() -> None:
         b"",
     ]
     counters = Counters()
-    counters.traffic.name([("/", name) for name in odd], [(b"x", "\udc80")], odd)
+    counters.traffic.name([("/", name) for name in odd], [("/", b"x", "\udc80")], [("/", name) for name in odd])
     for name in odd:
         counters.traffic.add("/", name, "routed", (), (name,), 1, 0)
-    page, _ = await Exposition(counters, "1").render("application/openmetrics-text; version=1.0.0")
+    page, _ = await Exposition(counters).render("application/openmetrics-text; version=1.0.0")
     got = samples(openmetrics_families(page))
-    assert got["oxproxy_destination_publishes_total{destination=new\nline}"] == 1
-    assert got["oxproxy_destination_publishes_total{destination=\\xff\\xfe}"] == 2
-    assert got["oxproxy_binding_matches_total{binding=\\udc80,exchange=x}"] == 0
+    assert got["oxproxy_destination_publishes_total{destination=new\nline,vhost=/}"] == 1
+    assert got["oxproxy_destination_publishes_total{destination=\\xff\\xfe,vhost=/}"] == 2
+    assert got["oxproxy_binding_matches_total{binding=\\udc80,exchange=x,vhost=/}"] == 0
 
 
 async def test_a_histogram_counts_up_to_each_bound() -> None:

@@ -12,9 +12,11 @@ ports:
   - name: amqp
     containerPort: {{ .Values.ports.amqp }}
     protocol: TCP
-  - name: oxproxy-admin
-    containerPort: {{ .Values.ports.admin }}
+  {{- range include "oxproxy.adminPorts" . | fromJsonArray }}
+  - name: {{ .name }}
+    containerPort: {{ .port }}
     protocol: TCP
+  {{- end }}
 securityContext:
   {{- toYaml .Values.securityContext | nindent 2 }}
 startupProbe:

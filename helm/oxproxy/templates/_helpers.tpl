@@ -96,6 +96,16 @@ app.kubernetes.io/part-of: oxproxy
 {{- if not (or .Values.existingConfig.configMap .Values.existingConfig.secret) }}true{{ end -}}
 {{- end -}}
 
+{{/* Names of the container's admin ports, as JSON: worker i has port + i. Metrics of each are scraped there. */}}
+{{- define "oxproxy.adminPorts" -}}
+{{- $ports := list -}}
+{{- range $worker := until (int .Values.workers) -}}
+{{- $name := $worker | eq 0 | ternary "oxproxy-admin" (printf "oxproxy-admin-%d" $worker) -}}
+{{- $ports = append $ports (dict "name" $name "port" (add (int $.Values.ports.admin) $worker)) -}}
+{{- end -}}
+{{- $ports | toJson -}}
+{{- end -}}
+
 {{/* The configuration: what the chart knows, and over it what the values say. */}}
 {{- define "oxproxy.config" -}}
 {{- if hasKey .Values.config "shutdown" -}}
@@ -113,6 +123,12 @@ app.kubernetes.io/part-of: oxproxy
 {{- fail "tls.clientCa: needs tls.secretName, the Secret that it is a key of" -}}
 {{- end -}}
 {{- $config := dict "listen" (list $listener) -}}
+{{- if hasKey .Values.config "workers" -}}
+{{- fail "config.workers: use workers, since ports of the pod and what Prometheus scrapes depend on it" -}}
+{{- end -}}
+{{- if gt (int .Values.workers) 1 -}}
+{{- $_ := set $config "workers" (int .Values.workers) -}}
+{{- end -}}
 {{- $_ := set $config "admin" (dict "address" (printf "0.0.0.0:%v" (int .Values.ports.admin))) -}}
 {{- $_ := set $config "shutdown" (dict "deadline" (printf "%vs" (int .Values.drain.deadlineSeconds))) -}}
 {{- if include "oxproxy.rulesSources" . -}}

@@ -512,6 +512,7 @@ def test_several_workers_take_new_certificates_together(world: World) -> None:
     with Sealed(world, {"workers": 2}) as sidecar:
         before = sidecar.serial()
         install(world.authority.certificate("localhost"), sidecar.folder)
+        os.kill(sidecar.process_id, signal.SIGHUP)
         until(lambda: before not in {sidecar.serial() for _ in range(8)})
         (sidecar.folder / "cert.pem").write_text("none")
         answer = sidecar.post("/-/reload")

@@ -54,6 +54,8 @@ SWITCHES: dict[str, JSON] = {
     "autoscaling": {"autoscaling": {"enabled": True}},
     "load balancer": {"service": {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}},
     "node port": {"service": {"type": "NodePort", "nodePort": 30673}},
+    "workers": {"workers": 3, "networkPolicy": {"enabled": True}},
+    "workers in a sidecar": {"mode": "sidecar", "workers": 2, "podMonitor": {"enabled": True}},
     "stops at once": {"drain": {"deadlineSeconds": 0, "preStopSeconds": 0}},
 }
 MATRIX: dict[str, JSON] = {**SWITCHES, **{name: variant(name) for name in variants()}}
@@ -213,6 +215,23 @@ def test_a_pod_is_killed_only_after_the_drain_could_end(values: JSON) -> None:
             assert configuration(values)["shutdown"]["deadline"] == f"{drain}s"
 
 
+def test_each_worker_has_an_admin_port_that_prometheus_scrapes() -> None:
+    monitored = {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}
+    values: JSON = {"workers": 3, "networkPolicy": {"enabled": True}, **monitored}
+    assert configuration(values)["workers"] == 3
+    (container,) = the("Deployment", values)["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    names = ["oxproxy-admin", "oxproxy-admin-1", "oxproxy-admin-2"]
+    assert ports == {"amqp": 5673, **dict(zip(names, (15693, 15694, 15695), strict=True))}
+    assert [point["port"] for point in the("PodMonitor", values)["spec"]["podMetricsEndpoints"]] == names
+    (service,) = [one for one in of_kind("Service", values) if one["metadata"]["name"].endswith("-admin")]
+    assert [port["targetPort"] for port in service["spec"]["ports"]] == names
+    scraped = [point["port"] for point in the("ServiceMonitor", values)["spec"]["endpoints"]]
+    assert scraped == [port["name"] for port in service["spec"]["ports"]]
+    let_in = the("NetworkPolicy", values)["spec"]["ingress"][1]["ports"]
+    assert [port["port"] for port in let_in] == names
+
+
 @every_case
 def test_the_configuration_is_one_that_the_sidecar_reads(values: JSON) -> None:
     if values.get("existingConfig"):
@@ -345,6 +364,7 @@ def test_changed_rules_can_be_left_to_the_running_sidecar() -> None:
         ({"declared": {"keys": ["a", "b"]}}, "declared.keys: seen several, expected declared.existingSecret"),
         ({"existingConfig": {"configMap": "a", "secret": "b"}}, "existingConfig: seen configMap and secret"),
         ({"config": {"shutdown": {"deadline": "1s"}}}, "config.shutdown: use drain.deadlineSeconds"),
+        ({"config": {"workers": 2}}, "config.workers: use workers"),
         ({"drain": {"terminationGracePeriodSeconds": 35}}, "expected more than 35"),
         ({"tls": {"clientCa": "ca.crt"}}, "tls.clientCa: needs tls.secretName"),
         (
