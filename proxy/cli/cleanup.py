@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from proxy.broker.cleanup import Cleanup
 from proxy.broker.connection import ControlSettings
+from proxy.cli.admin_client import AdminClient, admin_urls
 from proxy.cli.console import DONE, NO, print_line, read_settings
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
@@ -26,14 +28,30 @@ def run(options: argparse.Namespace) -> int:
     """List what is there and remove it with ``--yes``; the answer is no where something had to stay.
 
     Raises:
-        ConfigErrors: the management API is not configured, can't be reached or refuses; there is no such virtual host.
+        ConfigErrors: the management API is not configured, can't be reached or refuses; there is no such virtual host;
+            a sidecar of this configuration runs, which would declare again what is removed.
     """
-    control, management = control_settings(read_settings(options.config))
+    settings = read_settings(options.config)
+    control, management = control_settings(settings)
+    if options.yes:
+        _expect_stopped(settings)
     try:
         complete = asyncio.run(_clean_up(Cleanup(control, management), options.vhost, options.yes))
     except UpstreamError as error:
         raise ConfigErrors([ConfigError("upstream.management", 0, "", str(error))]) from error
     return DONE if complete else NO
+
+
+def _expect_stopped(settings: Settings) -> None:
+    """Ask the admin ports of all workers whether they run."""
+    running = []
+    for url in admin_urls(settings) if settings.admin_addresses else []:
+        with contextlib.suppress(ConfigErrors):
+            AdminClient(url, "oxproxy cleanup").request("GET", "/livez")
+            running.append(url)
+    if running:
+        message = f"a sidecar runs at {', '.join(running)} and would declare again what is removed: stop it first"
+        raise ConfigErrors([settings.fault("admin.address", message)])
 
 
 def control_settings(settings: Settings) -> tuple[ControlSettings, str]:

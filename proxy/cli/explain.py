@@ -1,4 +1,8 @@
-"""``oxproxy explain``: why one message goes where it goes, as a tree, as text or as JSON."""
+"""``oxproxy explain``: why one message goes where it goes, as a tree, as text or as JSON.
+
+By rules files, or by the rules in force in a running sidecar: then each of its workers is asked, and their answers are
+compared.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from proxy.cli.console import DONE, NO, print_errors, print_line, read_input
+from proxy.cli.console import DONE, NO, print_errors, print_line, read_input, read_settings
+from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.explain import (
     Explanation,
     as_data,
@@ -26,7 +32,9 @@ from proxy.rules.loader import load_rules
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments."""
-    parser.add_argument("--rules", metavar="FILE", type=Path, action="append", required=True, help="may be repeated")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--rules", metavar="FILE", type=Path, action="append", help="may be repeated")
+    source.add_argument("--config", metavar="FILE", type=Path, help="ask the sidecar that runs with this configuration")
     subject = parser.add_mutually_exclusive_group(required=True)
     subject.add_argument("--message", metavar="FILE", help="the message as YAML or JSON; - for standard input")
     subject.add_argument("--address", metavar="TEXT", help="ask the address table alone")
@@ -45,6 +53,8 @@ def _instant(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Print the explanation; the answer is no where an expected queue is not reached or no address rule applies."""
+    if options.config is not None:
+        return _ask_running(options)
     loaded = load_rules(options.rules)
     if options.address is not None:
         lookup = explain_address(loaded, os.fsencode(options.address), options.vhost)
@@ -57,6 +67,46 @@ def run(options: argparse.Namespace) -> int:
     missing = [queue for queue in options.expect if queue not in explanation.result.queues]
     print_errors(f"expected: queue {queue}, which the message does not reach" for queue in missing)
     return NO if missing else DONE
+
+
+def _ask_running(options: argparse.Namespace) -> int:
+    """Print the answer of all workers; the answer is no as well where they differ, or one of them can't be asked."""
+    # Imported here: files are explained without HTTP.
+    from proxy.cli.admin_client import AdminClient, admin_urls
+
+    if options.message is None or options.at is not None:
+        message = "a running sidecar explains a --message at the present time; --address and --at need --rules"
+        raise ConfigErrors([ConfigError("oxproxy explain", 0, "", message)])
+    question = read_input(options.message)
+    clients = [AdminClient(url, "oxproxy explain") for url in admin_urls(read_settings(options.config))]
+    answers: dict[AdminClient, dict[str, Any]] = {}  # Any: JSON
+    faults: list[ConfigErrors] = []
+    for client in clients:
+        try:
+            answers[client] = json.loads(client.request("POST", "/explain", question))
+        except ConfigErrors as errors:
+            faults.append(errors)
+    if not answers:
+        raise faults[0]
+    print_errors(fault for errors in faults for fault in errors.errors)
+    distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]
+    for client in distinct:
+        if len(distinct) > 1:
+            print_line(f"{client.url}:")
+        if options.json:
+            print_line(_as_json(answers[client]))
+        else:
+            print_line(client.request("POST", "/explain", question, accept="text/plain").rstrip("\n"))
+    if len(distinct) > 1:
+        print_errors([f"workers answer differently: {', '.join(client.url for client in distinct)}"])
+    missing = [queue for queue in options.expect if any(queue not in answer["queues"] for answer in answers.values())]
+    print_errors(f"expected: queue {queue}, which the message does not reach" for queue in missing)
+    return NO if missing or faults or len(distinct) > 1 else DONE
+
+
+def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON
+    """Return what has to be equal in the answers of workers: the version of the rules, and where the message goes."""
+    return json.dumps([answer[key] for key in ("rules", "outcome", "queues", "exchanges", "remotes", "error")])
 
 
 def _print(explanation: Explanation, wants_json: bool) -> None:

@@ -6,14 +6,11 @@ It uses the admin port over HTTP, as any client may, and removes the candidate a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import re
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,124 +18,93 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from proxy.cli.admin_client import AdminClient
 from proxy.cli.console import DONE, NO, print_line
 from proxy.errors import ConfigError, ConfigErrors
 
 #: The sidecar's answer.
 Report: TypeAlias = dict[str, Any]  # Any: JSON
 
-#: Seconds that one answer may take: compiling ten thousand bindings is a second's work.
-_ANSWER_SECONDS = 60.0
+_ADMIN = "http://127.0.0.1:15693"
 #: Seconds between two requests for a shadow that is under way: the sidecar drops one that is not asked for.
 _POLL_SECONDS = 30.0
 #: Rows of bindings for people; JSON has them all.
 _BINDINGS = 30
-_UNUSABLE = 422
-#: ``file:line:column``, line and column where they are known
-_PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments."""
     parser.add_argument("rules", metavar="RULES", type=Path, nargs="+", help="rules files, as one set")
     parser.add_argument(
-        "--admin", metavar="URL", default="http://127.0.0.1:15693", help="of the running sidecar; default: %(default)s"
+        "--admin",
+        metavar="URL",
+        action="append",
+        help=f"of the running sidecar, default {_ADMIN}; may be repeated, for each of its workers",
     )
     parser.add_argument("--seconds", metavar="N", type=float, help="default: until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; the answer is no where messages would go elsewhere."""
-    report = compare(options.rules, AdminClient(options.admin), options.seconds)
+    """Print the reports; the answer is no where messages would go elsewhere."""
+    admins = [AdminClient(url, "oxproxy shadow") for url in options.admin or [_ADMIN]]
+    reports = compare(options.rules, admins, options.seconds)
     if options.json:
-        print_line(json.dumps(report, indent=2, ensure_ascii=False))
+        printed = (
+            reports[0] if len(reports) == 1 else {admin.url: each for admin, each in zip(admins, reports, strict=True)}
+        )
+        print_line(json.dumps(printed, indent=2, ensure_ascii=False))
     else:
-        print_tables(report)
-    return NO if report["different"] else DONE
+        for admin, report in zip(admins, reports, strict=True):
+            if len(admins) > 1:
+                print_line(f"{admin.url}:")
+            print_tables(report)
+    return NO if any(report["different"] for report in reports) else DONE
 
 
-@dataclass(frozen=True, slots=True)
-class AdminClient:
-    """The admin port of a sidecar.
-
-    Args:
-        url: such as http://127.0.0.1:15693.
-    """
-
-    url: str
-
-    def ask(self, method: str, body: bytes | None = None) -> Report:
-        """Ask for the shadow.
-
-        Raises:
-            ConfigErrors: the sidecar can't be reached, or says no.
-        """
-        address = self.url.rstrip("/") + "/-/shadow"
-        if not address.startswith(("http://", "https://")):
-            raise _failed(f"seen {self.url}, expected a URL such as http://127.0.0.1:15693")
-        request = urllib.request.Request(address, body, method=method)  # noqa: S310 -- checked above
-        try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
-                report: Report = json.load(answer)
-        except urllib.error.HTTPError as error:
-            raise _refused(address, error) from error
-        except (OSError, ValueError) as error:
-            raise _failed(f"{address}: {getattr(error, 'reason', error)}") from error
-        return report
-
-
-def _refused(address: str, refusal: urllib.error.HTTPError) -> ConfigErrors:
-    text = refusal.read().decode(errors="replace").strip()
-    if refusal.code != _UNUSABLE:
-        return _failed(f"{address}: {refusal.code} {text or refusal.reason}")
-    return ConfigErrors([_fault(str(error)) for error in json.loads(text)["errors"]])
-
-
-def _fault(text: str) -> ConfigError:
-    """Read an error as the sidecar writes it, so that it keeps its place among the others."""
-    place, _, rest = text.partition(": ")
-    match = _PLACE.fullmatch(place)
-    assert match is not None  # noqa: S101 -- it takes any text
-    file, line, column = match.groups(default="0")
-    return ConfigError(file, int(line), "", rest, int(column))
-
-
-def _failed(text: str) -> ConfigErrors:
-    return ConfigErrors([ConfigError("oxproxy shadow", 0, "", text)])
-
-
-def compare(files: Sequence[Path], admin: AdminClient, seconds: float | None) -> Report:
-    """Let a running sidecar compare rules files with its own for some time.
+def compare(files: Sequence[Path], admins: Sequence[AdminClient], seconds: float | None) -> list[Report]:
+    """Let running sidecars compare rules files with their own for some time.
 
     Args:
         files: the candidate, as one set.
-        admin: the sidecar.
+        admins: the sidecars; a candidate that one of them refuses is dropped by all.
         seconds: how long; None: until Ctrl-C.
 
     Raises:
-        ConfigErrors: the files are not good, or the sidecar can't be asked.
+        ConfigErrors: the files are not good, or a sidecar can't be asked.
     """
     try:
         texts = [(str(path), path.read_bytes().decode()) for path in files]
     except (OSError, UnicodeDecodeError) as error:
-        raise _failed(f"can't be read: {error}") from error
-    admin.ask("POST", json.dumps({"files": texts}).encode())
+        raise ConfigErrors([ConfigError("oxproxy shadow", 0, "", f"can't be read: {error}")]) from error
+    body = json.dumps({"files": texts}).encode()
+    begun: list[AdminClient] = []
     try:
-        _wait(admin, seconds)
+        for admin in admins:
+            _ask(admin, "POST", body)
+            begun.append(admin)
+        _wait(admins, seconds)
     except KeyboardInterrupt:
         sys.stderr.write("\n")
     except BaseException:
-        admin.ask("DELETE")
+        for admin in begun:
+            with contextlib.suppress(ConfigErrors):
+                _ask(admin, "DELETE")
         raise
-    return admin.ask("DELETE")
+    return [_ask(admin, "DELETE") for admin in begun]
 
 
-def _wait(admin: AdminClient, seconds: float | None) -> None:
+def _ask(admin: AdminClient, method: str, body: bytes | None = None) -> Report:
+    report: Report = json.loads(admin.request(method, "/-/shadow", body))
+    return report
+
+
+def _wait(admins: Sequence[AdminClient], seconds: float | None) -> None:
     end = None if seconds is None else time.monotonic() + seconds
     while end is None or time.monotonic() < end:
         time.sleep(_POLL_SECONDS if end is None else max(0.0, min(_POLL_SECONDS, end - time.monotonic())))
-        admin.ask("GET")
+        for admin in admins:
+            _ask(admin, "GET")
 
 
 def print_tables(report: Report, console: Console | None = None) -> None:

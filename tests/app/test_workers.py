@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import signal
@@ -118,6 +119,45 @@ def test_explain_answers_by_the_rules_in_force_in_both_forms(pair: Pair) -> None
     queue = producer.declare("theirs")
     producer.ask(commands.Queue.Bind(queue=queue, exchange="letters", arguments={}))
     until(lambda: set(json.loads(explained(pair, question, "application/json")[2])["queues"]) == {"a", queue})
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(PROGRAM), *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_explain_asks_all_workers_and_names_one_that_does_not_answer(pair: Pair, tmp_path: Path) -> None:
+    message = tmp_path / "message.yaml"
+    message.write_text(f"vhost: {pair.vhost}\nexchange: letters\n")
+    asked = ["explain", "--config", str(pair.running.configuration), "--message", str(message)]
+    done = command(*asked, "--expect", "a")
+    assert (done.returncode, done.stdout.count("all letters")) == (0, 1), done.stderr
+    assert json.loads(command(*asked, "--json").stdout)["rules"] == pair.status()["rules"]
+    assert command(*asked, "--expect", "elsewhere").returncode == 1
+    pair.write_rules(BAD_RULES)
+    os.kill(pair.processes()[1], signal.SIGKILL)
+    pair.running.await_log("worker can't be started: files are faulty")
+    done = command(*asked)
+    assert (done.returncode, done.stdout.count("all letters")) == (1, 1)
+    assert f"http://127.0.0.1:{pair.running.admin + 1}/explain: " in done.stderr
+
+
+def test_a_shadow_compares_what_each_worker_carries(pair: Pair, tmp_path: Path) -> None:
+    candidate = tmp_path / "candidate.yaml"
+    candidate.write_text(f"vhost: {pair.vhost}\nexchanges: [{{name: letters, bindings: [{{queue: x, name: all}}]}}]\n")
+    admins = [f"http://127.0.0.1:{pair.running.admin + worker}" for worker in range(WORKERS)]
+    arguments = [str(PROGRAM), "shadow", str(candidate), "--json", "--seconds", "60"]
+    arguments += [part for admin in admins for part in ("--admin", admin)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as shadow:
+        until(lambda: all(status["shadow"] for status in pair.statuses()))
+        producers = pair.producers(8)
+        for producer in producers:
+            assert producer.send_settled("letters").acked
+        shadow.send_signal(signal.SIGINT)
+        reports = json.loads(shadow.communicate(timeout=30)[0])
+    assert list(reports) == admins
+    assert sum(report["different"] for report in reports.values()) == len(producers)
+    assert shadow.returncode == 1
+    assert [status["shadow"] for status in pair.statuses()] == [None] * WORKERS
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/plain"])

@@ -37,6 +37,8 @@ def test_everything_is_listed_and_removed_when_told_so(
         producer.ask(commands.Queue.Bind(queue="a", exchange="letters", arguments={"y": 2}))
         site.make_exchange("untouched")
         site.tidy()
+        assert run(site, "--yes") == 2
+        assert f"a sidecar runs at {site.sidecar.admin} and would declare again" in capsys.readouterr().err
         assert site.sidecar.stop()
         assert run(site) == 0
         listed = capsys.readouterr().out

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from proxy.cli.shadow import AdminClient, Report, compare, destinations_text, print_tables
+from proxy.cli.admin_client import AdminClient
+from proxy.cli.shadow import Report, compare, destinations_text, print_tables
 from proxy.errors import ConfigErrors
 from tests.private_broker import free_port
 
@@ -92,11 +93,11 @@ def test_where_a_message_goes_is_said_in_destinations_text() -> None:
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "127.0.0.1:15693", "http://127.0.0.1:{port}"])
 def test_a_sidecar_that_cannot_be_asked_is_said(url: str) -> None:
-    admin = AdminClient(url.format(port=free_port()))
+    admin = AdminClient(url.format(port=free_port()), "oxproxy shadow")
     with pytest.raises(ConfigErrors, match="oxproxy shadow: "):
-        admin.ask("GET")
+        admin.request("GET", "/-/shadow")
 
 
 def test_files_that_cannot_be_read_are_said_before_anybody_is_asked(tmp_path: Path) -> None:
     with pytest.raises(ConfigErrors, match="can't be read"):
-        compare([tmp_path / "none.yaml"], AdminClient("nowhere"), 1)
+        compare([tmp_path / "none.yaml"], [AdminClient("nowhere", "oxproxy shadow")], 1)

@@ -1,0 +1,82 @@
+"""Requests to the admin pages of running sidecars, over HTTP as any client may; each worker has a port of its own."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from json import loads
+
+from proxy.config.settings import Settings
+from proxy.errors import ConfigError, ConfigErrors
+
+#: Seconds that one answer may take: compiling ten thousand bindings is a second's work.
+_ANSWER_SECONDS = 60.0
+_UNUSABLE = 422
+#: ``file:line:column``, line and column where they are known
+_PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
+#: Addresses that a sidecar listens on and clients can't connect to everywhere, and loopback of the same family.
+_UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- nothing is bound
+
+
+def admin_urls(settings: Settings) -> list[str]:
+    """Return where the admin pages of all workers are, as seen from their own host.
+
+    Raises:
+        ConfigErrors: the configuration has none.
+    """
+    if not settings.admin_addresses:
+        raise ConfigErrors([settings.fault("admin.address", "seen none, expected the address of a running sidecar")])
+    hosts = [(_UNSPECIFIED.get(address.host, address.host), address.port) for address in settings.admin_addresses]
+    return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port in hosts]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminClient:
+    """The admin port of a sidecar.
+
+    Args:
+        url: such as http://127.0.0.1:15693.
+        command: the command that asks, for errors.
+    """
+
+    url: str
+    command: str
+
+    def request(self, method: str, page: str, body: bytes | None = None, accept: str = "application/json") -> str:
+        """Request a page and return its text.
+
+        Raises:
+            ConfigErrors: the sidecar can't be reached, or refuses; what it finds wrong in files keeps its place.
+        """
+        address = self.url.rstrip("/") + page
+        if not address.startswith(("http://", "https://")):
+            raise self._failed(f"seen {self.url}, expected a URL such as http://127.0.0.1:15693")
+        request = urllib.request.Request(address, body, {"Accept": accept}, method=method)  # noqa: S310 -- checked above
+        try:
+            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
+                text: str = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            raise self._refused(address, error) from error
+        except (OSError, ValueError) as error:
+            raise self._failed(f"{address}: {getattr(error, 'reason', error)}") from error
+        return text
+
+    def _refused(self, address: str, refusal: urllib.error.HTTPError) -> ConfigErrors:
+        text = refusal.read().decode(errors="replace").strip()
+        if refusal.code != _UNUSABLE:
+            return self._failed(f"{address}: {refusal.code} {text or refusal.reason}")
+        return ConfigErrors([_fault(str(error)) for error in loads(text)["errors"]])
+
+    def _failed(self, text: str) -> ConfigErrors:
+        return ConfigErrors([ConfigError(self.command, 0, "", text)])
+
+
+def _fault(text: str) -> ConfigError:
+    """Read an error as the sidecar writes it, so that it keeps its place among the others."""
+    place, _, rest = text.partition(": ")
+    match = _PLACE.fullmatch(place)
+    assert match is not None  # noqa: S101 -- it takes any text
+    file, line, column = match.groups(default="0")
+    return ConfigError(file, int(line), "", rest, int(column))

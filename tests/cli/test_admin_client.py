@@ -1,0 +1,74 @@
+"""Commands that ask each worker of a running sidecar, where workers answer differently."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from proxy.cli import main as cli
+from proxy.cli.admin_client import admin_urls
+from proxy.config.settings import AdminSection, Settings
+from proxy.yamlfile.kinds import HostPort
+from tests.private_broker import free_ports
+
+ANSWER: dict[str, object] = {"rules": "new", "outcome": "routed", "queues": ["a"], "error": None}
+ANSWER |= {"exchanges": [], "remotes": []}
+
+
+@contextlib.contextmanager
+def answering(port: int, answer: dict[str, object]) -> Iterator[None]:
+    """Serve one answer to every request."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            text = json.dumps(answer) if self.headers["Accept"] == "application/json" else f"rules {answer['rules']}\n"
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", port), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("other", "status", "shown"),
+    [
+        ({}, 0, "rules new\n"),
+        ({"rules": "old"}, 1, "http://127.0.0.1:{0}:\nrules new\nhttp://127.0.0.1:{1}:\nrules old\n"),
+    ],
+)
+def test_workers_that_differ_are_shown_one_by_one(
+    other: dict[str, object], status: int, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = free_ports(2)
+    config, message = tmp_path / "oxproxy.yaml", tmp_path / "message.yaml"
+    config.write_text(f"workers: 2\nadmin: {{address: 127.0.0.1:{first}}}\n")
+    message.write_text("exchange: e\n")
+    with answering(first, ANSWER), answering(first + 1, {**ANSWER, **other}):
+        assert cli.main(["explain", "--config", str(config), "--message", str(message)]) == status
+    captured = capsys.readouterr()
+    assert captured.out == shown.format(first, first + 1)
+    assert ("workers answer differently" in captured.err) == bool(status)
+
+
+def test_a_sidecar_that_listens_everywhere_is_asked_on_loopback() -> None:
+    settings = Settings(admin=AdminSection(HostPort("0.0.0.0", 15693)), workers=2)
+    assert admin_urls(settings) == ["http://127.0.0.1:15693", "http://127.0.0.1:15694"]
+    assert admin_urls(Settings(admin=AdminSection(HostPort("::", 1)))) == ["http://[::1]:1"]
