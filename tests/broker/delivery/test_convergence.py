@@ -1,0 +1,147 @@
+"""Two sidecars on one broker: queues come and go through them and bypassing them; in the end every token is right."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.broker.world import Outside, queues
+from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
+
+#: Longest time from the last change until every token is right.
+CONVERGED_SECONDS = 5.0
+CLIENTS, RULES = "made.by.clients", "made.by.rules"
+
+
+class Churn:
+    """Changes at random, and what must be there after them.
+
+    Args:
+        outside: the virtual host.
+        sidecars: two of them.
+        channels: through each sidecar, and bypassing both.
+        names: of the queues.
+        seed: of the random choices.
+    """
+
+    def __init__(
+        self, outside: Outside, sidecars: list[Sidecar], channels: list[BlockingChannel], names: list[str], seed: int
+    ) -> None:
+        self._outside = outside
+        self._sidecars = sidecars
+        self._channels = channels
+        self._names = names
+        self._random = random.Random(seed)
+        self.existing: set[str] = set()
+        self.bound: set[str] = set()
+
+    def step(self) -> None:
+        """Make, delete, bind or unbind one queue."""
+        draw, number = self._random, self._random.randrange(len(self._names))
+        name, anyone = self._names[number], draw.choice(self._channels)
+        # The binding of a queue is made and unmade through one sidecar: the other one may not know of it yet.
+        owner, how = self._channels[number % 2], {"x-?hkv= number": number}
+        if name not in self.existing:
+            anyone.queue_declare(name, durable=True)
+            self.existing.add(name)
+        elif draw.random() < 0.4:
+            anyone.queue_delete(name)
+            self.existing.discard(name)
+            self.bound.discard(name)
+        elif name not in self.bound:
+            owner.queue_bind(name, CLIENTS, "", how)
+            self.bound.add(name)
+        else:
+            owner.queue_unbind(name, CLIENTS, "", how)
+            self.bound.discard(name)
+
+    def differences(self) -> dict[str, set[str]]:
+        """What is not as it must be; empty where everything is."""
+        wrong: dict[str, set[str]] = {}
+        for exchange, wanted in ((RULES, self.existing), (CLIENTS, self.bound)):
+            there = self._outside.bound(exchange)
+            wrong[f"tokens that {exchange} lacks"] = {str(one) for one in queues(*wanted) - there}
+            wrong[f"tokens too many on {exchange}"] = {str(one) for one in there - queues(*wanted)}
+        for number, sidecar in enumerate(self._sidecars):
+            [status] = [
+                one for one in json.loads(sidecar.get("/status"))["vhosts"] if one["vhost"] == self._outside.vhost
+            ]
+            missing = {f"queue {name}" for name in set(self._names) - self.existing}
+            wrong[f"what sidecar {number} takes for missing"] = missing ^ set(status["missing"])
+            count = status["declared"].get(CLIENTS, 0)
+            wrong[f"bindings that sidecar {number} knows"] = set() if count == len(self.bound) else {str(count)}
+        return {what: which for what, which in wrong.items() if which}
+
+
+@contextmanager
+def churned(broker: Broker, folder: Path, count: int, seed: int) -> Iterator[Churn]:
+    """Two sidecars with rules for so many queues."""
+    vhost = f"churn-{seed}-{count}"
+    broker.create_vhost(vhost)
+    with ExitStack() as stack:
+        stack.callback(broker.delete_vhost, vhost)
+        names = [f"q{number}" for number in range(count)]
+        bindings = "".join(f"      - {{queue: {name}}}\n" for name in names)
+        rules = folder / "rules.yaml"
+        rules.write_text(f"vhost: {vhost}\nexchanges:\n  - name: {RULES}\n    bindings:\n{bindings}")
+        settings = {"inventory": {"refresh": "2s"}, "declared": {"announce": True}}
+        sidecars = [stack.enter_context(Sidecar(broker, [rules], settings)) for _ in range(2)]
+        channels = []
+        for port in (*(sidecar.port for sidecar in sidecars), broker.port):
+            connection = pika.BlockingConnection(
+                pika.ConnectionParameters(
+                    "127.0.0.1",
+                    port,
+                    vhost,
+                    pika.PlainCredentials(broker.username, broker.password),
+                    heartbeat=0,
+                )
+            )
+            stack.callback(connection.close)
+            channels.append(connection.channel())
+        for channel in channels[:2]:
+            channel.exchange_declare(CLIENTS, "x-open", durable=True)
+        yield Churn(Outside(broker, vhost), sidecars, channels, names, seed)
+
+
+def settle(churn: Churn) -> float:
+    """Wait until nothing differs; give how long that took.
+
+    Raises:
+        AssertionError: it takes too long, with what differs.
+    """
+    ended = time.monotonic()
+    while wrong := churn.differences():
+        assert time.monotonic() - ended < CONVERGED_SECONDS, wrong
+        time.sleep(0.1)  # the broker does not say when a listing would be another one
+    return time.monotonic() - ended
+
+
+@pytest.mark.timeout(300)
+def test_after_the_last_change_every_token_is_right(broker: Broker, tmp_path: Path) -> None:
+    with churned(broker, tmp_path, 60, 1) as churn:
+        for _ in range(3):
+            for _ in range(400):
+                churn.step()
+            settle(churn)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_a_thousand_queues_for_five_minutes(broker: Broker, tmp_path: Path) -> None:
+    with churned(broker, tmp_path, 1000, 2) as churn:
+        until = time.monotonic() + 300
+        steps = 0
+        while time.monotonic() < until:
+            churn.step()
+            steps += 1
+        print(f"{steps} changes, right {settle(churn):.1f} s after the last one")  # shown with -s
