@@ -15,7 +15,9 @@ import pytest
 from proxy.amqp import methods
 from proxy.amqp.tables import MAX_NESTING, encode_table
 from proxy.values import Table, Value
+from tests.broker.delivery.applications import Application, declared
 from tests.broker.delivery.site import Site, standing
+from tests.broker.world import Outside
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
@@ -185,7 +187,7 @@ def odd_management(broker: Broker, change: Callable[[str, bytes], bytes]) -> Ite
 
 
 def test_an_exception_that_nobody_expected_holds_readiness_is_counted_and_tried_again(
-    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+    broker: Broker, vhost: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     odd = False
 
@@ -206,6 +208,13 @@ def test_an_exception_that_nobody_expected_holds_readiness_is_counted_and_tried_
             assert (caught.value.code, text.splitlines()[0]) == (503, "not ready")
             assert f"control task vhost of vhost {site.vhost}: failed with AttributeError" in text
             assert site.producer().send_settled("letters").acked  # rules in force still decide
+            with Application(site.sidecar.port, vhost) as other:  # another virtual host goes on
+                other.exchange("ox")
+                other.queues("bound")
+                other.bind("bound", "ox")
+                assert other.reached("ox", {}, "bound") == ["bound"]
+                Outside(broker, vhost).delete_queue("bound")
+                until(lambda: declared(site.sidecar, vhost) == {"ox": 0})
             odd = False
             site.make_queue("late")
             until(lambda: ("queue", b"late") in site.bound("letters"))
