@@ -233,7 +233,8 @@ class Exchange:
     @property
     def bindings(self) -> Iterator[Binding]:
         """The bindings, in the order in which they came."""
-        return (compiled.binding for compiled in self._compiled.values())
+        for compiled in self._compiled.values():
+            yield compiled.binding
 
     @property
     def entries(self) -> list[Entry]:

@@ -132,8 +132,8 @@ class Router:
         return Decision(
             exchange,
             Outcome.ROUTED if final else unrouted,
-            tuple(sorted(name for kind, name in final if kind == QUEUE and name)),
-            tuple(sorted(name for kind, name in final if kind == EXCHANGE)),
+            tuple(sorted([name for kind, name in final if kind == QUEUE and name])),
+            tuple(sorted([name for kind, name in final if kind == EXCHANGE])),
             alternate,
             b"",
             tuple(matched),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from functools import lru_cache
 from operator import ge, gt, le, lt
-from typing import Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from proxy.routing.bindings.binding import typed
 from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern, latin1_tables
@@ -188,8 +188,9 @@ def differs(expected: Value) -> Predicate:
 def compares(sign: bytes, expected: Value) -> Predicate:
     """Numeric, and less or greater by exact mathematical value. `expected` is a number."""
     comparison = _COMPARISONS[sign]
-    bound = cast("float", expected.value)
-    return lambda value, _: value[0] in NUMBERS and comparison(cast("float", value[1]), bound)
+    # Not as float: compiled code would round integers to it.
+    bound = cast("Any", expected.value)
+    return lambda value, _: value[0] in NUMBERS and bool(comparison(cast("Any", value[1]), bound))
 
 
 def matches(pattern: Pattern) -> Predicate:
@@ -265,7 +266,7 @@ class Operator(Protocol):
     def verdict(self, message: Message) -> Verdict:
         """The answer."""
 
-    def seen(self, message: Message) -> object:
+    def seen(self, message: Message) -> Value | bytes | int | None:
         """What it looks at, as it is in this message; None where it is absent."""
 
 
