@@ -1,15 +1,18 @@
 # What a person types here. `make demo` and `make test` need nothing done before; docs/testing.md says more.
-.PHONY: help setup demo run test test-matrix check bench conformance pins
+.PHONY: help setup environment demo run test test-matrix check bench conformance pins
 
 bin := .venv/bin
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 14
 
-setup: ## environment in .venv, RabbitMQ where none is installed; quick when nothing changed
+setup: ## environment in .venv, RabbitMQ where none is installed, compiled modules; quick when nothing changed
 	@deploy/local/setup
 
-demo: setup ## broker, sidecar and sample traffic: who got what, and why; KEEP=1 leaves both running
+environment: ## the same without compilation, for what is short
+	@deploy/local/setup environment
+
+demo: environment ## broker, sidecar and sample traffic: who got what, and why; KEEP=1 leaves both running
 	@$(bin)/python -m deploy.local.demo
 
 run: setup ## sidecar in front of the broker that RABBITMQ_URL names; CONFIG=config/oxproxy.yaml
@@ -22,7 +25,7 @@ test-matrix: ## the slow ones: RabbitMQ 4.0, all vectors, a built image; install
 	@deploy/local/setup matrix
 	@$(bin)/python -m pytest -q -m matrix
 
-check: setup ## format, lint, types, import contracts and dead code; no tests
+check: environment ## format, lint, types, import contracts and dead code; no tests
 	$(bin)/ruff format --check .
 	$(bin)/ruff check .
 	$(bin)/mypy
@@ -32,8 +35,8 @@ check: setup ## format, lint, types, import contracts and dead code; no tests
 bench: setup ## the table of docs/performance.md
 	@$(bin)/python -m tests.bench
 
-conformance: setup ## the decision core against the vector files, without a broker
+conformance: environment ## the decision core against the vector files, without a broker
 	@$(bin)/python -m tests.conformance
 
-pins: setup ## exact versions in deploy/local/requirements.txt anew, after a change of dependencies
+pins: environment ## exact versions in deploy/local/requirements.txt anew, after a change of dependencies
 	@deploy/local/pins

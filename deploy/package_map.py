@@ -50,12 +50,13 @@ PLACES = {
     "amqp": Place(-1.3, 6, "codec"),
     "routing": Place(0.2, 6, "decision"),
     "addressing": Place(0.2, 7, "address table"),
-    "yamlfile": Place(-1.0, 8, "YAML with positions"),
-    "values": Place(0.0, 8, "field values"),
-    "errors": Place(1.0, 8, "error families"),
+    "yamlfile": Place(-1.5, 8, "YAML with positions"),
+    "values": Place(-0.5, 8, "field values"),
+    "errors": Place(0.5, 8, "error families"),
+    "native": Place(1.5, 8, "compiled or sources"),
 }
 #: What any package may import; no arrows are drawn to it.
-FOUNDATION = frozenset(("yamlfile", "values", "errors"))
+FOUNDATION = frozenset(("yamlfile", "values", "errors", "native"))
 
 _WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _COLUMN_WIDTH, _ROW_HEIGHT = 960, 160, 46, 190, 96
 _MARGIN, _CAPTION_DROP, _BEND = 20, 10, 32

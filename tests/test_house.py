@@ -85,7 +85,7 @@ def tracked_texts() -> list[Path]:
 @pytest.mark.parametrize("path", sorted(PROXY.rglob("__init__.py")), ids=named)
 def test_a_package_opens_with_a_map_and_nothing_else(path: Path) -> None:
     body = ast.parse(path.read_text()).body
-    assert len(body) == 1
+    assert len(body) == (2 if path.parent == PROXY else 1)  # the root also chooses between compiled modules and sources
     text = ast.get_docstring(ast.Module(body, []))
     assert text is not None
     missing = [

@@ -46,6 +46,7 @@ from proxy.broker.topology import Topology
 from proxy.config.loader import changed_since, load_settings, rules_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError, UpstreamFailure
+from proxy.native import BUILD
 from proxy.net.context import SessionContext
 from proxy.net.listener import Listener, ListenError, admitted_connections
 from proxy.net.remote.endpoints import Endpoint, endpoint
@@ -296,7 +297,8 @@ class Sidecar:
         self._listening = True
         if not jit_compiles():
             _log.info("regular expressions run in PCRE2's interpreter: executable memory is not permitted")
-        _log.info("ready", listen=[f"{host}:{port}" for host, port in bound], rules=self._counters.rules.version)
+        listen = [f"{host}:{port}" for host, port in bound]
+        _log.info("ready", listen=listen, rules=self._counters.rules.version, build=BUILD)
         if self._reload is not None:
             watch = self._topology.supervisor.keep("rules", self._reload.watch, steady_seconds=_STEADY_SECONDS)
             tasks.start(watch, "rules files")

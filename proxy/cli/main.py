@@ -15,6 +15,7 @@ from typing import Protocol, cast
 
 from proxy.cli.console import NO, WRONG, print_errors, print_line
 from proxy.errors import ConfigErrors
+from proxy.native import BUILD
 
 #: Subcommand: its module in this package, and what it does.
 _COMMANDS = {
@@ -90,7 +91,7 @@ class _PrintVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import importlib.metadata
 
-        print_line(f"oxproxy {importlib.metadata.version('open-exchange-proxy')}")
+        print_line(f"oxproxy {importlib.metadata.version('open-exchange-proxy')} ({BUILD})")
         parser.exit()
 
 

@@ -15,6 +15,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import TypeAlias
 
+from proxy.native import BUILD
 from proxy.relay.counters import OTHER, REGEX_OWNERS, Counters, Histogram, RelayCounters
 
 #: Label values in the order of the metric's labels, and the value.
@@ -190,7 +191,11 @@ def _histogram(name: str, about: str) -> MetricSpec:
 #: All metrics of our own, in the order of the page. `process_*` and `python_info` are prometheus_client's.
 METRICS: tuple[MetricSpec, ...] = (
     _metric(
-        "build_info", INFO, "version", lambda counters: [((counters.version,), 1)], "Version of this sidecar; always 1."
+        "build_info",
+        INFO,
+        "version build",
+        lambda counters: [((counters.version, BUILD), 1)],
+        "Version of this sidecar, and whether its publish path is compiled or interpreted; always 1.",
     ),
     _metric(
         "rules_info",

@@ -12,6 +12,7 @@ from aiohttp import web
 from proxy.admin import server as admin
 from proxy.admin import server as pages
 from proxy.admin.server import AdminServer, GuardedRoute
+from proxy.native import BUILD
 from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters
 
@@ -51,7 +52,7 @@ async def test_metrics_are_negotiated(start: Start, http: aiohttp.ClientSession)
     async with http.get(base + "/metrics") as plain:
         assert plain.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         assert plain.headers["Content-Encoding"] == "gzip"
-        assert 'oxproxy_build_info{version="1.2.3"} 1.0' in await plain.text()
+        assert f'oxproxy_build_info{{build="{BUILD}",version="1.2.3"}} 1.0' in await plain.text()
     accept = {"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "identity"}
     async with http.get(base + "/metrics", headers=accept) as openmetrics:
         assert openmetrics.headers["Content-Type"].startswith("application/openmetrics-text")

@@ -12,6 +12,7 @@ import yaml
 
 from proxy.app.sidecar import product_version
 from proxy.cli.main import main
+from proxy.native import BUILD
 from tests import client
 from tests.broker.world import Outside
 from tests.private_broker import free_port
@@ -179,7 +180,7 @@ def test_the_admin_pages_say_how_it_stands(serve: Serve, outside: Outside) -> No
     [vhost] = status["vhosts"]
     assert (vhost["vhost"], vhost["ready"], vhost["connected"]) == (outside.vhost, True, True)
     page = running.get("/metrics")[1]
-    assert f'oxproxy_build_info{{version="{product_version()}"}} 1.0' in page
+    assert f'oxproxy_build_info{{build="{BUILD}",version="{product_version()}"}} 1.0' in page
     assert f'oxproxy_rules_info{{version="{status["rules"]}"}} 1.0' in page
     assert running.get("/nowhere")[0] == 404
 

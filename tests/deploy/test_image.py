@@ -30,10 +30,11 @@ from tests.watched import Watched
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 
 IMAGE = "oxproxy:0.1.0"
-BASE = "localhost/oxproxy-base:1"
+BASE, BUILD_BASE = "localhost/oxproxy-base:1", "localhost/oxproxy-build-base:1"
 
-#: The distribution of the base, and what a base must have: Python, and for building also venv.
+#: The distribution of the bases, and what they must have: Python, and for building also venv, a compiler and headers.
 SUITE, PACKAGES = "bookworm", "python3,python3-venv,ca-certificates"
+BUILD_PACKAGES = f"{PACKAGES},python3-dev,gcc,libc6-dev"
 
 #: What builds programs or installs them; none of it has a place in the result.
 TOOLS = ("cc", "c++", "gcc", "g++", "clang", "ld", "as", "make", "cmake", "cargo", "go", "pip", "pip3", "git")
@@ -55,13 +56,13 @@ class Buildah:
         return done.stdout.strip()
 
 
-def base_archive() -> Path:
+def base_archive(name: str, packages: str) -> Path:
     """Return a minimal Debian as an archive; made once, kept in build/."""
-    archive = ROOT / "build" / "matrix" / f"base-{SUITE}.tar"
+    archive = ROOT / "build" / "matrix" / f"{name}-{SUITE}.tar"
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
         half = archive.with_suffix(".half.tar")
-        command = ["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(half)]
+        command = ["mmdebstrap", "--variant=minbase", f"--include={packages}", SUITE, str(half)]
         subprocess.run(command, check=True, capture_output=True)
         half.rename(archive)
     return archive
@@ -70,7 +71,8 @@ def base_archive() -> Path:
 def wheels(folder: Path) -> None:
     """Put a wheel of everything that the image needs into ``folder``, for the Python of the base."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
+    wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"], *hook["dependencies"]]
     pins = ROOT / "deploy" / "local" / "requirements.txt"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--constraint", str(pins)]
     subprocess.run([*command, "--python-version", "3.11", "--dest", str(folder), *wanted], check=True)
@@ -101,10 +103,11 @@ def buildah(tmp_path_factory: pytest.TempPathFactory) -> Buildah:
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root and {', '.join(missing) or 'nothing else'} (make test-matrix installs it)")
     tool = Buildah(tmp_path_factory.mktemp("buildah"))
-    container = tool("from", "scratch")
-    tool("add", "--quiet", container, base_archive(), "/")
-    tool("commit", "--quiet", "--rm", container, BASE)
-    arguments = {"BUILD_BASE": BASE, "BASE": BASE, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/src/build/wheels"}
+    for tag, name, packages in ((BASE, "base", PACKAGES), (BUILD_BASE, "build-base", BUILD_PACKAGES)):
+        container = tool("from", "scratch")
+        tool("add", "--quiet", container, base_archive(name, packages), "/")
+        tool("commit", "--quiet", "--rm", container, tag)
+    arguments = {"BUILD_BASE": BUILD_BASE, "BASE": BASE, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/src/build/wheels"}
     options = [part for name, value in arguments.items() for part in ("--build-arg", f"{name}={value}")]
     folder = context(tmp_path_factory.mktemp("context"))
     tool("bud", "--format", "docker", *options, "--file", "Dockerfile", "--tag", IMAGE, ".", where=folder)
@@ -148,6 +151,11 @@ def test_no_tool_that_builds_or_installs_is_in_the_result(root: Path) -> None:
     folders = [root / name for name in ("usr/bin", "usr/local/bin", "bin", "usr/sbin", "opt/oxproxy/bin")]
     found = [str(folder / name) for folder in folders for name in TOOLS if (folder / name).exists()]
     assert found == []
+
+
+def test_the_publish_path_is_compiled(root: Path) -> None:
+    version = subprocess.run(inside(root, "/opt/oxproxy/bin/oxproxy", "--version"), capture_output=True, check=True)
+    assert version.stdout.endswith(b"(compiled)\n")
 
 
 def test_no_program_changes_its_user(root: Path) -> None:

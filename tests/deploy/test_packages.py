@@ -16,14 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from deploy.native import NO_COMPILER
 from tests.deploy.prometheus import ROOT
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 RULES = ROOT / "config" / "rules" / "documents.yaml"
 
 
-def run(*command: str | Path, where: Path) -> str:
-    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+def run(*command: str | Path, where: Path, **more: str) -> str:
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"} | more
     words = list(map(str, command))
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=where, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,10 +42,12 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def clean(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment that has the wheel by pip, and our dependencies but not our folder."""
-    folder = tmp_path_factory.mktemp("clean")
+    return installed(next(packages.glob("*.whl")), tmp_path_factory.mktemp("clean"))
+
+
+def installed(wheel: Path, folder: Path) -> Path:
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
-    wheel = next(packages.glob("*.whl"))
     pip = (sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check")
     run(*pip, "install", "--quiet", "--no-index", "--no-deps", wheel, where=folder)
     # Dependencies by path: what a path file adds, has its own path files left alone, and so no editable installation.
@@ -80,7 +83,7 @@ def test_the_sdist_holds_what_tests_and_documentation_need_and_nothing_that_was_
 
 
 def test_the_installed_program_says_its_version(clean: Path) -> None:
-    assert run(clean / "oxproxy", "--version", where=clean) == f"oxproxy {VERSION}\n"
+    assert run(clean / "oxproxy", "--version", where=clean) == f"oxproxy {VERSION} (interpreted)\n"
 
 
 def test_the_installed_program_is_the_one_of_the_wheel(clean: Path) -> None:
@@ -90,6 +93,25 @@ def test_the_installed_program_is_the_one_of_the_wheel(clean: Path) -> None:
 
 def test_the_installed_program_checks_rules(clean: Path) -> None:
     assert run(clean / "oxproxy", "check", RULES, where=clean).startswith("ok")
+
+
+@pytest.mark.timeout(300)  # where nothing was compiled before, it is now
+def test_a_wheel_with_compiled_modules_runs_them_unless_told_otherwise(tmp_path: Path) -> None:
+    compiles = subprocess.run([sys.executable, "-m", "deploy.native"], cwd=ROOT, capture_output=True, check=False)
+    if compiles.returncode == NO_COMPILER and not os.environ.get("CI"):
+        pytest.skip(compiles.stdout.decode())
+    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
+    run(*build, where=tmp_path, HATCH_BUILD_HOOKS_ENABLE="true")
+    (wheel,) = tmp_path.glob("*.whl")
+    assert not wheel.stem.endswith("-none-any")
+    programs = installed(wheel, tmp_path / "environment")
+    assert run(programs / "oxproxy", "--version", where=tmp_path) == f"oxproxy {VERSION} (compiled)\n"
+    assert run(programs / "oxproxy", "check", RULES, where=tmp_path).startswith("ok")
+    interpreted = run(programs / "oxproxy", "--version", where=tmp_path, PURE_PYTHON="1")
+    assert interpreted == f"oxproxy {VERSION} (interpreted)\n"
+    engine = next(tmp_path.glob("environment/lib/python*/site-packages/proxy/routing/engine.py"))
+    engine.write_text(engine.read_text() + "# edited\n")
+    assert run(programs / "oxproxy", "--version", where=tmp_path) == f"oxproxy {VERSION} (interpreted)\n"
 
 
 @pytest.mark.matrix

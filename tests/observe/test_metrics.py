@@ -7,6 +7,7 @@ from pathlib import Path
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from proxy.native import BUILD
 from proxy.observe.exposition import Exposition
 from proxy.observe.metrics import METRICS
 from proxy.relay.counters import Counters, RemoteCounters
@@ -65,7 +66,7 @@ async def test_every_plain_counter_shows_under_its_name() -> None:
     counters.certificates = {("downstream", "/tls/cert.pem"): 1800000000.0}
     got = await scrape(counters)
     expected = {
-        "oxproxy_build_info{version=1.2.3}": 1,
+        f"oxproxy_build_info{{build={BUILD},version=1.2.3}}": 1,
         "oxproxy_rules_info{version=abc}": 1,
         "oxproxy_workers{}": 3,
         "oxproxy_worker_restarts_total{}": 4,

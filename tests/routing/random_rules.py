@@ -13,10 +13,9 @@ from hypothesis.strategies import SearchStrategy
 
 from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import Binding
-from proxy.routing.decision import ExchangeStep, Facts, QueueNames
-from proxy.routing.engine import route
+from proxy.routing.bindings.compiled import Match
+from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.exchange import Exchange
-from proxy.routing.message import Message
 from proxy.values import EXCHANGE, QUEUE, Table, Value
 
 QUEUES = QueueNames((b"q1", b"q2", b"q3", b"a.b", b"other"), 1)
@@ -225,16 +224,12 @@ messages = st.builds(
 )
 
 
-class NaiveExchange(Exchange):
-    """Visits every binding."""
-
-    __slots__ = ()
-
-    def route(
-        self, message: Message, matched: list[tuple[bytes, str]], step: ExchangeStep | None = None
-    ) -> set[tuple[str, bytes]] | bytes:
-        routed = route(self.entries, message, matched)
-        return message.producer.error if routed is None else routed
+def visit_every_binding(exchange: Exchange) -> None:
+    """Have the index of an exchange leave nothing out: no condition of its bindings leads to them any more."""
+    for _, compiled in exchange.entries:
+        exchange._index.remove(compiled)
+        compiled.match = Match(compiled.match.truth)
+        exchange._index.add(compiled)
 
 
 def bind_valid(exchange: Exchange, bindings: Iterable[Binding]) -> list[Binding]:

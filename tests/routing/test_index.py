@@ -12,7 +12,7 @@ from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.values import Value
 from tests.routing.building import NOW, exchange, facts, many, message, queues, to_queue
-from tests.routing.random_rules import BINDINGS, QUEUES, NaiveExchange, bind_valid, messages
+from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages, visit_every_binding
 
 #: More than usual: the meetings that would show a slip are rare.
 _EXAMPLES = 400
@@ -28,9 +28,10 @@ def found(of: Exchange, seen: Facts) -> list[str]:
 @given(data=st.data())
 def test_index_changes_no_decision(kind: str, data: st.DataObject) -> None:
     bindings = data.draw(BINDINGS[kind])
-    indexed, naive = Exchange(b"xo", kind), NaiveExchange(b"xo", kind)
+    indexed, naive = Exchange(b"xo", kind), Exchange(b"xo", kind)
     bind_valid(indexed, bindings)
     bind_valid(naive, bindings)
+    visit_every_binding(naive)
     for seen in data.draw(st.lists(messages, min_size=1, max_size=4)):
         answers = [
             Router([each]).decide(b"xo", seen, NOW, QUEUES, lambda count: count - 1) for each in (indexed, naive)

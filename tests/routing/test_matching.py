@@ -1,34 +1,44 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from proxy.routing.bindings.compiled import Match, match_all, match_any
 from proxy.routing.bindings.operators import (
     ABSENT,
     ALL_HEADERS,
+    HEADER,
     MATCH,
     MISMATCH,
-    HeaderOperator,
+    FactName,
     IndexKey,
     Operator,
     RoutingKeyOperator,
 )
 from proxy.routing.decision import Facts, Verdict
 from proxy.values import Value
-from tests.routing.building import Plain, arguments, exchange, message, queues, to_queue, value
+from tests.routing.building import VOID, Plain, arguments, exchange, message, queues, to_queue, value
 
 _M, _X, _A = MATCH, MISMATCH, ABSENT
 
 
-class _Answers(HeaderOperator):
+@dataclass
+class _Answers:
     """Gives one answer."""
 
-    def __init__(self, answer: Verdict, optional: bool = False, index_key: IndexKey | None = None) -> None:
-        super().__init__(b"", value(1), b"", lambda _value, _message: False, optional, index_key=index_key)
-        self.answer = answer
+    answer: Verdict
+    optional: bool = False
+    index_key: IndexKey | None = None
+    key: bytes = b""
+    expected: Value = VOID
+    fact_name: FactName = (HEADER, b"")
 
     def verdict(self, message: object) -> Verdict:
         return self.answer
+
+    def seen(self, message: object) -> None:
+        return None
 
 
 def _true(match: Match) -> bool:

@@ -1,0 +1,121 @@
+"""Compiles the modules of the publish path with mypyc: ``python -m deploy.native``.
+
+``compiled`` of ``[tool.oxproxy]`` in ``pyproject.toml`` lists them. The extension modules and their manifest go to
+``proxy/_native``, where `proxy.native` finds them. Nothing is done if what is there was made of these sources by this
+compiler. Nothing of the project but `proxy.native` is imported, and of others only mypy and setuptools are needed.
+
+Exit status: 0 compiled, or nothing to do; 1 compilation failed; 3 there is no C compiler, or Python's headers are
+missing.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # where this file is run by its path, as the build hook does
+
+from proxy.native import FOLDER, MANIFEST, SUFFIX, digest, read_manifest  # noqa: E402
+
+FAILED, NO_COMPILER = 1, 3
+LOG = ROOT / "build" / "native.log"
+#: Third-party modules need not be there, and the project's own settings for mypy are of no use for compilation.
+MYPY = ("--config-file=", "--ignore-missing-imports", "--follow-untyped-imports", "--no-incremental")
+#: A higher level takes longer, and what is compiled is no faster by it.
+OPTIMIZATION = "1"
+
+
+def modules() -> list[str]:
+    """Return the sources that are compiled, relative to the project's directory."""
+    listed: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["oxproxy"]["compiled"]
+    return listed
+
+
+def with_imports(names: Iterable[str]) -> list[str]:
+    """Return sources and all of the package that they import: types and constants of those are compiled in."""
+    wanted = list(names)
+    found = set()
+    while wanted:
+        name = wanted.pop()
+        if name in found or not (ROOT / name).is_file():
+            continue
+        found.add(name)
+        for node in ast.walk(ast.parse((ROOT / name).read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "proxy":
+                path = node.module.replace(".", "/")
+                wanted += [f"{path}.py", *(f"{path}/{alias.name}.py" for alias in node.names)]
+    return sorted(found)
+
+
+def compiler() -> str:
+    """Return what compiles: a change of it is a reason to compile again."""
+    return f"mypy {version('mypy')}, -O{OPTIMIZATION}, Python {sys.version.split()[0]}, {SUFFIX}"
+
+
+def missing() -> str:
+    """Return what is missing for compilation, "" where nothing is."""
+    command = os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc")
+    if shutil.which(command.split()[0]) is None:
+        return f"no C compiler ({command.split()[0]})"
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return "" if headers.exists() else f"no {headers}"
+
+
+def build(target: Path) -> None:
+    """Compile; the extension modules are put into a directory under their full names."""
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
+
+    os.environ["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} -w"
+    with tempfile.TemporaryDirectory(prefix="oxproxy-native-") as folder:
+        extensions = mypycify([*MYPY, *modules()], opt_level=OPTIMIZATION, debug_level="0", target_dir=folder)
+        command = build_ext(Distribution({"name": "oxproxy-native", "ext_modules": extensions}))
+        command.build_lib, command.build_temp = str(Path(folder, "lib")), str(Path(folder, "temp"))
+        command.ensure_finalized()
+        command.run()
+        for path in Path(command.build_lib).rglob(f"*{SUFFIX}"):
+            shutil.copy(path, target / ".".join(path.relative_to(command.build_lib).parts))
+
+
+def main() -> int:
+    """Compile unless what is there is as wanted."""
+    sources = with_imports(modules())
+    wanted = digest(str(ROOT), sources), compiler(), sources
+    if read_manifest(FOLDER) == wanted:
+        return 0
+    if lacking := missing():
+        print(f"The publish path is not compiled, its sources run instead: {lacking}", flush=True)
+        return NO_COMPILER
+    print(f"Compiling {len(modules())} modules of the publish path", flush=True)
+    target = Path(f"{FOLDER}.new")
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    LOG.parent.mkdir(exist_ok=True)
+    with LOG.open("wb") as log:
+        # A process of its own, since mypyc ends the process at an error and changes global state.
+        done = subprocess.run([sys.executable, __file__, str(target)], cwd=ROOT, stdout=log, stderr=log, check=False)
+    if done.returncode:
+        print(LOG.read_text(errors="replace")[-3000:], f"Compilation failed (all of it in {LOG})", file=sys.stderr)
+        return FAILED
+    (target / MANIFEST).write_text("\n".join([wanted[0], wanted[1], *sources]))
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    target.rename(FOLDER)
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        build(Path(sys.argv[1]))
+    else:
+        sys.exit(main())

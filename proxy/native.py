@@ -1,0 +1,92 @@
+"""Chooses between the compiled modules and their sources.
+
+`deploy/native.py` compiles modules of the publish path with mypyc, as listed in ``pyproject.toml``, and puts the
+extension modules into ``proxy/_native``, named by their full module names, with a manifest. They are used only if the
+manifest's digest is that of the sources as they are now: an edited source is never hidden by what was compiled before.
+Where there are none, the sources run; only the speed differs.
+
+``PURE_PYTHON=1`` in the environment always chooses the sources.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
+from types import ModuleType
+from typing import Final
+
+ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FOLDER: Final = os.path.join(ROOT, "proxy", "_native")
+#: Lines: digest of the sources, compiler, then the sources, relative to ROOT.
+MANIFEST: Final = "manifest.txt"
+#: Names this Python and this platform exactly, so that modules for others are never loaded.
+SUFFIX: Final = EXTENSION_SUFFIXES[0]
+
+
+def digest(root: str, sources: Iterable[str]) -> str:
+    """Return a digest of names and contents; "" if a source is missing."""
+    from hashlib import sha256
+
+    total = sha256()
+    for source in sources:
+        try:
+            with open(os.path.join(root, source), "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            return ""
+        total.update(b"%s %d\n" % (source.encode(), len(content)))
+        total.update(content)
+    return total.hexdigest()
+
+
+def read_manifest(folder: str) -> tuple[str, str, list[str]]:
+    """Return digest, compiler and sources of what is in a directory; empty where nothing is."""
+    try:
+        with open(os.path.join(folder, MANIFEST), encoding="utf-8") as file:
+            lines = file.read().split("\n")
+    except FileNotFoundError:
+        return "", "", []
+    return lines[0], lines[1], lines[2:]
+
+
+class _Finder:
+    """Finds compiled modules by their names; all other modules are found as usual.
+
+    Args:
+        files: by module name.
+    """
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self._files = files
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return how to load a compiled module, None for others."""
+        file = self._files.get(fullname)
+        if file is None:
+            return None
+        spec = ModuleSpec(fullname, ExtensionFileLoader(fullname, file), origin=file)
+        spec.has_location = True
+        return spec
+
+
+def _use_compiled() -> bool:
+    if os.environ.get("PURE_PYTHON", "") not in ("", "0"):
+        return False
+    expected, _, sources = read_manifest(FOLDER)
+    if not expected or digest(ROOT, sources) != expected:
+        return False
+    files = {
+        name.removesuffix(SUFFIX): os.path.join(FOLDER, name) for name in os.listdir(FOLDER) if name.endswith(SUFFIX)
+    }
+    if not files:
+        return False
+    sys.meta_path.insert(0, _Finder(files))
+    return True
+
+
+#: Which modules of the publish path this process runs.
+BUILD: Final = "compiled" if _use_compiled() else "interpreted"

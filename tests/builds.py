@@ -1,0 +1,168 @@
+"""Two processes that get the same bytes: one runs the compiled modules, the other their sources.
+
+What they return is text: results and errors as a person would compare them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Self
+
+from proxy.amqp.frames import FrameBuffer, PartialFrame
+from proxy.amqp.properties import decode_properties, table_span
+from proxy.amqp.tables import (
+    decode_table,
+    decode_value,
+    encode_table,
+    encode_value,
+    pick,
+    too_deep,
+    without,
+)
+from proxy.errors import ProtocolError
+from proxy.native import BUILD
+from proxy.routing.bindings.binding import Binding
+from proxy.routing.decision import Decision, Facts, QueueNames, Trace
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
+from proxy.values import QUEUE, Table, Value
+from tests.relay.wire import Wire, owned, state
+from tests.routing.building import NOW
+
+ROOT = Path(__file__).resolve().parents[1]
+QUEUES = QueueNames((b"q1", b"q2", b"a.b", b"other"), 1)
+_NAMES = frozenset((b"type", b"amount", b"BCC", b"", b"n" * 255))
+
+
+class Build:
+    """One of the two processes, for as long as the context lasts.
+
+    Args:
+        interpreted: whether it runs the sources.
+    """
+
+    def __init__(self, interpreted: bool) -> None:
+        environment = os.environ | {"PURE_PYTHON": "1" if interpreted else ""}
+        command = [sys.executable, "-m", "tests.builds"]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def run(self, name: str, *pieces: bytes) -> str:
+        """Return what one of `WORK` makes of the bytes."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        pickle.dump((name, pieces), self._process.stdin)
+        self._process.stdin.flush()
+        result: str = pickle.load(self._process.stdout)
+        return result
+
+
+def build() -> str:
+    return BUILD
+
+
+def codec(data: bytes) -> str:
+    """Every function that reads bytes, at several places; what was decoded is encoded again."""
+    buffer, partial = FrameBuffer(4096), PartialFrame()
+    buffer.feed(data)
+    partial.keep(data[:9])
+    flags = int.from_bytes(data[:2], "big")
+    calls: list[Callable[[], object]] = [
+        lambda: pick(data, 0, len(data), _NAMES),
+        lambda: pick(data, 2, len(data) + 1, _NAMES),
+        lambda: without(data, 0, len(data), _NAMES),
+        lambda: too_deep(data),
+        lambda: decode_value(data),
+        lambda: encode_value(decode_value(data)),
+        lambda: decode_table(data, 0, len(data)),
+        lambda: encode_table(decode_table(data, 0, len(data))),
+        lambda: table_span(data, 2, flags),
+        lambda: decode_properties(data, 2, len(data), flags),
+        lambda: [buffer.next_frame() for _ in range(3)],
+        lambda: partial.join(data[9:]),
+    ]
+    return "\n".join(map(outcome, calls))
+
+
+def decide(key: bytes, headers: bytes, app_id: bytes, *bindings: bytes) -> str:
+    """A decision, as it is and traced; bindings are tables of arguments, those that are refused with their reasons."""
+    exchange = Exchange(b"xo", "x-open")
+    told = []
+    for number, arguments in enumerate(bindings):
+        binding = Binding(b"xo", QUEUE, b"q%d" % number, b"", decode_table(arguments, 0, len(arguments)))
+        told.append(outcome(lambda binding=binding: exchange.bind(binding)))  # type: ignore[misc]
+    facts = Facts(key, decode_table(headers, 0, len(headers)), {"app_id": app_id, "priority": len(key)}, len(headers))
+    router, trace = Router([exchange]), Trace()
+    told.append(outcome(lambda: shown(router.decide(b"xo", facts, NOW, QUEUES, lambda count: count - 1))))
+    told.append(outcome(lambda: shown(router.decide(b"xo", facts, NOW, QUEUES, lambda count: count - 1, trace))))
+    told += [repr((step.id, step.true, step.operators, step.added)) for walk in trace.exchanges for step in walk.visits]
+    return "\n".join(told)
+
+
+def relay(*pieces: bytes) -> str:
+    """All that leaves a connection, for pieces of which the first byte specifies the side that sends them."""
+    exchange = Exchange(b"xo", "x-open")
+    for number, arguments in enumerate(RULES):
+        exchange.bind(Binding(b"xo", QUEUE, b"q%d" % number, b"", arguments))
+    wire = Wire(state((exchange, owned(exchange)))).open(confirm=True)
+    told = []
+    for piece in pieces:
+        send = wire.answer if piece[:1] == b"\1" else wire.produce
+        told.append(outcome(lambda send=send, piece=piece: send(piece[1:])))  # type: ignore[misc]
+        told.append(repr((wire.upstream(), wire.producer())))
+        if "Error" in told[-2]:
+            break
+    return "\n".join(told)
+
+
+RULES: tuple[Table, ...] = (
+    ((b"x-?hkv= type", Value("S", b"report")),),
+    ((b"x-?hkv>= amount", Value("I", 500)),),
+    ((b"x-?hkvre id", Value("S", b"^[a-f0-9]+$")),),
+    ((b"x-?rkta", Value("S", b"order.*")),),
+    ((b"x-?rkre", Value("S", rb"^key\.\d+$")),),
+    ((b"x-?hkex", Value("S", b"trace")), (b"x-?hkv!= type", Value("S", b"report"))),
+    ((b"x-match", Value("S", b"eq")), (b"x-?hkv= only", Value("I", 1))),
+)
+WORK: dict[str, Callable[..., str]] = {"build": build, "codec": codec, "decide": decide, "relay": relay}
+
+
+def outcome(call: Callable[[], object]) -> str:
+    """The result, or the error: that of a peer's bytes with its text, any other by its type."""
+    try:
+        return repr(call())
+    except ProtocolError as error:
+        return f"ProtocolError {error!r}"
+    except Exception as error:  # noqa: BLE001 -- any difference counts
+        return f"{type(error).__name__}"
+
+
+def shown(decision: Decision) -> dict[str, object]:
+    return {field.name: getattr(decision, field.name) for field in fields(decision) if field.name != "trace"}
+
+
+def main() -> None:
+    while True:
+        try:
+            name, pieces = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        pickle.dump(WORK[name](*pieces), sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
