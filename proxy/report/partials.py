@@ -32,8 +32,8 @@ import duckdb
 
 #: Version of the records that are understood; new fields do not change it.
 VERSION = 1
-#: Why a line is not a record: a crash cut it off; never a record; of a later sidecar; compressed data has no end.
-TORN, FOREIGN, NEWER, DAMAGED = "torn", "foreign", "version", "damaged file"
+#: Why a line is not a record: a crash cut it off; never a record; of a later sidecar.
+TORN, FOREIGN, NEWER = "torn", "foreign", "version"
 #: Characters of a rejected line and rejected lines of a segment that are kept; all of them are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
 #: Publishes at the end of a segment that a return in a later one can still find: the last 2,000, and those of the last
