@@ -1,4 +1,4 @@
-"""Where do the marks of a chart lie? Geometry only; `templates/charts.html` draws it.
+"""Computes where the marks of a chart lie; `templates/charts.html` draws them.
 
 Places along the time axis are percentages of the plot's width, heights are pixels: a chart fills whatever width it is
 given, and its text keeps its size.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import NamedTuple
@@ -25,14 +24,8 @@ _PACES = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 17280
 _DAY_SECONDS = 86400
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """What a time axis shows.
-
-    Args:
-        begin: its left end.
-        end: its right end.
-    """
+class Span(NamedTuple):
+    """What a time axis shows."""
 
     begin: datetime
     end: datetime
@@ -55,48 +48,30 @@ class Span:
 
 
 class Series(NamedTuple):
-    """Values over time.
-
-    Args:
-        name: as the legend has it.
-        values: by time; times without a value have none.
-        colour: number of a class of the page's style.
-    """
+    """Values over time, as the legend names them; the colour is the number of a class of the page's style."""
 
     name: str
     values: dict[datetime, float]
     colour: int
 
 
-@dataclass(frozen=True, slots=True)
-class Upright:
-    """A vertical axis.
-
-    Args:
-        title: what it measures, with its unit.
-        label: writes a value.
-        most: the largest value.
-        least: the smallest; above 0 the axis is logarithmic.
-    """
+class Upright(NamedTuple):
+    """A vertical axis: what it measures, with its unit, and how a value is written."""
 
     title: str
     label: Callable[[float], str]
     most: float
-    least: float = 0.0
-    marks: list[float] = field(init=False)
+    least: float = 0.0  # above 0 the axis is logarithmic
 
-    def __post_init__(self) -> None:
-        """Choose where the marks are."""
-        chosen = decades(self.least, self.most) if self.least > 0 else rounds(self.most)
-        object.__setattr__(self, "marks", chosen)
+    @property
+    def marks(self) -> list[float]:
+        """Where its marks are."""
+        return decades(self.least, self.most) if self.least > 0 else rounds(self.most)
 
     def at(self, value: float) -> float:
         """Give the place of a value on the plot, in pixels from its top."""
-        low, high = self.marks[0], self.marks[-1]
-        if self.least > 0:
-            part = math.log(max(value, low) / low) / math.log(high / low)
-        else:
-            part = value / high
+        low, *_, high = self.marks
+        part = math.log(max(value, low) / low) / math.log(high / low) if self.least > 0 else value / high
         return DEPTH * (1 - part)
 
 
@@ -120,19 +95,8 @@ class Dot(NamedTuple):
     told: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """All marks of a chart.
-
-    Args:
-        title: what it shows, for those who do not see it.
-        span: the time axis.
-        upright: the other one.
-        legend: the series, whose marks have their colours.
-        columns: rectangles.
-        dots: values of lines.
-        strokes: what connects two dots.
-    """
+class Chart(NamedTuple):
+    """All marks of a chart; the title is for those who do not see it, a stroke connects two dots."""
 
     title: str
     span: Span

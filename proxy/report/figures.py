@@ -1,10 +1,15 @@
-"""What does the page show? Plain values, the few that fit on it; `selection` picks them from the tables."""
+"""What the page shows: plain values, the few that fit on it; `selection` picks them from the tables."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+#: A row of a list by column, as `sql/page.sql` has them.
+Row = dict[str, Any]
 
 #: Outcomes of publishes that went to no destination.
 UNDELIVERED = ("unrouted", "filtered", "rejected")
@@ -18,93 +23,12 @@ class Step(NamedTuple):
     bytes: int
 
 
-class Named(NamedTuple):
-    """Something with publishes: an exchange, a sidecar."""
-
-    name: str
-    publishes: int
-    bytes: int
-
-
-class Sent(NamedTuple):
-    """A destination."""
-
-    vhost: str
-    destination: str
-    kind: str
-    publishes: int
-    first_seen: datetime
-    last_seen: datetime
-
-
-class Matched(NamedTuple):
-    """A binding; dead where it has no matches."""
-
-    vhost: str
-    exchange: str
-    binding: str
-    matches: int
-    last_match: datetime | None
-    in_file: bool | None
-
-
-class Lost(NamedTuple):
-    """Publishes that reached no queue; the example is the first of them."""
-
-    vhost: str
-    exchange: str
-    rk_pattern: str
-    publishes: int
-    returned: int
-    example_rk: str
-    example_message_id: str | None
-    first_seen: datetime
-
-
-class Timed(NamedTuple):
-    """Percentiles of an hour, in microseconds."""
-
-    begin: datetime
-    what: str
-    p50_us: float
-    p95_us: float
-    p99_us: float
-    samples: int
-
-
-class Sender(NamedTuple):
-    """A producer's connection."""
-
-    user: str
-    conn: str
-    proxy: str
-    publishes: int
-    bytes: int
-    p95_size: float
-    peak_per_second: int
-
-
-class Finding(NamedTuple):
-    """An hour that deviates, or something that is missing or twice there."""
-
-    begin: datetime
-    what: str
-    subject: str
-    seen: float
-    expected: float
-    score: float
-    example: str | None
-
-
-class Stop(NamedTuple):
-    """One sidecar on a message's way."""
-
-    ts: datetime
-    proxy: str
-    exchange: str
-    rk: str
-    outcome: str
-    queues: list[str]
+def added(several: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Add up counts by name."""
+    total: Counter[str] = Counter()
+    for counts in several:
+        total.update(counts)
+    return dict(total)
 
 
 @dataclass(frozen=True)
@@ -119,7 +43,7 @@ class Figures:
         rules: versions of the rules that made the decisions.
         bindings_known: whether rules files were given; only then `dead` says anything.
         sizes: publishes by upper bound of their size class, None for the last one.
-        ways: message id and stops of messages that came through several sidecars.
+        ways: message id and steps (`sql/tables.sql`) of messages that came through several sidecars.
         results: what the broker said, where it said more than a plain ack.
         rejected: lines that are no records, by reason.
         late: records that lie in the folder of another day.
@@ -133,19 +57,19 @@ class Figures:
     segments: int = 0
     step_minutes: int = 1
     steps: list[Step] = field(default_factory=list)
-    exchanges: list[Named] = field(default_factory=list)
-    proxies: list[Named] = field(default_factory=list)
+    exchanges: list[Row] = field(default_factory=list)
+    proxies: list[Row] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
-    destinations: list[Sent] = field(default_factory=list)
-    hot: list[Matched] = field(default_factory=list)
-    dead: list[Matched] = field(default_factory=list)
+    destinations: list[Row] = field(default_factory=list)
+    hot: list[Row] = field(default_factory=list)
+    dead: list[Row] = field(default_factory=list)
     bindings_known: bool = False
-    unroutable: list[Lost] = field(default_factory=list)
-    latency: list[Timed] = field(default_factory=list)
-    producers: list[Sender] = field(default_factory=list)
+    unroutable: list[Row] = field(default_factory=list)
+    latency: list[Row] = field(default_factory=list)
+    producers: list[Row] = field(default_factory=list)
     sizes: list[tuple[int | None, int]] = field(default_factory=list)
-    anomalies: list[Finding] = field(default_factory=list)
-    ways: list[tuple[str, list[Stop]]] = field(default_factory=list)
+    anomalies: list[Row] = field(default_factory=list)
+    ways: list[tuple[str, list[Row]]] = field(default_factory=list)
     results: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
     late: int = 0
@@ -156,11 +80,7 @@ class Figures:
     @property
     def outcomes(self) -> dict[str, int]:
         """Publishes by outcome."""
-        found: dict[str, int] = {}
-        for step in self.steps:
-            for outcome, publishes in step.outcomes.items():
-                found[outcome] = found.get(outcome, 0) + publishes
-        return found
+        return added(step.outcomes for step in self.steps)
 
     @property
     def range(self) -> str:

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report import tables as names
-from proxy.report.figures import Figures
+from proxy.report.figures import Figures, added
 from proxy.report.merge import HISTORY_DAYS, Merge
 from proxy.report.pages import PAGE, Pages
 from proxy.report.request import Request
@@ -45,27 +45,16 @@ _ONE_DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run did.
-
-    Args:
-        figures: what the page shows.
-        output: where tables and page are.
-        read: segments that were read.
-        made: days whose tables were made.
-        gone: days that had tables and have no record any more.
-        rebuilt: days whose tables an earlier version had made.
-        kept: days whose tables an earlier version made, and whose log is gone.
-        is_first: whether the output was that of an earlier version.
-    """
+    """What a run did, and what the page shows."""
 
     figures: Figures
     output: str
-    read: int = 0
-    made: tuple[date, ...] = ()
-    gone: tuple[date, ...] = ()
-    rebuilt: tuple[date, ...] = ()
-    kept: tuple[date, ...] = ()
-    is_first: bool = False
+    read: int = 0  # segments
+    made: tuple[date, ...] = ()  # days whose tables were made
+    gone: tuple[date, ...] = ()  # days that had tables and have no record any more
+    rebuilt: tuple[date, ...] = ()  # days whose tables an earlier version had made
+    kept: tuple[date, ...] = ()  # likewise, but their log is gone
+    is_first: bool = False  # whether the output was that of an earlier version
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -99,26 +88,13 @@ def _listed(days: Iterable[date]) -> str:
 
 
 def report(request: Request) -> Summary:
-    """Make the report with a Spark of its own.
-
-    Raises:
-        ConfigError: there is no such input, or Spark can't be started.
-    """
+    """Make the report with a Spark of its own."""
     with session(request) as spark:
         return run(spark, request)
 
 
 def follow(request: Request, say: Any, once: bool = False) -> None:
-    """Make the report again and again until SIGTERM or SIGINT, with one Spark.
-
-    Args:
-        request: what is asked for.
-        say: prints a line.
-        once: end when everything there is has been counted.
-
-    Raises:
-        ConfigError: there is no such input, or Spark can't be started.
-    """
+    """Make the report again and again until SIGTERM or SIGINT (or once), with one Spark."""
     with session(request) as spark, _told_to_stop() as told:
         while not told.is_set():
             began = time.monotonic()
@@ -131,11 +107,7 @@ def follow(request: Request, say: Any, once: bool = False) -> None:
 
 
 def run(spark: SparkSession, request: Request) -> Summary:
-    """Make the report.
-
-    Args:
-        spark: a running session.
-        request: what is asked for.
+    """Make the report with a running session.
 
     Raises:
         ConfigError: there is no such input, or a file system refuses.
@@ -289,8 +261,8 @@ class _Run:
             self.request.now,
             count,
             bindings_known=self.request.bindings is not None,
-            results=_added(state.get("results", {}) for state in states),
-            rejected=_added(state.get("rejected", {}) for state in states),
+            results=added(state.get("results", {}) for state in states),
+            rejected=added(state.get("rejected", {}) for state in states),
             late=sum(state.get("late", 0) for state in states),
             unmatched=sum(state.get("unmatched", 0) for state in states),
             duplicates=sorted(name for (several,) in copies for name in several),
@@ -311,14 +283,6 @@ class _Run:
         ]
         single = [self._figures([day], found) for day in wanted] if len(days) > 1 else []
         pages.write(summary.figures, single)
-
-
-def _added(several_counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for counts in several_counts:
-        for name, count in counts.items():
-            found[name] = found.get(name, 0) + count
-    return dict(sorted(found.items()))
 
 
 @contextmanager

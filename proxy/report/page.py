@@ -1,4 +1,4 @@
-"""What do people see? HTML files that need nothing else: no network, no script, no other file.
+"""Writes pages: HTML files that need nothing else, no network, no script, no other file.
 
 A browser is told so as well: the page's policy forbids it to load anything. The templates escape everything they are
 given, what comes from the log included.
@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from proxy.report import charts, wording
 from proxy.report.charts import Chart, Series, Span, Upright
-from proxy.report.figures import UNDELIVERED, Figures, Lost, Timed
+from proxy.report.figures import UNDELIVERED, Figures, Row
 
 #: Order and colour of outcomes: what went well at the bottom, what did not on top of it.
 OUTCOMES = ("routed", "passed", "translated", *UNDELIVERED)
@@ -36,13 +36,7 @@ _NAVIGATION = re.compile('<nav class="days".*?</nav>\n', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Days:
-    """Where the links of a page lead.
-
-    Args:
-        folder: of the pages of days, from the page.
-        previous: the nearest day before that has a page.
-        next: the nearest one after.
-    """
+    """Where the links of a page lead: the nearest days that have a page, in a folder as seen from the page."""
 
     folder: str = ""
     previous: date | None = None
@@ -73,10 +67,10 @@ def relinked(page: str, days: Days) -> str:
     return _NAVIGATION.sub(lambda _: navigation, page, count=1)
 
 
-def explain_command(lost: Lost) -> str:
+def explain_command(lost: Row) -> str:
     """Give the command that says what the rules do with a row's example."""
-    message = {"vhost": lost.vhost, "exchange": lost.exchange, "routing_key": lost.example_rk}
-    at = f"{lost.first_seen:%Y-%m-%dT%H:%M:%SZ}"
+    message = {"vhost": lost["vhost"], "exchange": lost["exchange"], "routing_key": lost["example_rk"]}
+    at = f"{lost['first_seen']:%Y-%m-%dT%H:%M:%SZ}"
     return f"printf %s {shlex.quote(json.dumps(message))} | oxproxy explain --rules RULES.yaml --at {at} --message -"
 
 
@@ -94,8 +88,11 @@ def _shown(figures: Figures) -> dict[str, Any]:
         upright = Upright(f"{unit} per {every}", lambda value: wording.short(value, symbol), most)
         return charts.columns(span, step, several, upright, title)
 
-    sent = [(f"{sent.destination} in {sent.vhost}", sent.publishes) for sent in figures.destinations]
-    hot = [(f"{hot.binding} ({wording.exchange(hot.exchange)} in {hot.vhost})", hot.matches) for hot in figures.hot]
+    sent = [(f"{sent['destination']} in {sent['vhost']}", sent["publishes"]) for sent in figures.destinations]
+    hot = [
+        (f"{hot['binding']} ({wording.exchange(hot['exchange'])} in {hot['vhost']})", hot["matches"])
+        for hot in figures.hot
+    ]
     return {
         "sections": SECTIONS,
         "depth": charts.DEPTH,
@@ -104,8 +101,8 @@ def _shown(figures: Figures) -> dict[str, Any]:
         "traffic": over_time(stack, "publishes", "", "Publishes over time"),
         "trouble": over_time(trouble, "publishes", "", "Publishes without destination over time") if trouble else None,
         "bytes": over_time([size], "bytes", "B", "Bytes over time"),
-        "exchanges": charts.bars([(item.name, item.publishes) for item in figures.exchanges[:_BARS]]),
-        "proxies": charts.bars([(item.name, item.publishes) for item in figures.proxies[:_BARS]]),
+        "exchanges": charts.bars([(item["name"], item["publishes"]) for item in figures.exchanges[:_BARS]]),
+        "proxies": charts.bars([(item["name"], item["publishes"]) for item in figures.proxies[:_BARS]]),
         "destinations": charts.bars(sent[:_BARS]),
         "hot": charts.bars(hot[:_BARS]),
         "sizes": charts.bars(
@@ -134,18 +131,18 @@ def _undelivered(figures: Figures) -> str:
     return ", ".join(f"{wording.whole(count)} {name}" for name, count in counts if count) or "0 publishes"
 
 
-def _latency(figures: Figures, what: str, title: str) -> tuple[str, list[Timed], Chart | None]:
-    hours = [hour for hour in figures.latency if hour.what == what]
+def _latency(figures: Figures, what: str, title: str) -> tuple[str, list[Row], Chart | None]:
+    hours = [hour for hour in figures.latency if hour["what"] == what]
     if len(hours) < _LEAST_HOURS:
         return title, hours, None
     half = timedelta(minutes=30)
     several = [
-        Series(name, {hour.begin + half: getattr(hour, f"{name}_us") for hour in hours}, colour)
+        Series(name, {hour["begin"] + half: hour[f"{name}_us"] for hour in hours}, colour)
         for name, colour in _PERCENTILES
     ]
     positive = [value for series in several for value in series.values.values() if value > 0] or [1.0]
     upright = Upright("latency", wording.micros, max(positive), min(positive))
-    span = Span(hours[0].begin, hours[-1].begin + 2 * half)
+    span = Span(hours[0]["begin"], hours[-1]["begin"] + 2 * half)
     return title, hours, charts.lines(span, several, upright, f"{title}: percentiles per hour")
 
 

@@ -1,4 +1,4 @@
-"""Where do pages lie? One for each day and each range that was asked for, an index of them, and the newest on top."""
+"""Writes pages: one for each day and each range that was asked for, an index of them, and the newest on top."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ _ENDING = ".html"
 
 
 class Pages:
-    """The pages of one output folder.
-
-    Args:
-        storage: its file systems.
-        output: the folder.
-    """
+    """The pages of one output folder."""
 
     def __init__(self, storage: Storage, output: str) -> None:
         self._storage = storage
@@ -38,12 +33,7 @@ class Pages:
         return day in self._days
 
     def write(self, newest: Figures, single: Sequence[Figures]) -> None:
-        """Write the page of a run, those of single days, and the links of the pages next to them.
-
-        Args:
-            newest: what the run was asked for.
-            single: figures of one day each.
-        """
+        """Write the page of a run, those of single days, and the links of the pages next to them."""
         new = {figures.days[0]: figures for figures in (*single, newest) if len(figures.days) == 1}
         before = self._days
         self._days = before | new.keys()

@@ -30,6 +30,8 @@ from typing import NamedTuple
 
 import duckdb
 
+#: Where partials lie in an output folder; the number is that of their format.
+FOLDER = "_partials/1"
 #: Version of the records that are understood; new fields do not change it.
 VERSION = 1
 #: Why a line is not a record: a crash cut it off; never a record; of a later sidecar.

@@ -1,4 +1,4 @@
-"""What is asked of the report: which logs, which days, where to, and what the rules files say.
+"""What is asked of the report.
 
 No Spark here: the command line builds a request before it knows whether Spark is installed.
 """
@@ -17,55 +17,31 @@ _WORDS = {"today": 0, "yesterday": 1}
 
 @dataclass(frozen=True, slots=True)
 class KnownBinding:
-    """A binding of the rules files: what the report looks for, and calls dead where it finds no match.
-
-    Args:
-        vhost: virtual host.
-        exchange: name of the exchange.
-        binding: its id, as in the audit log.
-        rules: version of the rules files.
-    """
+    """A binding of the rules files: what the report looks for, and calls dead where it finds no match."""
 
     vhost: str
     exchange: str
-    binding: str
-    rules: str
+    binding: str  # its id, as in the audit log
+    rules: str  # version of the rules files
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One run of the report.
+    """One run of the report."""
 
-    Args:
-        input: folder of the audit log, a path or URI as Hadoop reads it.
-        output: folder of tables and page, likewise.
-        since: first day (UTC); None: the oldest in the log.
-        until: last day; None: the newest.
-        master: Spark master; None: what spark-submit says, else all cores of this machine.
-        bindings: those of the rules files; None where no rules file is given.
-        settings: Spark settings of the operator, before ours.
-        trace: whether the table of all publishes with a message id is asked for.
-        forget: whether partials of segments that are gone are removed.
-        now: the time of the run.
-    """
-
-    input: str
-    output: str
-    since: date | None = None
-    until: date | None = None
-    master: str | None = None
-    bindings: tuple[KnownBinding, ...] | None = None
-    settings: tuple[tuple[str, str], ...] = ()
-    trace: bool = False
-    forget: bool = False
+    input: str  # folder of the audit log, a path or URI as Hadoop reads it
+    output: str  # folder of tables and page, likewise
+    since: date | None = None  # first day (UTC); None: the oldest in the log
+    until: date | None = None  # last day; None: the newest
+    master: str | None = None  # of Spark; None: what spark-submit says, else all cores of this machine
+    bindings: tuple[KnownBinding, ...] | None = None  # None where no rules file is given
+    settings: tuple[tuple[str, str], ...] = ()  # of Spark, by the operator, before ours
+    trace: bool = False  # whether the table of all publishes with a message id is asked for
+    forget: bool = False  # whether partials of segments that are gone are removed
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
-        """Check what does not fit together.
-
-        Raises:
-            ConfigError: the range ends before it begins, or has no end while it has a beginning in the future.
-        """
+        """Refuse a range that ends before it begins, or has no end while it begins in the future."""
         if self.since is not None and self.since > self.last_day:
             raise ConfigError("oxproxy report", 0, "--since", f"{self.since} comes after the last day, {self.last_day}")
 
@@ -90,16 +66,7 @@ class Request:
 
 
 def day(text: str, option: str, now: datetime | None = None) -> date:
-    """Read a day of the command line: ``2026-11-21``, ``today`` or ``yesterday`` (UTC).
-
-    Args:
-        text: what was typed.
-        option: the option's name, for the fault.
-        now: the time of the run.
-
-    Raises:
-        ConfigError: that is no day.
-    """
+    """Read a day of the command line: ``2026-11-21``, ``today`` or ``yesterday`` (UTC)."""
     if text in _WORDS:
         return (now or datetime.now(UTC)).astimezone(UTC).date() - timedelta(days=_WORDS[text])
     try:
@@ -111,11 +78,7 @@ def day(text: str, option: str, now: datetime | None = None) -> date:
 
 
 def setting(text: str) -> tuple[str, str]:
-    """Read a Spark setting of the command line: ``spark.driver.memory=4g``.
-
-    Raises:
-        ConfigError: it has no value, or is none of Spark's.
-    """
+    """Read a Spark setting of the command line: ``spark.driver.memory=4g``."""
     name, found, value = text.partition("=")
     if not found or not name.startswith("spark."):
         raise ConfigError("oxproxy report", 0, "--conf", f'seen "{text}", expected spark.NAME=VALUE')

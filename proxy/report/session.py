@@ -79,12 +79,7 @@ def session(request: Request) -> Iterator[SparkSession]:
 
 
 def chosen(request: Request, environment: Mapping[str, str]) -> dict[str, str]:
-    """Choose the settings to start with.
-
-    Args:
-        request: what is asked for.
-        environment: of the process; tells whether spark-submit started it.
-    """
+    """Choose the settings to start with; the environment tells whether spark-submit started the process."""
     wanted = dict(FIXED)
     local = request.master is None and _SUBMITTED not in environment
     if local or (request.master or "").startswith("local"):

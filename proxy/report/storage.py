@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -31,15 +32,7 @@ _PATTERN = frozenset("\\*?[]{},")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or folder.
-
-    Args:
-        path: its whole path.
-        name: its last part.
-        is_folder: which of both it is.
-        size: bytes of a file.
-        modified: when it was last written, in milliseconds since 1970.
-    """
+    """A file or folder; ``modified`` is in milliseconds since 1970."""
 
     path: str
     name: str
@@ -50,6 +43,42 @@ class Entry:
 
 class StorageError(OSError):
     """A file system that refuses, in its own words."""
+
+
+class Files(Protocol):
+    """What reading the log needs of a file system; `Storage` says more."""
+
+    def is_folder(self, path: str) -> bool: ...  # noqa: D102
+
+    def entries(self, path: str) -> list[Entry]: ...  # noqa: D102
+
+    def fetch(self, path: str, folder: Path) -> Path: ...  # noqa: D102
+
+
+class LocalFiles:
+    """The file system of this machine, with paths as Hadoop writes them."""
+
+    def is_folder(self, path: str) -> bool:  # noqa: D102 - like those of Files
+        return _local(path).is_dir()
+
+    def entries(self, path: str) -> list[Entry]:  # noqa: D102
+        folder = _local(path)
+        found = []
+        for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+            status = entry.stat()
+            name = f"file:{entry.absolute()}"
+            found.append(Entry(name, entry.name, entry.is_dir(), status.st_size, status.st_mtime_ns // 1_000_000))
+        return found
+
+    def fetch(self, path: str, folder: Path) -> Path:  # noqa: D102
+        local = folder / f"{uuid.uuid4().hex}.parquet"
+        local.symlink_to(_local(path).absolute())
+        return local
+
+
+def _local(path: str) -> Path:
+    parts = urlsplit(path)
+    return Path(unquote(parts.path) if path.startswith("file://") else path.removeprefix("file:"))
 
 
 @contextmanager
@@ -74,14 +103,9 @@ _JAR = (
 
 
 class Storage:
-    """The file systems of a Spark session.
-
-    Args:
-        spark: a session with a JVM beside it.
-    """
+    """The file systems of a Spark session."""
 
     def __init__(self, spark: SparkSession) -> None:
-        """Take the session's gateway and Hadoop settings."""
         self._jvm: Any = spark._jvm  # made at run time from what the JVM has
         self._hadoop: Any = spark._jsc.hadoopConfiguration()  # likewise
 
@@ -197,35 +221,21 @@ _DEPTH_OF_DAY = 2
 
 @dataclass(frozen=True, slots=True, order=True)
 class Segment:
-    """A file of the log.
+    """A file of the log; ``modified`` is in milliseconds since 1970."""
 
-    Args:
-        folder: the day that its folder names; None outside of such folders.
-        path: its whole path.
-        size: bytes.
-        modified: when it was last written, in milliseconds since 1970.
-    """
-
-    folder: date | None
+    folder: date | None  # the day that its folder names
     path: str
     size: int
     modified: int
 
 
-class Lister(Protocol):
-    """What lists folders: a file system."""
-
-    def entries(self, path: str) -> list[Entry]:
-        """List what a folder holds, in the order of names; nothing if there is no folder."""
-
-
-def find_segments(storage: Lister, folder: str, wanted: Callable[[date], bool] = lambda _: True) -> list[Segment]:
+def find_segments(files: Files, folder: str, wanted: Callable[[date], bool] = lambda _: True) -> list[Segment]:
     """List the segments of the days that are wanted, and the loose ones, in order."""
-    return sorted(_walk(storage, folder, _DEPTH, wanted), key=lambda found: (found.folder or date.min, found.path))
+    return sorted(_walk(files, folder, _DEPTH, wanted), key=lambda found: (found.folder or date.min, found.path))
 
 
-def _walk(storage: Lister, folder: str, depth: int, wanted: Callable[[date], bool]) -> Iterator[Segment]:
-    for entry in storage.entries(folder):
+def _walk(files: Files, folder: str, depth: int, wanted: Callable[[date], bool]) -> Iterator[Segment]:
+    for entry in files.entries(folder):
         if entry.name.startswith(("_", ".")):
             continue
         day = folder_day(f"{entry.path}/")
@@ -234,6 +244,6 @@ def _walk(storage: Lister, folder: str, depth: int, wanted: Callable[[date], boo
                 yield Segment(day, entry.path, entry.size, entry.modified)
         elif entry.name.startswith("date=") and day is not None:
             if wanted(day):
-                yield from _walk(storage, entry.path, _DEPTH_OF_DAY, lambda _: True)
+                yield from _walk(files, entry.path, _DEPTH_OF_DAY, lambda _: True)
         elif depth:
-            yield from _walk(storage, entry.path, depth - 1, wanted)
+            yield from _walk(files, entry.path, depth - 1, wanted)

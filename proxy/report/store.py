@@ -25,8 +25,6 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from proxy.report import partials
 from proxy.report.storage import Segment, Storage, StorageError, literal
 
-#: Where they lie; the number is that of their format.
-FOLDER = "_partials/1"
 #: What text shrinks by in a segment (gzip, level 3).
 PACKING = 12
 #: Text that one job of Spark reads, so that a run that is killed keeps most of what it did, and bytes of segments that
@@ -42,22 +40,14 @@ _EMPTY = "nothing"
 
 
 class Partials:
-    """The partials of one output folder.
-
-    Args:
-        spark: the session.
-        storage: its file systems.
-        output: the output folder.
-        work: a folder of this machine for the time of the run.
-        duck: the connection in which the tables are read.
-    """
+    """The partials of one output folder; ``work`` is a folder of this machine for the time of the run."""
 
     def __init__(
         self, spark: SparkSession, storage: Storage, output: str, work: Path, duck: duckdb.DuckDBPyConnection
     ) -> None:
         self._spark = spark
         self._storage = storage
-        self._folder = f"{output}/{FOLDER}"
+        self._folder = f"{output}/{partials.FOLDER}"
         self._work = work / "partials"
         self._work.mkdir()
         self._duck = duck

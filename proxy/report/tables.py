@@ -32,13 +32,7 @@ _STAGING, _DAYS = "_staging", "_days"
 
 
 class Tables:
-    """The tables of one output folder.
-
-    Args:
-        storage: its file systems.
-        output: the folder.
-        work: a folder of this machine for the time of the run.
-    """
+    """The tables of one output folder; ``work`` is a folder of this machine for the time of the run."""
 
     def __init__(self, storage: Storage, output: str, work: Path) -> None:
         self._storage = storage
@@ -63,11 +57,7 @@ class Tables:
             shutil.rmtree(self._staged / name, ignore_errors=True)
 
     def exchange(self, day: date | None, state: dict[str, Any] | None) -> bool:
-        """Put what was written in place of what a day had.
-
-        Args:
-            day: the day, None for what has none.
-            state: what the day was made of, to be read by `state`.
+        """Put what was written in place of what a day had; ``state`` is what the day was made of.
 
         Returns:
             Whether the day had tables and has none any more.

@@ -8,91 +8,34 @@ from __future__ import annotations
 
 import json
 import tempfile
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import urlsplit
 
 import duckdb
 
 from proxy.errors import ConfigError
-from proxy.report.partials import BLOOM_HASHES, DamagedError, bloom_place, inflated, texts
+from proxy.report.partials import BLOOM_HASHES, FOLDER, DamagedError, bloom_place, inflated, texts
 from proxy.report.request import Request
-from proxy.report.storage import Entry, Segment, StorageError, find_segments
-
-#: Where partials lie in an output folder.
-PARTIALS = "_partials/1"
+from proxy.report.storage import Files, LocalFiles, Segment, StorageError, find_segments
 
 Record = dict[str, Any]  # as JSON has it
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search gave.
-
-    Args:
-        records: in the order of time.
-        read: segments that were read.
-        skipped: segments that can't hold the message, as their partials say.
-    """
+    """What a search gave: records in the order of time, segments read, and those that can't hold the message."""
 
     records: list[Record]
     read: int
     skipped: int
 
 
-class Files(Protocol):
-    """What a search needs of a file system."""
-
-    def is_folder(self, path: str) -> bool:
-        """Whether there is a folder."""
-
-    def entries(self, path: str) -> list[Entry]:
-        """List what a folder holds, in the order of names."""
-
-    def fetch(self, path: str, folder: Path) -> Path:
-        """Return a file as one of this machine."""
-
-
-class LocalFiles:
-    """The file system of this machine, with paths as Hadoop writes them."""
-
-    def is_folder(self, path: str) -> bool:
-        """Whether there is a folder."""
-        return _local(path).is_dir()
-
-    def entries(self, path: str) -> list[Entry]:
-        """List what a folder holds, in the order of names."""
-        folder = _local(path)
-        found = []
-        for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
-            status = entry.stat()
-            name = f"file:{entry.absolute()}"
-            found.append(Entry(name, entry.name, entry.is_dir(), status.st_size, status.st_mtime_ns // 1_000_000))
-        return found
-
-    def fetch(self, path: str, folder: Path) -> Path:
-        """Return a file with a plain name in a folder."""
-        local = folder / f"{uuid.uuid4().hex}.parquet"
-        local.symlink_to(_local(path).absolute())
-        return local
-
-
-def _local(path: str) -> Path:
-    parts = urlsplit(path)
-    return Path(unquote(parts.path) if path.startswith("file://") else path.removeprefix("file:"))
-
-
 def trace(message_id: str, request: Request, report: str | None) -> Found:
-    """Find every record of a message.
-
-    Args:
-        message_id: as the log has it.
-        request: folder of the log and days.
-        report: output folder of the report, whose partials say which segments can be left out.
+    """Find every record of a message; partials of a report's output say which segments can be left out.
 
     Raises:
         ConfigError: there is no such folder, or it can't be read.
@@ -124,7 +67,7 @@ class _Search:
             return set()
         kept = [
             self._files.fetch(entry.path, self._work)
-            for entry in self._files.entries(f"{report}/{PARTIALS}")
+            for entry in self._files.entries(f"{report}/{FOLDER}")
             if entry.name.endswith(".parquet")
         ]
         known = set()

@@ -1,4 +1,4 @@
-"""How are numbers, times and names written for people?"""
+"""Writes numbers, times and names for people."""
 
 from __future__ import annotations
 

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 
-from proxy.report.figures import Figures, Finding, Lost, Matched, Named, Sender, Sent, Step, Stop, Timed
+from proxy.report.figures import Figures, Row, Step
 
 DAY = date(2026, 11, 20)
 #: A name as machines make it.
 LONG = "service-account-of-a-shop.with.parts.in.production.eu-central-1"
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+def row(*columns: str) -> Callable[..., Row]:
+    return lambda *values: dict(zip(columns, values, strict=True))
+
+
+Named = row("name", "publishes", "bytes")
+Sent = row("vhost", "destination", "kind", "publishes", "first_seen", "last_seen")
+Matched = row("vhost", "exchange", "binding", "matches")
+Lost = row(
+    *("vhost", "exchange", "rk_pattern", "publishes", "returned", "example_rk", "example_message_id", "first_seen")
+)
+Timed = row("begin", "what", "p50_us", "p95_us", "p99_us", "samples")
+Sender = row("user", "conn", "proxy", "publishes", "bytes", "p95_size", "peak_per_second")
+Finding = row("begin", "what", "subject", "seen", "expected", "score", "example")
+Stop = row("ts", "proxy", "exchange", "rk", "outcome", "queues")
 
 
 def at(hour: int, minute: int = 0) -> datetime:
@@ -49,11 +66,8 @@ def figures() -> Figures:
         destinations=[
             Sent("/", f"queue.{number}", "queue", 800_000 // (number + 1), at(0), at(23, 59)) for number in range(18)
         ],
-        hot=[
-            Matched("/", "orders", f"orders above {number}", 700_000 // (number + 1), at(23), True)
-            for number in range(12)
-        ],
-        dead=[Matched("/", "orders", "orders of nobody", 0, None, True)],
+        hot=[Matched("/", "orders", f"orders above {number}", 700_000 // (number + 1)) for number in range(12)],
+        dead=[Matched("/", "orders", "orders of nobody", 0)],
         bindings_known=True,
         unroutable=[
             Lost("/", "orders", "a.*.key", 2870, 12, "a.17.key", "orders-17", at(11, 43)),

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.report.figures import Figures, Finding, Lost, Named, Sender, Sent, Stop, Timed
+from proxy.report.figures import Figures
 from proxy.report.page import Days, explain_command, relinked, render, render_index
-from tests.report.sample import DAY, at, figures
+from tests.report.sample import DAY, Finding, Lost, Named, Sender, Sent, Stop, Timed, at, figures
 
 HOSTILE = '"><script>alert(1)</script>'
 #: Elements without an end.
@@ -155,8 +155,8 @@ def test_queues_and_bindings_of_two_virtual_hosts_can_be_told_apart() -> None:
     base = figures()
     two = replace(
         base,
-        destinations=[sent._replace(vhost=vhost) for sent in base.destinations[:1] for vhost in ("/", "shop")],
-        hot=[hot._replace(vhost=vhost) for hot in base.hot[:1] for vhost in ("/", "shop")],
+        destinations=[sent | {"vhost": vhost} for sent in base.destinations[:1] for vhost in ("/", "shop")],
+        hot=[hot | {"vhost": vhost} for hot in base.hot[:1] for vhost in ("/", "shop")],
     )
     text = outline(render(two)).text
     for name in ("queue.0 in /", "queue.0 in shop", "(orders in /)", "(orders in shop)"):

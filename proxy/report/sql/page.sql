@@ -1,0 +1,45 @@
+-- What a page shows, from the tables of its days as views t_NAME.
+
+-- name: over time
+SELECT ((date - DATE '1970-01-01') * 24 + hour) * 60 + minute AS clock, outcome, total(publishes), total(bytes)
+FROM t_traffic GROUP BY ALL
+
+-- name: rules
+SELECT DISTINCT rules FROM t_bindings WHERE rules <> '' ORDER BY ALL
+
+-- name: exchanges
+SELECT CASE exchange WHEN '' THEN '(default)' ELSE exchange END || ' in ' || vhost AS name,
+    total(publishes) AS publishes, total(bytes) AS bytes FROM t_traffic GROUP BY ALL
+
+-- name: proxies
+SELECT proxy AS name, total(publishes) AS publishes, total(bytes) AS bytes FROM t_traffic GROUP BY ALL
+
+-- name: destinations
+SELECT vhost, destination, kind, total(publishes) AS publishes, min(first_seen)::TIMESTAMP AS first_seen,
+    max(last_seen)::TIMESTAMP AS last_seen FROM t_destinations GROUP BY ALL
+
+-- name: hot
+SELECT vhost, exchange, binding, total(matches) AS matches FROM t_bindings GROUP BY ALL HAVING matches > 0
+
+-- name: dead
+SELECT vhost, exchange, binding, total(matches) AS matches FROM t_bindings GROUP BY ALL HAVING matches = 0
+
+-- name: unroutable
+SELECT * EXCLUDE example, example.rk AS example_rk, example.id AS example_message_id, example.t::TIMESTAMP AS first_seen
+FROM (SELECT vhost, exchange, rk_pattern, total(publishes) AS publishes, total(returned) AS returned,
+    min({'t': first_seen, 'rk': example_rk, 'id': example_message_id}) AS example
+    FROM t_unroutable GROUP BY vhost, exchange, rk_pattern)
+
+-- name: latency
+SELECT date + INTERVAL 1 HOUR * hour AS begin, what, p50_us, p95_us, p99_us, samples FROM t_latency ORDER BY 1, 2
+
+-- name: producers
+SELECT "user", conn, proxy, total(publishes) AS publishes, total(bytes) AS bytes, max(p95_size) AS p95_size,
+    max(peak_per_second) AS peak_per_second FROM t_producers GROUP BY "user", conn, proxy
+
+-- name: sizes
+SELECT size.up_to, total(size.publishes) FROM (SELECT unnest(sizes) AS size FROM t_producers)
+GROUP BY ALL ORDER BY 1 NULLS LAST
+
+-- name: anomalies
+SELECT date + INTERVAL 1 HOUR * hour AS begin, what, subject, seen, expected, score, example FROM t_anomalies
