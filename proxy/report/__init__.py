@@ -4,5 +4,6 @@
 into small aggregates, in Spark's tasks; `store` keeps those in the output folder; `merge` makes the tables of a day
 from them, `tables` puts these in place. `selection` picks from the tables what a page shows (`figures`); `page` fills
 the `templates` with it, by means of `charts` and `wording`, and `pages` puts pages in place and links them. `trace`
-finds one message in the log. `session` starts Spark, `storage` is every file system that Hadoop knows.
+finds one message in the log. `session` starts Spark, `storage` is every file system that Hadoop knows. The statements
+of `partials`, `merge` and `selection` lie in `sql`.
 """

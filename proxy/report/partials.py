@@ -14,7 +14,9 @@ return that comes later than those is counted as unmatched.
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
+import io
 import itertools
 import operator
 import re
@@ -51,8 +53,8 @@ SIZE_CLASSES = (100, 1_000, 10_000, 100_000, 1_000_000, None)
 #: A bloom filter has this many bits for a message id, at least, and sets so many: two in a hundred answers are wrong.
 BLOOM_BITS, BLOOM_HASHES = 10, 4
 
-#: Bytes of text that are aggregated at once, that are inflated at once, and of compressed data likewise.
-_GROUP, _CHUNK, _FED = 96 << 20, 4 << 20, 256 << 10
+#: Bytes of text that are aggregated at once, and that are inflated at once.
+_GROUP, _CHUNK = 96 << 20, 4 << 20
 #: A longer line is cut; what DuckDB must take is that, a chunk more, and thrice as much where it is no UTF-8.
 _LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
 _BLANK = b" \t\r\n"
@@ -111,24 +113,13 @@ def inflated(content: bytes, packed: bool) -> Iterator[bytes]:
     Raises:
         DamagedError: after what could be read.
     """
-    if not packed:
-        yield from (content[at : at + _CHUNK] for at in range(0, len(content), _CHUNK))
-        return
-    at = 0
-    while content[at:].strip(b"\0"):  # what pads a file to a block is nothing
-        member = zlib.decompressobj(wbits=31)
-        fed = b""
-        while not member.eof:
-            fed = fed or content[at : (at := at + _FED)]
-            try:
-                piece = member.decompress(fed, _CHUNK)
-            except zlib.error as error:
-                raise DamagedError from error
-            if not fed and not piece and not member.eof:
-                raise DamagedError
-            fed = member.unconsumed_tail
+    whole = io.BytesIO(content)
+    stream = gzip.GzipFile(fileobj=whole) if packed else whole
+    try:
+        while piece := stream.read1(_CHUNK):  # not read, which would lose what comes before damage
             yield piece
-        at = min(at, len(content)) - len(member.unused_data)
+    except (EOFError, OSError, zlib.error) as error:
+        raise DamagedError from error
 
 
 def texts(pieces: Iterable[bytes]) -> Iterator[str]:

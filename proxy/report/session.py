@@ -29,6 +29,8 @@ FIXED = {
     "spark.sql.parquet.compression.codec": "uncompressed",
     # The driver knows the segments by name: no job is needed to list them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
+    # DuckDB's memory goes back to the machine before the tables are made.
+    "spark.python.worker.reuse": "false",
     # Retention may remove a segment between listing and reading.
     "spark.sql.files.ignoreMissingFiles": "true",
     # The file of a task appears when the task is done, so a killed run leaves the partials that were ready.
