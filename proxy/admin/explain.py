@@ -38,7 +38,6 @@ class ExplainPage:
         states: Callable[[], Iterable[VhostState]],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Read nothing before a request."""
         self._loaded = loaded
         self._states = states
         self._clock = clock

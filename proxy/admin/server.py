@@ -98,7 +98,6 @@ class AdminServer:
         degraded: Callable[[], Soon[Sequence[str]]] = tuple,
         hosts: Iterable[str] = (),
     ) -> None:
-        """Prepare; nothing listens before `start`."""
         self._hosts = frozenset(name.lower() for name in (*_LOCAL_NAMES, socket.gethostname(), *hosts))
         self._servers: list[asyncio.Server] = []
         #: by aiohttp's protocol; of those that are idle, those idle for longest come first
@@ -245,7 +244,6 @@ class _Connection(asyncio.Protocol):
     """
 
     def __init__(self, inner: web.RequestHandler, among: dict[asyncio.BaseProtocol, _Connection]) -> None:
-        """Start without a socket."""
         self._inner = inner
         self._among = among
         self._transport: asyncio.Transport | None = None
@@ -253,7 +251,6 @@ class _Connection(asyncio.Protocol):
 
     @property
     def waiting(self) -> bool:
-        """Whether it waits for its peer."""
         return self._deadline is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -263,27 +260,22 @@ class _Connection(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
         self.answering()
         self._among.pop(self._inner, None)
         self._transport = None
         self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what has come."""
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Hand on the end of what comes."""
         self._inner.eof_received()
         return None
 
     def pause_writing(self) -> None:
-        """Hand on that too much waits to be sent."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Hand on that it has left."""
         self._inner.resume_writing()
 
     def wait(self) -> None:

@@ -41,7 +41,6 @@ _SECONDS_OF_A_DAY = 86400.0
 
 
 def session_limits(settings: Settings) -> SessionLimits:
-    """Return the limits of one producer."""
     limits = settings.limits
     return SessionLimits(
         handshake_seconds=limits.handshake_timeout_seconds,
@@ -61,7 +60,6 @@ def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
 
 
 def rates(settings: Settings) -> RateLimits:
-    """Return how much each user may publish."""
     limits = settings.limits
     return RateLimits(
         limits.publish_rate or 0,
@@ -101,7 +99,6 @@ def secrets_of(settings: Settings) -> Secrets:
 
 
 def audit_policy(settings: Settings) -> AuditPolicy | None:
-    """Return how the audit log is kept, None if there is none."""
     audit = settings.audit
     if audit.directory is None:
         return None

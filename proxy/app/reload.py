@@ -72,7 +72,6 @@ class ReloadReport:
     restart: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, object]:
-        """Return it as plain data."""
         return {
             "result": "error" if self.errors else "ok",
             "rules": self.version,
@@ -134,7 +133,6 @@ class Reload:
         tls_files: Files = tuple,
         settings: Callable[[], ChangedSettings] = ChangedSettings,
     ) -> None:
-        """Take the rules as they are."""
         #: The rules in force.
         self.loaded = loaded
         #: Outcome of the last reload.

@@ -94,7 +94,6 @@ class Shadow:
         wall: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start without a candidate."""
         self._reload = reload
         self._vhosts = vhosts
         self._records = LineRenderer("", privacy)
@@ -105,7 +104,6 @@ class Shadow:
 
     @property
     def routes(self) -> list[GuardedRoute]:
-        """The pages."""
         return [
             json_route("POST", "/-/shadow", self.begin, RULES_BYTES),
             json_route("GET", "/-/shadow", self.report),

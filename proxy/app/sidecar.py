@@ -80,7 +80,6 @@ OK, BROKEN, FAULTY = 0, 1, 2
 
 
 def product_version() -> str:
-    """Return the installed version of this program."""
     try:
         return version(_DISTRIBUTION)
     except PackageNotFoundError:
@@ -155,7 +154,6 @@ class Sidecar:
     def __init__(
         self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], slot: WorkerSlot | None = None
     ) -> None:
-        """Build what needs no event loop; nothing is opened yet."""
         self._slot = slot
         #: as the file has it, to compare it with the file later
         self._written = settings
@@ -329,7 +327,6 @@ class Sidecar:
             await asyncio.sleep(_WATCH_SECONDS)
 
     def not_ready(self) -> list[str]:
-        """Return the reasons why producers should not connect now."""
         reasons = [f"vhost {name}: inventory and carriers don't stand yet" for name in self._topology.waiting]
         reasons += self._topology.supervisor.failing
         if self._audit is not None and self._audit.failure and (self._audit.strict or self._audit.full):
@@ -341,7 +338,6 @@ class Sidecar:
         return reasons
 
     def status(self) -> dict[str, object]:
-        """Return what `/status` shows."""
         return {
             "version": self._version,
             "worker": None if self._slot is None else self._slot.number,

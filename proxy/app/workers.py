@@ -80,12 +80,10 @@ class _Worker:
     back_off_seconds: float = RETRY_SECONDS
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to its process, if there is one."""
         if self.process is not None:
             self.process.send_signal(number)
 
     def postpone(self, now: float) -> None:
-        """Start it after the back-off."""
         self.start_at = now + self.back_off_seconds
         self.back_off_seconds = min(2 * self.back_off_seconds, RETRY_MOST_SECONDS)
 
@@ -99,7 +97,6 @@ class Workers:
     """
 
     def __init__(self, config: Path, settings: Settings) -> None:
-        """Prepare; nothing is started yet."""
         self._settings = settings
         self._command = [sys.executable, "-P", "-m", "proxy.cli.main", "serve", "--config", str(config)]
         self._workers = [_Worker(number) for number in range(settings.workers)]

@@ -8,7 +8,8 @@ text (some 0.1 s for 10,000 series) happen in a thread, which keeps the event lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -41,11 +42,8 @@ class Exposition:
     """
 
     def __init__(self, counters: Counters, worker: int | None = None) -> None:
-        """Prepare; nothing is read before a scrape."""
         self._counters = counters
-        self._worker = worker
-        self._process = ProcessCollector(registry=None)
-        self._platform = PlatformCollector(registry=CollectorRegistry(auto_describe=False))
+        self._labels = {} if worker is None else {"worker": str(worker)}
         self._one_at_a_time = asyncio.Lock()
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -59,38 +57,41 @@ class Exposition:
         """
         encoder, content_type = choose_encoder(accept)
         openmetrics = content_type.startswith("application/openmetrics-text")
+        collector = SidecarCollector(self._counters, self._labels, openmetrics)
         async with self._one_at_a_time:
             for _ in self._counters.traffic.folding():
                 await asyncio.sleep(0)
-            return await asyncio.to_thread(encoder, _SidecarCollector(self, openmetrics)), content_type
-
-    def collect(self, openmetrics: bool) -> Iterable[Metric]:
-        """Yield all metrics."""
-        for spec in METRICS:
-            if spec.histogram is not None:
-                yield _histogram(spec, spec.histogram(self._counters))
-            else:
-                yield _family(spec, openmetrics, spec.rows(self._counters))
-        yield from self._process.collect()
-        yield from self._platform.collect()
-
-    def labelled(self, metric: Metric) -> Metric:
-        """Return a metric with the label of the worker."""
-        if self._worker is not None:
-            worker = {"worker": str(self._worker)}
-            metric.samples = [sample._replace(labels={**sample.labels, **worker}) for sample in metric.samples]
-        return metric
+            return await asyncio.to_thread(encoder, collector), content_type
 
 
-class _SidecarCollector(Collector):
-    """What prometheus_client's encoders read."""
+class SidecarCollector(Collector):
+    """Everything that is on the page.
 
-    def __init__(self, exposition: Exposition, openmetrics: bool) -> None:
-        self._exposition = exposition
+    Args:
+        counters: what the process counts.
+        labels: further labels of all series.
+        openmetrics: whether the page is in this format.
+    """
+
+    def __init__(self, counters: Counters, labels: Mapping[str, str], openmetrics: bool) -> None:
+        self._counters = counters
+        self._labels = labels
         self._openmetrics = openmetrics
 
     def collect(self) -> Iterable[Metric]:
-        return map(self._exposition.labelled, self._exposition.collect(self._openmetrics))
+        own = (self._metric(spec) for spec in METRICS)
+        platform = PlatformCollector(registry=CollectorRegistry(auto_describe=False))
+        for metric in chain(own, ProcessCollector(registry=None).collect(), platform.collect()):
+            if self._labels:
+                metric.samples = [
+                    sample._replace(labels={**sample.labels, **self._labels}) for sample in metric.samples
+                ]
+            yield metric
+
+    def _metric(self, spec: MetricSpec) -> Metric:
+        if spec.histogram is not None:
+            return _histogram(spec, spec.histogram(self._counters))
+        return _family(spec, self._openmetrics, spec.rows(self._counters))
 
 
 def _histogram(spec: MetricSpec, histogram: Histogram) -> Metric:

@@ -90,7 +90,6 @@ class RepeatLimit:
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with nothing seen."""
         self._seconds = seconds
         self._clock = clock
         self._seen: OrderedDict[tuple[object, object], tuple[float, int]] = OrderedDict()

@@ -37,32 +37,27 @@ def merged(rows: Iterable[Row]) -> Iterable[Row]:
 
 
 def relay_counters(counters: Counters) -> list[RelayCounters]:
-    """Return the counters of all virtual hosts."""
     return list(counters.relays.copy().values())
 
 
 def publishes(counters: Counters) -> Iterable[Row]:
-    """Publishes by vhost, exchange and outcome."""
     ruled = [((vhost, text(name), outcome), count) for vhost, name, outcome, count, _ in counters.traffic.publishes()]
     passed = [((relay.vhost, OTHER, "passed"), relay.publishes_passed) for relay in relay_counters(counters)]
     return merged([*ruled, *passed])
 
 
 def publish_bytes(counters: Counters) -> Iterable[Row]:
-    """Bytes of bodies by vhost and exchange."""
     ruled = [((vhost, text(name)), body_bytes) for vhost, name, _, _, body_bytes in counters.traffic.publishes()]
     passed = [((relay.vhost, OTHER), relay.bytes_passed) for relay in relay_counters(counters)]
     return merged([*ruled, *passed])
 
 
 def binding_matches(counters: Counters) -> Iterable[Row]:
-    """Matches by vhost, exchange and binding id."""
     matches = counters.traffic.matches()
     return merged(((vhost, text(exchange), binding), count) for vhost, exchange, binding, count in matches)
 
 
 def destination_publishes(counters: Counters) -> Iterable[Row]:
-    """Publishes by vhost and destination."""
     return merged(((vhost, text(name)), count) for vhost, name, count in counters.traffic.destinations())
 
 
@@ -82,68 +77,56 @@ def relays_by(*attributes: tuple[str, str]) -> Reading:
 
 
 def regex_owners(counters: Counters) -> Iterable[Row]:
-    """Decisions that spent a regex budget, by its owner."""
     summed = relay_counters(counters)
     return [((owner,), sum(relay.regex_owners[owner] for relay in summed)) for owner in REGEX_OWNERS]
 
 
 def protocol_errors(counters: Counters) -> Iterable[Row]:
-    """Closes that we sent by reply code."""
     sent = [item for relay in relay_counters(counters) for item in sorted(relay.protocol_errors.copy().items())]
     return merged(((str(code),), count) for code, count in sent)
 
 
 def connections(counters: Counters) -> Iterable[Row]:
-    """Open connections by side."""
     return [(("downstream",), counters.downstream.open), (("upstream",), counters.upstream.open)]
 
 
 def connections_total(counters: Counters) -> Iterable[Row]:
-    """Attempts to connect by side and result."""
     sides = (("downstream", counters.downstream), ("upstream", counters.upstream))
     return [((side, result), count) for side, counted in sides for result, count in counted.results.items()]
 
 
 def rejected_connections(counters: Counters) -> Iterable[Row]:
-    """Producers that were kept out by reason."""
     return [((reason,), count) for reason, count in counters.limits.rejected_connections.items()]
 
 
 def limit_hits(counters: Counters) -> Iterable[Row]:
-    """How often limits were reached, by limit."""
     hits = dict(counters.limits.hits)
     hits["message_size"] += sum(relay.oversized for relay in relay_counters(counters))
     return [((limit,), count) for limit, count in hits.items()]
 
 
 def remote_up(counters: Counters) -> Iterable[Row]:
-    """Whether the link stands, by broker."""
     return [((name,), remote.up) for name, remote in counters.remotes.copy().items()]
 
 
 def remote_publishes(counters: Counters) -> Iterable[Row]:
-    """Publishes by broker and result."""
     remotes = counters.remotes.copy().items()
     return [((name, result), count) for name, remote in remotes for result, count in remote.results.items()]
 
 
 def certificates(counters: Counters) -> Iterable[Row]:
-    """When certificates end, by side and file."""
     return counters.certificates.copy().items()
 
 
 def control_failures(counters: Counters) -> Iterable[Row]:
-    """Failures of the control plane by task."""
     return [((task,), count) for task, count in counters.control_failures.copy().items()]
 
 
 def reloads(counters: Counters) -> Iterable[Row]:
-    """Loads of the rules by result."""
     return [((result,), count) for result, count in counters.rules.reloads.items()]
 
 
 def single(read: Callable[[Counters], float]) -> Reading:
-    """Read one number that has no labels."""
     return lambda counters: [((), read(counters))]
 
 
