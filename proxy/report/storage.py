@@ -48,20 +48,20 @@ class StorageError(OSError):
 class Files(Protocol):
     """What reading the log needs of a file system; `Storage` says more."""
 
-    def is_folder(self, path: str) -> bool: ...  # noqa: D102
+    def is_folder(self, path: str) -> bool: ...
 
-    def entries(self, path: str) -> list[Entry]: ...  # noqa: D102
+    def entries(self, path: str) -> list[Entry]: ...
 
-    def fetch(self, path: str, folder: Path) -> Path: ...  # noqa: D102
+    def fetch(self, path: str, folder: Path) -> Path: ...
 
 
 class LocalFiles:
     """The file system of this machine, with paths as Hadoop writes them."""
 
-    def is_folder(self, path: str) -> bool:  # noqa: D102 - like those of Files
+    def is_folder(self, path: str) -> bool:
         return _local(path).is_dir()
 
-    def entries(self, path: str) -> list[Entry]:  # noqa: D102
+    def entries(self, path: str) -> list[Entry]:
         folder = _local(path)
         found = []
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -70,7 +70,7 @@ class LocalFiles:
             found.append(Entry(name, entry.name, entry.is_dir(), status.st_size, status.st_mtime_ns // 1_000_000))
         return found
 
-    def fetch(self, path: str, folder: Path) -> Path:  # noqa: D102
+    def fetch(self, path: str, folder: Path) -> Path:
         local = folder / f"{uuid.uuid4().hex}.parquet"
         local.symlink_to(_local(path).absolute())
         return local
