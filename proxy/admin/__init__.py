@@ -3,6 +3,7 @@
 - `server`: the server, who may request which page, the pages ``/metrics``, ``/livez``, ``/readyz`` and ``/status``, and
   how a page is made of a function (`json_route`).
 - `explain`: ``POST /explain``, why a message would reach which queues.
+- `rules_pages`: ``GET /api/rules``, the rules in force as written; ``GET /api/routes``, what they route where.
 
 ``POST /-/reload`` and ``/-/shadow`` are pages of `proxy.app.reload` and `proxy.app.shadow`.
 """

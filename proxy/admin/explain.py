@@ -60,7 +60,7 @@ class ExplainPage:
     async def _explain(self, body: bytes, render: Callable[[Explanation], str]) -> tuple[int, object]:
         try:
             question = read_explain_request(body, "message")
-            live, queues = self._live()
+            live, queues = live_rules(self._loaded(), self._states())
             known = replace(question, queues=question.queues | queues.get(question.vhost or "", frozenset()))
             if question.vhost is None:
                 known = replace(question, queues=question.queues.union(*queues.values()))
@@ -70,20 +70,20 @@ class ExplainPage:
         except ConfigErrors as errors:
             return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
 
-    def _live(self) -> tuple[LoadedRules, dict[str, frozenset[bytes]]]:
-        """Return the rules in force together with what clients declared, and the queues that exist."""
-        loaded = self._loaded()
-        vhosts = dict(loaded.rules.vhosts)
-        routers = dict(loaded.routers)
-        queues = {}
-        for state in self._states():
-            rules = vhosts.get(state.name, VhostRules(state.name))
-            named = {rule.name for rule in rules.exchanges}
-            declared = tuple(_rule(owned) for name, owned in state.exchanges.items() if name not in named)
-            vhosts[state.name] = replace(rules, exchanges=rules.exchanges + declared)
-            routers[state.name] = state.router
-            queues[state.name] = frozenset(state.queues.names)
-        return replace(loaded, rules=Rules(loaded.rules.version, vhosts), routers=routers), queues
+
+def live_rules(loaded: LoadedRules, states: Iterable[VhostState]) -> tuple[LoadedRules, dict[str, frozenset[bytes]]]:
+    """Return rules together with what clients declared, and the queues that exist, by virtual host."""
+    vhosts = dict(loaded.rules.vhosts)
+    routers = dict(loaded.routers)
+    queues = {}
+    for state in states:
+        rules = vhosts.get(state.name, VhostRules(state.name))
+        named = {rule.name for rule in rules.exchanges}
+        declared = tuple(_rule(owned) for name, owned in state.exchanges.items() if name not in named)
+        vhosts[state.name] = replace(rules, exchanges=rules.exchanges + declared)
+        routers[state.name] = state.router
+        queues[state.name] = frozenset(state.queues.names)
+    return replace(loaded, rules=Rules(loaded.rules.version, vhosts), routers=routers), queues
 
 
 def _rule(owned: OwnedExchange) -> ExchangeRule:

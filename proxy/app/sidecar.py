@@ -23,6 +23,7 @@ import structlog
 
 from proxy.addressing.targets import Remote
 from proxy.admin.explain import ExplainPage
+from proxy.admin.rules_pages import RulesPages
 from proxy.admin.server import AdminServer
 from proxy.app.composition import (
     audit_policy,
@@ -422,13 +423,18 @@ class Sidecar:
 
     def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow) -> AdminServer:
         explain = ExplainPage(lambda: reload.loaded, lambda: vhosts.states)
-        routes = [reload.route, explain.route, *shadow.routes]
+        rules = RulesPages(lambda: reload.loaded, lambda: vhosts.states, self._missing)
+        routes = [reload.route, explain.route, *rules.routes, *shadow.routes]
         exposition = Exposition(self._counters, None if self._slot is None else self._slot.number)
         allow = self._settings.admin.allow
         hosts = self._settings.admin.hosts
         return AdminServer(
             exposition, self.not_ready, self.status, allow, routes, lambda: self._topology.degraded, hosts
         )
+
+    def _missing(self) -> dict[str, Mapping[str, str]]:
+        """Return destinations that do not exist, and why, by virtual host."""
+        return {vhost.vhost: vhost.missing for vhost in self._topology.status()}
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings, upstream = self._settings, self._settings.upstream

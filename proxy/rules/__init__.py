@@ -8,7 +8,8 @@ Compiling: `loader` is the entry point (all files to `LoadedRules`, or every fau
 exchange and brings refusals back to the lines that cause them; `ruleset` has the result as plain data; package `lint`
 has the checks beyond one file, and the warnings.
 
-Using: `evaluation` says where a message goes, `explain` why, `wire` what leaves for it; `comparison` compares two sets
+Using: `evaluation` says where a message goes, `explain` why, `wire` what leaves for it; `overview` lists all exchanges
+with their bindings; `operator_reference` has the meaning of every operator; `comparison` compares two sets
 of rules on live publishes (``oxproxy shadow``); `watch` notices changed files; `import_definitions` writes a rules file
 from a broker's definitions.
 """

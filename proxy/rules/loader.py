@@ -34,6 +34,7 @@ class LoadedRules:
         tests: the tests that the files carry.
         warnings: what the operator should know.
         books: the address tables, by virtual host; one without rules has none.
+        contents: name and bytes of each file.
     """
 
     rules: Rules
@@ -41,6 +42,7 @@ class LoadedRules:
     tests: tuple[RulesTest, ...] = ()
     warnings: tuple[ConfigWarning, ...] = ()
     books: Mapping[str, AddressBook] = field(default_factory=dict)
+    contents: tuple[tuple[str, bytes], ...] = ()
 
     def failures(self) -> list[TestFailure]:
         """Run the tests that the files carry; give those that do not hold."""
@@ -138,7 +140,7 @@ def _compile(contents: Sequence[tuple[str, bytes]], files: Sequence[ParsedFile],
     faults.check()
     tests = tuple(test for file in files for test in file.tests)
     rules = Rules(rules_version(contents), vhosts)
-    return LoadedRules(rules, routers, tests, tuple(faults.warnings), books)
+    return LoadedRules(rules, routers, tests, tuple(faults.warnings), books, tuple(contents))
 
 
 def _compile_vhost(name: str, files: Sequence[ParsedFile], faults: Faults) -> tuple[VhostRules, Router]:

@@ -1,0 +1,287 @@
+"""What each operator, effect, permission and filter of an open exchange means, with an example.
+
+The only place where this is written down: ``oxproxy operators`` prints it, and ``python -m deploy.reference`` writes it
+as the tables of docs/rules.md. A test compares the keys with those that `routing` reads, and compiles every example.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorEntry:
+    """Keys that are explained together.
+
+    Args:
+        keys: as they are written; NAME stands for the name of a header or property.
+        value: what the key takes.
+        meaning: completes the lead of its section.
+        example: one argument, as YAML.
+    """
+
+    keys: tuple[str, ...]
+    value: str
+    meaning: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSection:
+    """Entries of one kind.
+
+    Args:
+        title: what they are.
+        lead: begins the sentence that each meaning completes.
+        column: head of the table's column of meanings in docs/rules.md.
+        first: head of its first column.
+        of_exchange: whether they are arguments of the exchange, not of a binding.
+        entries: in the order of the documentation.
+    """
+
+    title: str
+    lead: str
+    column: str
+    first: str
+    entries: tuple[OperatorEntry, ...]
+    of_exchange: bool = False
+
+
+def _both(*keys: str) -> tuple[str, ...]:
+    """Return the keys for either result of a binding."""
+    return tuple(f"{key}-{result}" for key in keys for result in ("ontrue", "onfalse"))
+
+
+_ENTRY = OperatorEntry
+
+MATCH_TYPES = OperatorSection(
+    "How the conditions of a binding combine",
+    "The binding is true when",
+    "true when",
+    "`x-match`",
+    (
+        _ENTRY(("all",), "", "every operator is true; without any operator: always (the default)", "x-match: all"),
+        _ENTRY(("any",), "", "one operator is true; without any: never", "x-match: any"),
+        _ENTRY(
+            ("set", "set N"),
+            "",
+            "routing key, property and clock operators are all true, no header operator fails on a header that is "
+            "there, and at least N of them (0 for `set`) are true",
+            "x-match: set 2",
+        ),
+        _ENTRY(("eq",), "", "as `set`, and no header is left that no operator has used up", "x-match: eq"),
+    ),
+)
+
+HEADERS = OperatorSection(
+    "Headers",
+    "True when the header",
+    "true when the header ...",
+    "operator",
+    (
+        _ENTRY(("x-?hkv= NAME",), "any", "is there and equal", '"x-?hkv= type": report'),
+        _ENTRY(("x-?hkv!= NAME",), "any", "is there and different", '"x-?hkv!= type": draft'),
+        _ENTRY(
+            ("x-?hkv< NAME", "x-?hkv<= NAME", "x-?hkv>= NAME", "x-?hkv> NAME"),
+            "number",
+            "is there, a number or timestamp, and compares so",
+            '"x-?hkv>= pages": 100',
+        ),
+        _ENTRY(("x-?hkvre NAME",), "regex", "is a string that matches", '"x-?hkvre title": (?i)invoice'),
+        _ENTRY(("x-?hkv!re NAME",), "regex", "is a string that does not match", '"x-?hkv!re title": ^test'),
+        _ENTRY(
+            tuple(f"x-?hk?v{sign} NAME" for sign in ("=", "!=", "<", "<=", ">=", ">", "re", "!re")),
+            "as for `x-?hkv`",
+            "is absent, or is as with `x-?hkv` (for `all` and `eq`)",
+            '"x-?hk?v= tenant": acme',
+        ),
+        _ENTRY(("x-?hkex",), "name", "is there", "x-?hkex: customer"),
+        _ENTRY(("x-?hk!ex",), "name", "is absent", "x-?hk!ex: spam-score"),
+        _ENTRY(
+            tuple(f"x-?hkex{letter}" for letter in "snbia"),
+            "name",
+            "is there and a string, number, boolean, integer, list",
+            "x-?hkexn: pages",
+        ),
+        _ENTRY(
+            tuple(f"x-?hkex!{letter}" for letter in "snbia"),
+            "name",
+            "is there and no string, number, boolean, integer, list",
+            "x-?hkex!b: urgent",
+        ),
+        _ENTRY(
+            ("NAME",),
+            "any",
+            "is there and equal, as with `x-?hkv=`; for every key that does not begin with `x-`",
+            "type: report",
+        ),
+    ),
+)
+
+MESSAGE = OperatorSection(
+    "Routing key, properties, clock",
+    "True when",
+    "true when",
+    "operator",
+    (
+        _ENTRY(("x-?rk=", "x-?rk!="), "string", "the key is equal, different", "x-?rk=: invoice.eu"),
+        _ENTRY(("x-?rkre", "x-?rk!re"), "regex", "the key matches, does not match", r"x-?rkre: ^invoice\."),
+        _ENTRY(
+            ("x-?rkta", "x-?rk!ta"),
+            "topic",
+            "the key fits the topic, does not: `*` is one word, `#` any number of words",
+            'x-?rkta: "#.late"',
+        ),
+        _ENTRY(
+            ("x-?rktaci", "x-?rk!taci"),
+            "topic",
+            "the key fits the topic, does not, upper and lower case alike",
+            "x-?rktaci: invoice.*",
+        ),
+        _ENTRY(("x-?prex", "x-?pr!ex"), "property", "the property is set, is not set", "x-?prex: correlation_id"),
+        _ENTRY(
+            ("x-?pr= NAME", "x-?pr!= NAME"),
+            "string or integer",
+            "the property is set and equal, different",
+            '"x-?pr= content_type": text/plain',
+        ),
+        _ENTRY(
+            ("x-?prre NAME", "x-?pr!re NAME"),
+            "regex",
+            "the property is set and matches, does not match (text properties)",
+            '"x-?prre app_id": ^shop-',
+        ),
+        _ENTRY(
+            ("x-?pr< NAME", "x-?pr<= NAME", "x-?pr>= NAME", "x-?pr> NAME"),
+            "integer",
+            "the property is set and compares so (integer properties)",
+            '"x-?pr>= priority": 5',
+        ),
+        _ENTRY(
+            ("x-?dture", "x-?dtu!re"),
+            "regex",
+            "universal time as `20261121 080000 6 47` matches, does not",
+            'x-?dture: " [67] "',
+        ),
+        _ENTRY(
+            ("x-?dtlre", "x-?dtl!re"),
+            "regex",
+            "local time, written likewise, matches, does not; see `timezone`",
+            "x-?dtlre: ^2026",
+        ),
+    ),
+)
+
+EFFECTS = OperatorSection(
+    "What a binding does",
+    "The binding",
+    "the binding ...",
+    "operator",
+    (
+        _ENTRY(_both("x-addq"), "name or list", "adds queues", "x-addq-ontrue: [copies, archive]"),
+        _ENTRY(_both("x-adde"), "name or list", "adds exchanges", "x-adde-ontrue: audit"),
+        _ENTRY(_both("x-delq"), "name or list", "removes queues", "x-delq-ontrue: team.red"),
+        _ENTRY(_both("x-dele"), "name or list", "removes exchanges", "x-dele-ontrue: audit"),
+        _ENTRY(
+            _both("x-addqre", "x-addq!re"),
+            "regex",
+            "adds all queues of the virtual host whose names match, do not match",
+            r"x-addqre-ontrue: ^team\.",
+        ),
+        _ENTRY(
+            _both("x-add1qre", "x-add1q!re"),
+            "regex",
+            "adds one of the queues whose names match, do not match, picked at random",
+            r"x-add1qre-ontrue: ^worker\.",
+        ),
+        _ENTRY(
+            _both("x-delqre", "x-delq!re"),
+            "regex",
+            "removes queues that earlier bindings chose and that match, do not match",
+            r"x-delqre-ontrue: ^team\.",
+        ),
+        _ENTRY(("x-del-dest",), '`""`', "removes its own destination, chosen earlier too", 'x-del-dest: ""'),
+        _ENTRY(
+            ("x-msg-destq-rk",),
+            '`""`',
+            "has the queue that the routing key names as its destination",
+            'x-msg-destq-rk: ""',
+        ),
+        _ENTRY(
+            ("x-order",),
+            "100 to 999999",
+            "is visited in this order: lower first, 10000 where none is given, equal ones top to bottom",
+            "x-order: 200",
+        ),
+        _ENTRY(
+            _both("x-goto"),
+            "100 to 999999",
+            "skips every following binding of a lower order; forward only",
+            "x-goto-ontrue: 400",
+        ),
+        _ENTRY(_both("x-stop"), '`""`', "ends the visit of this exchange", 'x-stop-ontrue: ""'),
+    ),
+)
+
+PERMISSIONS = OperatorSection(
+    "What producers may choose",
+    "Lets through, of the producer's headers,",
+    "the producer's headers that it lets through",
+    "permission",
+    (
+        _ENTRY(
+            _both("x-msg-addq"),
+            '`""`',
+            "`x-addq-ontrue`, `x-addq-onfalse`: a name or a list of names",
+            'x-msg-addq-ontrue: ""',
+        ),
+        _ENTRY(_both("x-msg-adde"), '`""`', "`x-adde-...`: exchanges", 'x-msg-adde-ontrue: ""'),
+        _ENTRY(_both("x-msg-delq"), '`""`', "`x-delq-...`", 'x-msg-delq-ontrue: ""'),
+        _ENTRY(_both("x-msg-dele"), '`""`', "`x-dele-...`", 'x-msg-dele-ontrue: ""'),
+        _ENTRY(
+            _both("x-msg-addqre"),
+            '`""`',
+            "`x-addq-...`, `x-addqre-...`, `x-addq!re-...`: also one regex",
+            'x-msg-addqre-ontrue: ""',
+        ),
+        _ENTRY(
+            _both("x-msg-delqre"),
+            '`""`',
+            "`x-delq-...`, `x-delqre-...`, `x-delq!re-...`",
+            'x-msg-delqre-ontrue: ""',
+        ),
+    ),
+)
+
+FILTERS = OperatorSection(
+    "Filters of an exchange",
+    "A message breaks it when",
+    "broken when",
+    "argument",
+    (
+        _ENTRY(
+            ("min-payload-size", "min-payload-size-silent"),
+            "bytes",
+            "the body is shorter",
+            "min-payload-size-silent: 160",
+        ),
+        _ENTRY(
+            ("max-payload-size", "max-payload-size-silent"), "bytes", "the body is longer", "max-payload-size: 1048576"
+        ),
+        _ENTRY(
+            ("max-headers-size",),
+            "bytes",
+            "the headers are larger; 16384 where only a depth is given",
+            "max-headers-size: 4096",
+        ),
+        _ENTRY(
+            ("max-headers-depth",),
+            "levels",
+            "lists lie deeper inside each other; 2 where only a size is given",
+            "max-headers-depth: 1",
+        ),
+    ),
+    of_exchange=True,
+)
+
+SECTIONS = (MATCH_TYPES, HEADERS, MESSAGE, EFFECTS, PERMISSIONS, FILTERS)

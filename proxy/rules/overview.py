@@ -1,0 +1,70 @@
+"""All exchanges with their bindings and destinations, as plain data: what ``oxproxy routes`` shows.
+
+No broker is asked. Where the rules are those of a running sidecar, what clients declared is among them.
+"""
+
+from __future__ import annotations
+
+from proxy.routing.bindings.arguments import ROUTE_KEYS
+from proxy.routing.bindings.compiled import CompiledBinding
+from proxy.routing.bindings.exchange_types import OPEN
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
+from proxy.rules.loader import LoadedRules
+from proxy.rules.message import json_value, text
+from proxy.rules.ruleset import ExchangeRule, VhostRules
+from proxy.values import EXCHANGE
+
+_MATCH = b"x-match"
+
+
+def overview(loaded: LoadedRules) -> dict[str, object]:
+    """Return everything that rules route, for JSON; no password is in it."""
+    vhosts = [_vhost(vhost, loaded.routers[name]) for name, vhost in loaded.rules.vhosts.items()]
+    return {"rules": loaded.rules.version, "vhosts": vhosts}
+
+
+def _vhost(rules: VhostRules, router: Router) -> dict[str, object]:
+    return {
+        "vhost": rules.vhost,
+        "queues": [text(queue.name) for queue in rules.queues],
+        "exchanges": [_exchange(rule, router.exchanges[rule.name], router) for rule in rules.exchanges],
+        "addresses": [
+            {"name": rule.name or None, "pattern": text(rule.pattern), "translation": text(rule.shown)}
+            for rule in rules.addresses
+        ],
+        "brokers": [{"name": text(broker.name), "address": f"{broker.host}:{broker.port}"} for broker in rules.brokers],
+    }
+
+
+def _exchange(rule: ExchangeRule, exchange: Exchange, router: Router) -> dict[str, object]:
+    return {
+        "exchange": text(rule.name),
+        "type": rule.type,
+        "delivery": rule.delivery,
+        "carrier": text(rule.carrier) if rule.delivery == "carrier" else None,
+        "unmatched": "pass" if rule.unmatched_pass else None,
+        "alternate": None if rule.alternate is None else text(rule.alternate),
+        "bindings": [_binding(compiled, rule.type, router) for _, compiled in exchange.entries],
+    }
+
+
+def _binding(compiled: CompiledBinding, exchange_type: str, router: Router) -> dict[str, object]:
+    binding = compiled.binding
+    is_open = exchange_type == OPEN
+    conditions: dict[str, object] = {}
+    effects: dict[str, object] = {}
+    for key, value in binding.arguments:
+        if key != _MATCH:
+            (effects if is_open and key in ROUTE_KEYS else conditions)[text(key)] = json_value(value)
+    return {
+        "binding": binding.id,
+        "destination": {"type": binding.destination_type, "name": text(binding.destination)},
+        "evaluated_here": binding.destination_type == EXCHANGE and binding.destination in router.exchanges,
+        "order": compiled.order,
+        "match": compiled.match_type,
+        "routing_key": None if is_open else text(binding.routing_key),
+        "conditions": conditions,
+        "effects": effects,
+        "user": binding.owner,
+    }

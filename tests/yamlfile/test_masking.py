@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.yamlfile.masking import masked
+
+TEXT = """\
+# password: secret-in-a-comment
+brokers:
+  a: {address: a:5671, username: mover, password: secret-flow, vhost: x}   # moves
+  b:
+    address: b:5671    # was amqp://mover:secret-old@b
+    password: >-
+      secret-block
+      secret-more
+    username: mover
+  c:
+    "password": 'secret-quoted'
+  d:
+    password: [secret-list, {deep: secret-deep}]
+    username: mover
+  e:
+    password_env: NAME
+    password_file: path
+    ? password
+    : secret-complex
+addresses:
+  - {pattern: "a/%", translation: "amqps://mover:secret-url@archive/queue/$1"}
+  - {pattern: "b/%", translation: "mover:secret without scheme@archive/queue/$1"}
+exchanges:
+  - {name: password, bindings: [{queue: password, name: "a password: of no use", arguments: {user: "a@b"}}]}
+"""
+
+
+def test_no_secret_stays_and_all_else_does() -> None:
+    text = masked(TEXT)
+    assert "secret" not in text
+    assert text.count("***") == 10
+    kept = [line for line in TEXT.splitlines() if "secret" not in line and ">-" not in line]
+    assert [line for line in kept if line not in text.splitlines()] == []
+    assert "  a: {address: a:5671, username: mover, password: ***, vhost: x}   # moves\n" in text
+    assert '"amqps://mover:***@archive/queue/$1"' in text
+    assert "    password: ***\n    username: mover\n" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["brokers: {a: {password: secret", "a: [\n  password: secret\n", "a: 'amqp://u:secret@h\n", "\tpassword: 'secret"],
+)
+def test_text_that_is_no_yaml_is_masked_by_lines(text: str) -> None:
+    assert "secret" not in masked(text)
+    assert "***" in masked(text)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "exchanges: []\n", "a: ü\r\nb: 😀\r\n"])
+def test_a_text_without_secrets_is_the_same(text: str) -> None:
+    assert masked(text) == text
+
+
+def test_what_stands_after_characters_of_several_bytes_is_masked_where_it_stands() -> None:
+    assert masked("a: 😀ü\nbrokers: {a: {password: secret}}\n") == "a: 😀ü\nbrokers: {a: {password: ***}}\n"
