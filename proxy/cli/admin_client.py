@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from json import loads
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors
+
+if TYPE_CHECKING:
+    from proxy.config.settings import Settings
+
+_DEFAULT_URL = "http://127.0.0.1:15693"
+#: Where a configuration is looked for that no option names.
+_CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
 
 #: Seconds that one answer may take: compiling ten thousand bindings is a second's work.
 _ANSWER_SECONDS = 60.0
@@ -18,6 +28,49 @@ _UNUSABLE = 422
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
 #: Addresses that a sidecar listens on and clients can't connect to everywhere, and loopback of the same family.
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- nothing is bound
+
+
+def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments that say which sidecar is asked."""
+    parser.add_argument(
+        "--admin",
+        metavar="URL",
+        action="append",
+        help="of the running sidecar; may be repeated, for each of its workers; default: those of --config",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help="the configuration; default: oxproxy.yaml, else /etc/oxproxy/oxproxy.yaml",
+    )
+
+
+def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient]:
+    """Return the workers that the options name; by default those of the configuration, else the default address.
+
+    Raises:
+        ConfigErrors: the configuration has faults, or no admin address.
+    """
+    urls: list[str] = options.admin
+    if not urls:
+        config = configuration(options)
+        urls = [_DEFAULT_URL] if config is None else _configured(config)
+    return [AdminClient(url, command) for url in urls]
+
+
+def configuration(options: argparse.Namespace) -> Path | None:
+    """Return the configuration that the options name, else one that is in its usual place."""
+    config: Path | None = options.config
+    return config or next((path for path in _CONFIGURATIONS if path.is_file()), None)
+
+
+def _configured(config: Path) -> list[str]:
+    # Imported here: with --admin no configuration is read.
+    from proxy.config.loader import load_settings
+
+    settings, _ = load_settings(config, os.environ, secrets_required=False)
+    return admin_urls(settings)
 
 
 def admin_urls(settings: Settings) -> list[str]:
@@ -44,6 +97,18 @@ class AdminClient:
     url: str
     command: str
 
+    def json(self, page: str) -> Any:  # Any: JSON
+        """Request a page as JSON.
+
+        Raises:
+            ConfigErrors: as `request`, or the answer is no JSON.
+        """
+        text = self.request("GET", page)
+        try:
+            return loads(text)
+        except ValueError as error:
+            raise self._failed(f"{self.url}{page}: seen an answer that is no JSON, expected a sidecar's") from error
+
     def request(self, method: str, page: str, body: bytes | None = None, accept: str = "application/json") -> str:
         """Request a page and return its text.
 
@@ -52,7 +117,7 @@ class AdminClient:
         """
         address = self.url.rstrip("/") + page
         if not address.startswith(("http://", "https://")):
-            raise self._failed(f"seen {self.url}, expected a URL such as http://127.0.0.1:15693")
+            raise self._failed(f"seen {self.url}, expected a URL such as {_DEFAULT_URL}")
         request = urllib.request.Request(address, body, {"Accept": accept}, method=method)  # noqa: S310 -- checked above
         try:
             with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310

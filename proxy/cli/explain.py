@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from proxy.cli.console import DONE, NO, print_errors, print_line, read_input, read_settings
-from proxy.errors import ConfigError, ConfigErrors
+from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
+from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_line, printable, read_input
+from proxy.errors import ConfigErrors
 from proxy.rules.explain import (
     Explanation,
     as_data,
@@ -27,21 +30,56 @@ from proxy.rules.explain import (
     read_explain_request,
 )
 from proxy.rules.field_values import instant
-from proxy.rules.loader import load_rules
+
+if TYPE_CHECKING:
+    from proxy.rules.explain import ExplainRequest
+
+#: Types of a header on the command line, and how their values are written in YAML; the value itself is a %s.
+_TYPES = {
+    "string": None,  # as a text in quotes
+    "int": "%s",
+    "float": "%s",
+    "bool": "%s",
+    "null": "null",
+    "yaml": "%s",
+    **{f"{kind}{bits}": f"!{kind}{bits} %s" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    "float32": "!float32 %s",
+    "timestamp": "!timestamp %s",
+    "bytes": "!bytes %s",
+}
+del _TYPES["uint64"]  # AMQP has none
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_SHAPES = {"int": _INTEGER, "float": _FLOAT, "bool": re.compile("true|false"), "null": re.compile("")}
+_EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "null": "nothing after ="}
+_PROPERTY = re.compile(r"[a-z_]+")
+_INTEGER_PROPERTIES = frozenset({"delivery_mode", "priority", "timestamp", "expiration"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments."""
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--rules", metavar="FILE", type=Path, action="append", help="may be repeated")
-    source.add_argument("--config", metavar="FILE", type=Path, help="ask the sidecar that runs with this configuration")
-    subject = parser.add_mutually_exclusive_group(required=True)
-    subject.add_argument("--message", metavar="FILE", help="the message as YAML or JSON; - for standard input")
-    subject.add_argument("--address", metavar="TEXT", help="ask the address table alone")
-    parser.add_argument("--vhost", metavar="NAME", help="with --address, where several have a table")
+    parser.add_argument(
+        "--rules", metavar="FILE", type=Path, action="append", help="rules file, or a configuration; may be repeated"
+    )
+    add_admin_arguments(parser)
+    message = parser.add_argument_group("message")
+    message.add_argument("--message", metavar="FILE", help="as YAML or JSON; - for standard input")
+    message.add_argument("--exchange", metavar="NAME", help="the exchange that it is published to")
+    message.add_argument("--key", metavar="KEY", help="its routing key")
+    message.add_argument(
+        "--header", metavar="NAME[:TYPE]=VALUE", action="append", default=[], help="a header; may be repeated"
+    )
+    message.add_argument(
+        "--property", metavar="NAME=VALUE", action="append", default=[], help="such as priority=5; may be repeated"
+    )
+    message.add_argument("--size", metavar="BYTES", type=int, help="of its body")
+    message.add_argument("--queue", metavar="NAME", action="append", default=[], help="a queue that exists as well")
+    message.add_argument("--vhost", metavar="NAME", help="where several have such an exchange or address table")
+    message.add_argument("--address", metavar="TEXT", help="no message: ask the address table of --rules alone")
     parser.add_argument("--at", metavar="TIME", type=_instant, help="such as 2026-11-21T08:00:00Z; default: now")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     parser.add_argument("--expect", metavar="QUEUE", action="append", default=[], help="status 1 unless it gets there")
+    parser.set_defaults(usage_error=parser.error)
 
 
 def _instant(text: str) -> float:
@@ -53,32 +91,93 @@ def _instant(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Print the explanation; the answer is no where an expected queue is not reached or no address rule applies."""
-    if options.config is not None:
-        return _ask_running(options)
-    loaded = load_rules(options.rules)
+    _check_usage(options)
     if options.address is not None:
-        lookup = explain_address(loaded, os.fsencode(options.address), options.vhost)
+        lookup = explain_address(load_rules_of(options.rules, os.environ), os.fsencode(options.address), options.vhost)
         text = _as_json(as_data(lookup)) if options.json else "\n".join(as_lines(lookup))
         print_line(text)
         return NO if lookup.rule is None else DONE
-    question = read_explain_request(read_input(options.message), options.message)
+    source = options.message or "command line"
+    data = read_input(options.message) if options.message else described(options).encode(errors="surrogateescape")
+    if options.rules is None:
+        return _ask_running(admin_clients(options, "oxproxy explain"), data, options)
+    question: ExplainRequest = read_explain_request(data, source)
+    loaded = load_rules_of(options.rules, os.environ)
     explanation = explain(loaded, question, time.time() if options.at is None else options.at)
     _print(explanation, options.json)
-    missing = [queue for queue in options.expect if queue not in explanation.result.queues]
-    print_errors(f"expected: queue {queue}, which the message does not reach" for queue in missing)
-    return NO if missing else DONE
+    return _expected(options.expect, explanation.result.queues)
 
 
-def _ask_running(options: argparse.Namespace) -> int:
+def _check_usage(options: argparse.Namespace) -> None:
+    """End with status 2 where options contradict each other."""
+    parts = [f"--{name}" for name in ("key", "size") if getattr(options, name) is not None]
+    parts += [f"--{name}" for name in ("header", "property", "queue") if getattr(options, name)]
+    subjects = [f"--{name}" for name in ("message", "exchange", "address") if getattr(options, name) is not None]
+    if len(subjects) != 1:
+        seen = " and ".join(subjects) or "none of them"
+        options.usage_error(f"expected one of --message, --exchange and --address, seen {seen}")
+    if options.vhost is not None and options.message is not None:
+        options.usage_error("--vhost: the message of --message names its virtual host itself, under vhost")
+    if parts and options.exchange is None:
+        options.usage_error(f"{parts[0]} describes a message: expected --exchange with it")
+    if options.rules is None and (options.at is not None or options.address is not None):
+        options.usage_error(f"{'--at' if options.at is not None else '--address'} needs --rules: expected a rules file")
+    if options.rules is not None and (options.admin or options.config is not None):
+        options.usage_error("--rules evaluates files: expected neither --admin nor --config with it")
+
+
+def described(options: argparse.Namespace) -> str:
+    """Return the message of the command line as YAML."""
+    lines = [f"exchange: {_quoted(options.exchange)}"]
+    if options.key is not None:
+        lines.append(f"routing_key: {_quoted(options.key)}")
+    if options.header:
+        lines += ["headers:", *_headers(options)]
+    if options.property:
+        lines += ["properties:", *_properties(options)]
+    if options.size is not None:
+        lines.append(f"body_size: {options.size}")
+    if options.queue:
+        lines.append(f"queues: {json.dumps(options.queue, ensure_ascii=False)}")
+    if options.vhost is not None:
+        lines.append(f"vhost: {_quoted(options.vhost)}")
+    return "\n".join([*lines, ""])
+
+
+def _headers(options: argparse.Namespace) -> Iterator[str]:
+    for text in options.header:
+        declared, equals, value = text.partition("=")
+        name, colon, kind = declared.rpartition(":")
+        if not colon or kind not in _TYPES:
+            name, kind = declared, "string"
+        if not equals or not name:
+            known = ", ".join(_TYPES)
+            options.usage_error(f'--header: seen "{text}", expected NAME=VALUE or NAME:TYPE=VALUE; types: {known}')
+        shape = _SHAPES.get(kind)
+        if shape is not None and not shape.fullmatch(value):
+            options.usage_error(f'--header: seen "{text}", expected {_EXPECTED[kind]}')
+        if kind == "float" and _INTEGER.fullmatch(value):
+            value += ".0"
+        pattern = _TYPES[kind]
+        shown = _quoted(value) if pattern is None else pattern % value if "%s" in pattern else pattern
+        yield f"  {_quoted(name)}: {shown}"
+
+
+def _properties(options: argparse.Namespace) -> Iterator[str]:
+    for text in options.property:
+        name, equals, value = text.partition("=")
+        if not equals or not _PROPERTY.fullmatch(name):
+            options.usage_error(f'--property: seen "{text}", expected NAME=VALUE')
+        yield f"  {name}: {value if name in _INTEGER_PROPERTIES and _INTEGER.fullmatch(value) else _quoted(value)}"
+
+
+def _quoted(text: str) -> str:
+    """Write a text for YAML; JSON's escapes of pairs of surrogates are none of YAML's."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
     """Print the answer of all workers; the answer is no as well where they differ, or one of them can't be asked."""
-    # Imported here: files are explained without HTTP.
-    from proxy.cli.admin_client import AdminClient, admin_urls
-
-    if options.message is None or options.at is not None:
-        message = "a running sidecar explains a --message at the present time; --address and --at need --rules"
-        raise ConfigErrors([ConfigError("oxproxy explain", 0, "", message)])
-    question = read_input(options.message)
-    clients = [AdminClient(url, "oxproxy explain") for url in admin_urls(read_settings(options.config))]
     answers: dict[AdminClient, dict[str, Any]] = {}  # Any: JSON
     faults: list[ConfigErrors] = []
     for client in clients:
@@ -96,17 +195,23 @@ def _ask_running(options: argparse.Namespace) -> int:
         if options.json:
             print_line(_as_json(answers[client]))
         else:
-            print_line(client.request("POST", "/explain", question, accept="text/plain").rstrip("\n"))
+            text = client.request("POST", "/explain", question, accept="text/plain")
+            print_line("\n".join(map(printable, text.rstrip("\n").split("\n"))))
     if len(distinct) > 1:
         print_errors([f"workers answer differently: {', '.join(client.url for client in distinct)}"])
-    missing = [queue for queue in options.expect if any(queue not in answer["queues"] for answer in answers.values())]
-    print_errors(f"expected: queue {queue}, which the message does not reach" for queue in missing)
-    return NO if missing or faults or len(distinct) > 1 else DONE
+    reached = set.intersection(*(set(answer["queues"]) for answer in answers.values()))
+    return max(_expected(options.expect, reached), NO if faults or len(distinct) > 1 else DONE)
 
 
 def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON
     """Return what has to be equal in the answers of workers: the version of the rules, and where the message goes."""
     return json.dumps([answer[key] for key in ("rules", "outcome", "queues", "exchanges", "remotes", "error")])
+
+
+def _expected(expected: Sequence[str], reached: Collection[str]) -> int:
+    missing = [queue for queue in expected if queue not in reached]
+    print_errors(f"expected: queue {queue}, which the message does not reach" for queue in missing)
+    return NO if missing else DONE
 
 
 def _print(explanation: Explanation, wants_json: bool) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from proxy.cli.console import printable
 from proxy.routing.decision import BindingStep, ExchangeStep, FilterStep, OperatorStep, Verdict
 from proxy.rules import wire
 from proxy.rules.explain import Explanation, as_lines, as_text
@@ -137,5 +138,4 @@ def _printable(value: object) -> Text:
 
 def _escaped(value: object) -> str:
     """Escape control characters, with which a message could steer the terminal."""
-    text = str(json_value(value))
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return printable(str(json_value(value)))

@@ -7,40 +7,14 @@ was typed is imported, so that `oxproxy check` loads no network library and `oxp
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
 
+from proxy.cli.commands import COMMANDS, make_parser
 from proxy.cli.console import NO, WRONG, print_errors, print_line
 from proxy.errors import ConfigErrors
 from proxy.native import BUILD
-
-#: Subcommand: its module in this package, and what it does.
-_COMMANDS = {
-    "serve": ("serve", "run the sidecar until SIGTERM"),
-    "check": ("check", "check configuration and rules files and run the tests they carry"),
-    "explain": ("explain", "why one message goes where it goes"),
-    "shadow": ("shadow", "where other rules would send live traffic otherwise; changes nothing"),
-    "report": ("report", "tables and a page on audit logs, made with Spark"),
-    "trace": ("trace", "every record of one message in audit logs"),
-    "init": ("init", "write a configuration, a rules file and a secret to begin with"),
-    "import": ("import_rules", "write a rules file from rabbitmqctl export_definitions"),
-    "schema": ("schema", "print the JSON Schema of the configuration or of rules files, for editors"),
-    "cleanup": ("cleanup", "list, and remove, everything that sidecars made on the broker"),
-    "adopt": ("adopt", "sign what earlier versions, or a previous secret, left on the broker for clients"),
-}
-
-
-class Command(Protocol):
-    """The module of a subcommand."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Define the arguments."""
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Run the command and return the exit status."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,18 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser that knows the names of all subcommands and the arguments of the one that was typed."""
-    parser = argparse.ArgumentParser(prog="oxproxy", description="AMQP sidecar that routes messages by content.")
-    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show program's version number and exit")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    # No option before the subcommand takes a value, so the first argument that is no option is its name.
+    """Return a parser that knows the names of all commands and the arguments of the one that was typed."""
+    # No option before the command takes a value, so the first argument that is no option is its name.
     typed = next((argument for argument in arguments if not argument.startswith("-")), None)
-    for name, (module, description) in _COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=description)
-        if name == typed:
-            command = cast("Command", importlib.import_module(f"proxy.cli.{module}"))
-            command.add_arguments(subparser)
-            subparser.set_defaults(run=command.run)
+    parser, _ = make_parser([typed] if typed in COMMANDS else [])
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show program's version number and exit")
     return parser
 
 

@@ -18,14 +18,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from proxy.cli.admin_client import AdminClient
-from proxy.cli.console import DONE, NO, print_line
+from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
+from proxy.cli.console import DONE, NO, print_line, printable, read_input
 from proxy.errors import ConfigError, ConfigErrors
 
 #: The sidecar's answer.
 Report: TypeAlias = dict[str, Any]  # Any: JSON
 
-_ADMIN = "http://127.0.0.1:15693"
 #: Seconds between two requests for a shadow that is under way: the sidecar drops one that is not asked for.
 _POLL_SECONDS = 30.0
 #: Rows of bindings for people; JSON has them all.
@@ -34,20 +33,15 @@ _BINDINGS = 30
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments."""
-    parser.add_argument("rules", metavar="RULES", type=Path, nargs="+", help="rules files, as one set")
-    parser.add_argument(
-        "--admin",
-        metavar="URL",
-        action="append",
-        help=f"of the running sidecar, default {_ADMIN}; may be repeated, for each of its workers",
-    )
+    parser.add_argument("rules", metavar="RULES", type=Path, nargs="+", help="rules files; - for standard input")
+    add_admin_arguments(parser)
     parser.add_argument("--seconds", metavar="N", type=float, help="default: until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the reports; the answer is no where messages would go elsewhere."""
-    admins = [AdminClient(url, "oxproxy shadow") for url in options.admin or [_ADMIN]]
+    admins = admin_clients(options, "oxproxy shadow")
     reports = compare(options.rules, admins, options.seconds)
     if options.json:
         printed = (
@@ -74,8 +68,8 @@ def compare(files: Sequence[Path], admins: Sequence[AdminClient], seconds: float
         ConfigErrors: the files are not good, or a sidecar can't be asked.
     """
     try:
-        texts = [(str(path), path.read_bytes().decode()) for path in files]
-    except (OSError, UnicodeDecodeError) as error:
+        texts = [(str(path), read_input(str(path)).decode()) for path in files]
+    except UnicodeDecodeError as error:
         raise ConfigErrors([ConfigError("oxproxy shadow", 0, "", f"can't be read: {error}")]) from error
     body = json.dumps({"files": texts}).encode()
     begun: list[AdminClient] = []
@@ -186,4 +180,4 @@ def destinations_text(result: Mapping[str, Any]) -> str:  # Any: JSON
 
 def _printable(text: str) -> Text:
     """Escape control characters, with which a message could steer the terminal."""
-    return Text("".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text))
+    return Text(printable(text))

@@ -108,6 +108,62 @@ def test_explain_names_the_outcome_as_the_audit_log_and_the_metrics_do(
 
 
 @pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("h=5", '"5"'),
+        ("h:string=a: b # c", '"a: b # c"'),
+        ("h:int=5", "!int32 5"),
+        ("h:int=5000000000", "!int64 5000000000"),
+        ("h:int64=5", "!int64 5"),
+        ("h:uint8=5", "!uint8 5"),
+        ("h:float=5", "5.0"),
+        ("h:float32=0.5", "!float32 0.5"),
+        ("h:bool=true", "true"),
+        ("h:null=", "null"),
+        ("h:timestamp=2026-11-21T08:00:00Z", "!timestamp 2026-11-21T08:00:00Z"),
+        ("h:bytes=0a0b", "!bytes 0a0b"),
+        ("h:yaml=[a, {b: !int64 5}]", "[a, {b: !int64 5}]"),
+        ("h=ü 😀", '"ü 😀"'),
+    ],
+)
+def test_a_header_of_the_command_line_is_that_of_a_message_in_a_file(
+    rules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], header: str, value: str
+) -> None:
+    kinds = "snbia"
+    tests = ", ".join(f"x-?hkex{kind}: h" for kind in kinds)
+    rules.write_text(
+        f"exchanges: [{{name: e, bindings: [{{queue: q, arguments: {{x-match: any, h: {value}, {tests}}}}}]}}]\n"
+    )
+    message = tmp_path / "message.yaml"
+    message.write_text(f"{{exchange: e, headers: {{h: {value}}}}}")
+    at = ["--at", "2026-11-21T08:00:00Z", "--json"]
+    if value.startswith("["):  # `any` takes a list for several values
+        rules.write_text("exchanges: [{name: e, bindings: [{queue: q, arguments: {x-?hkexa: h}}]}]\n")
+    assert run("explain", "--rules", rules, "--message", message, *at) == 0
+    of_file = json.loads(capsys.readouterr().out)
+    assert run("explain", "--rules", rules, "--exchange", "e", "--header", header, *at) == 0
+    assert json.loads(capsys.readouterr().out) == of_file
+    assert "match" in [step["verdict"] for step in of_file["walk"][0]["bindings"][0]["operators"]]
+
+
+def test_the_whole_message_can_be_given_on_the_command_line(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules.write_text(
+        "exchanges:\n- name: e\n  arguments: {min-payload-size: 10}\n  bindings:\n"
+        "  - queue: q\n    arguments: {x-?rk=: a.b, 'x-?pr>= priority': 5, 'x-?pr= app_id': '5', type: report}\n"
+    )
+    command = ["explain", "--rules", rules, "--exchange", "e", "--key", "a.b", "--size", "10", "--expect", "q"]
+    described = ["--property", "priority=5", "--property", "app_id=5", "--header", "type=report"]
+    assert run(*command, *described) == 0
+    assert run(*command, *described[:-1], "type=other") == 1
+    assert "mismatch  type" in capsys.readouterr().out
+
+
+def test_explain_reads_rules_from_standard_input(rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rules.read_bytes())))
+    assert run("explain", "--rules", "-", "--exchange", "e", "--header", "a:int=1", "--expect", "q") == 0
+
+
+@pytest.mark.parametrize(
     ("expected", "status", "complaint"),
     [
         (["q"], 0, ""),
@@ -155,6 +211,16 @@ def test_a_message_that_can_not_be_read_is_status_2(
         ["serve"],
         ["explain", "--rules", "a"],
         ["explain", "--rules", "a", "--message", "b", "--at", "noon"],
+        ["explain", "--rules", "a", "--message", "b", "--exchange", "c"],
+        ["explain", "--rules", "a", "--message", "b", "--key", "c"],
+        ["explain", "--rules", "a", "--message", "b", "--vhost", "c"],
+        ["explain", "--rules", "a", "--admin", "http://localhost", "--exchange", "b"],
+        ["explain", "--exchange", "b", "--at", "2026-11-21T08:00:00Z"],
+        ["explain", "--address", "b"],
+        ["explain", "--rules", "a", "--exchange", "b", "--header", "amount"],
+        ["explain", "--rules", "a", "--exchange", "b", "--header", "amount:int=many"],
+        ["explain", "--rules", "a", "--exchange", "b", "--header", "urgent:bool=yes"],
+        ["explain", "--rules", "a", "--exchange", "b", "--property", "Priority=5"],
     ],
 )
 def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,8 +279,8 @@ def test_a_command_loads_only_its_own_module() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
-    assert lines[1] == "['proxy.cli', 'proxy.cli.console', 'proxy.cli.main', 'proxy.errors', 'proxy.native']"
-    assert lines[-1] == "['proxy.cli.console', 'proxy.cli.main', 'proxy.cli.schema']"
+    assert lines[1] == "['proxy.cli', 'proxy.cli.commands', 'proxy.cli.console', 'proxy.cli.main', 'proxy.errors', 'proxy.native']"
+    assert lines[-1] == "['proxy.cli.commands', 'proxy.cli.console', 'proxy.cli.main', 'proxy.cli.schema']"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,11 @@ def members(packages: Path) -> Iterator[str]:
 def test_the_wheel_holds_the_package_and_nothing_else(packages: Path) -> None:
     with zipfile.ZipFile(next(packages.glob("*.whl"))) as archive:
         tops = {name.partition("/")[0] for name in archive.namelist()}
-    assert tops == {"proxy", f"open_exchange_proxy-{VERSION}.dist-info"}
+        names = set(archive.namelist())
+    data = f"open_exchange_proxy-{VERSION}.data"
+    assert tops == {"proxy", f"open_exchange_proxy-{VERSION}.dist-info", data}
+    assert {name for name in names if name.startswith(data)} == {f"{data}/data/share/man/man1/oxproxy.1"}
+    assert any(name.endswith("/LICENSE") for name in names)
 
 
 def test_the_wheel_asks_for_no_java_and_no_spark_unless_the_report_is_wanted(packages: Path) -> None:

@@ -1,0 +1,112 @@
+"""Makes docs/cli.md and the man page from the commands and the arguments that they define.
+
+Source: man(7), groff_man(7).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from proxy.cli.commands import COMMANDS, CommandEntry, make_parser
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE, MAN = DOCS / "cli.md", DOCS / "oxproxy.1"
+_MARK = "<!-- The rest is made by `python -m deploy.reference`. -->\n"
+
+
+def manuals() -> dict[Path, str]:
+    """Return both files with their texts."""
+    _, parsers = make_parser(COMMANDS)
+    before, mark, _ = PAGE.read_text().partition(_MARK)
+    return {PAGE: before + mark + _markdown(parsers), MAN: _man(parsers)}
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Yield how each argument is written, and what it is."""
+    for action in parser._actions:
+        if action.help == argparse.SUPPRESS or "--help" in action.option_strings:
+            continue
+        values = "|".join(map(str, action.choices or ()))
+        value = action.metavar if isinstance(action.metavar, str) else values
+        names = ", ".join(action.option_strings)
+        written = f"{names} {value}" if names and action.nargs != 0 else names or value
+        yield written.strip(), (action.help or "").replace("%(default)s", str(action.default))
+
+
+def _synopsis(name: str, parser: argparse.ArgumentParser) -> str:
+    parts = [f"oxproxy {name}"]
+    for action in parser._actions:
+        if action.help == argparse.SUPPRESS or not action.option_strings:
+            continue
+        if action.required:
+            parts.append(f"{action.option_strings[-1]} {action.metavar}")
+    parts.append("[OPTION]...")
+    for action in parser._actions:
+        if not action.option_strings:
+            value = action.metavar if isinstance(action.metavar, str) else "|".join(map(str, action.choices or ()))
+            parts.append({"*": f"[{value}]...", "+": f"{value}..."}.get(str(action.nargs), value))
+    return " ".join(parts)
+
+
+def _markdown(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    parts = []
+    for name, entry in COMMANDS.items():
+        parser = parsers[name]
+        lines = [f"\n## oxproxy {name}\n", f"    {_synopsis(name, parser)}\n", f"{entry.description}\n"]
+        arguments = [f"| `{_cell(written)}` | {_cell(text)} |" for written, text in _actions(parser)]
+        lines += ["| argument | meaning |", "|---|---|", *arguments, ""]
+        lines += [f"    {command:<{_width(entry)}}    # {meaning}" for command, meaning in entry.examples]
+        statuses = " · ".join(f"{status}: {meaning}" for status, meaning in entry.statuses)
+        parts.append("\n".join([*lines, "", f"Exit status: {statuses}.", ""]))
+    return "".join(parts)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _width(entry: CommandEntry) -> int:
+    return max(len(command) for command, _ in entry.examples)
+
+
+def _man(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    lines = [
+        '.\\" Made by python -m deploy.reference.',
+        '.TH OXPROXY 1 "" oxproxy "User Commands"',
+        ".SH NAME",
+        "oxproxy \\- AMQP sidecar that routes messages by content",
+        ".SH SYNOPSIS",
+        ".B oxproxy",
+        ".I COMMAND",
+        "[\\fIOPTION\\fR]...",
+        ".SH DESCRIPTION",
+        "oxproxy stands between producers and their RabbitMQ and routes messages by rules in YAML files.",
+        "Where a command takes a file, \\- is standard input.",
+        "NO_COLOR in the environment turns colors off, COLUMNS sets the width of output.",
+        ".SH COMMANDS",
+    ]
+    for name, entry in COMMANDS.items():
+        lines += [f".SS {_roff(_synopsis(name, parsers[name]))}", _roff(entry.description)]
+        for written, text in _actions(parsers[name]):
+            lines += [".TP", f".B {_roff(written)}", _roff(text)]
+        lines += [".PP", "Examples:"]
+        for command, meaning in entry.examples:
+            lines += [".TP", f".B {_roff(command)}", _roff(meaning)]
+        lines += [".PP", "Exit status:"]
+        for status, meaning in entry.statuses:
+            lines += [".TP", str(status), _roff(meaning)]
+    lines += [".SH FILES", ".TP", "oxproxy.yaml, /etc/oxproxy/oxproxy.yaml"]
+    lines += [
+        "The configuration that commands take the admin address from, unless \\-\\-config or \\-\\-admin says more."
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _roff(text: str) -> str:
+    text = (
+        text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga").replace("~", "\\(ti")
+    )
+    text = text.replace('"', "\\(dq").replace("^", "\\(ha")
+    return f"\\&{text}" if text.startswith(".") else text

@@ -1,0 +1,110 @@
+"""``oxproxy operators``: what an operator of a binding means, with an example."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import textwrap
+
+from proxy.cli.console import DONE, NO, output_width, print_errors, print_line
+from proxy.rules.operator_reference import MATCH_TYPES, SECTIONS, OperatorEntry, OperatorSection
+
+_NAME = " NAME"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    parser.add_argument(
+        "name", metavar="NAME", nargs="*", help="a key such as 'x-?hkv>=', or a part of one; default: all"
+    )
+    parser.add_argument("--json", action="store_true", help="print what is selected as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print all operators in short, or some at length; the answer is no where none has such a name."""
+    text = " ".join(options.name)
+    selected = _selected(text)
+    if options.json:
+        print_line(json.dumps([_as_json(*each) for each in selected], indent=2, ensure_ascii=False))
+    elif text and selected:
+        print_line("\n\n".join(_at_length(*each) for each in selected))
+    elif selected:
+        _print_all()
+    if selected:
+        return DONE
+    keys = [key for section in SECTIONS for entry in section.entries for key in entry.keys]
+    close = difflib.get_close_matches(text, [key.removesuffix(_NAME) for key in keys], 3, 0.5)
+    print_errors([f'no operator is named "{text}"' + (f"; did you mean {', '.join(close)}?" if close else "")])
+    return NO
+
+
+def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
+    """Return the entries that a text names: those of this key, else those that have it in a key or in their meaning."""
+    pairs = [(section, entry) for section in SECTIONS for entry in section.entries]
+    if not text:
+        return pairs
+    if text == "x-match":
+        return [(MATCH_TYPES, entry) for entry in MATCH_TYPES.entries]
+    named = text.removeprefix("x-match: ")
+    exact = [pair for pair in pairs if any(_is_key(key, named) for key in pair[1].keys)]
+    if exact:
+        return exact
+    return [pair for pair in pairs if any(text in key for key in pair[1].keys) or text in pair[1].meaning]
+
+
+def _is_key(key: str, text: str) -> bool:
+    """Whether a text is a key, as documented or with the name of a header or property."""
+    if key.endswith(_NAME):
+        return text.partition(" ")[0] == key.removesuffix(_NAME)
+    return text == key or (key == "set N" and re.fullmatch("set -?[0-9]+", text) is not None)
+
+
+def _as_json(section: OperatorSection, entry: OperatorEntry) -> dict[str, object]:
+    return {
+        "section": section.title,
+        "keys": list(entry.keys),
+        "value": _plain(entry.value) or None,
+        "meaning": _sentence(section, entry),
+        "example": entry.example,
+        "argument_of": "exchange" if section.of_exchange else "binding",
+    }
+
+
+def _sentence(section: OperatorSection, entry: OperatorEntry) -> str:
+    return _plain(f"{section.lead} {entry.meaning}.")
+
+
+def _plain(text: str) -> str:
+    """Take out the marks of code that the documentation has."""
+    return text.replace("`", "")
+
+
+def _at_length(section: OperatorSection, entry: OperatorEntry) -> str:
+    width = output_width()
+    lines = _wrapped_keys(entry, width)
+    lines.append(f"  {section.title.lower()}" + (f"; value: {_plain(entry.value)}" if entry.value else ""))
+    lines += textwrap.wrap(
+        _sentence(section, entry), width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )
+    return "\n".join([*lines, "", f"  arguments: {{{entry.example}}}"])
+
+
+def _wrapped_keys(entry: OperatorEntry, width: int) -> list[str]:
+    """Break the list of keys into lines, but no key."""
+    keys = ", ".join(key.replace(" ", "\N{NO-BREAK SPACE}") for key in entry.keys)
+    lines = textwrap.wrap(keys, width, subsequent_indent="  ", break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+def _print_all() -> None:
+    width = output_width()
+    for number, section in enumerate(SECTIONS):
+        head = textwrap.fill(f"{section.title} ({section.lead} ...)", width)
+        print_line(("\n" if number else "") + head)
+        for entry in section.entries:
+            print_line("\n".join(f"  {line}" for line in _wrapped_keys(entry, width - 2)))
+            meaning = textwrap.wrap(_plain(entry.meaning), width - 6, break_on_hyphens=False)
+            print_line("\n".join(f"      {line}" for line in meaning))
+    print_line("\nOne of them with an example: oxproxy operators 'x-?hkv>='")

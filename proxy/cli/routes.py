@@ -1,0 +1,123 @@
+"""``oxproxy routes``: exchanges, bindings and destinations as a tree, from files or from a running sidecar."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxy.cli.admin_client import add_admin_arguments, admin_clients
+from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_line, printable, rich_console
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from rich.tree import Tree
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        type=Path,
+        nargs="*",
+        help="rules files, or a configuration; - for standard input; default: ask a running sidecar",
+    )
+    add_admin_arguments(parser)
+    parser.add_argument("--vhost", metavar="NAME", help="only this virtual host")
+    parser.add_argument("--exchange", metavar="NAME", action="append", default=[], help="only this; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print what /api/routes answers")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the tree; the answer is no where nothing has the names that are asked for."""
+    if options.files:
+        from proxy.rules.overview import overview
+
+        found: dict[str, Any] = overview(load_rules_of(options.files, os.environ))
+    else:
+        found = admin_clients(options, "oxproxy routes")[0].json("/api/routes")
+    found["vhosts"] = list(_chosen(found["vhosts"], options.vhost, options.exchange))
+    if options.json:
+        print_line(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        console = rich_console()
+        for vhost in found["vhosts"]:
+            console.print(_tree(vhost, found.get("missing", {}).get(vhost["vhost"], {})))
+    asked = options.vhost is not None or options.exchange
+    if asked and not found["vhosts"]:
+        print_errors(["no exchange of the rules has such a name"])
+        return NO
+    return DONE
+
+
+def _chosen(vhosts: Sequence[dict[str, Any]], name: str | None, exchanges: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for vhost in vhosts:
+        kept = [each for each in vhost["exchanges"] if not exchanges or each["exchange"] in exchanges]
+        if name in (None, vhost["vhost"]) and (kept or not exchanges):
+            yield {**vhost, "exchanges": kept, **({"addresses": [], "brokers": []} if exchanges else {})}
+
+
+def _tree(vhost: Mapping[str, Any], missing: Mapping[str, str]) -> Tree:
+    from rich.tree import Tree
+
+    tree = Tree(_styled(("vhost ", ""), (vhost["vhost"], "bold")))
+    for exchange in vhost["exchanges"]:
+        branch = tree.add(_exchange(exchange))
+        for binding in exchange["bindings"]:
+            _add_binding(branch, binding, missing)
+        if exchange["alternate"] is not None:
+            branch.add(_styled(("otherwise → ", ""), (f"exchange {exchange['alternate']}", "yellow")))
+    if vhost["addresses"]:
+        branch = tree.add(_styled(("addresses", "bold")))
+        for number, address in enumerate(vhost["addresses"]):
+            name = f" ({address['name']})" if address["name"] else ""
+            branch.add(_styled((f"{number}{name}: {address['pattern']} → {address['translation']}", "")))
+    for broker in vhost["brokers"]:
+        tree.add(_styled(("broker ", ""), (broker["name"], "bold"), (f" {broker['address']}", "")))
+    return tree
+
+
+def _exchange(exchange: Mapping[str, Any]) -> Text:
+    about = [exchange["type"], f"delivery {exchange['delivery']}"]
+    if exchange["carrier"] not in (None, exchange["exchange"]):
+        about.append(f"carrier {exchange['carrier']}")
+    if exchange["unmatched"]:
+        about.append("unmatched messages pass")
+    return _styled(("exchange ", ""), (exchange["exchange"], "bold cyan"), (f" ({', '.join(about)})", "dim"))
+
+
+def _add_binding(branch: Tree, binding: Mapping[str, Any], missing: Mapping[str, str]) -> None:
+    kind, name = binding["destination"]["type"], binding["destination"]["name"]
+    destination = f"{kind} {name}"
+    title = _styled(
+        (f"{binding['order']} ", "dim"),
+        (binding["binding"], ""),
+        (" → ", ""),
+        (destination, "cyan" if binding["evaluated_here"] else "green"),
+        (f"  missing: {missing[destination]}" if destination in missing else "", "bold red"),
+        (f"  bound by a client of {binding['user']}" if binding["user"] else "", "yellow"),
+    )
+    node = branch.add(title)
+    when = [f"{key}: {_value(value)}" for key, value in binding["conditions"].items()]
+    if binding["routing_key"]:
+        when.insert(0, f"routing key {_value(binding['routing_key'])}")
+    if when:
+        node.add(_styled((f"{binding['match']}: " if len(when) > 1 else "", "dim"), (", ".join(when), "")))
+    if binding["effects"]:
+        effects = [f"{key}: {_value(value)}" for key, value in binding["effects"].items() if key != "x-order"]
+        if effects:
+            node.add(_styled((", ".join(effects), "yellow")))
+
+
+def _value(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _styled(*parts: tuple[str, str]) -> Text:
+    from rich.text import Text
+
+    return Text.assemble(*((printable(text), style) for text, style in parts))

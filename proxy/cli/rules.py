@@ -1,0 +1,123 @@
+"""``oxproxy rules``: the rules files in force in a running sidecar, and how they differ from files; without secrets."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from proxy.cli.admin_client import add_admin_arguments, admin_clients, configuration
+from proxy.cli.console import DONE, NO, print_line, printable, read_input, read_settings
+from proxy.errors import ConfigError, ConfigErrors
+
+_COLORS = {"+": "32", "-": "31", "@": "36"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    parser.add_argument("action", choices=("show", "diff"), help="show: as the sidecar read them; diff: against files")
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="*",
+        help="show: only this; diff: compare with this; - for standard input; default: those of the configuration",
+    )
+    add_admin_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON: what /api/rules answers, or the differences")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the files or the differences; where they differ the answer is no."""
+    in_force: dict[str, Any] = admin_clients(options, "oxproxy rules")[0].json("/api/rules")
+    return _show(in_force, options) if options.action == "show" else _diff(in_force, options)
+
+
+def _show(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
+    files = in_force["files"]
+    if options.files:
+        files = [_named(files, name) for name in options.files]
+    if options.json:
+        print_line(json.dumps({**in_force, "files": files}, indent=2, ensure_ascii=False))
+        return DONE
+    for number, file in enumerate(files):
+        if len(in_force["files"]) > 1 or not options.files:
+            print_line(("\n" if number else "") + f"# {printable(file['name'])}, rules {in_force['rules']}")
+        print_line("\n".join(map(_printable_line, file["text"].rstrip("\n").split("\n"))))
+    return DONE
+
+
+def _named(files: list[dict[str, str]], name: str) -> dict[str, str]:
+    """Return the file in force that a name means: its whole name, else the only one that ends so."""
+    exact = [file for file in files if file["name"] in (name, os.path.abspath(name))]
+    found = exact or [file for file in files if Path(file["name"]).name == Path(name).name]
+    if len(found) != 1:
+        known = ", ".join(file["name"] for file in files) or "no file"
+        message = f"seen a file that is not in force, expected one of {known}"
+        raise ConfigErrors([ConfigError(name, 0, "", message)])
+    return found[0]
+
+
+def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
+    from proxy.rules.loader import rules_version
+    from proxy.yamlfile.masking import masked
+
+    pairs = _pairs(in_force["files"], options)
+    contents = [(name, read_input(name)) for name, _ in pairs if name]
+    texts = {name: data.decode(errors="replace") for name, data in contents}
+    differences = []
+    for name, file in pairs:
+        old = [] if file is None else file["text"].splitlines()
+        new = masked(texts[name]).splitlines() if name else []
+        before = f"{file['name']} (in force)" if file else "nothing in force"
+        lines = list(difflib.unified_diff(old, new, before, name or "no longer there", lineterm=""))
+        if lines:
+            differences.append({"file": name or (file or {}).get("name", ""), "diff": lines})
+    whole = [file for _, file in pairs] == in_force["files"]
+    secret = whole and not differences and rules_version(contents) != in_force["rules"]
+    if options.json:
+        answer = {"rules": in_force["rules"], "differences": differences, "secrets_differ": secret}
+        print_line(json.dumps(answer, indent=2, ensure_ascii=False))
+    else:
+        for difference in differences:
+            for line in difference["diff"]:
+                print_line(_colored(_printable_line(line)))
+        if secret:
+            print_line("The files differ only in passwords, or in how lines end, or in their order.")
+        elif not differences:
+            print_line(f"The files are those in force: rules {in_force['rules']}.")
+    return NO if differences or secret else DONE
+
+
+def _pairs(in_force: list[dict[str, str]], options: argparse.Namespace) -> list[tuple[str, dict[str, str] | None]]:
+    """Return files on this machine (empty where there is none) and what is in force of each (None likewise)."""
+    if options.files:
+        if options.files == ["-"] and len(in_force) == 1:
+            return [("-", in_force[0])]
+        return [(name, _named(in_force, name)) for name in options.files]
+    config = configuration(options)
+    if config is None:
+        return [(file["name"], file) for file in in_force]
+    from proxy.config.loader import rules_files
+
+    by_path = {os.path.abspath(file["name"]): file for file in in_force}
+    names = [str(path) for path in rules_files(read_settings(config))]
+    pairs: list[tuple[str, dict[str, str] | None]] = [
+        (name, by_path.pop(os.path.abspath(name), None)) for name in names
+    ]
+    return [*pairs, *(("", file) for file in by_path.values())]
+
+
+def _printable_line(line: str) -> str:
+    return "\t".join(map(printable, line.split("\t")))
+
+
+def _colored(line: str) -> str:
+    color = _COLORS.get(line[:1])
+    if color is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return line
+    return f"\x1b[{color}m{line}\x1b[0m"

@@ -1,0 +1,126 @@
+"""``oxproxy status``: whether a running sidecar is ready, and what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
+from proxy.cli.console import DONE, NO, print_errors, print_line, printable
+from proxy.cli.metrics_page import Sample, samples
+from proxy.errors import ConfigErrors
+
+#: What `/status` lists of a virtual host where there is any, and what it is called here.
+_FINDINGS = (
+    ("missing", "missing"),
+    ("conflicts", "conflict"),
+    ("inventory_failures", "not listed"),
+    ("foreign", "foreign"),
+    ("unsigned", "unsigned"),
+    ("bypasses", "bypass"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    add_admin_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print what /status answers")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the state of each worker; the answer is no where one is not ready or can't be asked.
+
+    Raises:
+        ConfigErrors: none can be asked.
+    """
+    states: dict[AdminClient, dict[str, Any]] = {}
+    faults: list[ConfigErrors] = []
+    for admin in admin_clients(options, "oxproxy status"):
+        try:
+            states[admin] = admin.json("/status")
+        except ConfigErrors as errors:
+            faults.append(errors)
+    if not states:
+        raise faults[0]
+    print_errors(fault for errors in faults for fault in errors.errors)
+    if options.json:
+        several = {admin.url: status for admin, status in states.items()}
+        found: object = several if len(several) > 1 or faults else next(iter(states.values()))
+        print_line(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        for admin, status in states.items():
+            page = list(samples(admin.request("GET", "/metrics", accept="text/plain")))
+            for line in (*_head(admin, status), *_traffic(page), *_body(status)):
+                print_line(printable(line))
+    return DONE if not faults and all(status.get("ready") for status in states.values()) else NO
+
+
+def _head(admin: AdminClient, status: Mapping[str, Any]) -> Iterator[str]:
+    yield f"oxproxy {status.get('version', '')} at {admin.url}: {'ready' if status.get('ready') else 'not ready'}"
+    reasons: Sequence[str] = status.get("not_ready", ())
+    yield from (_row("not ready", reason) for reason in reasons)
+    yield from (_row("degraded", reason) for reason in status.get("degraded", ()))
+    yield _row("rules", status.get("rules", ""))
+    reload = status.get("last_reload")
+    if reload:
+        yield _row("last reload", ", ".join(f"{name} {_value(value)}" for name, value in reload.items() if value))
+    if status.get("shadow"):
+        yield _row("shadow", f"rules {status['shadow']} are compared with live traffic")
+    if status.get("audit_failure"):
+        yield _row("audit log", status["audit_failure"])
+
+
+def _traffic(page: Sequence[Sample]) -> Iterator[str]:
+    connections = {each.label("side"): each.value for each in page if each.name == "oxproxy_connections"}
+    if connections:
+        channels = _total(page, "oxproxy_channels")
+        yield _row("producers", f"{connections.get('downstream', 0):.0f} connections, {channels:.0f} channels")
+    outcomes: dict[str, float] = {}
+    for each in page:
+        if each.name == "oxproxy_publishes_total":
+            outcomes[each.label("outcome")] = outcomes.get(each.label("outcome"), 0) + each.value
+    if outcomes:
+        shown = [f"{outcome} {count:.0f}" for outcome, count in outcomes.items() if count]
+        yield _row("publishes", ", ".join(shown) or "none since the start")
+    for each in page:
+        if each.name == "oxproxy_remote_up":
+            yield _row("broker", f"{each.label('broker')}: {'up' if each.value else 'down'}")
+
+
+def _total(page: Iterable[Sample], name: str) -> float:
+    return sum(each.value for each in page if each.name == name)
+
+
+def _body(status: Mapping[str, Any]) -> Iterator[str]:
+    for vhost in status.get("vhosts", ()):
+        state = "connected" if vhost.get("connected") else f"not connected: {vhost.get('fault') or 'no reason known'}"
+        refreshed = vhost.get("refreshed_at")
+        seen = f", looked at {_time(refreshed)}" if refreshed else ""
+        yield _row("vhost", f"{vhost.get('vhost')}: {state}, {vhost.get('queues', 0)} queues{seen}")
+        for key, name in _FINDINGS:
+            yield from (_row(f"  {name}", line) for line in _listed(vhost.get(key)))
+    for worker in status.get("workers", ()):
+        inner = worker.get("status") or {}
+        state = "ready" if inner.get("ready") else "not ready" if inner else "does not answer"
+        yield _row("worker", f"{worker.get('worker')}: {state}, rules {inner.get('rules', 'unknown')}")
+
+
+def _listed(found: object) -> list[str]:
+    if isinstance(found, Mapping):
+        return [f"{name}: {_value(why)}" for name, why in found.items()]
+    return [_value(each) for each in found] if isinstance(found, list) else []
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:<13}{text}"

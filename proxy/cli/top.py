@@ -1,0 +1,173 @@
+"""``oxproxy top``: live rates of a running sidecar by exchange, binding and destination, from its metrics."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
+from proxy.cli.console import DONE, print_line, printable, rich_console
+from proxy.cli.metrics_page import Sample, samples
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+#: What is counted, and the labels that make a row of it.
+_EXCHANGES, _BINDINGS, _DESTINATIONS = (
+    "oxproxy_publishes_total",
+    "oxproxy_binding_matches_total",
+    "oxproxy_destination_publishes_total",
+)
+_ROWS = 20
+_LEAST_SECONDS = 0.1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    add_admin_arguments(parser)
+    parser.add_argument("--interval", metavar="SECONDS", type=_seconds, default=2.0, help="default: 2")
+    parser.add_argument("--count", metavar="N", type=int, help="end after N intervals; default: until Ctrl-C")
+    parser.add_argument(
+        "--rows", metavar="N", type=int, default=_ROWS, help="most rows of a table; default: %(default)s"
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object in a line for each interval")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if seconds < _LEAST_SECONDS:
+        raise argparse.ArgumentTypeError(f"seen {text}, expected {_LEAST_SECONDS} seconds or more")
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The metrics of one moment.
+
+    Args:
+        at: seconds of a clock that does not jump.
+        counters: by name and labels.
+        connections: open connections of producers.
+    """
+
+    at: float
+    counters: Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
+    connections: float
+
+    @classmethod
+    def of(cls, admins: Sequence[AdminClient], clock: Callable[[], float]) -> _Reading:
+        """Read the metrics pages of all workers, and add them up."""
+        page: list[Sample] = []
+        for admin in admins:
+            page += samples(admin.request("GET", "/metrics", accept="text/plain"))
+        connections = sum(
+            each.value for each in page if each.name == "oxproxy_connections" and each.label("side") == "downstream"
+        )
+        counters: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        for each in page:
+            if each.name in (_EXCHANGES, _BINDINGS, _DESTINATIONS):
+                labels = tuple(label for label in each.labels if label[0] != "worker")
+                counters[each.name, labels] = counters.get((each.name, labels), 0.0) + each.value
+        return cls(clock(), counters, connections)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print rates until Ctrl-C, or as often as asked for."""
+    admins = admin_clients(options, "oxproxy top")
+    before = _Reading.of(admins, time.monotonic)
+    if options.json or not sys.stdout.isatty():
+        return _print_intervals(admins, before, options)
+    from rich.live import Live
+
+    console = rich_console()
+    left = options.count
+    try:
+        with Live(console=console, screen=options.count is None, auto_refresh=False) as live:
+            while left is None or left > 0:
+                time.sleep(options.interval)
+                now = _Reading.of(admins, time.monotonic)
+                rows = min(options.rows, max(1, (console.height - 12) // 3))
+                live.update(_drawn(admins, rates(before, now), rows), refresh=True)
+                before, left = now, None if left is None else left - 1
+    except KeyboardInterrupt:
+        pass
+    return DONE
+
+
+def _print_intervals(admins: Sequence[AdminClient], before: _Reading, options: argparse.Namespace) -> int:
+    left = options.count
+    printed = False
+    try:
+        while left is None or left > 0:
+            time.sleep(options.interval)
+            now = _Reading.of(admins, time.monotonic)
+            found = rates(before, now)
+            if options.json:
+                print_line(json.dumps(found, ensure_ascii=False))
+            else:
+                rich_console().print(_drawn(admins, found, options.rows))
+            sys.stdout.flush()
+            printed = True
+            before, left = now, None if left is None else left - 1
+    except KeyboardInterrupt:
+        if not printed:
+            raise
+    return DONE
+
+
+def rates(before: _Reading, now: _Reading) -> dict[str, Any]:
+    """Return rates per second between two readings, the highest first; a counter that fell was started again."""
+    seconds = max(now.at - before.at, 1e-9)
+    found: dict[str, list[dict[str, Any]]] = {_EXCHANGES: [], _BINDINGS: [], _DESTINATIONS: []}
+    total = 0.0
+    for (name, labels), value in now.counters.items():
+        earlier = before.counters.get((name, labels), 0.0)
+        rate = (value - earlier if value >= earlier else value) / seconds
+        total += rate if name == _EXCHANGES else 0.0
+        if value:
+            found[name].append({**dict(labels), "per_second": round(rate, 3), "total": int(value)})
+    for rows in found.values():
+        rows.sort(key=lambda row: (-row["per_second"], -row["total"], str(row)))
+    return {
+        "seconds": round(seconds, 3),
+        "producers": int(now.connections),
+        "publishes_per_second": round(total, 3),
+        "exchanges": found[_EXCHANGES],
+        "bindings": found[_BINDINGS],
+        "destinations": found[_DESTINATIONS],
+    }
+
+
+def _drawn(admins: Sequence[AdminClient], found: Mapping[str, Any], most: int) -> Group:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    urls = ", ".join(admin.url for admin in admins)
+    head = f"{urls}   {found['publishes_per_second']:.1f} publishes/s   {found['producers']} connections"
+    parts: list[Table | Text] = [Text(printable(head), style="bold")]
+    for title, columns in (
+        ("exchanges", ("vhost", "exchange", "outcome")),
+        ("bindings", ("vhost", "exchange", "binding")),
+        ("destinations", ("vhost", "destination")),
+    ):
+        rows = found[title]
+        shown = [column for column in columns if any(column in row for row in rows)] or list(columns)
+        table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False, header_style="dim")
+        for column in shown:
+            table.add_column(column, overflow="ellipsis", no_wrap=True)
+        for column in ("per second", "total"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in rows[:most]:
+            names = [Text(printable(row.get(column, ""))) for column in shown]
+            style = None if row["per_second"] else "dim"
+            table.add_row(*names, f"{row['per_second']:.1f}", str(row["total"]), style=style)
+        if len(rows) > most:
+            table.add_row(f"and {len(rows) - most} more")
+        parts += [Text(""), table]
+    return Group(*parts)

@@ -1,0 +1,147 @@
+"""Every command describes itself: help with examples and exit statuses, completion, man page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.manual import MAN
+from proxy.cli.commands import COMMANDS, make_parser
+from tests.sidecar import PROGRAM
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def said(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [str(PROGRAM), *arguments], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_a_description_an_example_and_exit_statuses_that_fit_the_width(name: str) -> None:
+    status, out, _ = said(name, "--help", COLUMNS="80")
+    assert status == 0
+    entry = COMMANDS[name]
+    flat = re.sub(r"\s+", "", out)
+    assert re.sub(r"\s+", "", entry.description) in flat
+    for command, meaning in entry.examples:
+        assert f"\n  {command}\n      {meaning}\n" in out
+    assert re.search(r"^exit status:\n(  \d+ +\S.*\n)+\Z", out, re.MULTILINE)
+    before, _, _ = out.partition("examples:")
+    assert max(map(len, before.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_example_is_accepted_by_the_command_line(name: str) -> None:
+    parser, _ = make_parser([name])
+    for command, _ in COMMANDS[name].examples:
+        inner = re.search(r"<\((.*)\)", command)
+        words = shlex.split(re.split(" [<>] ", inner[1] if inner else command)[0])
+        assert words[:2] == ["oxproxy", name]
+        assert isinstance(parser.parse_args(words[1:]), argparse.Namespace)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_says_what_it_does(name: str) -> None:
+    _, parsers = make_parser([name])
+    assert [action.dest for action in parsers[name]._actions if not action.help] == []
+
+
+def test_every_command_is_listed_with_what_it_does() -> None:
+    status, out, _ = said("--help", COLUMNS="200")
+    assert status == 0
+    for name, entry in COMMANDS.items():
+        assert re.search(rf"^    {name} +{re.escape(entry.summary[:60])}", out, re.MULTILINE)
+
+
+def completed(*words: str, at: Path = ROOT) -> list[str]:
+    """What bash offers for the last word."""
+    script = subprocess.run([str(PROGRAM), "completion", "bash"], capture_output=True, text=True, check=True).stdout
+    line = " ".join(shlex.quote(word) for word in words)
+    program = (
+        f'{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _oxproxy; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, cwd=at)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_options_values_and_files(tmp_path: Path) -> None:
+    (tmp_path / "orders.yaml").touch()
+    assert completed("oxproxy", "ru") == ["rules"]
+    assert completed("oxproxy", "explain", "--he") == ["--help", "--header"]
+    assert completed("oxproxy", "completion", "") == ["--help", "bash", "zsh", "fish"]
+    assert completed("oxproxy", "rules", "d", at=tmp_path) == ["diff"]
+    assert completed("oxproxy", "check", "ord", at=tmp_path) == ["orders.yaml"]
+    assert completed("oxproxy", "explain", "--rules", "ord", at=tmp_path) == ["orders.yaml"]
+    assert completed("oxproxy", "explain", "--exchange", "ord", at=tmp_path) == []
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_know_every_command_and_option(shell: str) -> None:
+    status, script, _ = said("completion", shell)
+    assert status == 0
+    _, parsers = make_parser(COMMANDS)
+    for name, parser in parsers.items():
+        assert re.search(rf"(?m)(^ +{name}\)$|_from {name}'| -a {name} )", script)
+        for option, action in parser._option_string_actions.items():
+            shown = option if shell == "zsh" else f"-l {option.removeprefix('--')}"
+            assert not option.startswith("--") or action.help == argparse.SUPPRESS or shown in script
+    if shell == "zsh":  # quotes of the shell are closed in each line that is not continued
+        assert script.count("'") % 2 == 0
+
+
+def test_the_man_page_has_every_command_and_is_well_formed() -> None:
+    page = MAN.read_text()
+    assert all(f".SS oxproxy {name}".replace("-", "\\-") in page for name in COMMANDS)
+    groff = shutil.which("groff")
+    if groff is not None:  # where the system formats man pages
+        done = subprocess.run([groff, "-man", "-ww", "-z", str(MAN)], capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["x-?hkv>=", "hkv>=", "x-?hkv>= amount", "x-addq-ontrue", "set 2", "x-match"])
+def test_an_operator_is_found_by_its_key(name: str) -> None:
+    status, out, err = said("operators", *name.split())
+    assert (status, err) == (0, "")
+    assert "arguments: {" in out
+    assert name.split()[0].removeprefix("x-match") in out
+
+
+def test_an_operator_that_is_not_there_is_answered_with_those_that_are_close() -> None:
+    status, out, err = said("operators", "x-?hvk=")
+    assert (status, out) == (1, "")
+    assert err == 'no operator is named "x-?hvk="; did you mean x-?hkv=, x-?hkv>=, x-?hkv<=?\n'
+
+
+def test_operators_are_there_for_machines_and_for_narrow_terminals() -> None:
+    status, out, _ = said("operators", "--json")
+    assert status == 0
+    (entry,) = [each for each in json.loads(out) if "x-stop-ontrue" in each["keys"]]
+    assert entry["meaning"] == "The binding ends the visit of this exchange."
+    status, out, _ = said("operators", COLUMNS="60")
+    assert max(map(len, out.splitlines())) <= 60
+
+
+@pytest.mark.parametrize(
+    "arguments", [["operators", "goto"], ["routes", "--help"], ["top", "--help"], ["status", "-h"]]
+)
+def test_a_command_that_draws_no_table_does_not_load_rich(arguments: list[str]) -> None:
+    program = (
+        "import sys; from proxy.cli.main import main\n"
+        f"try: main({arguments!r})\nexcept SystemExit: pass\n"
+        "print(sorted({'rich', 'asyncio', 'aiohttp'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

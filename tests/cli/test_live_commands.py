@@ -1,0 +1,270 @@
+"""Commands that ask a running sidecar: status, top, routes, rules, explain; and the JSON that they get."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+
+from tests.broker.delivery.site import Site, standing
+from tests.private_broker import free_port
+from tests.rabbitmq import Broker
+from tests.sidecar import PROGRAM
+
+RULES = """\
+# the orders of a shop
+queues: [orders.all, orders.big]
+brokers:
+  archive: {address: "127.0.0.1:1", username: mover, password: hunter2}   # far away
+exchanges:
+  - name: orders
+    bindings:
+      - {queue: orders.all, name: all orders, arguments: {x-order: 200}}
+      - {queue: orders.big, name: big orders, arguments: {"x-?hkv>= amount": 1000, x-stop-ontrue: ""}}
+      - {queue: nowhere, name: lost orders, arguments: {"x-?hkv= lost": true}}
+addresses:
+  - {name: moved, pattern: "old/%", translation: "amqp://mover:hunter3@127.0.0.1:1/queue/new"}
+"""
+
+
+@pytest.fixture(scope="module")
+def site(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with standing(broker, tmp_path_factory.mktemp("live"), RULES) as running:
+        yield running
+
+
+def rules_of(site: Site) -> Path:
+    return site.sidecar.folder / "rules.yaml"
+
+
+@contextlib.contextmanager
+def channel(site: Site) -> Iterator[Any]:  # pika has no types
+    """A channel of a connection through the sidecar, with confirms."""
+    address = Broker("127.0.0.1", site.sidecar.port, "").url(site.vhost)
+    with pika.BlockingConnection(pika.URLParameters(address)) as connection:
+        opened = connection.channel()
+        opened.confirm_delivery()
+        yield opened
+
+
+def said(site: Site, *arguments: str, stdin: str | None = None, **environment: str) -> tuple[int, str, str]:
+    """Run a command that takes the sidecar's address from its configuration."""
+    done = subprocess.run(
+        [str(PROGRAM), *arguments, "--config", str(site.sidecar.configuration)],
+        capture_output=True,
+        text=True,
+        check=False,
+        input=stdin,
+        env={**os.environ, **environment},
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def publish(site: Site, number: int, amount: int) -> None:
+    with channel(site) as opened:
+        for _ in range(number):
+            opened.basic_publish("orders", "", b"", pika.BasicProperties(headers={"amount": amount}))
+
+
+def test_status_is_ready_and_names_what_is_missing(site: Site) -> None:
+    status, out, err = said(site, "status")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert re.fullmatch(r"oxproxy \S+ at http://127\.0\.0\.1:\d+: ready", lines[0])
+    assert any(line.startswith("rules        ") for line in lines)
+    assert any(line.startswith("producers    ") for line in lines)
+    assert re.search(rf"^vhost        {site.vhost}: connected, \d+ queues, looked at \d{{4}}-", out, re.MULTILINE)
+    assert re.search(r"^  missing    queue nowhere: ", out, re.MULTILINE)
+
+
+def test_status_is_there_for_machines(site: Site) -> None:
+    status, out, _ = said(site, "status", "--json")
+    assert (status, json.loads(out)["ready"]) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["top"], ["routes"], ["rules", "show"], ["explain", "--exchange", "e"]]
+)
+def test_a_sidecar_that_does_not_answer_is_status_2_with_its_address(command: list[str]) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    done = subprocess.run(
+        [str(PROGRAM), *command, "--admin", url], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"oxproxy {command[0]}: {url}/")
+    assert "refused" in done.stderr
+
+
+def test_a_configuration_without_an_admin_address_is_said(tmp_path: Path) -> None:
+    config = tmp_path / "oxproxy.yaml"
+    config.write_text("admin: {address: null}\n")
+    done = subprocess.run([str(PROGRAM), "status"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "oxproxy.yaml:1:9: admin.address: seen none, expected the address of a running sidecar\n"
+
+
+def test_top_counts_what_is_published_meanwhile(site: Site) -> None:
+    command = [str(PROGRAM), "top", "--admin", site.sidecar.admin, "--interval", "0.5", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as top:
+        assert top.stdout is not None
+        top.stdout.readline()
+        publish(site, 20, 2000)
+        seen = 0.0
+        while seen < 19.9:
+            found = json.loads(top.stdout.readline())
+            rows = [row for row in found["bindings"] if row["binding"] == "big orders"]
+            seen += sum(row["per_second"] for row in rows) * found["seconds"]
+        assert found["destinations"]
+        assert found["publishes_per_second"] >= 0
+        top.send_signal(signal.SIGINT)
+        assert top.wait(20) == 0
+    assert seen == pytest.approx(20, abs=0.1)
+
+
+def test_top_writes_a_table_for_each_interval_where_no_terminal_is(site: Site) -> None:
+    publish(site, 1, 5)
+    status, out, err = said(site, "top", "--interval", "0.2", "--count", "2")
+    assert (status, err) == (0, "")
+    assert out.count("publishes/s") == 2
+    assert "\x1b" not in out
+    assert re.search(r"^\S* *orders +(all orders) +\d+\.\d +\d+", out, re.MULTILINE)
+
+
+def test_top_redraws_in_a_terminal_until_ctrl_c_without_colors_where_they_are_off(site: Site) -> None:
+    parent, child = pty.openpty()
+    command = [str(PROGRAM), "top", "--admin", site.sidecar.admin, "--interval", "0.2"]
+    environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "70", "LINES": "40"}
+    with subprocess.Popen(command, stdout=child, stderr=child, stdin=child, env=environment) as top:
+        os.close(child)
+        seen = b""
+        end = time.monotonic() + 30
+        while seen.count(b"publishes/s") < 2 and time.monotonic() < end:
+            if select.select([parent], [], [], 1)[0]:
+                seen += os.read(parent, 65536)
+        top.send_signal(signal.SIGINT)
+        assert top.wait(20) == 0
+    os.close(parent)
+    assert seen.count(b"publishes/s") >= 2
+    assert not re.search(rb"\x1b\[[0-9;]*3[0-7]m", seen)
+
+
+def test_routes_of_a_sidecar_show_bindings_in_the_order_of_their_visit_and_what_is_missing(site: Site) -> None:
+    status, out, err = said(site, "routes", "--vhost", site.vhost)
+    assert (status, err) == (0, "")
+    assert "hunter" not in out
+    order = [out.index(name) for name in ("all orders", "big orders", "lost orders")]
+    assert order == sorted(order)
+    assert re.search(r"10000 lost orders → queue nowhere  missing: \S", out)
+    assert "x-?hkv>= amount: 1000" in out
+    assert 'x-stop-ontrue: ""' in out
+    assert "0 (moved): old/% → amqp://mover:***@127.0.0.1:1/queue/new" in out
+
+
+def test_routes_of_a_sidecar_know_what_clients_have_bound(site: Site) -> None:
+    with channel(site) as client:
+        client.exchange_declare("of-a-client", "x-open")
+        client.queue_declare("of-a-client.queue")
+        client.queue_bind("of-a-client.queue", "of-a-client", "", {"x-?hkv= a": 1})
+    status, out, _ = said(site, "routes", "--exchange", "of-a-client")
+    assert status == 0
+    assert "→ queue of-a-client.queue  bound by a client of guest" in out
+    assert "exchange orders" not in out
+
+
+def test_routes_of_files_are_those_of_the_sidecar(site: Site) -> None:
+    rules = rules_of(site)
+    _, of_sidecar, _ = said(site, "routes", "--exchange", "orders", "--json")
+    for stdin, name in ((None, str(rules)), (None, str(site.sidecar.configuration)), (rules.read_text(), "-")):
+        status, of_files, err = said(site, "routes", name, "--exchange", "orders", "--json", stdin=stdin)
+        assert (status, err) == (0, "")
+        live = json.loads(of_sidecar)
+        del live["missing"]
+        assert json.loads(of_files) == live
+
+
+def test_an_exchange_that_is_nowhere_is_status_1(site: Site) -> None:
+    status, out, err = said(site, "routes", "--exchange", "no-such")
+    assert (status, out, err) == (1, "", "no exchange of the rules has such a name\n")
+
+
+def test_rules_in_force_are_shown_as_written_without_passwords(site: Site) -> None:
+    path = rules_of(site)
+    status, out, err = said(site, "rules", "show")
+    assert (status, err) == (0, "")
+    expected = path.read_text().replace("hunter2", "***").replace("hunter3", "***")
+    assert out.partition("\n")[2] == expected
+    assert out.startswith(f"# {path}, rules ")
+    assert said(site, "rules", "show", path.name)[:2] == (0, expected)
+    status, _, err = said(site, "rules", "show", "other.yaml")
+    assert (status, err) == (2, f"other.yaml: seen a file that is not in force, expected one of {path}\n")
+
+
+def test_a_difference_to_the_files_is_status_1_and_shows_no_password(site: Site) -> None:
+    path = rules_of(site)
+    text = path.read_text()
+    status, out, err = said(site, "rules", "diff")
+    assert (status, err) == (0, "")
+    assert re.fullmatch(r"The files are those in force: rules [0-9a-f]+\.\n", out)
+    changed = text.replace("1000", "5000").replace("hunter2", "hunter4")
+    status, out, err = said(site, "rules", "diff", "-", stdin=changed)
+    assert (status, err) == (1, "")
+    assert re.search(r"^-.*amount\": 1000", out, re.MULTILINE)
+    assert re.search(r"^\+.*amount\": 5000", out, re.MULTILINE)
+    assert "hunter" not in out
+    status, out, _ = said(site, "rules", "diff", "-", "--json", stdin=changed)
+    assert (status, len(json.loads(out)["differences"])) == (1, 1)
+
+
+def test_files_that_differ_in_a_password_alone_differ(site: Site) -> None:
+    path = rules_of(site)
+    status, out, _ = said(site, "rules", "diff", "-", stdin=path.read_text().replace("hunter2", "hunter9"))
+    assert status == 1
+    assert out.startswith("The files differ only in passwords")
+
+
+def test_a_running_sidecar_explains_a_message_of_the_command_line(site: Site) -> None:
+    described = ["--exchange", "orders", "--vhost", site.vhost]
+    status, out, err = said(site, "explain", *described, "--header", "amount=2000")
+    assert (status, err) == (0, "")
+    assert 'mismatch  x-?hkv>= amount: 1000, saw "2000"' in out
+    status, out, _ = said(site, "explain", *described, "--header", "amount:int=2000", "--expect", "orders.big")
+    assert status == 0
+    assert "match     x-?hkv>= amount: 1000, saw 2000" in out
+    status, out, err = said(site, "explain", *described, "--expect", "orders.big", "--json")
+    assert (status, json.loads(out)["queues"]) == (1, ["orders.all"])
+    assert err == "expected: queue orders.big, which the message does not reach\n"
+
+
+def test_what_the_sidecar_refuses_comes_with_its_place(site: Site) -> None:
+    status, out, err = said(site, "explain", "--message", "-", stdin="exchange: 5\n")
+    assert (status, out) == (2, "")
+    assert err.startswith("message:1:11: exchange: seen the number 5")
+
+
+def test_pages_of_rules_are_guarded_and_have_what_is_documented(site: Site) -> None:
+    for page in ("/api/rules", "/api/routes"):
+        request = urllib.request.Request(site.sidecar.admin + page, headers={"Origin": "http://evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(request, timeout=10)
+    documented = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
+    found: dict[str, Any] = json.loads(site.sidecar.get("/api/routes"))
+    vhost = next(vhost for vhost in found["vhosts"] if vhost["vhost"] == site.vhost)
+    keys = {*found, *vhost, *vhost["exchanges"][0], *vhost["exchanges"][0]["bindings"][0], *vhost["addresses"][0]}
+    keys |= {*json.loads(site.sidecar.get("/api/rules")), *json.loads(site.sidecar.get("/status"))}
+    keys |= set(json.loads(site.sidecar.get("/status"))["vhosts"][0])
+    assert sorted(key for key in keys if f"`{key}`" not in documented) == []
