@@ -7,6 +7,8 @@ import os
 import re
 import shlex
 import subprocess
+import sys
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
     r"^## Beside your own broker$(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
 )
 CONFIGURATION, RULES = re.findall(r"```yaml\n(.*?)```", PART, re.DOTALL)
-CHECK, SERVE = (shlex.split(line, comments=True) for line in re.findall(r"^    (oxproxy .*)$", PART, re.MULTILINE))
+CHECK, SERVE, EXPLAIN = (
+    shlex.split(line, comments=True) for line in re.findall(r"^    (oxproxy .*)$", PART, re.MULTILINE)
+)
+(PRODUCER,) = re.findall(r"```python\n(.*?)```", PART, re.DOTALL)
 ADMIN = "127.0.0.1:15693"
 
 pytestmark = pytest.mark.broker
@@ -122,15 +127,45 @@ def test_a_producer_s_message_goes_where_its_amount_says_and_a_changed_rule_hold
 
 
 def test_the_running_sidecar_says_why_a_message_did_not_arrive(serving: Place) -> None:
-    (line,) = re.findall(r"^    (curl .*)$", PART, re.MULTILINE)
-    words = shlex.split(line)
-    name, _, value = words[words.index("-H") + 1].partition(": ")
-    url, data = (words[place] for place in (words.index("--data") - 1, -1))
-    request = urllib.request.Request(url.replace(ADMIN, serving.admin), data.encode(), {name: value})
-    question = request.data
-    assert isinstance(question, bytes)
-    request.data = question.replace(b"{", f"{{vhost: {serving.vhost}, ".encode(), 1)
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        said = answer.read().decode()
+    done = run(serving.folder, *EXPLAIN, "--vhost", serving.vhost)  # it finds the sidecar by the configuration
+    assert (done.returncode, done.stderr) == (0, "")
     (promised,) = re.findall(r"here `([^`]*)`", PART)
-    assert promised in said
+    assert promised in done.stdout
+    (typed,) = re.findall(r"would be\n?`([^`]*)`", PART)
+    done = run(serving.folder, *EXPLAIN[:-1], typed, "--vhost", serving.vhost, "--expect", "orders.big")
+    assert done.returncode == 0
+
+
+def test_the_producer_of_the_page_gets_its_message_into_both_queues(serving: Place) -> None:
+    serving.taken()
+    url = Broker("127.0.0.1", serving.port, "").url(serving.vhost)
+    program, changes = re.subn(r'"amqp://[^"]*"', repr(url), PRODUCER)
+    assert changes == 1
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert serving.taken() == [1, 1]
+
+
+def test_the_path_that_the_page_sets_has_the_command() -> None:
+    (line,) = re.findall(r"^    (export PATH=.*)$", PART, re.MULTILINE)
+    done = subprocess.run(["bash", "-c", f"{line}; command -v oxproxy"], cwd=ROOT, capture_output=True, check=True)
+    assert Path(done.stdout.decode().strip()).samefile(PROGRAM)
+
+
+def test_a_message_that_the_management_ui_publishes_is_not_routed(serving: Place) -> None:
+    """The UI shows this text where the management API answers `routed: false`."""
+    (told,) = re.findall(r"`(Message published[^`]*)`", PART)
+    assert told == "Message published, but not routed."
+    message = {
+        "properties": {"headers": {"amount": 2000}},
+        "routing_key": "",
+        "payload": "",
+        "payload_encoding": "string",
+    }
+    vhost = urllib.parse.quote(serving.vhost, safe="")
+    answer = serving.broker.api("POST", f"exchanges/{vhost}/orders/publish", message)
+    assert answer == {"routed": False}
+    carrier = serving.broker.api("GET", f"exchanges/{vhost}/orders")
+    bindings = serving.broker.api("GET", f"exchanges/{vhost}/orders/bindings/source")
+    assert carrier["type"] == "direct"
+    assert {binding["destination"] for binding in bindings} == {"orders.all", "orders.big"}
+    assert all(binding["routing_key"].startswith("x.o.p.e.n.x.") for binding in bindings)
