@@ -62,7 +62,7 @@ def test_every_command_is_listed_with_what_it_does() -> None:
     status, out, _ = said("--help", COLUMNS="200")
     assert status == 0
     for name, entry in COMMANDS.items():
-        assert re.search(rf"^    {name} +{re.escape(entry.summary[:60])}", out, re.MULTILINE)
+        assert re.search(rf"^    {name}\s+{re.escape(entry.summary[:60])}", out, re.MULTILINE)
 
 
 def completed(*words: str, at: Path = ROOT) -> list[str]:
