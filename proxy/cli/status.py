@@ -63,6 +63,8 @@ def _head(admin: AdminClient, status: Mapping[str, Any]) -> Iterator[str]:
     reasons: Sequence[str] = status.get("not_ready", ())
     yield from (_row("not ready", reason) for reason in reasons)
     yield from (_row("degraded", reason) for reason in status.get("degraded", ()))
+    if status.get("worker") is not None:
+        yield _row("worker", f"{status['worker']} of several; each has an admin address of its own")
     yield _row("rules", status.get("rules", ""))
     reload = status.get("last_reload")
     if reload:
@@ -102,10 +104,6 @@ def _body(status: Mapping[str, Any]) -> Iterator[str]:
         yield _row("vhost", f"{vhost.get('vhost')}: {state}, {vhost.get('queues', 0)} queues{seen}")
         for key, name in _FINDINGS:
             yield from (_row(f"  {name}", line) for line in _listed(vhost.get(key)))
-    for worker in status.get("workers", ()):
-        inner = worker.get("status") or {}
-        state = "ready" if inner.get("ready") else "not ready" if inner else "does not answer"
-        yield _row("worker", f"{worker.get('worker')}: {state}, rules {inner.get('rules', 'unknown')}")
 
 
 def _listed(found: object) -> list[str]:
