@@ -279,7 +279,10 @@ def test_a_command_loads_only_its_own_module() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
-    assert lines[1] == "['proxy.cli', 'proxy.cli.commands', 'proxy.cli.console', 'proxy.cli.main', 'proxy.errors', 'proxy.native']"
+    assert (
+        lines[1]
+        == "['proxy.cli', 'proxy.cli.commands', 'proxy.cli.console', 'proxy.cli.main', 'proxy.errors', 'proxy.native']"
+    )
     assert lines[-1] == "['proxy.cli.commands', 'proxy.cli.console', 'proxy.cli.main', 'proxy.cli.schema']"
 
 
