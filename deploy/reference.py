@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from deploy.manual import manuals
-from proxy.config.section_reader import entries
+from proxy.config.keys import entries
 from proxy.config.settings import Settings
 from proxy.observe.metrics import METRICS
 from proxy.rules.operator_reference import MATCH_TYPES, SECTIONS, OperatorSection

@@ -32,6 +32,8 @@ OWNERS = {
     "pamqp": {"amqp"},
     "prometheus_client": {"observe", "admin"},  # admin asks it only which encoding a request accepts
     "py4j": {"report"},
+    "pydantic": {"cli", "config", "rules", "yamlfile"},
+    "pydantic_core": {"cli", "yamlfile"},
     "pyspark": {"report"},
     "rich": {"cli"},
     "uvloop": {"app"},

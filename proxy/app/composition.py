@@ -94,7 +94,7 @@ def secrets_of(settings: Settings) -> Secrets:
         return Secrets(given)
     control = settings.upstream.control
     salt = b"oxproxy declared.secrets " + control.username.encode()
-    password = control.password.reveal().encode()
+    password = control.password.get_secret_value().encode()
     return Secrets([hashlib.scrypt(password, salt=salt, n=_SCRYPT_COST, r=8, p=1, dklen=32)])
 
 
@@ -159,7 +159,7 @@ def _broker(rule: BrokerRule, environ: Mapping[str, str], faults: Faults) -> Rem
         rule.port,
         broker_tls(rule, faults),
         None if rule.username is None else rule.username.encode(),
-        broker_password(rule, environ, faults).reveal().encode(),
+        broker_password(rule, environ, faults).get_secret_value().encode(),
         rule.vhost,
         RemoteLimits(rule.deadline_seconds, rule.unconfirmed, rule.unconfirmed_bytes),
     )

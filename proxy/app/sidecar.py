@@ -65,7 +65,7 @@ from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.patterns import jit_compiles
 from proxy.rules.field_values import SystemZone
 from proxy.rules.loader import LoadedRules, load_rules
-from proxy.yamlfile.kinds import is_own_address
+from proxy.yamlfile.hosts import is_own_address
 
 _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
@@ -358,7 +358,7 @@ class Sidecar:
         control = ControlSettings(
             hosts=tuple((address.host, address.port) for address in upstream.addresses),
             username=upstream.control.username,
-            password=upstream.control.password.reveal(),
+            password=upstream.control.password.get_secret_value(),
             tls=self._tls.control(),
             management=upstream.management,
             management_tls=self._tls.management(),

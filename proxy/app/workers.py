@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ import structlog
 
 from proxy.app.composition import cannot_listen
 from proxy.config.settings import Settings
-from proxy.yamlfile.kinds import HostPort
+from proxy.yamlfile.hosts import HostPort
 
 _log = structlog.get_logger(__name__)
 
@@ -60,12 +60,13 @@ class WorkerSlot(NamedTuple):
         """Return the configuration of this worker: its admin port, and names of its own for what files are called."""
         admin = settings.admin
         if settings.admin_addresses:
-            admin = replace(admin, address=settings.admin_addresses[self.number])
-        audit = replace(settings.audit, instance=f"{settings.audit.instance or socket.gethostname()}-{self.number}")
+            admin = admin.model_copy(update={"address": settings.admin_addresses[self.number]})
+        instance = f"{settings.audit.instance or socket.gethostname()}-{self.number}"
+        audit = settings.audit.model_copy(update={"instance": instance})
         declared = settings.declared
         if declared.snapshot is not None:
-            declared = replace(declared, snapshot=f"{declared.snapshot}.{self.number}")
-        return replace(settings, admin=admin, audit=audit, declared=declared)
+            declared = declared.model_copy(update={"snapshot": f"{declared.snapshot}.{self.number}"})
+        return settings.model_copy(update={"admin": admin, "audit": audit, "declared": declared})
 
 
 @dataclass(slots=True)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.cli.console import DONE, NO, WRONG, print_errors, print_line, read_bytes
-from proxy.config.loader import parse_settings, rules_files
-from proxy.config.section_reader import members
+from proxy.config.loader import read_settings, rules_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.addresses import broker_password
@@ -24,11 +23,12 @@ from proxy.rules.file_tests import TestFailure
 from proxy.rules.lint.bindings import lint_bindings, untested_bindings
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination, destinations, evaluated_exchanges
 from proxy.rules.lint.loops import Listening, check_loops
-from proxy.rules.loader import LoadedRules, compile_rules
-from proxy.rules.schema import TOP_KEYS, ParsedFile
-from proxy.yamlfile.document import ConfigWarning, Faults, Mapping, Place, read_document
+from proxy.rules.loader import LoadedRules, compile_sources
+from proxy.rules.schema import TOP_KEYS, ParsedFile, RulesSource, read_source
+from proxy.yamlfile.document import ConfigWarning, Faults, Mapping, Place
+from proxy.yamlfile.models import key_names
 
-_SETTINGS_KEYS = tuple(member.name for member in members(Settings))
+_SETTINGS_KEYS = tuple(key_names(Settings))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,8 +143,8 @@ def _fault(file: str, line: int, column: int, key: str, message: str) -> dict[st
     return {"file": file, "line": line, "column": column, "key": key, "message": message}
 
 
-class _FileContents:
-    """Contents of files, which are read only once: standard input and pipes can't be read again.
+class _Sources:
+    """Files, each of which is read only once: standard input and pipes can't be read again, and large ones take long.
 
     Args:
         read: reads a file.
@@ -153,16 +153,17 @@ class _FileContents:
     def __init__(self, read: Callable[[Path], bytes]) -> None:
         """Start with nothing read."""
         self._read = read
-        self._known: dict[Path, bytes] = {}
+        self._known: dict[Path, RulesSource] = {}
 
-    def of(self, path: Path, faults: Faults) -> bytes | None:
-        """Return the content of a file; None, and an error, where it can't be read."""
+    def of(self, path: Path, faults: Faults) -> RulesSource | None:
+        """Return a file; None, and an error, where it can't be read."""
         if path not in self._known:
             try:
-                self._known[path] = self._read(path)
+                data = self._read(path)
             except OSError as error:
                 faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
                 return None
+            self._known[path] = read_source(str(path), data)
         return self._known[path]
 
 
@@ -177,31 +178,30 @@ def check_files(
         read: reads a file; none is read twice.
     """
     findings = Findings(files=set(paths))
-    contents = _FileContents(read)
+    sources = _Sources(read)
     faults = Faults()
-    kinds = {path: _kind(path, contents, faults) for path in dict.fromkeys(paths)}
+    kinds = {path: _kind(path, sources, faults) for path in dict.fromkeys(paths)}
     findings.add(faults)
     configured = [path for path, kind in kinds.items() if kind == "settings"]
-    named = [rules for path in configured for rules in _settings(path, contents, environ, findings)]
+    named = [rules for path in configured for rules in _settings(path, sources, environ, findings)]
     covered = {path.resolve() for path in named}
     alone = [path for path, kind in kinds.items() if kind == "rules" and path.resolve() not in covered]
-    _rules(alone, contents, environ, (), findings)
+    _rules(alone, sources, environ, (), findings)
     return findings
 
 
-def _kind(path: Path, contents: _FileContents, faults: Faults) -> str | None:
+def _kind(path: Path, sources: _Sources, faults: Faults) -> str | None:
     """Tell a configuration from a rules file by its keys; a file that can't be read as either is a fault."""
-    data = contents.of(path, faults)
-    if data is None:
+    source = sources.of(path, faults)
+    if source is None:
         return None
-    own = Faults()
-    root = read_document(data, str(path), own)
+    root = source.root
     if not isinstance(root, Mapping):
         message = "seen neither a configuration nor a rules file, expected a mapping of the keys of one"
         place = Place(str(path), 1, 1) if root is None else root.place
-        if not own.errors:
-            own.error(place, "", message)
-        faults.errors += own.errors
+        if not source.faults.errors:
+            faults.error(place, "", message)
+        faults.errors += source.faults.errors
         return None
     keys = [key.text for key, _ in root.entries]
     kinds = [name for name, known in (("settings", _SETTINGS_KEYS), ("rules", TOP_KEYS)) if set(keys) & set(known)]
@@ -213,12 +213,15 @@ def _kind(path: Path, contents: _FileContents, faults: Faults) -> str | None:
     return None
 
 
-def _settings(path: Path, contents: _FileContents, environ: Environment[str, str], findings: Findings) -> list[Path]:
+def _settings(path: Path, sources: _Sources, environ: Environment[str, str], findings: Findings) -> list[Path]:
     """Check a configuration and the rules files that it names; return their paths."""
     faults = Faults()
-    data = contents.of(path, faults)
+    source = sources.of(path, faults)
+    if source is None:
+        return []
+    faults.errors += source.faults.errors
     try:
-        settings = parse_settings(data or b"", path, environ, faults, secrets_required=False)
+        settings = read_settings(source.root, path, environ, faults, secrets_required=False)
         findings.warnings += faults.warnings
         findings.settings.append(settings)
         named = rules_files(settings)
@@ -226,13 +229,13 @@ def _settings(path: Path, contents: _FileContents, environ: Environment[str, str
         findings.add(Faults([*error.errors]))
         return []
     listening = [(listener.address.host, listener.address.port) for listener in settings.listen]
-    _rules(named, contents, environ, listening, findings)
+    _rules(named, sources, environ, listening, findings)
     return named
 
 
 def _rules(
     paths: Sequence[Path],
-    contents: _FileContents,
+    sources: _Sources,
     environ: Environment[str, str],
     listening: Listening,
     findings: Findings,
@@ -248,9 +251,9 @@ def _rules(
         findings.exchanges += evaluated_exchanges(files, loaded)
 
     faults = Faults()
-    texts = [(str(path), data) for path in paths if (data := contents.of(path, faults)) is not None]
+    found = [source for path in paths if (source := sources.of(path, faults)) is not None]
     try:
-        loaded = compile_rules(texts, faults, lint)
+        loaded = compile_sources(found, faults, lint)
     except ConfigErrors as error:
         findings.add(Faults([*error.errors]))
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from proxy.broker.connection import ControlConnection, ControlSettings
@@ -101,7 +101,8 @@ def _tls(address: str, configured: Iterable[Settings]) -> SidecarTls:
     """Return the TLS settings as if the configuration named this broker."""
     secured = (settings for settings in configured if settings.upstream.tls is not None)
     settings = next(secured, Settings(upstream=UpstreamSection(tls=UpstreamTls())))
-    wanted = SidecarTls(replace(settings, upstream=replace(settings.upstream, management=address)))
+    upstream = settings.upstream.model_copy(update={"management": address})
+    wanted = SidecarTls(settings.model_copy(update={"upstream": upstream}))
     try:
         if wanted.upstream is not None:
             wanted.contexts.of(wanted.upstream)

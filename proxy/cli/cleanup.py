@@ -69,7 +69,7 @@ def control_settings(settings: Settings) -> tuple[ControlSettings, str]:
     control = ControlSettings(
         hosts=tuple((address.host, address.port) for address in upstream.addresses),
         username=upstream.control.username,
-        password=upstream.control.password.reveal(),
+        password=upstream.control.password.get_secret_value(),
         tls=tls.control(),
         management=upstream.management,
         management_tls=tls.management(),

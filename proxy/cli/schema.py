@@ -1,163 +1,71 @@
 """``oxproxy schema``: the JSON Schema of the configuration file or of rules files, for editors.
 
-The configuration's is made of the keys that `config.settings` declares; that of rules files lists the keys that the
-readers in `rules` know. A schema accepts more than ``oxproxy check``, never less.
-
-Source: JSON Schema, draft 2020-12.
+It is made of the models that read these files. A schema accepts more than ``oxproxy check``, never less.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
 from proxy.cli.console import DONE, print_line
-from proxy.config.section_reader import members
 from proxy.config.settings import Settings
-from proxy.rules.evaluation import OUTCOMES
-from proxy.rules.field_values import MAX_NAME_BYTES
-from proxy.rules.message import TEXT_PROPERTIES
-from proxy.rules.schema import DELIVERIES, OPEN, TYPES
+from proxy.rules.schema import RulesModel
+from proxy.yamlfile.hosts import HostPort
+from proxy.yamlfile.models import FileModel
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
-_DRAFT = "https://json-schema.org/draft/2020-12/schema"
-_Schema = dict[str, object]
-_NUMBERS = ("delivery_mode", "priority", "timestamp", "expiration")
+class _Schema(GenerateJsonSchema):
+    """As pydantic's, with defaults as they are written in a file and without titles that repeat names."""
 
-_TEXT: _Schema = {"type": "string"}
-_NAME: _Schema = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES}
-_NAMES: _Schema = {"type": "array", "items": _NAME}
-_TABLE: _Schema = {"type": "object"}
-_TIME: _Schema = {"type": "string", "description": "a time with its zone such as 2026-11-21T08:00:00Z"}
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Never: the title would be the key again."""
+        return False
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """Leave out a default that can't be written: a secret, a list of sections, the absence of a key."""
+        default = _written(schema.get("default"))
+        described = self.generate_inner(schema["schema"])
+        nullable = {"type": "null"} in described.get("anyOf", ())
+        return described if default is None and not nullable else {**described, "default": default}
+
+
+def _written(default: object) -> object:
+    if isinstance(default, float):
+        return f"{default:g}s"  # the only ones are durations
+    if isinstance(default, HostPort):
+        return str(default)
+    if isinstance(default, bytes):
+        return default.decode() or None
+    if isinstance(default, tuple):
+        return [_written(item) for item in default]
+    return default if isinstance(default, (str, int)) else None
+
+
+def json_schema(model: type[FileModel], title: str) -> dict[str, object]:
+    """The JSON Schema of a file (draft 2020-12); it accepts more than `read_model`, never less."""
+    found = model.model_json_schema(schema_generator=_Schema)
+    for section in (found, *found.get("$defs", {}).values()):
+        section.pop("title", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": title}
+
+
+_FILES: dict[str, tuple[type[FileModel], str]] = {
+    "config": (Settings, "oxproxy configuration"),
+    "rules": (RulesModel, "oxproxy rules"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments."""
-    parser.add_argument("format", choices=("config", "rules"), help="the configuration file, or rules files")
+    parser.add_argument("format", choices=_FILES, help="the configuration file, or rules files")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the schema."""
-    schema = config_schema() if options.format == "config" else rules_schema()
-    print_line(json.dumps(schema, indent=2, ensure_ascii=False))
+    print_line(json.dumps(json_schema(*_FILES[options.format]), indent=2, ensure_ascii=False))
     return DONE
-
-
-def config_schema() -> _Schema:
-    """Return the schema of the configuration file."""
-    return {"$schema": _DRAFT, "title": "oxproxy configuration", **_section(Settings)}
-
-
-def _section(kind: type[DataclassInstance]) -> _Schema:
-    properties: _Schema = {}
-    for member in members(kind):
-        if member.key is not None:
-            properties[member.name] = {**member.key.kind.schema, "description": member.key.doc}
-        elif member.section is not None:
-            inner = _section(member.section)
-            if member.several:
-                inner = {"type": "array", "items": inner, "minItems": 1}
-            properties[member.name] = {"anyOf": [inner, {"type": "null"}]} if member.optional else inner
-    return _closed(properties)
-
-
-def rules_schema() -> _Schema:
-    """Return the schema of rules files."""
-    queue: _Schema = {
-        "anyOf": [_NAME, _closed({"name": _NAME, "arguments": _TABLE}, "name")],
-        "description": "declared durable; one that exists is taken as it is",
-    }
-    return {
-        "$schema": _DRAFT,
-        "title": "oxproxy rules",
-        **_closed(
-            {
-                "vhost": {**_NAME, "description": "virtual host that this file is about; default: /"},
-                "timezone": {**_TEXT, "description": "local time of dtl operators, such as Europe/Berlin"},
-                "queues": {"type": "array", "items": queue},
-                "exchanges": {"type": "array", "items": _exchange()},
-                "brokers": {"type": "object", "additionalProperties": _broker()},
-                "addresses": {"type": "array", "items": _address()},
-                "tests": {"type": "array", "items": _test()},
-            }
-        ),
-    }
-
-
-def _exchange() -> _Schema:
-    binding = _closed({"queue": _NAME, "exchange": _NAME, "name": _NAME, "routing_key": _TEXT, "arguments": _TABLE})
-    binding["oneOf"] = [{"required": ["queue"]}, {"required": ["exchange"]}]
-    return _closed(
-        {
-            "name": _NAME,
-            "type": {"enum": list(TYPES), "default": OPEN},
-            "delivery": {"enum": list(DELIVERIES), "default": DELIVERIES[0]},
-            "carrier": {**_NAME, "description": "exchange on the broker that carries the messages"},
-            "unmatched": {"enum": ["pass"], "description": "what no binding routes goes to the broker's own exchange"},
-            "arguments": {**_TABLE, "description": "filters and alternate-exchange"},
-            "bindings": {"type": "array", "items": binding},
-        },
-        "name",
-    )
-
-
-def _broker() -> _Schema:
-    tls = _closed({"ca": _TEXT, "certificate": _TEXT, "key": _TEXT, "server_name": _TEXT})
-    return _closed(
-        {
-            "address": _TEXT,
-            "tls": tls,
-            "username": _TEXT,
-            "password": _TEXT,
-            "password_env": _TEXT,
-            "password_file": _TEXT,
-            "vhost": _TEXT,
-            "deadline": _TEXT,
-            "unconfirmed": {"type": "integer"},
-            "unconfirmed_mib": {"type": "integer"},
-        },
-        "address",
-    )
-
-
-def _address() -> _Schema:
-    hosts = {"type": "array", "items": _TEXT}
-    properties = {"name": _TEXT, "pattern": _TEXT, "translation": _TEXT, "hosts": hosts}
-    return _closed(properties, "pattern", "translation")
-
-
-def _test() -> _Schema:
-    properties: _Schema = dict.fromkeys(TEXT_PROPERTIES, _TEXT)
-    properties |= {name: {"type": ["integer", "string"]} for name in _NUMBERS}
-    publish = _closed(
-        {
-            "exchange": _TEXT,
-            "routing_key": _TEXT,
-            "headers": _TABLE,
-            "properties": _closed(properties),
-            "body_size": {"type": "integer", "minimum": 0},
-        },
-        "exchange",
-    )
-    expect = _closed(
-        {
-            "queues": _NAMES,
-            "exchanges": _NAMES,
-            "remotes": _NAMES,
-            "outcome": {"enum": list(OUTCOMES)},
-            "error": _TEXT,
-        }
-    )
-    test: _Schema = {"name": _TEXT, "publish": publish, "at": _TIME, "queues": _NAMES, "expect": expect}
-    return _closed(test, "name", "publish", "expect")
-
-
-def _closed(properties: _Schema, *required: str) -> _Schema:
-    """Return the schema of a mapping with these keys and no others."""
-    schema: _Schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    if required:
-        schema["required"] = list(required)
-    return schema

@@ -9,23 +9,18 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterable
 from collections.abc import Mapping as Environment
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from proxy.config.keys import differences, override
 from proxy.config.secrets import SecretReader
-from proxy.config.section_reader import differences, override, read_section
 from proxy.config.settings import ListenTls, Settings, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors
-from proxy.yamlfile.document import ConfigWarning, Faults, Mapping, Place, join, read_document
-from proxy.yamlfile.fields import Fields
-from proxy.yamlfile.kinds import (
-    HostPort,
-    is_own_address,
-    listen_conflict,
-)
+from proxy.yamlfile.document import ConfigWarning, Faults, Mapping, Node, Place, Sequence, join, read_document
+from proxy.yamlfile.hosts import MOST_PORT, HostPort, is_own_address, listen_conflict
+from proxy.yamlfile.models import read_model, warn_of_variables
 
-_MOST_PORT = 65535
 _NO_SECRETS = (
     "seen nothing, expected a secret of its own for a broker elsewhere: without one the key that signs clients' "
     "bindings is derived from the control user's password"
@@ -63,24 +58,44 @@ def parse_settings(
     data: bytes, path: Path, environ: Environment[str, str], faults: Faults, secrets_required: bool = True
 ) -> Settings:
     """Read settings from a file's content; see `load_settings`."""
-    root = read_document(data, str(path), faults)
+    return read_settings(read_document(data, str(path), faults), path, environ, faults, secrets_required)
+
+
+def read_settings(
+    root: Node | None, path: Path, environ: Environment[str, str], faults: Faults, secrets_required: bool = True
+) -> Settings:
+    """Read settings from a file's document, None where it is empty; see `load_settings`."""
     if root is None:
         faults.check()
         root = Mapping(Place(str(path), 1), [])
+    root = override(root, environ, faults)
+    warn_of_variables(root, "", faults)
+    settings = read_model(Settings, root, faults)
+    if settings is None:
+        raise ConfigErrors(faults.errors)
     places: dict[str, Place] = {}
-    settings = read_section(Settings, Fields(override(root, environ, faults), "", faults), places)
+    _note_places(root, "", places)
     passwords = SecretReader(path.parent, environ, places, faults, secrets_required)
     upstream = settings.upstream
-    loopback = all(each.loopback for each in upstream.addresses)
-    upstream = replace(upstream, control=passwords.control(upstream.control, loopback))
-    declared = replace(settings.declared, secrets=passwords.secrets(settings.declared.secrets))
-    if not declared.secrets and not loopback:
+    loopback = all(address.loopback for address in upstream.addresses)
+    control = upstream.control.model_copy(update={"password": passwords.control(upstream.control, loopback)})
+    secrets = passwords.secrets(settings.declared.secrets)
+    if not secrets and not loopback:
         faults.warn(places.get("declared") or places["upstream.address"], "declared.secrets", _NO_SECRETS)
     audit = settings.audit
     if audit.hash:
-        audit = replace(audit, hash_key=passwords.hash_key(audit.hash_key_env, audit.hash_key_file))
-    settings = replace(settings, upstream=upstream, declared=declared, audit=audit)
-    settings = replace(settings, folder=path.parent, file=path, places=places)
+        key = passwords.hash_key(audit.hash_key_env, audit.hash_key_file)
+        audit = audit.model_copy(update={"hash_key": key})
+    settings = settings.model_copy(
+        update={
+            "upstream": upstream.model_copy(update={"control": control}),
+            "declared": settings.declared.model_copy(update={"secrets": secrets}),
+            "audit": audit,
+            "folder": path.parent,
+            "file": path,
+            "places": places,
+        }
+    )
     _check_addresses(settings, faults)
     tls = TlsChecks(path.parent, places, faults, secrets_required)
     for index, listener in enumerate(settings.listen):
@@ -92,6 +107,17 @@ def parse_settings(
         faults.warn(settings.place("audit.directory"), "audit.directory", message)
     faults.check()
     return settings
+
+
+def _note_places(node: Node, path: str, places: dict[str, Place]) -> None:
+    """Note where each key was written, by its dotted path."""
+    if isinstance(node, Mapping):
+        for key, child in node.entries:
+            places[join(path, key.text)] = key.place
+            _note_places(child, join(path, key.text), places)
+    elif isinstance(node, Sequence):
+        for index, item in enumerate(node.items):
+            _note_places(item, f"{path}[{index}]", places)
 
 
 def _check_addresses(settings: Settings, faults: Faults) -> None:
@@ -107,8 +133,8 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
             if settings.workers > 1 and "admin.address" in (key, other[0]):
                 message += f": the admin pages of {settings.workers} workers take as many ports, one after the other"
             faults.error(settings.place(key), key, message)
-        if address.port > _MOST_PORT:
-            message = f"workers: {settings.workers} needs ports up to {address.port}, expected at most {_MOST_PORT}"
+        if address.port > MOST_PORT:
+            message = f"workers: {settings.workers} needs ports up to {address.port}, expected at most {MOST_PORT}"
             faults.error(settings.place(key), key, message)
         if not address.port and settings.workers > 1:
             faults.error(settings.place(key), key, "port 0 would be another port for each worker, expected a fixed one")

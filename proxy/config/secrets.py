@@ -9,14 +9,13 @@ import os
 from base64 import b64decode
 from collections.abc import Mapping as Environment
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import SecretStr
 
 from proxy.config.settings import ControlSection, SecretSource
 from proxy.yamlfile.document import Faults, Place
-from proxy.yamlfile.kinds import (
-    Secret,
-)
 
 #: Bytes of each secret that signs clients' bindings.
 SECRET_BYTES = 32
@@ -58,19 +57,10 @@ class SecretReader:
     faults: Faults
     required: bool
 
-    def control(self, control: ControlSection, loopback: bool) -> ControlSection:
-        """Give the control user with the password to use.
-
-        Args:
-            control: as configured.
-            loopback: whether the broker is on this host.
-        """
-        return replace(control, password=self._password(control, loopback))
-
     def secrets(self, sources: Sequence[SecretSource]) -> tuple[SecretSource, ...]:
         """Give the sources of `declared.secrets` with their values, as far as they can be read."""
         return tuple(
-            replace(source, value=self._secret(source, f"declared.secrets[{index}]"))
+            source.model_copy(update={"value": self._secret(source, f"declared.secrets[{index}]")})
             for index, source in enumerate(sources)
         )
 
@@ -125,7 +115,8 @@ class SecretReader:
             self.faults.error(place, key, f"seen a key of {len(found)} bytes, expected {least} to {most}")
         return found
 
-    def _password(self, control: ControlSection, loopback: bool) -> Secret:
+    def control(self, control: ControlSection, loopback: bool) -> SecretStr:
+        """Find the control user's password; `loopback`: the broker is on this host."""
         path = "upstream.control."
         ways = {"password_env": control.password_env, "password_file": control.password_file}
         given = [key for key in ("password", *ways) if path + key in self.places]
@@ -143,7 +134,7 @@ class SecretReader:
             return self._from_variable(control.password_env or "", key, place)
         if given[0] == "password_file":
             return self._from_file(self.folder / (control.password_file or ""), key, place)
-        if not control.password.reveal():
+        if not control.password.get_secret_value():
             self.faults.error(place, key, "seen an empty text, expected a password")
         elif place.line and not loopback:
             message = "a password as text, for a broker elsewhere: use password_env or password_file"
@@ -155,31 +146,31 @@ class SecretReader:
         section, key = "upstream.control", "upstream.control.password"
         place = self.places.get(f"{section}.username") or self.places.get(section) or self.places.get("upstream")
         place = place or Place("configuration", 0)
-        if control.username != ControlSection().username:
+        if control.username != ControlSection.model_fields["username"].default:
             expected = "expected password_env, password_file or password"
             self._missing(place, key, f'seen nothing for the user "{control.username}", {expected}')
         elif not loopback:
             message = "seen nothing: guest with its default password is for brokers on loopback, RabbitMQ refuses it"
             self.faults.warn(place, key, f"{message} elsewhere")
 
-    def _from_variable(self, name: str, key: str, place: Place) -> Secret:
+    def _from_variable(self, name: str, key: str, place: Place) -> SecretStr:
         if name not in self.environ:
             self._missing(place, key, f'there is no environment variable "{name}"')
         elif not self.environ[name]:
             self._missing(place, key, f'the environment variable "{name}" is empty, expected a password')
-        return Secret(self.environ.get(name, ""))
+        return SecretStr(self.environ.get(name, ""))
 
-    def _from_file(self, path: Path, key: str, place: Place) -> Secret:
+    def _from_file(self, path: Path, key: str, place: Place) -> SecretStr:
         try:
             found = path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
             if not found:
                 self._missing(place, key, f"{path} is empty, expected a password")
-            return Secret(found)
+            return SecretStr(found)
         except OSError as error:
             self._missing(place, key, f"{path} can't be read: {error.strerror or error}")
         except UnicodeDecodeError:
             self.faults.error(place, key, f"{path} is not UTF-8 text")
-        return Secret("")
+        return SecretStr("")
 
     def _missing(self, place: Place, key: str, message: str) -> None:
         report = self.faults.error if self.required else self.faults.warn

@@ -1,8 +1,8 @@
 """Rules files: read with the place of every value, checked as a set, compiled, tested, explained. No broker is asked.
 
-Reading: `schema` reads a whole file into parsed exchanges, bindings and queues; `addresses` reads the keys of the
-address table and of other brokers, `field_values` arguments and times, `message` the message of a test or of
-``oxproxy explain``, `file_tests` the tests.
+Reading: `schema` has the models of a file's keys and reads it into parsed exchanges, bindings and queues; `addresses`
+does so for the address table and other brokers, `message` for the message of a test or of ``oxproxy explain``,
+`file_tests` for tests. `field_values` reads arguments and times; `operators` lists what bindings can ask.
 
 Compiling: `loader` is the entry point (all files to `LoadedRules`, or every fault in them); `compiler` compiles one
 exchange and brings refusals back to the lines that cause them; `ruleset` has the result as plain data; package `lint`

@@ -12,32 +12,91 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Environment
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, TypeAlias
+
+from pydantic import Field, SecretStr
 
 from proxy.addressing.lint import Severity, check
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook
 from proxy.errors import located
 from proxy.rules.ruleset import AddressPlaces, BrokerRule, TlsRule
-from proxy.yamlfile.document import Faults, Mapping, Node, Place, join
-from proxy.yamlfile.fields import Fields, warn_of_variables
-from proxy.yamlfile.kinds import (
-    ADDRESS,
-    SECRET,
-    HostPort,
-    Secret,
-    T,
-    UnexpectedError,
-    ValueKind,
-    duration,
-    whole_number,
+from proxy.yamlfile.document import Faults, Node, Scalar, join
+from proxy.yamlfile.hosts import HostPort
+from proxy.yamlfile.models import (
+    LISTED,
+    NOTHING,
+    Address,
+    Duration,
+    Expected,
+    FileModel,
+    Keys,
+    Password,
+    Whole,
+    read_model,
+    warn_of_variables,
 )
+
+_FileName: TypeAlias = Annotated[str, Expected("the name of a file", "text")]
+
+
+class AddressModel(FileModel):
+    """One rule of the address table."""
+
+    name: Annotated[str, Expected("a name for explain", "text")] = NOTHING
+    pattern: Annotated[str, Expected("a pattern such as orders/*", "text")] = Field(
+        description="addresses that it is for, such as orders/*"
+    )
+    # No message may show it, since a password may stand in it.
+    translation: Annotated[str, Expected("an address such as /queue/q or amqps://broker/queue/q", "hidden")] = Field(
+        description="the address that takes their place"
+    )
+    hosts: Annotated[tuple[Annotated[str, Expected("a host, host:port, or *", "text")], ...], LISTED] = Field(
+        default=NOTHING, description="hosts that a translation may lead to which takes its host from the address"
+    )
+
+
+class BrokerTlsModel(FileModel):
+    """TLS to another broker; its chain and name are always checked."""
+
+    ca: _FileName = Field(default=NOTHING, description="file of the authorities to trust (PEM); none: the system's")
+    certificate: _FileName = Field(default=NOTHING, description="file of our certificate (PEM)")
+    key: _FileName = Field(default=NOTHING, description="file of its private key (PEM, without a passphrase)")
+    server_name: Annotated[str, Expected("the name in the broker's certificate", "text")] = Field(
+        default=NOTHING, description="name that the certificate must have; none: the host of the address"
+    )
+
+
+class BrokerModel(FileModel):
+    """Another broker that translations may name."""
+
+    address: Address = Field(description="host:port of the broker")
+    tls: BrokerTlsModel = Field(default=NOTHING, description="TLS; {} for the system's authorities")
+    username: Annotated[str, Expected("the name of a user", "text")] = Field(
+        default=NOTHING, description="user of the login, where translations have none"
+    )
+    password: Password = Field(default=NOTHING, description="its password; for brokers on loopback")
+    password_env: Annotated[str, Expected("the name of an environment variable", "text")] = Field(
+        default=NOTHING, description="name of an environment variable that holds the password"
+    )
+    password_file: _FileName = Field(default=NOTHING, description="file that holds the password")
+    vhost: Annotated[str, Expected("the name of a virtual host", "text")] = Field(
+        default=NOTHING, description="its virtual host; none: that of the producer"
+    )
+    deadline: Annotated[float, Duration(0.1, 3600)] = Field(
+        default=10.0, description="longest time that a publish to it waits"
+    )
+    unconfirmed: Annotated[int, Whole(1, 1_000_000)] = Field(
+        default=50_000, description="publishes that may wait for their confirms before producers wait"
+    )
+    unconfirmed_mib: Annotated[int, Whole(1, 4096)] = Field(default=32, description="the same in MiB of their bodies")
 
 
 @dataclass(slots=True)
 class ParsedAddress:
     """One rule of the address table; `fields` finds the places of its keys."""
 
-    fields: Fields
+    fields: Keys
     rule: AddressRule
 
     @property
@@ -47,38 +106,16 @@ class ParsedAddress:
         return AddressPlaces(fields.path, fields.place_of("translation"), fields.place_of("hosts"))
 
 
-def read_addresses(fields: Fields) -> list[ParsedAddress]:
-    """Read `addresses:` of a file."""
-    found = (_address(Fields(node, path, fields.faults)) for path, node in fields.items("addresses"))
-    return [parsed for parsed in found if parsed is not None]
-
-
-def _address(fields: Fields) -> ParsedAddress | None:
-    name = fields.text("name", "a name for explain")
-    pattern = fields.text("pattern", "a pattern such as orders/*", required=True)
-    translation = _quiet_text(fields, "translation", "an address such as /queue/q or amqps://broker/queue/q")
-    hosts = [item.text.encode() for _, item in fields.texts("hosts", "a host, host:port, or *")]
-    listed = "hosts" in fields
-    fields.finish()
-    if pattern is None or translation is None:
+def read_address(node: Node, path: str, faults: Faults) -> ParsedAddress | None:
+    """Read one item of `addresses:`."""
+    model = read_model(AddressModel, node, faults, path)
+    if model is None:
         return None
-    if listed and not hosts:
-        fields.error("hosts", "seen no host, expected a host, host:port, or *")
-    rule = AddressRule(pattern.encode(), translation.encode(), name or "", tuple(hosts) if listed else None)
-    return ParsedAddress(fields, rule)
-
-
-def _quiet_text(fields: Fields, key: str, expected: str) -> str | None:
-    """Read a required text that no message may show, since a password may stand in it."""
-    node = fields.take(key)
-    if node is None:
-        fields.error(key, f"seen nothing, expected {expected}")
-        return None
-    try:
-        return SECRET.read(node).reveal()
-    except UnexpectedError:
-        fields.faults.error(node.place, fields.at(key), f"seen something else than a text, expected {expected}")
-        return None
+    keys = Keys(node, path, faults)
+    hosts = None if model.hosts is None else tuple(host.encode() for host in model.hosts)
+    if hosts == ():
+        keys.error("hosts", "seen no host, expected a host, host:port, or *")
+    return ParsedAddress(keys, AddressRule(model.pattern.encode(), model.translation.encode(), model.name or "", hosts))
 
 
 def address_book(rules: Sequence[ParsedAddress], brokers: Iterable[BrokerRule], faults: Faults) -> AddressBook:
@@ -110,102 +147,56 @@ def address_book(rules: Sequence[ParsedAddress], brokers: Iterable[BrokerRule], 
     return book
 
 
-_DEADLINE = duration(0.1, 3600)
-_UNCONFIRMED = whole_number(1, 1_000_000)
-_UNCONFIRMED_MIB = whole_number(1, 4096)
 _LONGEST_NAME = 255
 #: Keys whose value is right or wrong only where the sidecar runs.
 _JUDGED_LATER = ("address", "password_env", "password_file")
 _TLS_FILES = ("ca", "certificate", "key")
 
 
-def read_brokers(fields: Fields, source: str) -> list[BrokerRule]:
-    """Read `brokers:` of a file.
-
-    Args:
-        fields: the file.
-        source: its name; the files that it names are relative to its directory.
-    """
-    table = fields.mapping("brokers")
-    found = []
-    for key, node in table.entries if table is not None else ():
-        broker = _broker(key.text, key.place, Fields(node, join("brokers", key.text), fields.faults), source)
-        if broker is not None:
-            found.append(broker)
-    return found
-
-
-def _broker(name: str, place: Place, fields: Fields, source: str) -> BrokerRule | None:
-    folder = Path(source).parent
-    address = _read(fields, "address", ADDRESS)
-    if "address" not in fields:
-        fields.error("address", "seen nothing, expected host:port")
-    places: dict[str, Place] = {}
-    tls = _tls(fields, folder, places)
-    username = fields.text("username", "the name of a user")
-    warn_of_variables(fields.take("username"), fields.at("username"), fields.faults)
-    password = _read(fields, "password", SECRET)
-    variable = fields.text("password_env", "the name of an environment variable")
-    file = fields.text("password_file", "the name of a file")
-    vhost = fields.text("vhost", "the name of a virtual host")
-    deadline = _read(fields, "deadline", _DEADLINE) or 10.0
-    unconfirmed = _read(fields, "unconfirmed", _UNCONFIRMED) or 50_000
-    mib = _read(fields, "unconfirmed_mib", _UNCONFIRMED_MIB) or 32
-    fields.finish()
-    if not name or any(sign in name for sign in "/:@[]~") or len(name.encode()) > _LONGEST_NAME:
-        fields.faults.error(place, fields.path, "a broker's name is what stands for a host: no / : @ [ ] ~ in it")
+def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
+    """Read one entry of `brokers:`; the files that it names are relative to the directory of the rules file."""
+    path = join("brokers", name.text)
+    warn_of_variables(node, path, faults)
+    model = read_model(BrokerModel, node, faults, path)
+    if not name.text or any(sign in name.text for sign in "/:@[]~") or len(name.text.encode()) > _LONGEST_NAME:
+        faults.error(name.place, path, "a broker's name is what stands for a host: no / : @ [ ] ~ in it")
         return None
-    if address is None:
+    if model is None:
         return None
-    _credentials(fields, address, tls is not None)
+    keys, folder = Keys(node, path, faults), Path(name.place.source).parent
+    _credentials(keys, model.address, model.tls is not None)
+    places = {key: keys.place_of(key) for key in _JUDGED_LATER}
+    tls = None
+    if model.tls is not None:
+        inner = Keys(keys.value("tls") or node, keys.at("tls"), faults)
+        places |= {f"tls.{key}": inner.place_of(key) for key in _TLS_FILES}
+        if (model.tls.certificate is None) != (model.tls.key is None):
+            faults.error(inner.place, inner.path, "certificate and key go together")
+        ca, certificate, key = (_beside(folder, getattr(model.tls, key)) for key in _TLS_FILES)
+        tls = TlsRule(ca, model.tls.server_name, certificate, key)
     return BrokerRule(
-        name.encode(),
-        address.host,
-        address.port,
+        name.text.encode(),
+        model.address.host,
+        model.address.port,
         tls,
-        username,
-        password,
-        variable,
-        folder / file if file is not None else None,
-        vhost,
-        deadline,
-        unconfirmed,
-        mib << 20,
-        place,
-        places | {key: fields.place_of(key) for key in _JUDGED_LATER},
+        model.username,
+        model.password,
+        model.password_env,
+        _beside(folder, model.password_file),
+        model.vhost,
+        model.deadline,
+        model.unconfirmed,
+        model.unconfirmed_mib << 20,
+        name.place,
+        places,
     )
 
 
-def _read(fields: Fields, key: str, kind: ValueKind[T]) -> T | None:
-    node = fields.take(key)
-    if node is not None:
-        warn_of_variables(node, fields.at(key), fields.faults)
-        try:
-            return kind.read(node)
-        except UnexpectedError as error:
-            fields.faults.error(node.place, fields.at(key), str(error))
-    return None
+def _beside(folder: Path, name: str | None) -> Path | None:
+    return None if name is None else folder / name
 
 
-def _tls(fields: Fields, folder: Path, places: dict[str, Place]) -> TlsRule | None:
-    node: Node | None = fields.take("tls")
-    if node is None:
-        return None
-    if not isinstance(node, Mapping):
-        fields.wrong("tls", "a mapping, {} for the system's authorities")
-        return None
-    inner = Fields(node, fields.at("tls"), fields.faults)
-    names = [inner.text(key, "the name of a file") for key in _TLS_FILES]
-    places |= {f"tls.{key}": inner.place_of(key) for key in _TLS_FILES}
-    server_name = inner.text("server_name", "the name in the broker's certificate")
-    inner.finish()
-    ca, certificate, key = (folder / name if name is not None else None for name in names)
-    if (certificate is None) != (key is None):
-        fields.faults.error(inner.place, inner.path, "certificate and key go together")
-    return TlsRule(ca, server_name, certificate, key)
-
-
-def _credentials(fields: Fields, address: HostPort, tls: bool) -> None:
+def _credentials(fields: Keys, address: HostPort, tls: bool) -> None:
     ways = [key for key in ("password", "password_env", "password_file") if key in fields]
     if len(ways) > 1:
         fields.error(ways[1], f"seen {' and '.join(ways)}, expected one of them")
@@ -233,7 +224,7 @@ def check_brokers(brokers: Sequence[BrokerRule], faults: Faults) -> None:
 
 def broker_password(
     broker: BrokerRule, environ: Environment[str, str], faults: Faults, required: bool = True
-) -> Secret:
+) -> SecretStr:
     """Find a broker's password.
 
     Args:
@@ -246,14 +237,14 @@ def broker_password(
         return broker.password
     key, message = "password_env", f'there is no environment variable "{broker.password_env}"'
     if broker.password_env is not None and broker.password_env in environ:
-        return Secret(environ[broker.password_env])
+        return SecretStr(environ[broker.password_env])
     if broker.password_file is not None:
         try:
-            return Secret(broker.password_file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r"))
+            return SecretStr(broker.password_file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r"))
         except (OSError, UnicodeDecodeError) as error:
             cause = getattr(error, "strerror", None) or "not UTF-8 text"
             key, message = "password_file", f"{broker.password_file} can't be read: {cause}"
     if broker.password_env is not None or broker.password_file is not None:
         report = faults.error if required else faults.warn
         report(broker.places.get(key, broker.place), join(join("brokers", broker.name.decode()), key), message)
-    return Secret("")
+    return SecretStr("")

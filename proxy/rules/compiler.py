@@ -10,45 +10,22 @@ import difflib
 from collections.abc import Hashable, Iterator
 
 from proxy.errors import ProtocolError
-from proxy.routing.bindings.arguments import GREATEST_ORDER, LEAST_ORDER
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import why_invalid
 from proxy.routing.exchange import Exchange
-from proxy.rules.message import TEXT_PROPERTIES
+from proxy.rules.message import PROPERTIES, TEXT_PROPERTIES
+from proxy.rules.operators import BY_NAME, OPERATORS
 from proxy.rules.schema import OPEN, ParsedBinding, ParsedExchange
 from proxy.values import Table, Value
 from proxy.yamlfile.document import Faults, join
-from proxy.yamlfile.fields import short_fault
+from proxy.yamlfile.models import short_fault
 
 _MATCH = b"x-match"
-#: Every operator of open exchanges, without the name after its blank.
-_HEADER_TESTS = ("=", "!=", "<", "<=", ">=", ">", "re", "!re")
-OPERATORS = (
-    *(f"x-?hk{form}v{test}" for form in ("", "?") for test in _HEADER_TESTS),
-    *(f"x-?hk{test}" for test in ("ex", "!ex")),
-    *(f"x-?hkex{sign}{letter}" for sign in ("", "!") for letter in "snbia"),
-    *(f"x-?rk{test}" for test in ("=", "!=", "re", "!re", "ta", "!ta", "taci", "!taci")),
-    *(f"x-?pr{test}" for test in ("ex", "!ex", *_HEADER_TESTS)),
-    *(f"x-?dt{clock}{test}" for clock in "ul" for test in ("re", "!re")),
-    *(
-        f"x-{verb}-{when}"
-        for verb in (
-            *(f"{act}{kind}" for act in ("add", "del") for kind in ("q", "e", "qre", "q!re")),
-            *("add1qre", "add1q!re", "stop", "goto"),
-            *(f"msg-{act}{kind}" for act in ("add", "del") for kind in ("q", "e", "qre")),
-        )
-        for when in ("ontrue", "onfalse")
-    ),
-    *("x-match", "x-order", "x-del-dest", "x-msg-destq-rk"),
-)
-
-
 #: What x-match may be, by the type of the exchange.
 _MATCH_TYPES = {
     OPEN: "all, any, eq, set or set N with a whole number N",
     "headers": "all, any, all-with-x or any-with-x",
 }
-_PROPERTIES = (*TEXT_PROPERTIES, "delivery_mode", "priority", "timestamp", "expiration")
 
 
 def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
@@ -171,10 +148,9 @@ def _unknown(key: str, value: Value) -> str:
         if near:
             return f"unknown operator {head}; did you mean {near[0]}{blank}{rest}?"
         return f'unknown operator {head}; a header of that name is tested by "x-?hkv= {key}"'
-    named = head.startswith(("x-?hkv", "x-?hk?v")) or (head.startswith("x-?pr") and not head.endswith("ex"))
+    named = BY_NAME[head].named
     if named and not rest:
-        what = "a property" if head.startswith("x-?pr") else "a header"
-        return f'seen {head} without a name, expected "{head} NAME" with the name of {what} after one blank'
+        return f'seen {head} without a name, expected "{head} NAME" with the name of a {named} after one blank'
     if blank and not named:
         return f"seen a name after {head}, which takes none: its value has it"
     return f"seen {_shown(value)}, expected {_expected(head)}"
@@ -182,29 +158,17 @@ def _unknown(key: str, value: Value) -> str:
 
 def _expected(head: str) -> str:
     """What the value of an operator is."""
-    if head in ("x-order", "x-goto-ontrue", "x-goto-onfalse"):
-        return f"a whole number from {LEAST_ORDER} to {GREATEST_ORDER}"
-    if head.startswith(("x-msg-", "x-stop-", "x-del-dest")):
-        return 'an empty text, ""'
-    if head.partition("-on")[0].endswith("re") or head.endswith("re"):
-        return "a regular expression (text)"
-    if head.startswith(("x-addq", "x-adde", "x-delq", "x-dele")):
-        return "a name (text, not empty) or a list of them"
-    if head.startswith("x-?hk") and "ex" in head:
-        return "the name of a header (text, not empty)"
-    if head.startswith("x-?pr") and head.endswith("ex"):
-        return f"the name of a property: {', '.join(_PROPERTIES)}"
-    return "a text" if head.startswith("x-?rk") else "a value of another type"
+    return BY_NAME[head].value.expected
 
 
 def _property(key: str, value: Value) -> str:
     head, _, rest = key.partition(" ")
     if head.endswith("ex"):
         return f"seen {_shown(value)}, expected {_expected(head)}"
-    if rest not in _PROPERTIES:
-        near = difflib.get_close_matches(rest, _PROPERTIES, 1, 0.75)
+    if rest not in PROPERTIES:
+        near = difflib.get_close_matches(rest, PROPERTIES, 1, 0.75)
         return f"there is no property {_quoted(rest.encode())}" + (
-            f"; did you mean {near[0]}?" if near else f", expected one of {', '.join(_PROPERTIES)}"
+            f"; did you mean {near[0]}?" if near else f", expected one of {', '.join(PROPERTIES)}"
         )
     kind = "a text" if rest in TEXT_PROPERTIES else "a whole number"
     return f"{rest} is {kind}, which {head} is not for, or its value is something else"

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
+from typing import Annotated
 
 from proxy.addressing.address import without_password
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, address_of, publication_at
@@ -25,10 +26,18 @@ from proxy.routing.decision import BindingStep, ExchangeStep, FilterStep, Operat
 from proxy.rules import wire
 from proxy.rules.evaluation import PASSED, RoutingResult, decide, mentioned_queues, routing_result, translate_publish
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import DescribedMessage, destination_text, json_value, quoted, read_message, text
+from proxy.rules.message import (
+    DescribedMessage,
+    MessageModel,
+    described_message,
+    destination_text,
+    json_value,
+    quoted,
+    text,
+)
 from proxy.rules.ruleset import VhostRules
 from proxy.yamlfile.document import Faults, Place, read_document
-from proxy.yamlfile.fields import Fields
+from proxy.yamlfile.models import LISTED, NOTHING, Expected, read_model
 
 _HIDDEN = "***"
 
@@ -192,6 +201,13 @@ class Explanation:
     wire: wire.Wire = field(default_factory=wire.Wire)
 
 
+class _RequestModel(MessageModel):
+    """A message, and where it is published."""
+
+    vhost: Annotated[str, Expected("the name of a virtual host", "text")] = NOTHING
+    queues: Annotated[tuple[Annotated[str, Expected("the name of a queue", "text")], ...], LISTED] = ()
+
+
 def read_explain_request(data: bytes, source: str) -> ExplainRequest:
     """Read a message as YAML or JSON.
 
@@ -204,13 +220,12 @@ def read_explain_request(data: bytes, source: str) -> ExplainRequest:
         faults.error(Place(source, 0), "", "seen nothing, expected a message: exchange, routing_key, headers, ...")
     if root is None:
         raise ConfigErrors(faults.errors)
-    fields = Fields(root, "", faults)
-    message = read_message(fields)
-    vhost = fields.text("vhost", "the name of a virtual host")
-    queues = frozenset(item.text.encode() for _, item in fields.texts("queues", "the name of a queue"))
-    fields.finish()
+    model = read_model(_RequestModel, root, faults)
+    message = None if model is None else described_message(model, root, "", faults)
     faults.check()
-    return ExplainRequest(message, vhost, queues, source)
+    if model is None or message is None:
+        raise ConfigErrors(faults.errors)
+    return ExplainRequest(message, model.vhost, frozenset(name.encode() for name in model.queues), source)
 
 
 def _joined(escape: re.Match[bytes]) -> bytes:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from proxy.values import Table, Value
-from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join, resolve
+from proxy.yamlfile.document import Faults, Mapping, Node, Place, Plain, Scalar, Sequence, describe, join, resolve
 
 #: AMQP 0-9-1 spec, 4.2.5.3: the name of a table entry is a short string.
 MAX_NAME_BYTES = 255
@@ -93,25 +93,28 @@ def _scalar(node: Scalar) -> Value:
         raise _RefusedError(node.place, _NO_VALUE)
     if node.tag is not None:
         return _tagged(node)
-    value = node.value
+    value = plain_value(node.value)
+    if value is None:  # a number
+        # RabbitMQ drops the connection of a bind with a double that is not finite and answers a publish with 541.
+        infinite = isinstance(node.value, float)
+        expected = "a finite number" if infinite else "a whole number of at most 64 bits with sign"
+        raise _RefusedError(node.place, f"seen {node.text if infinite else describe(node)}, expected {expected}")
+    return value
+
+
+def plain_value(value: Plain) -> Value | None:
+    """Give the AMQP value of a scalar without a tag; None where there is none."""
     if isinstance(value, str):
         return Value("S", value.encode())
     if value is None:
         return Value("V", None)
     if isinstance(value, bool):
         return Value("t", value)
-    return _number(node, value)
-
-
-def _number(node: Scalar, value: int | float) -> Value:
     if isinstance(value, float):
-        # RabbitMQ drops the connection of a bind with such a double and answers a publish with 541.
-        if not math.isfinite(value):
-            raise _RefusedError(node.place, f"seen {node.text}, expected a finite number")
-        return Value("d", value)
-    if value not in _INT64:
-        raise _RefusedError(node.place, f"seen {describe(node)}, expected a whole number of at most 64 bits with sign")
-    return Value("I" if value in _INT32 else "l", value)
+        return Value("d", value) if math.isfinite(value) else None
+    if value in _INT32:
+        return Value("I", value)
+    return Value("l", value) if value in _INT64 else None
 
 
 def _tagged(node: Scalar) -> Value:

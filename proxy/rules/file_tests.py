@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
 
 from proxy.addressing.targets import AddressBook
 from proxy.errors import located
@@ -21,10 +24,10 @@ from proxy.rules.evaluation import (
     translate_publish,
 )
 from proxy.rules.field_values import instant
-from proxy.rules.message import DescribedMessage, read_message, text
+from proxy.rules.message import DescribedMessage, MessageModel, described_message, text
 from proxy.rules.ruleset import Rules
-from proxy.yamlfile.document import Place
-from proxy.yamlfile.fields import Fields
+from proxy.yamlfile.document import Faults, Node, Place, join
+from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, Keys, Parsed, one_of, read_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,44 +78,51 @@ class TestFailure:
         return f"{located(*self.test.place)}: {self.test.path}: {self.test.name}: {'; '.join(self.differences)}"
 
 
-def read_test(fields: Fields, vhost: str) -> RulesTest | None:
-    """Read one test of a rules file."""
-    name = fields.text("name", "a sentence that says what must hold", required=True)
-    publish = fields.section("publish")
-    if publish is None and "publish" not in fields:
-        fields.error("publish", "seen nothing, expected the message to publish")
-    at_text = fields.text("at", "a time such as 2026-11-21T08:00:00Z")
-    at = None if at_text is None else instant(at_text)
-    if at_text is not None and at is None:
-        fields.wrong("at", "a time with its zone such as 2026-11-21T08:00:00Z")
-    queues = frozenset(item.text.encode() for _, item in fields.texts("queues", "the name of a queue"))
-    expect = fields.section("expect")
-    if expect is None and "expect" not in fields:
-        fields.error("expect", "seen nothing, expected queues, exchanges, remotes, outcome or error")
-    fields.finish()
-    message = read_message(publish) if publish else None
-    if publish:
-        publish.finish()
-    expected = _expectation(expect) if expect else None
-    if name is None or message is None or expected is None:
-        return None
-    return RulesTest(name, fields.place, fields.path, vhost, message, at, queues, expected)
+def _time(written: str) -> float:
+    seconds = instant(written)
+    if seconds is None:
+        raise ValueError(_TIME)
+    return seconds
 
 
-def _expectation(fields: Fields) -> Expectation:
-    expected = Expectation(
-        queues=_expected_names(fields, "queues"),
-        exchanges=_expected_names(fields, "exchanges"),
-        remotes=_expected_names(fields, "remotes"),
-        outcome=fields.choice("outcome", OUTCOMES, "") or None,
-        error=fields.text("error", "the text of the channel error"),
+_TIME = "a time with its zone such as 2026-11-21T08:00:00Z"
+_Names: TypeAlias = Annotated[tuple[Annotated[str, Expected("a name", "text")], ...], LISTED]
+
+
+class ExpectationModel(FileModel):
+    """What a test of a rules file expects; lists that it does not name are empty."""
+
+    queues: _Names = Field(default=(), description="every queue that the message lies in")
+    exchanges: _Names = Field(default=(), description="every exchange outside that it goes to")
+    remotes: _Names = Field(default=(), description="every other broker that it goes to")
+    outcome: Annotated[str, one_of(*OUTCOMES)] = NOTHING
+    error: Annotated[str, Expected("the text of the channel error", "text")] = NOTHING
+
+
+class TestModel(FileModel):
+    """One test of a rules file."""
+
+    name: Annotated[str, Expected("a sentence that says what must hold", "text")]
+    publish: MessageModel = Field(description="the message to publish")
+    at: Annotated[float, Parsed(_TIME, _time, written={"type": "string", "description": _TIME})] = NOTHING
+    queues: Annotated[tuple[Annotated[str, Expected("the name of a queue", "text")], ...], LISTED] = Field(
+        default=(), description="queues that exist in this test, beside those that the rules mention"
     )
-    fields.finish()
-    return expected
+    expect: ExpectationModel = Field(description="queues, exchanges, remotes, outcome or error")
 
 
-def _expected_names(fields: Fields, key: str) -> frozenset[str]:
-    return frozenset(item.text for _, item in fields.texts(key, "a name"))
+def read_test(node: Node, path: str, vhost: str, faults: Faults) -> RulesTest | None:
+    """Read one test of a rules file."""
+    model = read_model(TestModel, node, faults, path)
+    publish = Keys(node, path, faults).value("publish")
+    if model is None or publish is None:
+        return None
+    message = described_message(model.publish, publish, join(path, "publish"), faults)
+    expect = model.expect
+    names = (frozenset(expect.queues), frozenset(expect.exchanges), frozenset(expect.remotes))
+    expected = Expectation(*names, expect.outcome, expect.error)
+    queues = frozenset(name.encode() for name in model.queues)
+    return RulesTest(model.name, node.place, path, vhost, message, model.at, queues, expected)
 
 
 def check_tests(

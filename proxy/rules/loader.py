@@ -5,9 +5,7 @@ It reads files and asks no broker. A `LoadedRules` has all that is needed to rou
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -20,8 +18,16 @@ from proxy.rules.compiler import compile_exchange
 from proxy.rules.file_tests import RulesTest, TestFailure, check_tests
 from proxy.rules.lint.files import check_vhost
 from proxy.rules.ruleset import ExchangeRule, QueueRule, Rules, VhostRules
-from proxy.rules.schema import ParsedExchange, ParsedFile, read_rules_file, release_parsed
-from proxy.yamlfile.document import ConfigWarning, Faults, Node, Place, read_document, release_tree
+from proxy.rules.schema import (
+    ParsedExchange,
+    ParsedFile,
+    RulesSource,
+    read_rules_file,
+    read_source,
+    release_parsed,
+    without_collection,
+)
+from proxy.yamlfile.document import ConfigWarning, Faults, Place, release_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,55 +83,44 @@ def load_rules(paths: Iterable[Path], on_compiled: CompiledHook | None = None) -
     return compile_rules(contents, faults, on_compiled)
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Keep the garbage collector out: it would walk again and again through a tree that only grows.
-
-    Half of the time of loading ten thousand bindings went there.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def compile_rules(
     contents: Sequence[tuple[str, bytes]], faults: Faults | None = None, on_compiled: CompiledHook | None = None
 ) -> LoadedRules:
     """Compile rules files from their names and contents; see `load_rules`."""
-    faults = faults or Faults()
-    with _without_collection():
+    return compile_sources([read_source(name, data) for name, data in contents], faults or Faults(), on_compiled)
+
+
+def compile_sources(
+    sources: Sequence[RulesSource], faults: Faults, on_compiled: CompiledHook | None = None
+) -> LoadedRules:
+    """Compile rules files whose documents were read, which takes these apart; see `load_rules`."""
+    with without_collection():
         files: list[ParsedFile] = []
-        roots: list[Node] = []
         try:
-            _read(contents, files, roots, faults)
-            loaded = _compile(contents, files, faults)
+            for source in sources:
+                _read(source, files, faults)
+            loaded = _compile(sources, files, faults)
             if on_compiled is not None:
                 on_compiled(files, loaded)
         finally:
             # Thousands of objects that end one by one leave other threads their turn; all at once they don't.
             for file in files:
                 release_parsed(file)
-            for root in roots:
-                release_tree(root)
+            for source in sources:
+                if source.root is not None:
+                    release_tree(source.root)
         return loaded
 
 
-def _read(contents: Sequence[tuple[str, bytes]], files: list[ParsedFile], roots: list[Node], faults: Faults) -> None:
-    for source, data in contents:
-        noted = len(faults.errors)
-        root = read_document(data, source, faults)
-        if root is not None:
-            roots.append(root)
-            files.append(read_rules_file(root, source, faults))
-        elif len(faults.errors) == noted:
-            faults.warn(Place(source, 0), "", "the file says nothing")
+def _read(source: RulesSource, files: list[ParsedFile], faults: Faults) -> None:
+    faults.errors += source.faults.errors
+    if source.root is not None:
+        files.append(read_rules_file(source.root, source, faults))
+    elif not source.faults.errors:
+        faults.warn(Place(source.name, 0), "", "the file says nothing")
 
 
-def _compile(contents: Sequence[tuple[str, bytes]], files: Sequence[ParsedFile], faults: Faults) -> LoadedRules:
+def _compile(sources: Sequence[RulesSource], files: Sequence[ParsedFile], faults: Faults) -> LoadedRules:
     by_vhost: dict[str, list[ParsedFile]] = {}
     for file in files:
         by_vhost.setdefault(file.vhost, []).append(file)
@@ -139,8 +134,9 @@ def _compile(contents: Sequence[tuple[str, bytes]], files: Sequence[ParsedFile],
             books[name] = book
     faults.check()
     tests = tuple(test for file in files for test in file.tests)
+    contents = tuple((source.name, source.data) for source in sources)
     rules = Rules(rules_version(contents), vhosts)
-    return LoadedRules(rules, routers, tests, tuple(faults.warnings), books, tuple(contents))
+    return LoadedRules(rules, routers, tests, tuple(faults.warnings), books, contents)
 
 
 def _compile_vhost(name: str, files: Sequence[ParsedFile], faults: Faults) -> tuple[VhostRules, Router]:

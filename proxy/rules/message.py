@@ -7,12 +7,25 @@ fault here too. Values keep their type as far as JSON has it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
 
 from proxy.routing.decision import Facts
 from proxy.rules.field_values import instant, read_table
-from proxy.values import Destination, Table, Value
-from proxy.yamlfile.document import Scalar, describe
-from proxy.yamlfile.fields import Fields, short_fault, text_of
+from proxy.values import Destination, Value
+from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, join
+from proxy.yamlfile.models import (
+    MAX_SHORT_BYTES,
+    NOTHING,
+    Checked,
+    FileModel,
+    Keys,
+    Name,
+    Parsed,
+    Table,
+    Whole,
+)
 
 
 def json_value(seen: object) -> object:
@@ -66,7 +79,65 @@ TEXT_PROPERTIES = (
     "app_id",
     "cluster_id",
 )
+PROPERTIES = (*TEXT_PROPERTIES, "delivery_mode", "priority", "timestamp", "expiration")
 _MAX_BODY_BYTES = 2**63 - 1
+
+
+def _short(text: str) -> bytes:
+    if len(text.encode()) > MAX_SHORT_BYTES:
+        raise ValueError(f"at most {MAX_SHORT_BYTES} bytes")
+    return text.encode()
+
+
+def _timestamp(value: object) -> int:
+    if isinstance(value, Scalar):
+        value = instant(value.text) if value.tag == "!timestamp" else None
+    elif isinstance(value, str):
+        value = instant(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1 != 0 or value < 0:
+        raise ValueError
+    return int(value)
+
+
+def _expiration(value: object) -> bytes:
+    text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
+    if not text.isascii() or not text.removeprefix("+").isdigit() or len(text) > 20:
+        raise ValueError
+    return text.encode()
+
+
+_EITHER: dict[str, object] = {"type": ["integer", "string"]}
+_ShortText: TypeAlias = Annotated[bytes, Parsed("a text", _short, written={"type": "string"})]
+
+
+class Properties(FileModel):
+    """Properties of a message."""
+
+    content_type: _ShortText = NOTHING
+    content_encoding: _ShortText = NOTHING
+    correlation_id: _ShortText = NOTHING
+    reply_to: _ShortText = NOTHING
+    message_id: _ShortText = NOTHING
+    type: _ShortText = NOTHING
+    user_id: _ShortText = NOTHING
+    app_id: _ShortText = NOTHING
+    cluster_id: _ShortText = NOTHING
+    delivery_mode: Annotated[int, Whole(1, 2)] = NOTHING
+    priority: Annotated[int, Whole(0, 255)] = NOTHING
+    timestamp: Annotated[
+        int, Checked("whole seconds since 1970 or a time such as 2026-11-21T08:00:00Z", _timestamp, _EITHER)
+    ] = NOTHING
+    expiration: Annotated[bytes, Checked("milliseconds, 0 or more", _expiration, _EITHER)] = NOTHING
+
+
+class MessageModel(FileModel):
+    """One publish as an operator writes it."""
+
+    exchange: Annotated[bytes, Name("the name of the exchange", empty=True)]
+    routing_key: Annotated[bytes, Name("a routing key", empty=True)] = b""
+    headers: Table = Field(default_factory=dict)
+    properties: Properties = Properties()
+    body_size: Annotated[int, Whole(0, _MAX_BODY_BYTES)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,71 +148,11 @@ class DescribedMessage:
     facts: Facts
 
 
-def read_message(fields: Fields) -> DescribedMessage:
-    """Read a message: exchange, routing_key, headers, properties, body_size; the caller calls ``finish``."""
-    node = fields.take("exchange")
-    is_default = node is not None and text_of(node) == ""
-    exchange = b"" if is_default else fields.name("exchange", "the name of the exchange", required=True) or b""
-    key = (fields.text("routing_key", "a text") or "").encode()
-    fault = short_fault(key)
-    if fault:
-        fields.error("routing_key", f"seen {fault}")
-    table = fields.mapping("headers")
-    headers: Table = read_table(table, fields.at("headers"), fields.faults) if table else ()
+def described_message(model: MessageModel, node: Node, path: str, faults: Faults) -> DescribedMessage:
+    """Make a message of its model and of the node with its headers."""
+    table = Keys(node, path, faults).value("headers")
+    headers = read_table(table, join(path, "headers"), faults) if isinstance(table, Mapping) else ()
     # RabbitMQ takes BCC out before the exchange sees the message (sender-selected distribution).
     headers = tuple(entry for entry in headers if entry[0] != b"BCC")
-    section = fields.section("properties")
-    properties = _properties(section) if section else {}
-    size = fields.integer("body_size", 0, 0, _MAX_BODY_BYTES)
-    return DescribedMessage(exchange, Facts(key, headers, properties, size))
-
-
-def _properties(fields: Fields) -> dict[str, bytes | int]:
-    found: dict[str, bytes | int] = {}
-    for key in TEXT_PROPERTIES:
-        text = fields.text(key)
-        if text is None:
-            continue
-        if len(text.encode()) > 255:
-            fields.wrong(key, "at most 255 bytes")
-        found[key] = text.encode()
-    for key, low, high in (("delivery_mode", 1, 2), ("priority", 0, 255)):
-        number = fields.integer(key, low, low, high)
-        if key in fields:
-            found[key] = number
-    timestamp = _timestamp(fields)
-    if timestamp is not None:
-        found["timestamp"] = timestamp
-    expiration = _expiration(fields)
-    if expiration is not None:
-        found["expiration"] = expiration
-    fields.finish()
-    return found
-
-
-def _timestamp(fields: Fields) -> int | None:
-    node = fields.take("timestamp")
-    if node is None:
-        return None
-    value: object = None
-    if isinstance(node, Scalar):
-        value = instant(node.text) if text_of(node) or node.tag == "!timestamp" else node.value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1 != 0 or value < 0:
-        fields.wrong("timestamp", "whole seconds since 1970 or a time such as 2026-11-21T08:00:00Z")
-        return None
-    return int(value)
-
-
-def _expiration(fields: Fields) -> bytes | None:
-    node = fields.take("expiration")
-    if node is None:
-        return None
-    value = node.value if isinstance(node, Scalar) and node.tag is None else None
-    number = value if isinstance(value, int) and not isinstance(value, bool) else None
-    text = str(number) if number is not None else value if isinstance(value, str) else ""
-    if not text.isascii() or not text.removeprefix("+").isdigit() or len(text) > 20:
-        fields.faults.error(
-            node.place, fields.at("expiration"), f"seen {describe(node)}, expected milliseconds, 0 or more"
-        )
-        return None
-    return text.encode()
+    properties = {name: value for name in PROPERTIES if (value := getattr(model.properties, name)) is not None}
+    return DescribedMessage(model.exchange, Facts(model.routing_key, headers, properties, model.body_size))

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from datetime import tzinfo
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from proxy.addressing.table import AddressRule
 from proxy.routing.bindings.binding import Binding
 from proxy.values import Table
 from proxy.yamlfile.document import Place
-from proxy.yamlfile.kinds import Secret
 
 #: Bindings of files have greater sequences than those of clients (microseconds since 1970): among equal orders the
 #: greater sequence is visited first, so files come before clients.
@@ -98,7 +99,7 @@ class BrokerRule:
     port: int
     tls: TlsRule | None = None
     username: str | None = None
-    password: Secret | None = None
+    password: SecretStr | None = None
     password_env: str | None = None
     password_file: Path | None = None
     vhost: str | None = None

@@ -1,30 +1,64 @@
-"""Reads one rules file key by key into parsed objects that know their places, before anything is compiled.
+"""Rules files: the models of their keys, and the reading of one file into parsed objects that know their places.
 
 Checked is what one file alone shows: keys, types, names. What the arguments of a binding mean is checked by `compiler`,
 what several files show together by package `lint`.
+
+The models are for everything but the bindings, of which there may be a hundred thousand. A binding of plain values is
+read from the parser's events (`BindingPacker`), with the places of its keys packed into an array; any other one becomes
+nodes and goes through its model, which has the words for what is wrong with it.
 """
 
 from __future__ import annotations
 
+import gc
+from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import tzinfo
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, Field
 
 from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.filters import ARGUMENTS, argument_faults
-from proxy.rules.addresses import ParsedAddress, read_addresses, read_brokers
-from proxy.rules.field_values import SystemZone, read_table, zone
-from proxy.rules.file_tests import RulesTest, read_test
+from proxy.rules.addresses import AddressModel, BrokerModel, ParsedAddress, read_address, read_broker
+from proxy.rules.field_values import MAX_NAME_BYTES, SystemZone, plain_value, read_table, zone
+from proxy.rules.file_tests import RulesTest, TestModel, read_test
+from proxy.rules.operators import arguments_schema
 from proxy.rules.ruleset import FILE_FIRST, BrokerRule, QueueRule
 from proxy.values import EXCHANGE, QUEUE, Table, Value
-from proxy.yamlfile.document import Faults, Mapping, Node, Place, describe, join
-from proxy.yamlfile.fields import Fields, name_fault, short_fault, text_of
+from proxy.yamlfile.document import (
+    Faults,
+    FlatEntry,
+    Mapping,
+    Node,
+    Place,
+    Scalar,
+    Sequence,
+    describe,
+    join,
+    pack_place,
+    read_document,
+    unpack_place,
+)
+from proxy.yamlfile.models import (
+    LISTED,
+    NOTHING,
+    Expected,
+    FileModel,
+    Keys,
+    Name,
+    Parsed,
+    name_fault,
+    one_of,
+    read_model,
+    short_fault,
+)
+from proxy.yamlfile.models import Table as TableModel
 
 T = TypeVar("T")
 
-#: Top-level keys of a rules file; they also tell it from a configuration file.
-TOP_KEYS = ("vhost", "timezone", "queues", "exchanges", "brokers", "addresses", "tests")
 OPEN = "x-open"
 TYPES = (OPEN, "headers", "topic", "direct", "fanout")
 CARRIER = "carrier"
@@ -36,6 +70,108 @@ NAMED_ROUTES = (b"x-addq-", b"x-adde-", b"x-delq-", b"x-dele-")
 OWN_ARGUMENTS = frozenset((b"x-open-exchange", b"x-oxproxy"))
 
 
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+def _vhost(name: str) -> str:
+    if not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
+        raise ValueError("the name of a virtual host, 1 to 255 bytes")
+    return name
+
+
+def _zone(name: str) -> tzinfo:
+    found = zone(name)
+    if found is None:
+        raise ValueError("a name of the time zone database such as Europe/Berlin or UTC")
+    return found
+
+
+_TEXT: dict[str, object] = {"type": "string"}
+
+
+def _or_name(schema: dict[str, Any]) -> None:
+    mapping = dict(schema)
+    schema.clear()
+    schema.update(description=mapping.pop("description"), anyOf=[mapping["properties"]["name"], mapping])
+
+
+class QueueModel(FileModel):
+    """A queue that is declared durable; one that exists is taken as it is. Its name alone stands for it."""
+
+    model_config = ConfigDict(json_schema_extra=_or_name)
+
+    name: Annotated[bytes, Name("the name of a queue")]
+    arguments: TableModel = Field(default={}, description="arguments of queue.declare")
+
+
+class BindingModel(FileModel):
+    """A binding: where to, and when."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["queue"]}, {"required": ["exchange"]}]})
+
+    queue: Annotated[bytes, Name("the name of a queue")] = Field(default=NOTHING, description="the queue it leads to")
+    exchange: Annotated[bytes, Name("the name of an exchange")] = Field(
+        default=NOTHING, description="the exchange it leads to, in place of a queue"
+    )
+    name: Annotated[str, Field(min_length=1), Expected("a name for metrics, audit and explain", "text")] = Field(
+        default=NOTHING, description="its id in metrics and in explain, once in an exchange"
+    )
+    routing_key: Annotated[bytes, Name("a routing key", empty=True)] = Field(
+        default=b"", description="for types topic and direct; must be empty for x-open"
+    )
+    arguments: TableModel = Field(
+        default={},
+        description="its operators; of type headers: the headers to match",
+        json_schema_extra=arguments_schema(),
+    )
+
+
+class ExchangeModel(FileModel):
+    """An exchange that is evaluated here."""
+
+    name: Annotated[bytes, Name("the name of an exchange")] = Field(description="the name that producers publish to")
+    type: Annotated[str, one_of(*TYPES)] = Field(default=OPEN, description="each is evaluated by the sidecar")
+    delivery: Annotated[str, one_of(*DELIVERIES)] = Field(
+        default=CARRIER,
+        description="carrier: an exchange on the broker carries the messages; queue: nothing is declared",
+    )
+    carrier: Annotated[bytes, Name("the name of an exchange")] = Field(
+        default=NOTHING, description="exchange on the broker that carries the messages"
+    )
+    unmatched: Annotated[str, one_of("pass")] = Field(
+        default=NOTHING, description="what no binding routes goes to the broker's own exchange"
+    )
+    arguments: TableModel = Field(default={}, description="filters and alternate-exchange")
+    bindings: Annotated[tuple[BindingModel, ...], LISTED] = Field(default=(), description="visited by order")
+
+
+class RulesModel(FileModel):
+    """A rules file."""
+
+    vhost: Annotated[str, Parsed("the name of a virtual host", _vhost, written=_TEXT)] = Field(
+        default="/", description="virtual host that this file is about"
+    )
+    timezone: Annotated[tzinfo, Parsed("a time zone such as Europe/Berlin", _zone, written=_TEXT)] = Field(
+        default=NOTHING, description="local time of dtl operators, such as Europe/Berlin; none: the machine's own"
+    )
+    queues: Annotated[tuple[QueueModel, ...], LISTED] = Field(default=(), description="queues to declare")
+    exchanges: Annotated[tuple[ExchangeModel, ...], LISTED] = Field(
+        default=(), description="exchanges that are evaluated here"
+    )
+    brokers: dict[str, BrokerModel] = Field(default={}, description="other brokers by name")
+    addresses: Annotated[tuple[AddressModel, ...], LISTED] = Field(
+        default=(), description="the address table, first match wins"
+    )
+    tests: Annotated[tuple[TestModel, ...], LISTED] = Field(default=(), description="what must hold")
+
+
+#: Top-level keys of a rules file; they also tell it from a configuration file.
+TOP_KEYS = tuple(RulesModel.model_fields)
+
+
+# -- parsed objects ----------------------------------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class ParsedQueue:
     """A queue that a file asks for."""
@@ -45,24 +181,82 @@ class ParsedQueue:
     rule: QueueRule
 
 
+class PackedPlaces:
+    """Places in one file: line and column in one number, in an array."""
+
+    __slots__ = ("_packed", "_source")
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._packed = array("Q")
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._packed)
+
+    def extend(self, packed: Iterable[int]) -> None:
+        """Add packed places."""
+        self._packed.extend(packed)
+
+    def place(self, index: int) -> Place:
+        """Give a place back."""
+        return unpack_place(self._source, self._packed[index])
+
+
+@dataclass(slots=True)
+class PackedBinding:
+    """A binding whose exchange is not known yet; its places begin at `first`."""
+
+    kind: str
+    destination: bytes
+    routing_key: bytes
+    arguments: Table
+    name: str
+    first: int
+
+
+#: The first places of a binding: its own, its key's, its name's, its arguments'; then each argument's.
+_OWN, _KEY, _NAME, _ARGUMENTS, _FIRST_ARGUMENT = range(5)
+
+
 @dataclass(slots=True)
 class ParsedBinding:
-    """One binding; `arguments` is its mapping in the file."""
+    """One binding, with where it was written."""
 
-    place: Place
-    path: str
     binding: Binding
-    arguments: Mapping | None
-    key_place: Place
-    #: places of the id, where the operator gave one
-    name_place: Place | None = None
+    exchange_path: str
+    index: int
+    named: bool
+    _places: PackedPlaces
+    _first: int
+
+    @property
+    def path(self) -> str:
+        """Its dotted path."""
+        return f"{self.exchange_path}.bindings[{self.index}]"
+
+    @property
+    def place(self) -> Place:
+        """Where it was written."""
+        return self._places.place(self._first + _OWN)
+
+    @property
+    def key_place(self) -> Place:
+        """Where its routing key was written."""
+        return self._places.place(self._first + _KEY)
+
+    @property
+    def name_place(self) -> Place:
+        """Where its id was written, or the binding where it has none."""
+        return self._places.place(self._first + _NAME)
 
     def argument_place(self, key: str) -> Place:
         """Where an argument was written."""
-        for name, _ in self.arguments.entries if self.arguments else ():
-            if name.text == key:
-                return name.place
-        return self.arguments.place if self.arguments else self.place
+        name = key.encode()
+        for index, (other, _) in enumerate(self.binding.arguments):
+            if other == name:
+                return self._places.place(self._first + _FIRST_ARGUMENT + index)
+        return self._places.place(self._first + _ARGUMENTS)
 
     def argument_path(self, key: str) -> str:
         """Dotted path of an argument."""
@@ -83,7 +277,7 @@ class ParsedBinding:
 class ParsedExchange:
     """One exchange; `fields` finds the places of its keys."""
 
-    fields: Fields
+    fields: Keys
     name: bytes
     type: str
     delivery: str
@@ -95,11 +289,9 @@ class ParsedExchange:
 
     def argument_place(self, name: bytes) -> Place:
         """Where an argument was written."""
-        table = self.fields.mapping("arguments")
-        for key, _ in table.entries if table else ():
-            if key.text.encode() == name:
-                return key.place
-        return self.fields.place_of("arguments")
+        table = self.fields.value("arguments")
+        entry = table.entry(name.decode()) if isinstance(table, Mapping) else None
+        return entry[0].place if entry else self.fields.place_of("arguments")
 
     def argument_path(self, name: bytes) -> str:
         """Dotted path of an argument."""
@@ -127,87 +319,172 @@ class ParsedFile:
     brokers: list[BrokerRule] = field(default_factory=list)
 
 
-def read_rules_file(root: Node, source: str, faults: Faults) -> ParsedFile:
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFile:
     """Read the document of one rules file.
 
     Args:
-        root: the document.
-        source: the file's name.
+        root: its document.
+        source: the file.
         faults: takes everything that is wrong; what can't be used is left out.
     """
-    fields = Fields(root, "", faults)
-    vhost = fields.text("vhost", "the name of a virtual host")
-    if vhost is not None and (not vhost or len(vhost.encode()) > 255):
-        fields.wrong("vhost", "the name of a virtual host, 1 to 255 bytes")
-    local_time = _local_time(fields)
-    queues = _present(_queue(path, node, faults) for path, node in fields.items("queues"))
-    exchanges = _present(_exchange(path, node, local_time, faults) for path, node in fields.items("exchanges"))
-    name = vhost or "/"
-    addresses, brokers = read_addresses(fields), read_brokers(fields, source)
-    tests = _present(read_test(Fields(node, path, faults), name) for path, node in fields.items("tests"))
-    fields.finish()
-    return ParsedFile(source, name, queues, exchanges, tests, addresses, brokers)
+    keys = Keys(root, "", faults)
+    lists = {key: _take_items(keys, key) for key in ("queues", "exchanges", "addresses", "tests")}
+    brokers = keys.value("brokers")
+    named = list(brokers.entries) if isinstance(brokers, Mapping) else []
+    if isinstance(brokers, Mapping):
+        brokers.entries = []
+    model = read_model(RulesModel, root, faults) or RulesModel()
+    local_time = model.timezone or SystemZone()
+    queues = _present(_queue(path, node, faults) for path, node in lists["queues"])
+    exchanges = _present(_exchange(path, node, local_time, source.places, faults) for path, node in lists["exchanges"])
+    addresses = _present(read_address(node, path, faults) for path, node in lists["addresses"])
+    rules = _present(read_broker(name, node, faults) for name, node in named)
+    tests = _present(read_test(node, path, model.vhost, faults) for path, node in lists["tests"])
+    return ParsedFile(source.name, model.vhost, queues, exchanges, tests, addresses, rules)
 
 
 def _present(found: Iterable[T | None]) -> list[T]:
-    return [each for each in found if each is not None]
+    return [item for item in found if item is not None]
 
 
-def _local_time(fields: Fields) -> tzinfo:
-    name = fields.text("timezone", "a time zone such as Europe/Berlin")
-    if name is None:
-        return SystemZone()
-    found = zone(name)
-    if found is None:
-        fields.wrong("timezone", "a name of the time zone database such as Europe/Berlin or UTC")
-    return found or SystemZone()
+def _take_items(keys: Keys, key: str) -> list[tuple[str, Any]]:
+    """Take the items out of a list, which are read one by one, and leave it empty for its model."""
+    node = keys.value(key)
+    if not isinstance(node, Sequence):
+        return []
+    items: list[Any] = node.items
+    node.items = []
+    return [(f"{keys.at(key)}[{index}]", item) for index, item in enumerate(items)]
+
+
+def _table(keys: Keys) -> Table:
+    node = keys.value("arguments")
+    return read_table(node, keys.at("arguments"), keys.faults) if isinstance(node, Mapping) else ()
 
 
 def _queue(path: str, node: Node, faults: Faults) -> ParsedQueue | None:
     arguments: Table = ()
     if isinstance(node, Mapping):
-        fields = Fields(node, path, faults)
-        name = fields.name("name", "the name of a queue", required=True)
-        table = fields.mapping("arguments")
-        fields.finish()
-        arguments = read_table(table, fields.at("arguments"), faults) if table else ()
+        model = read_model(QueueModel, node, faults, path)
+        if model is None:
+            return None
+        name, arguments = model.name, _table(Keys(node, path, faults))
     else:
-        name = _queue_name(path, node, faults)
-    if name is None:
-        return None
+        text = node.value if isinstance(node, Scalar) and node.tag is None else None
+        fault = name_fault(text) if isinstance(text, str) else describe(node)
+        if fault:
+            faults.error(node.place, path, f"seen {fault}, expected the name of a queue, or a mapping with its name")
+            return None
+        name = str(text).encode()
     if name.startswith(b"amq."):
         faults.error(node.place, path, "names that begin with \"amq.\" are the broker's own and can't be declared")
     return ParsedQueue(node.place, path, QueueRule(name, arguments))
 
 
-def _queue_name(path: str, node: Node, faults: Faults) -> bytes | None:
-    text = text_of(node)
-    fault = describe(node) if text is None else name_fault(text)
-    if fault:
-        faults.error(node.place, path, f"seen {fault}, expected the name of a queue, or a mapping with its name")
+def _exchange(path: str, node: Node, local_time: tzinfo, places: PackedPlaces, faults: Faults) -> ParsedExchange | None:
+    keys = Keys(node, path, faults)
+    items = _take_items(keys, "bindings")
+    model = read_model(ExchangeModel, node, faults, path)
+    if model is None:
         return None
-    return (text or "").encode()
-
-
-def _exchange(path: str, node: Node, local_time: tzinfo, faults: Faults) -> ParsedExchange | None:
-    fields = Fields(node, path, faults)
-    name = fields.name("name", "the name of an exchange", required=isinstance(node, Mapping))
-    kind = fields.choice("type", TYPES, OPEN)
-    delivery = fields.choice("delivery", DELIVERIES, CARRIER)
-    carrier = fields.name("carrier", "the name of an exchange")
-    unmatched = fields.choice("unmatched", ("pass",), "")
-    table = fields.mapping("arguments")
-    arguments = read_table(table, fields.at("arguments"), faults) if table else ()
-    items = fields.items("bindings")
-    fields.finish()
-    if name is None:
-        return None
-    parsed = ParsedExchange(fields, name, kind, delivery, carrier or name, bool(unmatched), arguments, local_time)
+    carrier = model.carrier or model.name
+    unmatched = model.unmatched is not None
+    parsed = ParsedExchange(keys, model.name, model.type, model.delivery, carrier, unmatched, _table(keys), local_time)
     _exchange_arguments(parsed)
     _carrier(parsed)
-    bindings = (_binding(name, each, item, FILE_FIRST - index, faults) for index, (each, item) in enumerate(items, 1))
-    parsed.bindings = _present(bindings)
+    for index, (item_path, item) in enumerate(items):
+        packed = item if isinstance(item, PackedBinding) else _packed(item, item_path, places, faults)
+        if packed is not None:
+            parsed.bindings.append(_binding(packed, parsed, index, places))
     return parsed
+
+
+def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: PackedPlaces) -> ParsedBinding:
+    kind, destination, key, arguments = packed.kind, packed.destination, packed.routing_key, packed.arguments
+    ident = packed.name or binding_hash(kind, destination, key, arguments)
+    binding = Binding(owner.name, kind, destination, key, arguments, ident, FILE_FIRST - index - 1)
+    return ParsedBinding(binding, owner.fields.path, index, bool(packed.name), places, packed.first)
+
+
+def _packed(node: Node, path: str, places: PackedPlaces, faults: Faults) -> PackedBinding | None:
+    """Read a binding from its nodes."""
+    keys = Keys(node, path, faults)
+    model = read_model(BindingModel, node, faults, path)
+    if isinstance(node, Mapping) and ("queue" in keys) == ("exchange" in keys):
+        seen = "both" if "queue" in keys else "neither"
+        faults.error(node.place, path, f"seen {seen}, expected either queue: or exchange:")
+        return None
+    kind = QUEUE if "queue" in keys else EXCHANGE
+    destination = getattr(model, kind, None)
+    if model is None or destination is None:
+        return None
+    arguments = _table(keys)
+    first = len(places)
+    table = keys.value("arguments")
+    marks = [node.place, *(keys.place_of(key) for key in _MARKED)]
+    kept = {name.decode() for name, _ in arguments}
+    if isinstance(table, Mapping):
+        marks += [key.place for key, _ in table.entries if key.text in kept]
+    places.extend(pack_place(place.line, place.column) for place in marks)
+    return PackedBinding(kind, destination, model.routing_key, arguments, model.name or "", first)
+
+
+class BindingPacker:
+    """Makes bindings of plain values; None for any other, and for what is wrong.
+
+    Args:
+        places: takes the places of their keys.
+    """
+
+    def __init__(self, places: PackedPlaces) -> None:
+        self._places = places
+        #: strings that are the same in many bindings, once: names of arguments and of destinations
+        self._names: dict[str, bytes] = {}
+
+    def __call__(self, place: int, entries: list[FlatEntry]) -> PackedBinding | None:
+        """As `document.Packer`."""
+        texts: dict[str, str] = {}
+        marks = [place] * _FIRST_ARGUMENT
+        table: Table | None = ()
+        for key, mark, value in entries:
+            if key in _TEXT_KEYS and isinstance(value, str):
+                texts[key] = value
+            elif key == "arguments" and isinstance(value, list):
+                table = self._table(value)
+                marks += [packed for _, packed, _ in value]
+            else:
+                return None
+            if key in _MARKED:
+                marks[_MARKED[key]] = mark
+        if table is None or ("queue" in texts) == ("exchange" in texts):
+            return None
+        kind = QUEUE if "queue" in texts else EXCHANGE
+        destination, name, routing_key = texts[kind], texts.get("name"), texts.get("routing_key", "").encode()
+        if name == "" or short_fault(routing_key) or (destination not in self._names and name_fault(destination)):
+            return None
+        first = len(self._places)
+        self._places.extend(marks)
+        return PackedBinding(kind, self._name(destination), routing_key, table, name or "", first)
+
+    def _table(self, entries: list[FlatEntry]) -> Table | None:
+        table: list[tuple[bytes, Value]] = []
+        for name, _, content in entries:
+            value = None if isinstance(content, list) else plain_value(content)
+            if value is None or (name not in self._names and len(name.encode()) > MAX_NAME_BYTES):
+                return None
+            table.append((self._name(name), value))
+        return tuple(table)
+
+    def _name(self, text: str) -> bytes:
+        return self._names.setdefault(text, text.encode())
+
+
+#: Keys of a binding whose values are strings, and those whose places are packed, with where.
+_TEXT_KEYS = frozenset(("queue", "exchange", "name", "routing_key"))
+_MARKED = {"routing_key": _KEY, "name": _NAME, "arguments": _ARGUMENTS}
 
 
 def _exchange_arguments(parsed: ParsedExchange) -> None:
@@ -243,32 +520,46 @@ def _carrier(parsed: ParsedExchange) -> None:
         fields.error("unmatched", message + "otherwise the broker's own exchange of this name is the carrier itself")
 
 
-def _binding(exchange: bytes, path: str, node: Node, sequence: int, faults: Faults) -> ParsedBinding | None:
-    fields = Fields(node, path, faults)
-    queue = fields.name("queue", "the name of a queue")
-    target = fields.name("exchange", "the name of an exchange")
-    name = fields.text("name", "a name for metrics, audit and explain")
-    if name == "":
-        fields.wrong("name", "a name for metrics, audit and explain")
-    key = (fields.text("routing_key", "a text") or "").encode()
-    fault = short_fault(key)
-    if fault:
-        fields.error("routing_key", f"seen {fault}")
-    table = fields.mapping("arguments")
-    fields.finish()
-    if isinstance(node, Mapping) and ("queue" in fields) == ("exchange" in fields):
-        seen = "both" if "queue" in fields else "neither"
-        faults.error(fields.place, path, f"seen {seen}, expected either queue: or exchange:")
-        return None
-    destination = queue if queue is not None else target
-    if destination is None:
-        return None
-    kind = QUEUE if queue is not None else EXCHANGE
-    arguments = read_table(table, fields.at("arguments"), faults) if table else ()
-    ident = name or binding_hash(kind, destination, key, arguments)
-    binding = Binding(exchange, kind, destination, key, arguments, ident, sequence)
-    name_place = fields.place_of("name") if name else None
-    return ParsedBinding(fields.place, path, binding, table, fields.place_of("routing_key"), name_place)
+@dataclass(slots=True)
+class RulesSource:
+    """One file whose document was read, its bindings packed.
+
+    Args:
+        name: the file's name.
+        data: its content.
+        root: its document; None where it is empty or can't be read.
+        places: of its bindings.
+        faults: what was found in its syntax.
+    """
+
+    name: str
+    data: bytes
+    root: Node | None
+    places: PackedPlaces
+    faults: Faults
+
+
+def read_source(name: str, data: bytes) -> RulesSource:
+    """Read a file's document, whether it is a rules file or not."""
+    places, faults = PackedPlaces(name), Faults()
+    with without_collection():
+        root = read_document(data, name, faults, BindingPacker(places))
+    return RulesSource(name, data, root, places, faults)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Keep the garbage collector out: it would walk again and again through a tree that only grows.
+
+    Half of the time of loading ten thousand bindings went there.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def release_parsed(file: ParsedFile) -> None:

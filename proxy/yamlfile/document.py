@@ -10,8 +10,9 @@ before any is raised.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import yaml
 
@@ -132,8 +133,27 @@ class Mapping:
     place: Place
     entries: list[tuple[Scalar, Node]]
 
+    def entry(self, key: str) -> tuple[Scalar, Node] | None:
+        """A key and its value; None where it was not written."""
+        return next((entry for entry in self.entries if entry[0].text == key), None)
+
 
 Node: TypeAlias = Scalar | Sequence | Mapping
+#: A key, its packed place, and its value or the entries of the mapping that is its value.
+FlatEntry: TypeAlias = "tuple[str, int, Plain | list[FlatEntry]]"
+#: Makes something smaller than nodes of an item of a long list, which takes the place of the item's node in the tree;
+#: None where it can't. It gets the item's packed place and entries.
+Packer: TypeAlias = Callable[[int, list[FlatEntry]], object | None]
+
+
+def pack_place(line: int, column: int) -> int:
+    """Line and column, from 1, in one number."""
+    return line << 32 | column
+
+
+def unpack_place(source: str, packed: int) -> Place:
+    """The place of a packed one."""
+    return Place(source, packed >> 32, packed & 0xFFFFFFFF)
 
 
 def resolve(text: str) -> Plain:
@@ -214,38 +234,127 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Levels of lists and mappings inside each other. A rules file needs about eight; the readers recurse.
 MAX_DEPTH = 64
 
+#: The mark that editors on Windows put before a text.
+_MARK = b"\xef\xbb\xbf"
 _STR_TAG = "tag:yaml.org,2002:str"
 #: Words of libyaml where a value without quotes is most often the cause.
 _WANT_QUOTES = ("mapping values are not allowed", "cannot start any token", "alphabetic or numeric", "',' or")
 _QUOTE = "put a value in quotes where it begins with one of # * & ! | > % @ ` [ { or holds ': ' or ' #'"
 
 
-def read_document(data: str | bytes, source: str, faults: Faults) -> Node | None:
+def read_document(data: str | bytes, source: str, faults: Faults, pack: Packer | None = None) -> Node | None:
     """Read the one document of a file.
 
     Args:
         data: the file's content; bytes must be UTF-8.
         source: the file's name for error messages.
         faults: takes every fault found; a syntax error ends the reading.
+        pack: gets each item of ``exchanges[].bindings``, of which there may be a hundred thousand.
 
     Returns:
         The root node; None where the file is empty or can't be read further.
     """
+    data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data.removeprefix(_MARK)
     try:
-        text = data if isinstance(data, str) else data.decode("utf-8-sig")
+        data.decode()
     except UnicodeDecodeError as error:
         message = "seen bytes that are not UTF-8, expected UTF-8 text"
-        faults.error(_end(source, error.object[: error.start].decode()), "", message)
+        faults.error(_end(source, data[: error.start].decode()), "", message)
         return None
     builder = _Builder(source, faults)
     try:
-        for event in yaml.parse(text, Loader=_LOADER):
-            builder.take(event)
+        parser = _LOADER(data)
+        try:
+            _build(parser.get_event, builder, pack)
+        finally:
+            parser.dispose()
     except (yaml.YAMLError, _TooDeepError) as error:
         # Half a tree would only give faults that follow from this one.
-        faults.error(*_syntax_fault(error, source, text))
+        faults.error(*_syntax_fault(error, source, data.decode()))
         return None
     return builder.root
+
+
+def _build(next_event: Callable[[], yaml.Event | None], builder: _Builder, pack: Packer | None) -> None:
+    while (event := next_event()) is not None:
+        builder.take(event)
+        if pack is None or not isinstance(event, yaml.SequenceStartEvent) or not builder.in_bindings():
+            continue
+        while not isinstance(event := next_event(), yaml.SequenceEndEvent) and event is not None:
+            events = [event]
+            if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+                _complete(next_event, events)
+            flat = _flat(events, 0)
+            packed = pack(_packed(event), flat[0]) if flat is not None else None
+            if packed is not None:
+                builder.add_packed(packed)
+                continue
+            for part in events:
+                builder.take(part)
+        if event is not None:
+            builder.take(event)
+
+
+def _complete(next_event: Callable[[], yaml.Event | None], events: list[yaml.Event]) -> None:
+    """Collect the events up to the end of the list or mapping that the first one begins."""
+    depth = 1
+    while depth and (event := next_event()) is not None:
+        events.append(event)
+        kind = type(event)
+        if kind is yaml.ScalarEvent:
+            continue
+        if kind is yaml.MappingStartEvent or kind is yaml.SequenceStartEvent:
+            depth += 1
+            if depth > MAX_DEPTH:
+                return  # the builder refuses it
+        elif kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
+            depth -= 1
+
+
+def _flat(events: list[yaml.Event], index: int) -> tuple[list[FlatEntry], int] | None:
+    """The entries of a mapping of plain values and such mappings, and the index after it; None for anything else."""
+    if not isinstance(start := events[index], yaml.MappingStartEvent) or start.anchor or start.tag:
+        return None
+    entries: list[FlatEntry] = []
+    seen: set[str] = set()
+    index += 1
+    while type(event := events[index]) is yaml.ScalarEvent:
+        key, text = _plain_value(event), event.value
+        if not isinstance(key, str) or key in seen or text == "<<":
+            return None
+        seen.add(key)
+        value_event = events[index + 1]
+        if type(value_event) is yaml.ScalarEvent:
+            value = _plain_value(value_event)
+            if value is _NOT_PLAIN:
+                return None
+            entries.append((key, _packed(event), value))
+            index += 2
+        else:
+            inner = _flat(events, index + 1)
+            if inner is None:
+                return None
+            entries.append((key, _packed(event), inner[0]))
+            index = inner[1]
+    return (entries, index + 1) if type(events[index]) is yaml.MappingEndEvent else None
+
+
+#: Stands for a scalar with a tag or an anchor, or without a text.
+_NOT_PLAIN = float("nan")
+
+
+def _plain_value(event: yaml.ScalarEvent) -> Plain:
+    if event.anchor is not None or event.tag is not None:
+        return _NOT_PLAIN
+    text: str = event.value
+    if not event.implicit[0] or event.style:
+        return text
+    return resolve(text) if text else _NOT_PLAIN
+
+
+def _packed(event: yaml.Event) -> int:
+    mark = event.start_mark
+    return pack_place(mark.line + 1, mark.column + 1) if mark else 0
 
 
 def _syntax_fault(error: Exception, source: str, text: str) -> tuple[Place, str, str]:
@@ -329,6 +438,19 @@ class _Builder:
             self._documents += 1
             if self._documents == 2:
                 self._faults.error(self._place(event), "", "seen a second document, expected one to a file")
+
+    def in_bindings(self) -> bool:
+        """Whether the list that was just begun is ``exchanges[].bindings``."""
+        if len(self._open) != 4:
+            return False
+        root, exchanges, exchange, bindings = self._open
+        keys = root.key and root.key.text, exchange.key and exchange.key.text
+        lists = isinstance(exchanges.container, Sequence) and isinstance(bindings.container, Sequence)
+        return keys == ("exchanges", "bindings") and lists and not any(frame.is_key for frame in self._open)
+
+    def add_packed(self, item: object) -> None:
+        """Put what a packer made in the place of a node; its reader knows it by its type."""
+        self._add(cast("Node", item))
 
     def _place(self, event: yaml.Event) -> Place:
         mark = event.start_mark

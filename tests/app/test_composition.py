@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
 
 import pytest
+from pydantic import SecretStr
 
 from proxy.app.composition import (
     audit_policy,
@@ -19,13 +19,12 @@ from proxy.audit.record import Privacy
 from proxy.audit.retention import Retention
 from proxy.audit.writer import AuditMode, AuditPolicy
 from proxy.config.loader import load_settings, parse_settings
-from proxy.config.settings import Settings
+from proxy.config.settings import AuditSection, Settings
 from proxy.errors import ConfigError
 from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
 from proxy.yamlfile.document import Faults
-from proxy.yamlfile.kinds import Secret
 
 
 def configured(text: str) -> Settings:
@@ -109,7 +108,7 @@ def test_sizes_and_times_of_the_audit_log_reach_it_in_bytes_and_seconds(tmp_path
 
 def test_a_hash_without_a_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="key"):
-        audit_privacy(Settings(audit=replace(Settings().audit, hash=("rk",))))
+        audit_privacy(Settings(audit=AuditSection(hash=("rk",))))
 
 
 def test_the_key_of_the_hashes_is_read_from_its_file(tmp_path: Path) -> None:
@@ -129,11 +128,9 @@ def test_without_secrets_the_control_users_login_gives_the_key(tmp_path: Path) -
     secrets = secrets_of(loaded(tmp_path))
     assert secrets.verify(secrets_of(loaded(tmp_path)).sign(b"a"), b"a") == 0
     other = loaded(tmp_path)
-    control = replace(other.upstream.control, password=Secret("guess"))
-    assert (
-        secrets.verify(secrets_of(replace(other, upstream=replace(other.upstream, control=control))).sign(b"a"), b"a")
-        is None
-    )
+    control = other.upstream.control.model_copy(update={"password": SecretStr("guess")})
+    upstream = other.upstream.model_copy(update={"control": control})
+    assert secrets.verify(secrets_of(other.model_copy(update={"upstream": upstream})).sign(b"a"), b"a") is None
     assert secrets.verify(Secrets().sign(b"a"), b"a") is None
 
 

@@ -14,7 +14,7 @@ import pytest
 from proxy.cli import main as cli
 from proxy.cli.admin_client import admin_urls
 from proxy.config.settings import AdminSection, Settings
-from proxy.yamlfile.kinds import HostPort
+from proxy.yamlfile.hosts import HostPort
 from tests.private_broker import free_ports
 
 ANSWER: dict[str, object] = {"rules": "new", "outcome": "routed", "queues": ["a"], "error": None}
@@ -69,6 +69,6 @@ def test_workers_that_differ_are_shown_one_by_one(
 
 
 def test_a_sidecar_that_listens_everywhere_is_asked_on_loopback() -> None:
-    settings = Settings(admin=AdminSection(HostPort("0.0.0.0", 15693)), workers=2)
+    settings = Settings(admin=AdminSection(address=HostPort("0.0.0.0", 15693)), workers=2)
     assert admin_urls(settings) == ["http://127.0.0.1:15693", "http://127.0.0.1:15694"]
-    assert admin_urls(Settings(admin=AdminSection(HostPort("::", 1)))) == ["http://[::1]:1"]
+    assert admin_urls(Settings(admin=AdminSection(address=HostPort("::", 1)))) == ["http://[::1]:1"]

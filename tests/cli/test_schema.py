@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
 from proxy.cli.main import main
-from proxy.cli.schema import config_schema, rules_schema
-from proxy.rules.schema import TOP_KEYS
+from proxy.cli.schema import json_schema
+from proxy.config.settings import Settings
+from proxy.rules.operators import OPERATORS
+from proxy.rules.schema import TOP_KEYS, RulesModel
 from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, read_document
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
-SCHEMAS = {"config": config_schema, "rules": rules_schema}
+SCHEMAS: dict[str, Any] = {"config": json_schema(Settings, "config"), "rules": json_schema(RulesModel, "rules")}
 RULES = sorted([*CONFIG.glob("rules/*.yaml"), *CONFIG.glob("examples/*.yaml")])
 
 
@@ -52,20 +56,20 @@ def test_another_format_is_wrong_usage(arguments: list[str], capsys: pytest.Capt
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_schema_is_one(name: str) -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name]())
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
 
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.name)
 def test_rules_files_of_the_project_are_valid(path: Path) -> None:
-    jsonschema.Draft202012Validator(rules_schema()).validate(document(path.read_text()))
+    jsonschema.Draft202012Validator(SCHEMAS["rules"]).validate(document(path.read_text()))
 
 
 def test_the_configuration_of_the_project_is_valid() -> None:
-    jsonschema.Draft202012Validator(config_schema()).validate(document((CONFIG / "oxproxy.yaml").read_text()))
+    jsonschema.Draft202012Validator(SCHEMAS["config"]).validate(document((CONFIG / "oxproxy.yaml").read_text()))
 
 
 def test_every_key_of_a_rules_file_is_in_the_schema() -> None:
-    properties = rules_schema()["properties"]
+    properties = SCHEMAS["rules"]["properties"]
     assert isinstance(properties, dict)
     assert list(properties) == list(TOP_KEYS)
 
@@ -83,9 +87,54 @@ def test_every_key_of_a_rules_file_is_in_the_schema() -> None:
     ],
 )
 def test_what_is_wrong_in_rules_is_marked(text: str) -> None:
-    assert not good(rules_schema(), text)
+    assert not good(SCHEMAS["rules"], text)
 
 
 @pytest.mark.parametrize("text", ["listen: []", "limits: {connections: 0}", "lsten: []", "log: {level: loud}"])
 def test_what_is_wrong_in_a_configuration_is_marked(text: str) -> None:
-    assert not good(config_schema(), text)
+    assert not good(SCHEMAS["config"], text)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIG.rglob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_names_its_schema_for_editors(path: Path) -> None:
+    kind = "oxproxy" if path.name == "oxproxy.yaml" else "rules"
+    first, _, _ = path.read_text().partition("\n")
+    schema = first.removeprefix("# yaml-language-server: $schema=")
+    assert (path.parent / schema).resolve() == CONFIG / f"{kind}.schema.json"
+
+
+def argument_schemas() -> dict[str, object]:
+    arguments = SCHEMAS["rules"]["$defs"]["BindingModel"]["properties"]["arguments"]
+    plain = dict(arguments["properties"])
+    for pattern, schema in arguments["patternProperties"].items():
+        (name,) = [name for name in OPERATORS if re.fullmatch(pattern + "*", f"{name} header")]
+        plain[name] = schema
+    return plain
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_operator_of_a_binding_is_described(operator: str) -> None:
+    schema = argument_schemas()[operator]
+    assert isinstance(schema, dict)
+    assert len(schema["description"]) > 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "right"),
+    [
+        ("x-order: 500", True),
+        ("x-order: 5", False),
+        ("x-stop-ontrue: ''", True),
+        ("x-stop-ontrue: yes please", False),
+        ('"x-?hkv>= amount": 5', True),
+        ('"x-?hkv>= amount": true', False),
+        ("x-addq-ontrue: [a, b]", True),
+        ("x-addq-ontrue: 5", False),
+        ("x-?prex: message_id", True),
+        ("x-?prex: message-id", False),
+        ("any header: [1, {a: b}]", True),
+    ],
+)
+def test_values_of_operators_are_marked_where_they_are_wrong(arguments: str, right: bool) -> None:
+    rules = f"exchanges: [{{name: e, bindings: [{{queue: q, arguments: {{{arguments}}}}}]}}]"
+    assert good(SCHEMAS["rules"], rules) is right

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.config.section_reader import override
+from proxy.config.keys import override
 from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, Sequence, read_document
 
 Shape = str | list["Shape"] | dict[str, "Shape"]

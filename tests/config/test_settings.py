@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.audit.record import HASHABLE, KEY_BYTES
+from proxy.config.keys import entries
 from proxy.config.loader import ChangedSettings, changed_since, load_settings, parse_settings
 from proxy.config.secrets import HASH_KEY_BYTES
-from proxy.config.section_reader import entries
 from proxy.config.settings import ListenSection, Settings
 from proxy.errors import ConfigErrors
 from proxy.yamlfile.document import Faults
-from proxy.yamlfile.kinds import HostPort
+from proxy.yamlfile.hosts import HostPort
 
 KEYS = st.sampled_from([part for entry in entries(Settings()) for part in entry.path.replace("[]", "").split(".")])
 SCALARS = st.sampled_from(["a:1", "5s", "", 5, -1, 1.5, True, None, "json", "http://a", "password_env"])
@@ -51,9 +51,9 @@ def warnings(folder: Path, text: str, **environ: str) -> list[str]:
 
 def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     settings = load(tmp_path, "# nothing\n")
-    assert settings.listen == (ListenSection(HostPort("127.0.0.1", 5673)),)
+    assert settings.listen == (ListenSection(address=HostPort("127.0.0.1", 5673)),)
     assert settings.upstream.addresses == (HostPort("127.0.0.1", 5672),)
-    assert settings.upstream.control.password.reveal() == "guest"
+    assert settings.upstream.control.password.get_secret_value() == "guest"
     assert settings.folder == tmp_path
 
 
@@ -70,7 +70,10 @@ admin: {address: 127.0.0.1:1}
     settings = load(tmp_path, text)
     assert settings.listen[0].address == HostPort("0.0.0.0", 5673)
     assert settings.upstream.addresses == (HostPort("a", 1), HostPort("b", 2))
-    assert (settings.upstream.control.username, settings.upstream.control.password.reveal()) == ("me", "secret")
+    assert (settings.upstream.control.username, settings.upstream.control.password.get_secret_value()) == (
+        "me",
+        "secret",
+    )
     assert settings.upstream.management == "http://127.0.0.1:15672"
     assert (settings.rules, settings.admin.address) == (("rules/*.yaml",), HostPort("127.0.0.1", 1))
 
@@ -104,7 +107,7 @@ def test_a_flag_is_true_or_false(tmp_path: Path) -> None:
 
 def test_a_key_that_is_there_without_a_value_is_a_fault(tmp_path: Path) -> None:
     assert faults(tmp_path, "upstream:\n  address:\n") == [
-        "oxproxy.yaml:2:11: upstream.address: seen no value, expected a text"
+        "oxproxy.yaml:2:11: upstream.address: seen no value, expected host:port such as 127.0.0.1:5672 or [::1]:5672"
     ]
 
 
@@ -142,12 +145,12 @@ def test_an_unknown_variable_is_a_fault_under_its_name(tmp_path: Path) -> None:
 
 def test_a_password_comes_from_the_environment_as_it_stands(tmp_path: Path) -> None:
     settings = load(tmp_path, "{}", OXPROXY_UPSTREAM__CONTROL__PASSWORD="a: #b [c")
-    assert settings.upstream.control.password.reveal() == "a: #b [c"
+    assert settings.upstream.control.password.get_secret_value() == "a: #b [c"
 
 
 def test_a_password_is_read_from_a_named_variable(tmp_path: Path) -> None:
     settings = load(tmp_path, "upstream: {control: {password_env: SECRET}}", SECRET="hunter2")
-    assert settings.upstream.control.password.reveal() == "hunter2"
+    assert settings.upstream.control.password.get_secret_value() == "hunter2"
 
 
 def test_a_named_variable_that_is_not_set_is_a_fault(tmp_path: Path) -> None:
@@ -160,7 +163,7 @@ def test_a_named_variable_that_is_not_set_is_a_fault(tmp_path: Path) -> None:
 def test_a_password_is_read_from_a_file_beside_the_configuration(tmp_path: Path, content: str) -> None:
     (tmp_path / "password").write_bytes(content.encode())
     settings = load(tmp_path, "upstream: {control: {password_file: password}}")
-    assert settings.upstream.control.password.reveal() == "hunter2"
+    assert settings.upstream.control.password.get_secret_value() == "hunter2"
 
 
 @pytest.mark.parametrize("content", [None, b"\xff"])
@@ -181,7 +184,10 @@ def test_two_ways_to_give_the_password_are_a_fault(tmp_path: Path) -> None:
 
 def test_a_password_in_the_environment_wins_over_the_ways_of_the_file(tmp_path: Path) -> None:
     text = "upstream: {control: {password_file: none}}"
-    assert load(tmp_path, text, OXPROXY_UPSTREAM__CONTROL__PASSWORD="b").upstream.control.password.reveal() == "b"
+    assert (
+        load(tmp_path, text, OXPROXY_UPSTREAM__CONTROL__PASSWORD="b").upstream.control.password.get_secret_value()
+        == "b"
+    )
 
 
 def test_a_password_as_text_is_a_warning_unless_every_broker_is_on_loopback(tmp_path: Path) -> None:
@@ -280,7 +286,7 @@ def test_no_fault_and_no_text_of_the_settings_shows_a_password(tmp_path: Path) -
 
 def test_a_way_to_give_the_password_that_is_null_is_not_given(tmp_path: Path) -> None:
     settings = load(tmp_path, "upstream: {control: {password: a, password_env: null, password_file: ~}}")
-    assert settings.upstream.control.password.reveal() == "a"
+    assert settings.upstream.control.password.get_secret_value() == "a"
 
 
 @pytest.mark.parametrize("way", ["password_env: NONE", "password_file: none"])

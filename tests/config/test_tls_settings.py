@@ -43,8 +43,10 @@ def faults(folder: Path, text: str) -> list[str]:
 
 def test_the_example_of_the_interface_is_read(folder: Path) -> None:
     settings, warnings = load(folder, INTERFACE)
-    assert settings.listen[0].tls == ListenTls("cert.pem", "key.pem", "ca.pem", "required")
-    assert settings.upstream.tls == UpstreamTls("ca.pem", True, "broker.example")
+    assert settings.listen[0].tls == ListenTls(
+        certificate="cert.pem", key="key.pem", client_ca="ca.pem", client_verify="required"
+    )
+    assert settings.upstream.tls == UpstreamTls(ca="ca.pem", verify=True, server_name="broker.example")
     assert warnings == []
 
 
@@ -68,8 +70,8 @@ def test_the_environment_gives_it_as_well(folder: Path) -> None:
     path = folder / "oxproxy.yaml"
     path.touch()
     settings = load_settings(path, environ)[0]
-    assert settings.listen[0].tls == ListenTls("cert.pem", "key.pem")
-    assert settings.upstream.tls == UpstreamTls("ca.pem")
+    assert settings.listen[0].tls == ListenTls(certificate="cert.pem", key="key.pem")
+    assert settings.upstream.tls == UpstreamTls(ca="ca.pem")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_the_environment_gives_it_as_well(folder: Path) -> None:
             "listen: [{tls: {certificate: cert.pem, key: key.pem, client_verify: optional}}]",
             ["oxproxy.yaml:1:54: listen[0].tls.client_verify: without client_ca no certificate is asked for"],
         ),
-        ("upstream: {tls: true}", ["oxproxy.yaml:1:17: upstream.tls: seen a single value, expected a mapping"]),
+        ("upstream: {tls: true}", ["oxproxy.yaml:1:17: upstream.tls: seen the boolean true, expected a mapping"]),
         (
             "upstream: {tls: {certificate: cert.pem}}",
             ["oxproxy.yaml:1:12: upstream.tls: certificate and key go together"],

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from proxy.cli.check import check_files
+from proxy.config.keys import entries
 from proxy.config.loader import load_settings, parse_settings
-from proxy.config.section_reader import entries
 from proxy.config.settings import Settings
 from proxy.routing.decision import BindingStep, Trace, Verdict
-from proxy.rules.compiler import OPERATORS
 from proxy.rules.evaluation import decide, mentioned_queues
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules
+from proxy.rules.operators import OPERATORS
 from proxy.rules.schema import TOP_KEYS
 from proxy.yamlfile.document import Faults
 

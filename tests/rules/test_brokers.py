@@ -145,12 +145,17 @@ def test_a_password_comes_from_one_of_three_places(tmp_path: Path) -> None:
     (tmp_path / "word").write_text(f"{SECRET}\n")
     tmp = BrokerRule(b"a", "h", 1, username="u", password_file=tmp_path / "word")
     none = Faults()
-    assert broker_password(tmp, {}, none).reveal() == SECRET
+    assert broker_password(tmp, {}, none).get_secret_value() == SECRET
     assert (
-        broker_password(broker("{address: 'h:1', username: u, password_env: P}"), {"P": SECRET}, none).reveal()
+        broker_password(
+            broker("{address: 'h:1', username: u, password_env: P}"), {"P": SECRET}, none
+        ).get_secret_value()
         == SECRET
     )
-    assert broker_password(broker(f"{{address: 'h:1', username: u, password: {SECRET}}}"), {}, none).reveal() == SECRET
+    assert (
+        broker_password(broker(f"{{address: 'h:1', username: u, password: {SECRET}}}"), {}, none).get_secret_value()
+        == SECRET
+    )
     assert none.errors == []
 
 

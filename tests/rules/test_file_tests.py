@@ -105,7 +105,7 @@ def test_a_test_asks_the_rules_of_its_file_s_virtual_host() -> None:
     ("test", "message"),
     [
         ("publish: {}, expect: {}", "publish.exchange: seen nothing, expected the name of the exchange"),
-        ("publish: 5, expect: {}", "publish: seen the number 5, expected a mapping"),
+        ("publish: 5, expect: {}", "publish: seen a number, expected a mapping"),
         (
             "publish: {exchange: e, body: x}, expect: {}",
             "publish.body: unknown key; did you mean body_size?",
@@ -115,7 +115,10 @@ def test_a_test_asks_the_rules_of_its_file_s_virtual_host() -> None:
             'at: seen the text "noon", expected a time with its zone such as 2026-11-21T08:00:00Z',
         ),
         ("publish: {exchange: e}, expect: {queues: a}", 'expect.queues: seen the text "a", expected a list'),
-        ("publish: {exchange: e}, expect: {queues: [5]}", "expect.queues[0]: seen the number 5, expected a name"),
+        (
+            "publish: {exchange: e}, expect: {queues: [5]}",
+            "expect.queues[0]: seen the number 5, expected a name: put it in quotes",
+        ),
         (
             "publish: {exchange: e}, expect: {outcome: lost}",
             'expect.outcome: seen the text "lost", expected one of routed, unrouted, filtered, rejected, translated, '

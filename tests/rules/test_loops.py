@@ -4,7 +4,7 @@ import pytest
 
 from proxy.rules.lint.loops import check_loops
 from proxy.yamlfile.document import Faults
-from proxy.yamlfile.kinds import is_own_address
+from proxy.yamlfile.hosts import is_own_address
 from tests.rules.loading import load
 
 LISTENING = [("127.0.0.1", 5673), ("0.0.0.0", 5674), ("proxy.example", 5675), ("::1", 5676)]

@@ -6,24 +6,24 @@ from proxy.routing.decision import Facts
 from proxy.rules.message import (
     TEXT_PROPERTIES,
     DescribedMessage,
+    MessageModel,
+    described_message,
     destination_text,
     json_value,
     quoted,
-    read_message,
     text,
 )
 from proxy.values import Value
 from proxy.yamlfile.document import Faults, read_document
-from proxy.yamlfile.fields import Fields
+from proxy.yamlfile.models import read_model
 
 
-def read(text: str) -> tuple[DescribedMessage, list[str]]:
+def read(text: str) -> tuple[DescribedMessage | None, list[str]]:
     faults = Faults()
     root = read_document(text, "f.yaml", faults)
     assert root is not None
-    fields = Fields(root, "", faults)
-    message = read_message(fields)
-    fields.finish()
+    model = read_model(MessageModel, root, faults)
+    message = None if model is None else described_message(model, root, "", faults)
     return message, [str(error) for error in faults.errors]
 
 
@@ -54,23 +54,27 @@ def test_a_message_needs_an_exchange_and_nothing_else() -> None:
 def test_every_text_property_is_read() -> None:
     section = ", ".join(f"{key}: {key}" for key in TEXT_PROPERTIES)
     message, errors = read(f"exchange: a\nproperties: {{{section}}}\n")
+    assert message is not None
     assert (message.facts.properties, errors) == ({key: key.encode() for key in TEXT_PROPERTIES}, [])
 
 
 def test_the_header_that_the_broker_takes_out_is_not_seen_by_rules() -> None:
     message, _ = read("exchange: a\nheaders: {BCC: [b], CC: [c]}\n")
+    assert message is not None
     assert [name for name, _ in message.facts.headers] == [b"CC"]
 
 
 @pytest.mark.parametrize("written", ["2026-07-01T12:00:00Z", "!timestamp 2026-07-01T12:00:00Z", "1782907200"])
 def test_a_timestamp_is_seconds_or_a_time(written: str) -> None:
     message, errors = read(f"exchange: a\nproperties: {{timestamp: {written}}}\n")
+    assert message is not None
     assert (message.facts.properties, errors) == ({"timestamp": 1782907200}, [])
 
 
 @pytest.mark.parametrize(("written", "value"), [("5", b"5"), ("'005'", b"005"), ("'+5'", b"+5"), ("0", b"0")])
 def test_an_expiration_keeps_its_text(written: str, value: bytes) -> None:
     message, errors = read(f"exchange: a\nproperties: {{expiration: {written}}}\n")
+    assert message is not None
     assert (message.facts.properties, errors) == ({"expiration": value}, [])
 
 

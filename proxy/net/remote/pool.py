@@ -20,7 +20,7 @@ from proxy.net.tasks import Tasks
 from proxy.net.tls import TlsContexts
 from proxy.relay.counters import Counters, RemoteCounters
 from proxy.relay.remote.lane import Lane, RemoteMessage, RemotePublisher
-from proxy.yamlfile.kinds import is_own_address
+from proxy.yamlfile.hosts import is_own_address
 
 #: Links at a time: a rule may take its host from the address.
 _MOST_LINKS = 256

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.routing.bindings.binding import typed_arguments
-from proxy.rules.compiler import OPERATORS
+from proxy.rules.operators import OPERATORS
 from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, ParsedBinding, ParsedExchange, ParsedFile, ParsedQueue
 from proxy.values import EXCHANGE, Value
 from proxy.yamlfile.document import Faults, Place
@@ -89,13 +89,12 @@ def _carriers(exchanges: Sequence[ParsedExchange], faults: Faults) -> None:
 
 
 def _binding_names(exchange: ParsedExchange, faults: Faults) -> None:
-    first: dict[str, Place] = {}
+    first: dict[str, ParsedBinding] = {}
     for parsed in exchange.bindings:
-        if parsed.name_place is None:
-            continue
-        place = first.setdefault(parsed.binding.id, parsed.name_place)
-        if place is not parsed.name_place:
-            faults.error(parsed.name_place, f"{parsed.path}.name", f"the same name as in line {place.line}")
+        other = first.setdefault(parsed.binding.id, parsed) if parsed.named else parsed
+        if other is not parsed:
+            message = f"the same name as in line {other.name_place.line}"
+            faults.error(parsed.name_place, f"{parsed.path}.name", message)
 
 
 def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], faults: Faults) -> None:

@@ -13,7 +13,7 @@ from proxy.addressing.address import InvalidAddress, parse_address
 from proxy.addressing.table import AddressRule, fixed_domain
 from proxy.rules.loader import LoadedRules
 from proxy.yamlfile.document import Faults, join
-from proxy.yamlfile.kinds import is_own_address
+from proxy.yamlfile.hosts import is_own_address
 
 #: (host, port) where we listen
 Listening = Collection[tuple[str, int]]

@@ -1,0 +1,152 @@
+"""Keys of the configuration: listed for the documentation, compared, and overridden by the environment.
+
+``OXPROXY_UPSTREAM__ADDRESS`` overrides ``upstream.address``. Values of variables are put into the tree of the file
+before it is read, so the same checks and messages apply; the place of such a node is the name of the variable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from collections.abc import Mapping as Environment
+from typing import NamedTuple
+
+from pydantic import SecretStr
+
+from proxy.config.settings import Settings
+from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, join, read_document
+from proxy.yamlfile.models import FileModel, key_names, key_type
+
+
+class KeyEntry(NamedTuple):
+    """One key as the documentation lists it: ``limits.frame_max`` or ``listen[].address``."""
+
+    path: str
+    default: str
+    doc: str
+
+
+def entries(section: FileModel, path: str = "") -> Iterator[KeyEntry]:
+    """List every key under a section that holds the defaults."""
+    for key, (attribute, field) in key_names(type(section)).items():
+        value, here = getattr(section, attribute), join(path, key)
+        kind = key_type(type(section), key)
+        if not (isinstance(kind.model, type) and issubclass(kind.model, FileModel)):
+            yield KeyEntry(here, _written(attribute, value), field.description or "")
+        elif kind.several:
+            yield from entries(value[0] if value else kind.model(), here + "[]")
+        else:
+            yield from entries(kind.model() if value is None else value, here)
+
+
+def _written(attribute: str, value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, tuple):
+        return str(value[0]) if len(value) == 1 else f"[{', '.join(map(str, value))}]"
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return f"{value:g}s" if attribute.endswith("_seconds") else str(value)
+
+
+def differences(before: FileModel, after: FileModel, path: str = "") -> Iterator[str]:
+    """Give the dotted path of every key whose value differs between two sections of one kind."""
+    same = True
+    for key, (attribute, _) in key_names(type(before)).items():
+        old, new, here = getattr(before, attribute), getattr(after, attribute), join(path, key)
+        if old == new:
+            continue
+        same = False
+        if isinstance(old, FileModel) and isinstance(new, FileModel):
+            yield from differences(old, new, here)
+        elif _sections(old) and _sections(new) and len(old) == len(new):
+            for index, (one, other) in enumerate(zip(old, new, strict=True)):
+                yield from differences(one, other, f"{here}[{index}]") if one != other else ()
+        else:
+            yield here
+    if same and path:  # what a key leads to, such as the content of a file
+        yield path
+
+
+def _sections(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(item, FileModel) for item in value)
+
+
+PREFIX = "OXPROXY_"
+#: What Kubernetes gives to each pod for a Service of our name: addresses of that Service, not settings.
+_KUBERNETES = re.compile(r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+#: Keys that end so name a variable, and so does the key of this name.
+_NAMES_VARIABLE, _VARIABLE = "_env", "env"
+
+
+class _NoSuchKeyError(Exception):
+    """The tree has something else where a variable's name leads."""
+
+
+def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node:
+    """Put the values of all our variables into the tree; empty ones count as not set.
+
+    Args:
+        root: what the file says.
+        environ: the environment.
+        faults: takes the variables that lead nowhere.
+
+    Returns:
+        The tree to read.
+    """
+    named = set(_named_variables(root)) | {environ[name] for name in environ if name.endswith(_NAMES_VARIABLE.upper())}
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or not environ[name] or _KUBERNETES.fullmatch(name) or name in named:
+            continue
+        keys = name.removeprefix(PREFIX).lower().split("__")
+        leaf = _leaf(keys, name, environ[name], faults)
+        try:
+            root = _with(root, keys, leaf) if leaf is not None else root
+        except _NoSuchKeyError:
+            faults.error(Place(name, 0), ".".join(keys), "there is no such key")
+    return root
+
+
+def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
+    """Give the value of a variable as its key wants it: a list or a section is written as in YAML, a text as it is."""
+    kind = key_type(Settings, *keys)
+    section = isinstance(kind.model, type) and issubclass(kind.model, FileModel)
+    if section or (kind.several and text.lstrip().startswith("[")):
+        root = read_document(text, name, faults)
+        return root
+    leaf = Scalar(Place(name, 0), text, plain=True)
+    if kind.model in (str, SecretStr) and not (kind.optional and leaf.value is None):
+        return Scalar(leaf.place, text, plain=False)
+    return leaf
+
+
+def _named_variables(node: Node) -> Iterator[str]:
+    """Find the variables that the file itself asks for: a password may be kept in one that looks like ours."""
+    if isinstance(node, Mapping):
+        for key, child in node.entries:
+            if (key.text == _VARIABLE or key.text.endswith(_NAMES_VARIABLE)) and isinstance(child, Scalar):
+                yield child.text
+            yield from _named_variables(child)
+    elif isinstance(node, Sequence):
+        for item in node.items:
+            yield from _named_variables(item)
+
+
+def _with(node: Node | None, keys: list[str], leaf: Node) -> Node:
+    """Give the node with the leaf under the keys, making what is not there."""
+    if not keys:
+        return leaf
+    key, rest = keys[0], keys[1:]
+    if node is None or (isinstance(node, Scalar) and node.value is None):
+        node = Sequence(leaf.place, []) if key.isdigit() else Mapping(leaf.place, [])
+    if isinstance(node, Mapping):
+        written = [text.text for text, _ in node.entries]
+        index = written.index(key) if key in written else len(written)
+        old = node.entries[index][1] if index < len(written) else None
+        node.entries[index : index + 1] = [(Scalar(leaf.place, key, True), _with(old, rest, leaf))]
+    elif isinstance(node, Sequence) and re.fullmatch(r"[0-9]{1,4}", key) and int(key) <= len(node.items):
+        old = node.items[int(key)] if int(key) < len(node.items) else None
+        node.items[int(key) : int(key) + 1] = [_with(old, rest, leaf)]
+    else:
+        raise _NoSuchKeyError
+    return node

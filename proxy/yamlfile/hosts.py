@@ -1,0 +1,109 @@
+"""Host and port of TCP connections: how they are written, and which of them mean the same socket."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+MOST_PORT = 65535
+_WRITTEN = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/@\[\]]+)):([0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """Host and port of one end of a TCP connection."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """``host:port``, IPv6 in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the host can only be this machine."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def parse_address(text: str, least: int = 1) -> HostPort:
+    """Parse ``host:port``.
+
+    Args:
+        text: as written.
+        least: smallest port; 0 where any free port can be meant.
+
+    Raises:
+        ValueError: what was expected.
+    """
+    parts = _WRITTEN.fullmatch(text)
+    if not parts or int(parts[3]) > MOST_PORT:
+        raise ValueError("host:port such as 127.0.0.1:5672 or [::1]:5672")
+    host, port = parts[1] or parts[2], int(parts[3])
+    if port < least:
+        raise ValueError(f"a port from {least} to {MOST_PORT}")
+    try:
+        host.encode("idna")  # as a look-up of the name does
+    except UnicodeError:
+        raise ValueError("host:port with a name whose parts between dots have 1 to 63 characters") from None
+    return HostPort(host, port)
+
+
+def is_own_address(host: str, port: int, listening: Collection[tuple[str, int]]) -> bool:
+    """Whether an address is one of those that we listen on, as far as its text tells.
+
+    Args:
+        host: name or address.
+        port: its port.
+        listening: (host, port) where we listen.
+    """
+    return any(port == own_port and _is_host(host, own) for own, own_port in listening)
+
+
+def _is_host(host: str, own: str) -> bool:
+    if host.lower() == own.lower():
+        return True
+    return _is_loopback(host) and (_is_loopback(own) or _is_any(own))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback or _is_any(host)
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def listen_conflict(one: HostPort, other: HostPort) -> bool:
+    """Whether only one of two addresses can be listened on, as far as their text tells; port 0 is any free one."""
+    if one.port != other.port or not one.port:
+        return False
+    here, there = _bound(one.host), _bound(other.host)
+    return bool(here & there) or any(_covers(a, b) or _covers(b, a) for a in here for b in there)
+
+
+def _bound(host: str) -> frozenset[IPv4Address | IPv6Address | str]:
+    """What is bound for a host, as far as its text tells."""
+    if host.lower() == "localhost":
+        return frozenset((ip_address("127.0.0.1"), ip_address("::1")))
+    try:
+        return frozenset((ip_address(host),))
+    except ValueError:
+        return frozenset((host.lower(),))
+
+
+def _covers(host: IPv4Address | IPv6Address | str, other: IPv4Address | IPv6Address | str) -> bool:
+    if isinstance(host, str) or isinstance(other, str):
+        return False
+    return host.is_unspecified and host.version == other.version

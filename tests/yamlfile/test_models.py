@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from proxy.yamlfile.document import Faults, Mapping, Node, read_document
+from proxy.yamlfile.hosts import HostPort
+from proxy.yamlfile.models import (
+    LISTED,
+    NOTHING,
+    ONE_OR_MORE,
+    Address,
+    Duration,
+    Expected,
+    FileModel,
+    HttpUrl,
+    Keys,
+    ListenAddress,
+    Name,
+    Password,
+    Table,
+    Text,
+    Texts,
+    Whole,
+    name_fault,
+    one_of,
+    read_model,
+    short_fault,
+)
+from tests.rules.loading import by_line
+
+
+class Door(FileModel):
+    colour: Text = Field(default="red")
+    key: Password = NOTHING
+
+
+class House(FileModel):
+    name: Annotated[bytes, Name("the name of a house")] = b""
+    floors: Annotated[int, Whole(1, 9)] = 2
+    wait_seconds: Annotated[float, Duration(0.01, 3600)] = Field(default=1.0, alias="wait")
+    kind: Annotated[str, one_of("big", "small")] = "big"
+    state: Literal["new"] = "new"
+    address: Address | None = None
+    listen: ListenAddress = HostPort("a", 1)
+    hosts: Annotated[tuple[Address, ...], Field(min_length=1), ONE_OR_MORE] = ()
+    texts: Texts = ()
+    url: HttpUrl | None = None
+    open: bool = False
+    front: Door = Field(default_factory=Door)
+    doors: Annotated[tuple[Door, ...], Field(min_length=1), LISTED] = ()
+    table: Table = Field(default={})
+
+
+class Street(FileModel):
+    name: Annotated[str, Expected("the name of a street", "text")]
+    houses: Annotated[tuple[House, ...], LISTED] = ()
+    first: House = Field(default=NOTHING, description="the first house")
+    by_name: dict[str, House] = Field(default={})
+
+
+def node(text: str) -> Node:
+    root = read_document(text, "f.yaml", Faults())
+    assert root is not None
+    return root
+
+
+def read(text: str) -> tuple[House, list[str]]:
+    faults = Faults()
+    house = read_model(House, node(text), faults)
+    assert house is not None
+    return house, [str(error) for error in faults.errors]
+
+
+def test_what_is_not_written_has_its_default() -> None:
+    assert read("{}") == (House(), [])
+
+
+@pytest.mark.parametrize(
+    ("text", "attribute", "value"),
+    [
+        ("floors: 3", "floors", 3),
+        ("wait: 500ms", "wait_seconds", 0.5),
+        ("wait: 1.5s", "wait_seconds", 1.5),
+        ("wait: 2m", "wait_seconds", 120.0),
+        ("wait: 1h", "wait_seconds", 3600.0),
+        ("kind: small", "kind", "small"),
+        ("address: 127.0.0.1:5672", "address", HostPort("127.0.0.1", 5672)),
+        ('address: "[::1]:5672"', "address", HostPort("::1", 5672)),
+        ("address: my_rabbit:1", "address", HostPort("my_rabbit", 1)),
+        ("address: null", "address", None),
+        ("listen: a:0", "listen", HostPort("a", 0)),
+        ("hosts: a:1", "hosts", (HostPort("a", 1),)),
+        ("hosts: [a:1, 'b:2']", "hosts", (HostPort("a", 1), HostPort("b", 2))),
+        ("texts: a", "texts", ("a",)),
+        ("texts: []", "texts", ()),
+        ("url: https://rabbit.example/api-prefix", "url", "https://rabbit.example/api-prefix"),
+        ("url: http://[::1]:15672/", "url", "http://[::1]:15672"),
+        ("open: true", "open", True),
+        ("front: {colour: blue}", "front", Door(colour="blue")),
+        ("doors: [{colour: green}, {}]", "doors", (Door(colour="green"), Door())),
+        ("name: ä", "name", "ä".encode()),
+    ],
+)
+def test_keys_are_read(text: str, attribute: str, value: object) -> None:
+    house, errors = read(text)
+    assert (getattr(house, attribute), errors) == (value, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("floors: 10", "f.yaml:1:9: floors: seen the number 10, expected a whole number from 1 to 9"),
+        ("floors: '5'", 'f.yaml:1:9: floors: seen the text "5", expected a whole number from 1 to 9'),
+        ("floors: true", "f.yaml:1:9: floors: seen the boolean true, expected a whole number from 1 to 9"),
+        ("floors: 5.0", "f.yaml:1:9: floors: seen the number 5.0, expected a whole number from 1 to 9"),
+        ("floors:", "f.yaml:1:8: floors: seen no value, expected a whole number from 1 to 9"),
+        ("floors: null", "f.yaml:1:9: floors: seen null, expected a whole number from 1 to 9"),
+        ("kind: tall", 'f.yaml:1:7: kind: seen the text "tall", expected one of big, small'),
+        ("state: old", 'f.yaml:1:8: state: seen the text "old", expected new'),
+        ("open: yes", 'f.yaml:1:7: open: seen the text "yes", expected true or false'),
+        ("front: {color: blue}", "f.yaml:1:9: front.color: unknown key; did you mean colour?"),
+        ("front: {col: blue}", "f.yaml:1:9: front.col: unknown key; did you mean colour?"),
+        ("front: {zzz: blue}", "f.yaml:1:9: front.zzz: unknown key, expected one of colour, key"),
+        (
+            "wait_seconds: 2s",
+            "f.yaml:1:1: wait_seconds: unknown key, expected one of address, doors, floors, front, "
+            "hosts, kind, listen, name, open, state, table, texts, url, wait",
+        ),
+        ("front: hunter2", "f.yaml:1:8: front: seen a single value, expected a mapping"),
+        ("front: 12345", "f.yaml:1:8: front: seen a number, expected a mapping"),
+        ("front: true", "f.yaml:1:8: front: seen the boolean true, expected a mapping"),
+        ("front: [a]", "f.yaml:1:8: front: seen a list, expected a mapping"),
+        ("table: [a]", "f.yaml:1:8: table: seen a list, expected a mapping"),
+        ("doors: []", "f.yaml:1:8: doors: seen an empty list, expected a list with at least one item"),
+        ("doors: {}", "f.yaml:1:8: doors: seen a mapping, expected a list with at least one item"),
+        (
+            "doors: [{}, {colour: 5}]",
+            "f.yaml:1:22: doors[1].colour: seen the number 5, expected a text: put it in quotes",
+        ),
+        ("texts: [a, !bytes 0a]", "f.yaml:1:12: texts[1]: seen !bytes 0a, expected a text: put it in quotes"),
+        ("texts: [[b]]", "f.yaml:1:9: texts[0]: seen a list, expected a text"),
+        ("texts: 5", "f.yaml:1:8: texts: seen the number 5, expected a text: put it in quotes"),
+        ("name: ''", "f.yaml:1:7: name: seen an empty name, expected the name of a house"),
+        ("name: 5", "f.yaml:1:7: name: seen the number 5, expected the name of a house: put it in quotes"),
+        ("- a", "f.yaml:1:1: seen a list, expected a mapping"),
+    ],
+)
+def test_what_can_not_be_read_is_a_fault_at_its_line_and_column(text: str, message: str) -> None:
+    faults = Faults()
+    read_model(House, node(text), faults)
+    assert [str(error) for error in faults.errors] == [message]
+
+
+@pytest.mark.parametrize("text", ["5", "5 s", "s", "-5s", "1e3s", "2h", "1ms", "[5s]", "5S"])
+def test_a_duration_without_unit_or_out_of_bounds_is_refused(text: str) -> None:
+    assert "expected a duration with its unit" in read(f"wait: {text}")[1][0]
+
+
+@pytest.mark.parametrize(
+    "text", ["rabbit", "'rabbit:'", "'::1:5672'", "amqp://a:1", "a:65536", "a b:1", "user@a:1", "5672", "a:0", ".:1"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    (message,) = read(f"address: {text}")[1]
+    assert message.startswith("f.yaml:1:10: address: seen ")
+    assert ", expected " in message
+
+
+@pytest.mark.parametrize(
+    "text", ["127.0.0.1:15672", "ftp://a", "http://", "http://a:x", "http://a/?b", "'http://[a'", "5", "http://u:hunter2@a:1"]
+)  # fmt: skip
+def test_what_is_no_http_address_is_refused_and_not_shown(text: str) -> None:
+    (message,) = read(f"url: {text}")[1]
+    assert message == (
+        "f.yaml:1:6: url: seen something else than a text, expected http://host:port or https://host:port, "
+        "credentials go under control"
+    )
+
+
+def test_a_secret_is_shown_by_no_message_and_no_text_of_it() -> None:
+    house, errors = read("front: {key: hunter2}\n")
+    assert (house.front.key.get_secret_value(), errors) == ("hunter2", [])
+    assert "hunter2" not in f"{house} {house!r} {house.front.key}"
+    assert "hunter2" not in str(read("front: {key: [hunter2]}")[1])
+    assert "12345" not in str(read("front: {key: 12345}")[1])
+
+
+def test_all_faults_are_found_at_once_and_the_rest_is_kept() -> None:
+    house, errors = read("floors: 10\nwait: 5\nfront: {a: 1, colour: blue}\ndoors: [{b: 1}, 5, {colour: x}]\n")
+    assert [line.split(": ")[1] for line in errors] == ["floors", "wait", "front.a", "doors[0].b", "doors[1]"]
+    assert house == House(front=Door(colour="blue"), doors=(Door(), Door(colour="x")))
+
+
+def test_what_must_be_there_is_named_and_what_can_not_be_without_it_is_left_out() -> None:
+    faults = Faults()
+    assert read_model(Street, node("houses: [{floors: 3}]\nby_name: {a: {flors: 1}}"), faults, "streets[0]") is None
+    assert [str(error) for error in faults.errors] == [
+        "f.yaml:1:1: streets[0].name: seen nothing, expected the name of a street",
+        "f.yaml:2:15: streets[0].by_name.a.flors: unknown key; did you mean floors?",
+    ]
+
+
+@pytest.mark.parametrize("first", ["null", "", "5"])
+def test_a_key_that_may_be_left_out_may_not_be_null(first: str) -> None:
+    faults = Faults()
+    street = read_model(Street, node(f"name: a\nfirst: {first}\n"), faults)
+    assert street is not None
+    assert street.first is NOTHING
+    assert len(faults.errors) == 1
+
+
+def test_a_model_knows_keys_by_their_places() -> None:
+    faults = Faults()
+    keys = Keys(node("a: 1\nb: {c: [d]}\n"), "x", faults)
+    assert ("a" in keys, "c" in keys, keys.at("b"), keys.place_of("b").line) == (True, False, "x.b", 2)
+    assert isinstance(keys.value("b"), Mapping)
+    keys.error("b", "wrong")
+    keys.error("e", "missing")
+    assert by_line(map(str, faults.errors)) == ["f.yaml:2: x.b: wrong", "f.yaml:1: x.e: missing"]
+
+
+def test_the_reserved_prefix_is_refused_for_names_and_keys() -> None:
+    assert short_fault(b"x.o.p.e.n.x") is None
+    assert "reserved" in (short_fault(b"x.o.p.e.n.x.") or "")
+    assert name_fault("x.o.p.e.n.y.q") is None
+
+
+def test_a_name_is_measured_in_bytes() -> None:
+    assert name_fault("é" * 127) is None
+    assert name_fault("é" * 128) == "256 bytes, the protocol allows 255"
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("localhost", True),
+        ("10.0.0.1", False),
+        ("local", False),
+    ],
+)
+def test_loopback_is_this_machine_only(host: str, loopback: bool) -> None:
+    assert HostPort(host, 1).loopback is loopback
+
+
+def test_an_address_writes_ipv6_in_brackets() -> None:
+    assert [str(HostPort("::1", 1)), str(HostPort("a", 1))] == ["[::1]:1", "a:1"]
