@@ -10,7 +10,14 @@ from functools import partial
 
 from proxy.amqp import methods
 from proxy.amqp.frames import U32
-from proxy.amqp.method_frames import connection_close_ok, read_ack, read_nack, read_queue_declare_ok, read_return
+from proxy.amqp.method_frames import (
+    channel_close_ok,
+    connection_close_ok,
+    read_ack,
+    read_nack,
+    read_queue_declare_ok,
+    read_return,
+)
 from proxy.amqp.methods import method_frame
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import BOTH_AWAITING_BROKER, RELAYED_DOWN, US_AWAITING_BROKER, ChannelEvent
@@ -205,12 +212,16 @@ class BrokerMethods:
 
     def _closed(self, channel: Channel) -> bool:
         """Take the broker's close-ok; answer whether it is for the producer."""
-        before = channel.state
-        self._connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
+        connection, before = self._connection, channel.state
+        connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
         if before is BOTH_AWAITING_BROKER or before is US_AWAITING_BROKER:
             # RabbitMQ takes an open that overtakes its own close-ok for a second one on the old channel (504).
-            self._connection.take_held_again(channel)
-        return before in RELAYED_DOWN
+            connection.take_held_again(channel)
+        if before not in RELAYED_DOWN:
+            return False
+        connection.to_producer += [channel_close_ok(channel.number)] * channel.output.close_oks
+        channel.output.close_oks = 0
+        return True
 
     def _connection_close(self) -> bool:
         connection = self._connection

@@ -163,7 +163,7 @@ class ProducerOutput:
         buffered: counts the bytes of the connection.
     """
 
-    __slots__ = ("_buffered", "deferred", "held_back", "returned", "swallowed")
+    __slots__ = ("_buffered", "close_oks", "deferred", "held_back", "returned", "swallowed")
 
     def __init__(self, buffered: BufferedBytes) -> None:
         """Copy everything."""
@@ -172,6 +172,8 @@ class ProducerOutput:
         self.held_back: list[bytes] | None = None
         #: methods of ours that wait for the end of a content on its way
         self.deferred: list[bytes] = []
+        #: close-oks of ours that follow the broker's: to further closes of the producer
+        self.close_oks = 0
         #: method frame of a return, delivery or get that waits for its content header
         self.returned: bytes | None = None
         #: body bytes to come of a return that the producer must not see

@@ -19,6 +19,7 @@ async def test_a_producer_that_says_nothing_but_heartbeats_is_told_320_and_one_t
         async with staged(SOON, broker=FakeBroker(Tune(heartbeat=1))) as stage:
             idle, _ = await stage.producer(heartbeat=1)
             busy, busy_link = await stage.producer(heartbeat=1)
+            busy.call(commands.Channel.Open(), 1)
 
             async def beating() -> None:
                 while True:

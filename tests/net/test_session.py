@@ -346,10 +346,12 @@ async def test_a_publish_waits_for_its_destination_and_other_channels_do_not() -
     async with staged(state=state, control=control) as stage:
         producer, link = await opened(stage)
         producer.send(
+            client.method(2, commands.Channel.Open()),
             client.publish(1, b"x", b"first", (), b"1"),
             client.publish(1, b"x", b"second", (), b"2"),
             client.publish(2, b"any", b"beside", (), b"3"),
         )
+        await link.expect("Channel.Open")
         assert (await link.expect("Basic.Publish")).arguments["routing_key"] == "beside"
         await eventually(lambda: control.asked == [("bind", b"x", {("queue", b"q")})])
         control.answering.set()

@@ -34,7 +34,17 @@ from proxy.relay.channel import (
     ExpectedReply,
     PendingPublish,
 )
-from proxy.relay.channel_state import CONFIRM, HOLDING, OPEN, OPENING, RELAYED_UP, TX, ChannelEvent, next_mode
+from proxy.relay.channel_state import (
+    CLOSING_BY_PRODUCER,
+    CONFIRM,
+    HOLDING,
+    OPEN,
+    OPENING,
+    RELAYED_UP,
+    TX,
+    ChannelEvent,
+    next_mode,
+)
 from proxy.relay.connection_state import BindDestinations, ConnectionState, Phase
 from proxy.relay.declare.bindings import ClientBindings
 from proxy.relay.declare.exchanges import ClientExchanges, refuse_nested
@@ -386,7 +396,10 @@ class ProducerFrames:
         connection.change(channel, event, index)
         if event is ChannelEvent.PRODUCER_CLOSE and channel.state is before:
             # It crosses another close, or follows one: each is answered (spec, 1.5.2.5 and 1.5.2.6).
-            connection.send_to_producer(channel, channel_close_ok(channel.number))
+            if channel.state is CLOSING_BY_PRODUCER:
+                channel.output.close_oks += 1  # confirms may come before the broker's
+            else:
+                connection.send_to_producer(channel, channel_close_ok(channel.number))
             return False
         return event is not ChannelEvent.PRODUCER_CLOSE_OK or before in RELAYED_UP
 

@@ -5,7 +5,7 @@ import struct
 import pytest
 from pamqp import base, commands
 
-from proxy.relay.connection_state import Phase, RelayLimits
+from proxy.relay.connection_state import LookUpExchange, Phase, RelayLimits
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
 from tests.relay.wire import OWN, TUNING, Ears, Wire, chosen, closed, publish, routed, say, with_tokens
 
@@ -433,3 +433,96 @@ def test_declares_without_an_answer_are_answered_for_by_a_question_of_ours() -> 
     assert wire.relay.producer_full
     assert wire.answer(say(1, commands.Exchange.DeclareOk())) == b""
     assert not wire.relay.producer_full
+
+
+# -- the states of a channel ------------------------------------------------------------------------------------------
+
+NO_OPEN, SECOND_OPEN = "CHANNEL_ERROR - expected 'channel.open'", "CHANNEL_ERROR - second 'channel.open' seen"
+NO_METHOD = "UNEXPECTED_FRAME - expected method frame, got non method frame instead"
+
+
+@pytest.mark.parametrize(
+    ("opened", "frames", "code", "text", "ids"),
+    [
+        (False, say(1, commands.Basic.Qos(0, 1)), 504, NO_OPEN, (60, 10)),
+        (False, publish(), 504, NO_OPEN, (60, 40)),
+        (False, say(1, CLOSE), 504, NO_OPEN, (20, 40)),
+        (False, say(1, CLOSE_OK), 504, NO_OPEN, (20, 41)),
+        (False, content_header(1, 0), 505, NO_METHOD, (0, 0)),
+        (True, content_header(1, 0), 505, NO_METHOD, (0, 0)),
+        (True, say(1, commands.Channel.Open()), 504, SECOND_OPEN, (20, 10)),
+        (True, say(1, CLOSE, commands.Channel.Open()), 504, SECOND_OPEN, (20, 10)),
+        (True, say(1, CLOSE_OK), 503, "COMMAND_INVALID - unimplemented method", (20, 41)),
+    ],
+)
+def test_a_frame_that_the_state_of_its_channel_does_not_allow_is_answered_as_rabbitmq_answers_it(
+    opened: bool, frames: bytes, code: int, text: str, ids: tuple[int, int]
+) -> None:
+    wire = Wire(routed("a"))
+    if opened:
+        wire.open()
+    assert names(wire.produce(frames))[-1] == "Connection.Close"
+    assert closed(wire.producer()) == (0, code, text, ids)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text", "ids"),
+    [
+        (commands.Tx.Select(), commands.Confirm.Select(), "cannot switch from tx to confirm mode", (85, 10)),
+        (commands.Confirm.Select(), commands.Tx.Select(), "cannot switch from confirm to tx mode", (90, 10)),
+    ],
+)
+def test_the_mode_of_a_channel_does_not_change(
+    first: base.Frame, second: base.Frame, text: str, ids: tuple[int, int]
+) -> None:
+    wire = Wire(routed("a")).open()
+    assert wire.produce(say(1, first, second)) == say(1, first) + OURS
+    assert closed(wire.producer()) == (1, 406, f"PRECONDITION_FAILED - {text}", ids)
+
+
+def test_frames_after_a_close_of_the_producer_are_discarded() -> None:
+    """RabbitMQ does so; a close of ours after the producer's, for a publish that is refused, would be a 504 there."""
+    wire = Wire(routed("a")).open()
+    assert wire.produce(say(1, CLOSE), RESERVED, publish(), say(1, commands.Basic.Qos(0, 1))) == say(1, CLOSE)
+    assert wire.answer(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+
+
+def test_a_second_close_of_the_producer_is_answered_after_the_first() -> None:
+    wire = Wire(routed("a")).open(confirm=True)
+    wire.produce(publish(to="other"))
+    assert wire.produce(say(1, CLOSE), say(1, CLOSE)) == say(1, CLOSE)
+    acked = say(1, commands.Basic.Ack(1))
+    assert wire.answer(acked, say(1, CLOSE_OK)) == acked + say(1, CLOSE_OK) * 2
+
+
+def test_a_close_that_waits_is_answered_where_the_broker_closes_the_channel() -> None:
+    wire = Wire(chosen("new")).open()
+    assert wire.produce(publish("new"), say(1, CLOSE)) == b""
+    assert wire.answer(say(1, NOT_FOUND)) + wire.producer() == say(1, NOT_FOUND) + say(1, CLOSE_OK)
+    assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
+    assert wire.open().relay._connection.buffered.held == 0
+
+
+def test_a_close_that_waits_is_answered_where_we_close_the_channel() -> None:
+    wire = Wire(routed("a")).open()
+    wire.produce(say(1, commands.Exchange.Declare(0, "x", "x-open")), say(1, CLOSE))
+    wire.answer(say(1, commands.Exchange.DeclareOk()))
+    (request,) = wire.relay.requests
+    assert isinstance(request, LookUpExchange)
+    wire.relay.answer(request, "topic")
+    assert names(wire.producer()) == ["Channel.Close", "Channel.CloseOk"]
+
+
+def test_a_number_that_we_closed_is_free_where_the_broker_answers_last() -> None:
+    wire = Wire(routed("a")).open()
+    wire.produce(RESERVED, say(1, CLOSE_OK))
+    assert wire.answer(say(1, CLOSE_OK)) != say(1, CLOSE_OK)
+    assert wire.relay._connection.channels == {}
+
+
+def test_a_channel_opened_in_the_first_read_counts_once() -> None:
+    wire = Wire(chosen("new"))
+    wire.produce(say(1, commands.Channel.Open()), publish("new"))
+    wire.relay.resume(wire.request().channel)
+    wire.answer(say(1, commands.Channel.OpenOk()))
+    assert wire.counters.relays["/"].channels == 1
