@@ -453,6 +453,18 @@ def test_what_was_asked_for_a_client_goes_with_its_last_binding() -> None:
     assert not made.state.exchanges[b"xo"].reaches
 
 
+def test_an_unbind_whose_channel_the_broker_closes_meanwhile_is_not_answered() -> None:
+    """What the client reached is withdrawn on our own channel; nothing may follow the close on the client's."""
+    made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
+    made.answer(OWN_BIND_OK, OWN_BIND_OK, BIND_OK)
+    entries = ENTRIES + encode_table(((b"x-addq-ontrue", Value("S", b"c")),))
+    made.produce(queue_unbind(1, b"b", b"xo", b"", entries))
+    made.answer(UNBIND_OK, UNBIND_OK)
+    close = say(1, commands.Channel.Close(404, "NOT_FOUND - no queue", 60, 20))
+    assert made.answer(close) == close
+    assert made.answer(say(OWN, commands.Queue.UnbindOk(), commands.Queue.UnbindOk())) == b""
+
+
 def test_a_message_that_chooses_what_is_not_known_waits_for_the_clients_answer() -> None:
     made, _ = reaching(b"b", x_addqre_ontrue="^[cd]$")
     made.answer(BIND_OK)
