@@ -14,7 +14,7 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import why_invalid
 from proxy.routing.exchange import Exchange
 from proxy.rules.message import PROPERTIES, TEXT_PROPERTIES
-from proxy.rules.operators import BY_NAME, OPERATORS
+from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.schema import OPEN, ParsedBinding, ParsedExchange
 from proxy.values import Table, Value
 from proxy.yamlfile.document import Faults, join
@@ -148,7 +148,7 @@ def _unknown(key: str, value: Value) -> str:
         if near:
             return f"unknown operator {head}; did you mean {near[0]}{blank}{rest}?"
         return f'unknown operator {head}; a header of that name is tested by "x-?hkv= {key}"'
-    named = BY_NAME[head].named
+    named = OPERATORS[head].named
     if named and not rest:
         return f'seen {head} without a name, expected "{head} NAME" with the name of a {named} after one blank'
     if blank and not named:
@@ -158,7 +158,7 @@ def _unknown(key: str, value: Value) -> str:
 
 def _expected(head: str) -> str:
     """What the value of an operator is."""
-    return BY_NAME[head].value.expected
+    return OPERATORS[head].expected
 
 
 def _property(key: str, value: Value) -> str:

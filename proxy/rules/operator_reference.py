@@ -1,12 +1,18 @@
 """What each operator, effect, permission and filter of an open exchange means, with an example.
 
-The only place where this is written down: ``oxproxy operators`` prints it, and ``python -m deploy.reference`` writes it
-as the tables of docs/rules.md. A test compares the keys with those that `routing` reads, and compiles every example.
+The only place where this is written down: ``oxproxy operators`` prints it, ``python -m deploy.reference`` writes it
+as the tables of docs/rules.md, and messages and the JSON Schema of rules files are made of it. A test compares the keys
+with those that `routing` reads, and compiles every example.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from proxy.routing.bindings.arguments import GREATEST_ORDER, LEAST_ORDER
+from proxy.rules.message import PROPERTIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,3 +291,80 @@ FILTERS = OperatorSection(
 )
 
 SECTIONS = (MATCH_TYPES, HEADERS, MESSAGE, EFFECTS, PERMISSIONS, FILTERS)
+
+
+class OperatorValue(NamedTuple):
+    """What an operator takes, in words for a message and as JSON Schema, what it does, and what it names.
+
+    Args:
+        expected: what its value must be.
+        schema: the same for editors; it accepts more, never less.
+        help: what it does, in one line.
+        named: what the name after it and a blank is of, empty where it has none.
+    """
+
+    expected: str
+    schema: dict[str, Any]
+    help: str
+    named: str
+
+
+_TEXT = {"type": "string"}
+_FILLED = {"type": "string", "minLength": 1}
+_OTHER_TYPE = "a value of another type"
+_ORDER = f"{LEAST_ORDER} to {GREATEST_ORDER}"
+#: Words and schema of each kind of value that the entries name.
+_VALUES: dict[str, tuple[str, dict[str, Any]]] = {
+    "any": (_OTHER_TYPE, {}),
+    "number": (_OTHER_TYPE, {"type": ["number", "string"]}),
+    "string or integer": (_OTHER_TYPE, {}),
+    "integer": (_OTHER_TYPE, {"type": ["integer", "string"]}),
+    "string": ("a text", _TEXT),
+    "topic": ("a text", _TEXT),
+    "regex": ("a regular expression (text)", {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}),
+    "name": ("the name of a header (text, not empty)", _FILLED),
+    "property": (f"the name of a property: {', '.join(PROPERTIES)}", {"enum": list(PROPERTIES)}),
+    "name or list": (
+        "a name (text, not empty) or a list of them",
+        {"anyOf": [_FILLED, {"type": "array", "items": _FILLED}]},
+    ),
+    '`""`': ('an empty text, ""', {"const": ""}),
+    _ORDER: (
+        f"a whole number from {_ORDER}",
+        {"type": "integer", "minimum": LEAST_ORDER, "maximum": GREATEST_ORDER},
+    ),
+}
+
+
+def _operators() -> dict[str, OperatorValue]:
+    """The operators by what their keys begin with."""
+    found = {"x-match": OperatorValue("a text", _TEXT, f"{MATCH_TYPES.title}: all, any, set, set N or eq", "")}
+    for section in (HEADERS, MESSAGE, EFFECTS, PERMISSIONS):
+        for entry in section.entries:
+            for key in entry.keys:
+                name, _, named = key.partition(" ")
+                if name == "NAME":
+                    continue
+                # What an optional test takes is what the plain one of the same sign does.
+                plain = found.get(name.replace("x-?hk?v", "x-?hkv"))
+                expected, schema = _VALUES[entry.value] if entry.value in _VALUES else (plain or found[name])[:2]
+                of = "property" if name.startswith("x-?pr") else "header"
+                found[name] = OperatorValue(expected, schema, f"{section.lead} {entry.meaning}", of if named else "")
+    return found
+
+
+#: Every operator of open exchanges, without the name after its blank.
+OPERATORS = _operators()
+
+
+def arguments_schema() -> dict[str, Any]:
+    """The JSON Schema of a binding's arguments: each operator with its value and one line on what it does."""
+    plain: dict[str, object] = {}
+    named: dict[str, object] = {}
+    for name, operator in OPERATORS.items():
+        described = {**operator.schema, "description": operator.help}
+        if operator.named:
+            named[f"^{re.escape(name)} ."] = described
+        else:
+            plain[name] = described
+    return {"properties": plain, "patternProperties": named}

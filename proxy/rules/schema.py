@@ -25,7 +25,7 @@ from proxy.routing.filters import ARGUMENTS, argument_faults
 from proxy.rules.addresses import AddressModel, BrokerModel, ParsedAddress, read_address, read_broker
 from proxy.rules.field_values import MAX_NAME_BYTES, SystemZone, plain_value, read_table, zone
 from proxy.rules.file_tests import RulesTest, TestModel, read_test
-from proxy.rules.operators import arguments_schema
+from proxy.rules.operator_reference import arguments_schema
 from proxy.rules.ruleset import FILE_FIRST, BrokerRule, QueueRule
 from proxy.values import EXCHANGE, QUEUE, Table, Value
 from proxy.yamlfile.document import (

@@ -10,7 +10,7 @@ import pytest
 from proxy.cli.main import main
 from proxy.cli.schema import json_schema
 from proxy.config.settings import Settings
-from proxy.rules.operators import OPERATORS
+from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.schema import TOP_KEYS, RulesModel
 from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, read_document
 

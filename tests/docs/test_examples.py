@@ -17,7 +17,7 @@ from proxy.config.settings import Settings
 from proxy.routing.decision import BindingStep, Trace, Verdict
 from proxy.rules.evaluation import decide, mentioned_queues
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules
-from proxy.rules.operators import OPERATORS
+from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.schema import TOP_KEYS
 from proxy.yamlfile.document import Faults
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.routing.bindings.binding import typed_arguments
-from proxy.rules.operators import OPERATORS
+from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.schema import ALTERNATE, CARRIER, OPEN, ParsedBinding, ParsedExchange, ParsedFile, ParsedQueue
 from proxy.values import EXCHANGE, Value
 from proxy.yamlfile.document import Faults, Place
