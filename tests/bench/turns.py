@@ -1,7 +1,7 @@
 """For how long does the sidecar itself hold its event loop while the page of metrics is read?
 
 In this process, without a broker: an admin server with a series for each of 10,000 bindings, scraped by another process
-over HTTP, and a task that asks at each turn of the loop how much CPU time its thread has used since the last. So
+over HTTP, and a task that asks at each turn of the loop how much CPU time the process has used since the last. So
 neither the broker nor others on the machine are in it, unlike in the longest confirm of `pauses`.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from time import thread_time
+from time import process_time
 
 import uvloop
 
@@ -37,10 +37,10 @@ async def longest_turn_seconds(counters: Counters) -> tuple[float, int]:
         code = (sys.executable, "-c", SCRAPE_CODE, str(port))
         reader = await asyncio.create_subprocess_exec(*code, stdout=asyncio.subprocess.PIPE)
         reading = asyncio.ensure_future(reader.communicate())
-        longest, before = 0.0, thread_time()
+        longest, before = 0.0, process_time()
         while not reading.done():
             await asyncio.sleep(0)
-            now = thread_time()
+            now = process_time()
             longest, before = max(longest, now - before), now
         return longest, int(reading.result()[0])
     finally:
