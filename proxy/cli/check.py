@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as Environment
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proxy.cli.console import DONE, NO, WRONG, print_errors, print_line, read_bytes
 from proxy.config.loader import read_settings, rules_files
@@ -28,6 +29,11 @@ from proxy.rules.schema import TOP_KEYS, ParsedFile, RulesSource, read_source
 from proxy.yamlfile.document import ConfigWarning, Faults, Mapping, Place
 from proxy.yamlfile.models import key_names
 
+if TYPE_CHECKING:
+    from proxy.cli.check_formats import Finding
+
+#: What ``--format`` takes.
+FORMATS = ("text", "json", "github", "junit", "sarif")
 _SETTINGS_KEYS = tuple(key_names(Settings))
 
 
@@ -36,8 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", metavar="FILE", type=Path, nargs="+", help="configuration or rules file; - for standard input"
     )
-    parser.add_argument("--json", action="store_true", help="print every finding as JSON")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="text", help="of what is printed; default: text, faults on standard error"
+    )
+    parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    parser.add_argument("--strict", action="store_true", help="status 1 where there is a warning")
     parser.add_argument("--coverage", action="store_true", help="say which bindings no test makes true")
+    parser.add_argument(
+        "--fail-under", metavar="N", type=_percentage, help="status 1 unless tests make N percent of the bindings true"
+    )
     parser.add_argument(
         "--broker",
         metavar="URL",
@@ -47,24 +60,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings; 2 where the sidecar would not start, 1 where a test fails."""
+    """Print the findings; 2 where the sidecar would not start, 1 where a test, or what options demand, fails."""
     findings = check_files(options.files, os.environ, lambda path: read_bytes(str(path)))
     if findings.uses_tls:
         _check_tls_files(findings)
     if options.broker is not None:
         _check_broker(options.broker, findings)
-    if options.json:
-        print_line(json.dumps(findings.as_json(), indent=2, ensure_ascii=False))
-    else:
-        print_errors((*findings.warnings, *findings.errors, *findings.failures))
-        print_errors(findings.uncovered if options.coverage else ())
+    if options.strict:
+        findings.strict = True
+    if options.fail_under is not None and findings.coverage < options.fail_under:
+        seen, expected = _percent(findings.coverage), _percent(options.fail_under)
+        findings.coverage_fault = f"tests make {seen} of the bindings true, expected {expected} or more"
+    _print(findings, options)
     if findings.errors:
         return WRONG
-    if findings.failures:
-        return NO
-    if not options.json:
-        print_line(f"ok: {findings.summary}")
-    return DONE
+    return DONE if findings.good else NO
+
+
+def _percentage(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 100:
+        raise argparse.ArgumentTypeError(f"seen {text}, expected a percentage from 0 to 100")
+    return number
+
+
+def _percent(number: float) -> str:
+    return f"{number:.4g} %"
+
+
+def _print(findings: Findings, options: argparse.Namespace) -> None:
+    if options.format == "text":
+        print_errors((*findings.warnings, *findings.errors))
+        for failure in findings.failures:
+            print_errors([failure])
+            print_errors(f"    {line}".rstrip() for line in findings.walks[failure.test.place].splitlines())
+        print_errors(findings.uncovered if options.coverage else ())
+        print_errors([findings.coverage_fault] if findings.coverage_fault else ())
+        if findings.strict and findings.warnings:
+            print_errors([f"{_count(len(findings.warnings), 'warning')}, which --strict does not allow"])
+        if findings.good:
+            print_line(f"ok: {findings.summary}")
+    elif options.format == "json":
+        print_line(json.dumps(findings.as_json(), indent=2, ensure_ascii=False))
+    else:
+        print_line(_formatted(findings, options.format))
+
+
+def _formatted(findings: Findings, form: str) -> str:
+    # Imported here: most runs print text.
+    from importlib.metadata import version
+
+    from proxy.cli.check_formats import as_github, as_junit, as_sarif
+
+    listed = list(findings.listed())
+    if form == "junit":
+        return as_junit(listed, [test for loaded in findings.sets for test in loaded.tests])
+    return as_github(listed) if form == "github" else as_sarif(listed, version("open-exchange-proxy"))
 
 
 @dataclass(slots=True)
@@ -81,6 +132,9 @@ class Findings:
         destinations: what must exist on the broker.
         exchanges: what the rules evaluate.
         settings: every configuration that could be read.
+        walks: by the place of each test that fails, why its message goes where it goes.
+        strict: whether a warning makes the check fail.
+        coverage_fault: what is wrong with the coverage; empty where nothing is.
     """
 
     errors: list[ConfigError] = field(default_factory=list)
@@ -92,6 +146,40 @@ class Findings:
     destinations: list[NamedDestination] = field(default_factory=list)
     exchanges: list[EvaluatedExchange] = field(default_factory=list)
     settings: list[Settings] = field(default_factory=list)
+    walks: dict[Place, str] = field(default_factory=dict)
+    strict: bool = False
+    coverage_fault: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether the exit status is 0."""
+        return not (self.errors or self.failures or self.coverage_fault or (self.strict and self.warnings))
+
+    @property
+    def coverage(self) -> float:
+        """Percentage of the bindings that some test makes true; 100 where there is no binding."""
+        bindings = sum(self._bindings())
+        return 100.0 if not bindings else 100.0 * (bindings - len(self.uncovered)) / bindings
+
+    def _bindings(self) -> Iterator[int]:
+        for loaded in self.sets:
+            for vhost in loaded.rules.vhosts.values():
+                yield from (len(exchange.bindings) for exchange in vhost.exchanges)
+
+    def listed(self) -> Iterator[Finding]:
+        """Yield every error, warning and failing test, for other programs."""
+        from proxy.cli.check_formats import ERROR, TEST, WARNING, Finding
+
+        for error in self.errors:
+            yield Finding(ERROR, error.file, error.line, error.column, error.key, error.message)
+        for warning in self.warnings:
+            yield Finding(WARNING, *warning.place, warning.key, warning.message, fails=self.strict)
+        for failure in self.failures:
+            message = f"{failure.test.name}: {'; '.join(failure.differences)}"
+            yield Finding(TEST, *failure.test.place, failure.test.path, message, self.walks[failure.test.place])
+        if self.coverage_fault:
+            first = min(map(str, self.files), default="")
+            yield Finding(WARNING, first, 0, 0, "", self.coverage_fault)
 
     def add(self, faults: Faults) -> None:
         """Add errors and warnings; errors stay in the order of files and places."""
@@ -115,7 +203,7 @@ class Findings:
         counts = (
             _count(len(self.files), "file"),
             _count(len(exchanges), "exchange"),
-            _count(sum(len(exchange.bindings) for exchange in exchanges), "binding"),
+            _count(sum(self._bindings()), "binding"),
             _count(sum(len(loaded.tests) for loaded in self.sets), "test"),
         )
         versions = [loaded.rules.version for loaded in self.sets if loaded.rules.vhosts]
@@ -124,7 +212,7 @@ class Findings:
     def as_json(self) -> dict[str, object]:
         """Return everything as plain data; `ok` is true where the exit status is 0."""
         return {
-            "ok": not self.errors and not self.failures,
+            "ok": self.good,
             "summary": self.summary,
             "errors": [_fault(error.file, error.line, error.column, error.key, error.message) for error in self.errors],
             "warnings": [_fault(*warning.place, warning.key, warning.message) for warning in self.warnings],
@@ -132,10 +220,12 @@ class Findings:
                 {
                     **_fault(*failure.test.place, failure.test.path, "; ".join(failure.differences)),
                     "test": failure.test.name,
+                    "walk": self.walks[failure.test.place],
                 }
                 for failure in self.failures
             ],
             "uncovered": [_fault(*warning.place, warning.key, warning.message) for warning in self.uncovered],
+            "coverage": round(self.coverage, 2),
         }
 
 
@@ -257,7 +347,9 @@ def _rules(
     except ConfigErrors as error:
         findings.add(Faults([*error.errors]))
         return
-    findings.failures += loaded.failures()
+    for failure in loaded.failures():
+        findings.failures.append(failure)
+        findings.walks[failure.test.place] = _walk(loaded, failure)
     findings.sets.append(loaded)
     faults = Faults()
     check_loops(loaded, listening, faults)
@@ -265,6 +357,14 @@ def _rules(
         for broker in vhost.brokers:
             broker_password(broker, environ, faults, required=False)
     findings.add(faults)
+
+
+def _walk(loaded: LoadedRules, failure: TestFailure) -> str:
+    # Imported here: files whose tests hold need no explanation.
+    from proxy.rules.explain import ExplainRequest, as_text, explain
+
+    test = failure.test
+    return as_text(explain(loaded, ExplainRequest(test.message, test.vhost, test.queues), test.at or 0.0))
 
 
 def _count(number: int, what: str) -> str:

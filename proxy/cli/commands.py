@@ -81,9 +81,10 @@ COMMANDS = {
         (
             ("oxproxy check oxproxy.yaml", "the configuration and the rules that it names"),
             ("oxproxy check rules/*.yaml", "rules files alone, as one set"),
+            ("oxproxy check --strict --fail-under 90 --format junit oxproxy.yaml > report.xml", "in a pipeline"),
             ("oxproxy check --broker http://guest:guest@127.0.0.1:15672 oxproxy.yaml", "what the broker would refuse"),
         ),
-        no="a test fails",
+        no="a test fails; with --strict, there is a warning; tests make fewer bindings true than --fail-under says",
         done="a sidecar would start with these files",
     ),
     "explain": CommandEntry(

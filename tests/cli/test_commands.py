@@ -67,10 +67,13 @@ def test_check_gives_every_fault_on_standard_error_and_status_2(
 def test_check_gives_failing_tests_and_status_1(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rules.write_text(GOOD.replace("queues: [q]", "queues: [r]"))
     assert run("check", rules) == 1
-    assert capsys.readouterr() == (
-        "",
-        f"{rules}:7:9: tests[0]: t: queues: expected r as well; queues: got q, which was not expected\n",
-    )
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert lines[0] == f"{rules}:7:9: tests[0]: t: queues: expected r as well; queues: got q, which was not expected"
+    assert "    exchange e (x-open)" in lines
+    assert any(line.startswith("          match     x-?hkv= a: 1, saw 1") for line in lines)
+    assert lines[-1].startswith("    ")
 
 
 def test_check_tells_warnings_and_still_says_yes(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,143 @@
+"""Findings of ``oxproxy check`` as other programs read them: GitHub annotations, JUnit XML, SARIF.
+
+Sources: workflow commands of GitHub Actions; the JUnit XML that Jenkins and GitLab read; SARIF 2.1.0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from xml.sax.saxutils import escape, quoteattr
+
+from proxy.rules.file_tests import RulesTest
+
+ERROR, WARNING, TEST = "error", "warning", "test"
+_RULES = {
+    ERROR: ("a sidecar would not start", "error"),
+    WARNING: ("works, and its author may not want it", "warning"),
+    TEST: ("a test of the rules file fails", "error"),
+}
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding.
+
+    Args:
+        kind: ERROR, WARNING or TEST.
+        file: where it is; line and column from 1, 0 where unknown.
+        line: its line.
+        column: its column.
+        key: dotted path of the key, empty where there is none.
+        message: what was seen and what was expected.
+        walk: of a failing test, why its message goes where it goes.
+        fails: whether it makes the check fail.
+    """
+
+    kind: str
+    file: str
+    line: int
+    column: int
+    key: str
+    message: str
+    walk: str = ""
+    fails: bool = True
+
+    @property
+    def text(self) -> str:
+        """Key and message."""
+        return f"{self.key}: {self.message}" if self.key else self.message
+
+
+def as_github(findings: Iterable[Finding]) -> str:
+    """Return annotations, a line for each finding."""
+    return "\n".join(map(_annotation, findings))
+
+
+def _annotation(finding: Finding) -> str:
+    place = {"file": finding.file, "line": finding.line, "col": finding.column, "title": "oxproxy check"}
+    written = ",".join(f"{name}={_property(str(value))}" for name, value in place.items() if value)
+    level = ERROR if finding.fails else WARNING
+    text = finding.text + (f"\n\n{finding.walk}" if finding.walk else "")
+    return f"::{level} {written}::{_data(text)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def as_junit(findings: Iterable[Finding], tests: Iterable[RulesTest]) -> str:
+    """Return a suite: each test of the files is a case, and so is each finding that makes the check fail."""
+    failing = {(each.file, each.line, each.column): each for each in findings if each.kind == TEST}
+    others = [each for each in findings if each.kind != TEST and each.fails]
+    cases = [_case(test, failing.get((test.place.source, test.place.line, test.place.column))) for test in tests]
+    cases += [
+        f"    <testcase{_attributes(classname=each.file, name=f'line {each.line}: {each.key or each.kind}')}>\n"
+        f"      <error{_attributes(message=each.text)}>{_xml(_located(each))}</error>\n    </testcase>"
+        for each in others
+    ]
+    counts = _attributes(name="oxproxy check", tests=len(cases), failures=len(failing), errors=len(others))
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<testsuites>", f"  <testsuite{counts}>", *cases]
+    return "\n".join([*lines, "  </testsuite>", "</testsuites>"])
+
+
+def _case(test: RulesTest, finding: Finding | None) -> str:
+    opening = f"    <testcase{_attributes(classname=test.place.source, name=test.name, line=test.place.line)}"
+    if finding is None:
+        return f"{opening}/>"
+    text = f"{_located(finding)}\n\n{finding.walk}"
+    return f"{opening}>\n      <failure{_attributes(message=finding.message)}>{_xml(text)}</failure>\n    </testcase>"
+
+
+def _located(finding: Finding) -> str:
+    return f"{finding.file}:{finding.line}:{finding.column}: {finding.text}"
+
+
+def _attributes(**values: object) -> str:
+    return "".join(f" {name}={quoteattr(_legal(str(value)))}" for name, value in values.items())
+
+
+def _xml(text: str) -> str:
+    return escape(_legal(text))
+
+
+def _legal(text: str) -> str:
+    """Escape characters that XML has not."""
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+
+
+def as_sarif(findings: Iterable[Finding], version: str) -> str:
+    """Return a log of one run."""
+    rules = [
+        {"id": name, "shortDescription": {"text": text}, "defaultConfiguration": {"level": level}}
+        for name, (text, level) in _RULES.items()
+    ]
+    driver = {"name": "oxproxy check", "version": version, "rules": rules}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": list(map(_result, findings))}
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False)
+
+
+def _result(finding: Finding) -> Mapping[str, object]:
+    region = dict(_region(finding))
+    place: dict[str, object] = {"artifactLocation": {"uri": finding.file}}
+    if region:
+        place["region"] = region
+    return {
+        "ruleId": finding.kind,
+        "level": ERROR if finding.fails else WARNING,
+        "message": {"text": finding.text + (f"\n\n{finding.walk}" if finding.walk else "")},
+        "locations": [{"physicalLocation": place}],
+    }
+
+
+def _region(finding: Finding) -> Iterator[tuple[str, int]]:
+    if finding.line:
+        yield "startLine", finding.line
+        if finding.column:
+            yield "startColumn", finding.column

@@ -1,0 +1,135 @@
+"""`oxproxy check` for pipelines: what makes it fail, and what other programs read."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from proxy.cli.main import main
+
+RULES = """\
+exchanges:
+  - name: e
+    bindings:
+      - {queue: q, name: first, arguments: {type: report}}
+      - {queue: r, name: "second, 100%", arguments: {"x-?hkv> n": 5}}
+      - {queue: never, arguments: {x-match: any}}
+tests:
+  - {name: "reports <go> to q", publish: {exchange: e, headers: {type: report}}, expect: {queues: [q]}}
+"""
+FAILING = RULES + "  - {name: wrong, publish: {exchange: e, headers: {n: 5}}, expect: {queues: [r]}}\n"
+BROKEN = "exchanges:\n  - {name: 5}\n  - {nam: '<a>'}\n"
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    path = tmp_path / "rules,1.yaml"
+    path.write_text(RULES)
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    status = main(["check", *map(str, arguments)])
+    return status, *capsys.readouterr()
+
+
+def test_warnings_fail_only_where_that_is_asked_for(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = said(capsys, rules)
+    assert (status, out[:3], err.count("warning: ")) == (0, "ok:", 1)
+    status, out, err = said(capsys, "--strict", rules)
+    assert (status, out) == (1, "")
+    assert err.endswith("\n1 warning, which --strict does not allow\n")
+    assert json.loads(said(capsys, "--strict", "--json", rules)[1])["ok"] is False
+
+
+@pytest.mark.parametrize(("least", "status"), [("33.3", 0), ("33.4", 1), ("100", 1), ("0", 0)])
+def test_bindings_that_no_test_makes_true_fail_below_a_percentage(
+    rules: Path, capsys: pytest.CaptureFixture[str], least: str, status: int
+) -> None:
+    seen, _, err = said(capsys, "--fail-under", least, rules)
+    assert seen == status
+    assert ("tests make 33.33 % of the bindings true, expected" in err) == bool(status)
+
+
+def test_without_bindings_nothing_lacks_a_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text("queues: [q]\n")
+    assert said(capsys, "--fail-under", "100", path)[0] == 0
+
+
+@pytest.mark.parametrize("arguments", [["--fail-under", "101"], ["--fail-under", "much"], ["--format", "yaml"]])
+def test_options_that_are_none_are_wrong_usage(rules: Path, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["check", *arguments, str(rules)])
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(("text", "status"), [(RULES, 0), (FAILING, 1), (BROKEN, 2)])
+@pytest.mark.parametrize("form", ["json", "github", "junit", "sarif"])
+def test_the_status_is_the_same_in_every_format_and_standard_error_is_empty(
+    rules: Path, capsys: pytest.CaptureFixture[str], form: str, text: str, status: int
+) -> None:
+    rules.write_text(text)
+    seen, out, err = said(capsys, "--format", form, rules)
+    assert (seen, err) == (status, "")
+    assert out.endswith("\n")
+
+
+def test_annotations_of_github_name_the_place_and_are_one_line_each(
+    rules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules.write_text(FAILING)
+    _, out, _ = said(capsys, "--format", "github", rules)
+    warning, test = out.splitlines()
+    place = str(rules).replace(",", "%2C")
+    assert warning.startswith(f"::warning file={place},line=6,col=9,title=oxproxy check::")
+    assert test.startswith(
+        f"::error file={place},line=9,col=5,title=oxproxy check::tests[1]: wrong: queues: expected r"
+    )
+    assert "%0A" in test
+    assert "second, 100%25" in test
+    _, out, _ = said(capsys, "--format", "github", "--strict", rules)
+    assert out.startswith("::error ")
+
+
+def test_junit_has_a_case_for_each_test_and_for_each_error(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules.write_text(FAILING)
+    (suite,) = ET.fromstring(said(capsys, "--format", "junit", rules)[1])
+    assert suite.attrib == {"name": "oxproxy check", "tests": "2", "failures": "1", "errors": "0"}
+    good, wrong = suite
+    assert (good.attrib["name"], good.attrib["classname"], list(good)) == ("reports <go> to q", str(rules), [])
+    (failure,) = wrong
+    assert failure.attrib["message"].startswith("wrong: queues: expected r as well")
+    assert failure.text is not None
+    assert "mismatch  x-?hkv> n: 5, saw 5" in failure.text
+    rules.write_text(BROKEN)
+    (suite,) = ET.fromstring(said(capsys, "--format", "junit", rules)[1])
+    assert [each.tag for case in suite for each in case] == ["error"] * int(suite.attrib["errors"])
+    assert "seen the number 5" in ET.tostring(suite, encoding="unicode")
+
+
+def test_sarif_has_a_result_with_its_region_for_each_finding(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules.write_text(FAILING)
+    log = json.loads(said(capsys, "--format", "sarif", rules)[1])
+    assert log["version"] == "2.1.0"
+    (run,) = log["runs"]
+    assert run["tool"]["driver"]["version"]
+    known = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    assert [(each["ruleId"], each["level"]) for each in run["results"]] == [("warning", "warning"), ("test", "error")]
+    assert {each["ruleId"] for each in run["results"]} <= known
+    (place,) = run["results"][1]["locations"]
+    assert place["physicalLocation"] == {
+        "artifactLocation": {"uri": str(rules)},
+        "region": {"startLine": 9, "startColumn": 5},
+    }
+
+
+def test_json_has_the_walk_of_a_failing_test_and_the_coverage(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules.write_text(FAILING)
+    found = json.loads(said(capsys, "--format", "json", rules)[1])
+    (failure,) = found["failures"]
+    assert "mismatch  x-?hkv> n: 5, saw 5" in failure["walk"]
+    assert found["coverage"] == 33.33
