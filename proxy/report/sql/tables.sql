@@ -120,18 +120,21 @@ SELECT hour, what, percentile(x, upto, total, 0.5) AS p50_us, percentile(x, upto
 FROM placed GROUP BY hour, what ORDER BY ALL
 
 -- name: table producers
-WITH numbered AS (SELECT *, dense_rank() OVER (ORDER BY proxy, vhost, "user", conn) AS id FROM p_producers
-    WHERE date = $day),
+-- The lists of seconds and sizes are together as long as the log: no window and no materialized step holds them.
+WITH senders AS (SELECT row_number() OVER () AS id, *
+    FROM (SELECT DISTINCT proxy, vhost, "user", conn FROM p_producers WHERE date = $day)),
+numbered AS NOT MATERIALIZED (FROM p_producers JOIN senders USING (proxy, vhost, "user", conn) WHERE date = $day),
 sums AS (SELECT id, proxy, vhost, "user", conn, total(n) AS publishes, total(bytes) AS bytes,
     max(largest)::DOUBLE AS max_size, max(peak) AS peak, [$sizes] AS sizes, utc(min(first)) AS first_seen,
     utc(max(last)) AS last_seen FROM numbered GROUP BY ALL),
 -- Only where seconds lie in several segments the rates must be added up.
-overlapping AS (SELECT id, seconds, rates FROM numbered
-    WINDOW whole AS (PARTITION BY id ORDER BY seconds[1], sid), earlier AS (PARTITION BY id
-        ORDER BY seconds[1], sid ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-    QUALIFY seconds[1] <= max(seconds[-1]) OVER earlier OR lead(seconds[1]) OVER whole <= seconds[-1]),
+overlapping AS (SELECT id, sid FROM (SELECT id, sid, seconds[1] AS begin, seconds[-1] AS finish FROM numbered)
+    WINDOW whole AS (PARTITION BY id ORDER BY begin, sid), earlier AS (PARTITION BY id ORDER BY begin, sid
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+    QUALIFY begin <= max(finish) OVER earlier OR lead(begin) OVER whole <= finish),
 joint AS (SELECT id, max(rate) AS peak FROM (SELECT id, second, total(n) AS rate FROM (
-    SELECT id, unnest(seconds) AS second, unnest(rates) AS n FROM overlapping) GROUP BY ALL) GROUP BY id),
+    SELECT id, unnest(seconds) AS second, unnest(rates) AS n FROM numbered SEMI JOIN overlapping USING (id, sid))
+    GROUP BY ALL) GROUP BY id),
 counted AS (SELECT id, x, sum(n) AS n FROM (SELECT id, unnest(roughly) AS x, unnest(counts) AS n FROM numbered)
     GROUP BY ALL),
 placed AS (SELECT id, x::DOUBLE AS x, sum(n) OVER (PARTITION BY id ORDER BY x) AS upto,
