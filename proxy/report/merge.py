@@ -72,9 +72,8 @@ class Merge:
         self._hours: set[date] = set()
         self._trace = trace
         duck.execute(_SQL["begin"])
-        for binding in known or ():
-            values = [binding.vhost, binding.exchange, binding.binding, binding.rules]
-            duck.execute("INSERT INTO m_known VALUES (?, ?, ?, ?)", values)
+        columns = [[getattr(binding, name) for binding in known or ()] for name in KnownBinding.__slots__]
+        duck.execute("INSERT INTO m_known SELECT" + ", ".join([" unnest(?::VARCHAR[])"] * len(columns)), columns)
 
     def day(self, day: date) -> dict[str, Any]:
         """Write the tables of a day to the staging folder.
