@@ -34,7 +34,7 @@ def digest(root: str, sources: Iterable[str]) -> str:
         try:
             with open(os.path.join(root, source), "rb") as file:
                 content = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return ""
         total.update(b"%s %d\n" % (source.encode(), len(content)))
         total.update(content)
@@ -46,7 +46,7 @@ def read_manifest(folder: str) -> tuple[str, str, list[str]]:
     try:
         with open(os.path.join(folder, MANIFEST), encoding="utf-8") as file:
             lines = file.read().split("\n")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter in an archive
         return "", "", []
     return lines[0], lines[1], lines[2:]
 

@@ -2,7 +2,8 @@
 
 spark-submit hands it out with ``--py-files``. It holds this package, PyYAML and pamqp, with which rules files are read,
 and Jinja, with which pages are written: all of it Python and text, so that it fits every machine. Executors use of it
-what turns a segment into partials.
+what turns a segment into partials. Rules files need pydantic besides, which is compiled: install it where the driver
+runs.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Make the report and print its path, or follow the audit log until SIGTERM."""
-    known = None if options.rules is None else _known_bindings(options.rules)
     with faults_of("oxproxy report"):
+        known = None if options.rules is None else _known_bindings(options.rules)
         request = Request(
             options.input,
             options.output,

@@ -28,14 +28,15 @@ def run(packed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_archive_alone_reads_rules_and_then_wants_spark(tmp_path: Path) -> None:
+def test_the_archive_alone_wants_duckdb_and_for_rules_files_pydantic(tmp_path: Path) -> None:
     packed = tmp_path / "packed.zip"
     archive.write(packed)
     rules = ROOT / "config/rules/documents.yaml"
-    done = run(packed, "--input", str(tmp_path), "--output", str(tmp_path / "out"), "--rules", str(rules))
-    assert done.stdout.startswith(str(packed))
-    assert done.returncode == 2
-    assert "needs duckdb" in done.stderr
+    for more, wanted in (((), "needs duckdb"), (("--rules", str(rules)), "needs pydantic")):
+        done = run(packed, "--input", str(tmp_path), "--output", str(tmp_path / "out"), *more)
+        assert done.stdout.startswith(str(packed))
+        assert done.returncode == 2, done.stderr
+        assert wanted in done.stderr
 
 
 def test_the_archive_is_the_same_for_the_same_files_and_has_no_compiled_part(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_the_archive_is_the_same_for_the_same_files_and_has_no_compiled_part(tmp
         archive.write(path)
     assert packed[0].read_bytes() == packed[1].read_bytes()
     names = zipfile.ZipFile(packed[0]).namelist()
-    assert {Path(name).suffix for name in names if ".dist-info/" not in name} == {".py", ".html", ".css"}
+    assert {Path(name).suffix for name in names if ".dist-info/" not in name} == {".py", ".html", ".css", ".sql"}
     assert {"proxy", "yaml", "pamqp", "jinja2", "markupsafe"} < {name.partition("/")[0] for name in names}
 
 
