@@ -32,7 +32,8 @@ check: environment ## format, lint, types, import contracts and dead code; no te
 	$(bin)/lint-imports
 	$(bin)/vulture
 
-bench: setup ## the table of docs/performance.md
+bench: ## the table of docs/performance.md
+	@deploy/local/setup bench
 	@$(bin)/python -m tests.bench
 
 conformance: environment ## the decision core against the vector files, without a broker

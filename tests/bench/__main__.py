@@ -25,8 +25,8 @@ QUICK_ROUNDS, QUICK_SECONDS = 1, 1.0
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
-    parser.add_argument("--seconds", type=float, default=1.5, help="measured seconds of a case in a round")
+    parser.add_argument("--rounds", type=int, default=4, help="interleaved rounds (default 4)")
+    parser.add_argument("--seconds", type=float, default=1.2, help="measured seconds of a case in a round")
     parser.add_argument("--producers", type=int, default=1, help="producer processes of each case")
     parser.add_argument("--cases", default="", help=f"names with commas: {','.join(STANDARD)}; also {','.join(EXTRA)}")
     parser.add_argument("--quick", action="store_true", help="one short round: does it run, not how fast")

@@ -11,17 +11,23 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from pamqp import commands
+
 from tests.bench import arrangement
-from tests.bench.cases import MICROSECONDS, Case, Sample, Way
+from tests.bench.cases import CONSUMED, MICROSECONDS, Case, Sample, Way
+from tests.bench.link import Link
 from tests.bench.processes import Child, ChildError, Producer, answers
 from tests.private_broker import PrivateBroker, free_port
 
 OXPROXY = str(Path(sys.executable).with_name("oxproxy"))
+REST_SECONDS = 0.003
+"""Of the resting relay: long enough for many confirms."""
 PING_WARM_UP = 5
 """Publishes at the head of each block of pings that are not counted: they wake three processes."""
 
@@ -62,6 +68,9 @@ class Arena:
 
     def run(self, case: Case) -> Sample:
         """One sample of a case at full speed, with the CPU time of every way and of the broker."""
+        return self._consume(case) if case.consumes else self._publish(case)
+
+    def _publish(self, case: Case) -> Sample:
         producers = self.producers(case)
         watch = self._watched() | {"producer": producers[0].pid}
         command: dict[str, object] = {
@@ -78,6 +87,24 @@ class Arena:
             return Sample(0.0, {})
         cpu = {name: spent / messages * MICROSECONDS for name, spent in runs[0]["cpu_seconds"].items()}
         return Sample(per_second, cpu)
+
+    def _consume(self, case: Case) -> Sample:
+        """Fill the queue at the broker itself, then let a consumer take all of it through the way of the case."""
+        consumer, filler = self.consumer(case), self.producers(replace(case, name=CONSUMED, way=Way.BROKER))[0]
+        with Link(self.broker.host, self.broker.port) as link:
+            link.call(commands.Queue.Purge(queue=CONSUMED), commands.Queue.PurgeOk)
+            filler.ask({"run": self.terms.seconds, "warm_up": 0.0, "watch": {}})
+            declared = link.call(commands.Queue.Declare(queue=CONSUMED, passive=True), commands.Queue.DeclareOk)
+        watch = self._watched() | {"producer": consumer.pid}
+        run = consumer.ask({"consume": declared.message_count, "watch": watch})
+        cpu = {name: spent / run["confirmed"] * MICROSECONDS for name, spent in run["cpu_seconds"].items()}
+        return Sample(run["confirmed"] / run["seconds"], cpu)
+
+    def consumer(self, case: Case) -> Producer:
+        """The consumer of a case, waiting."""
+        plan: dict[str, object] = {"port": self.port(case.way), "queue": CONSUMED}
+        make = partial(Producer, case.name, self.folder, plan, "consumer")
+        return once(self._producers, f"{case.name} (consumer)", lambda: [self._children.enter_context(make())])[0]
 
     def ping(self, case: Case, count: int) -> list[float]:
         """Seconds to each confirm of `count` publishes, one at a time."""
@@ -129,6 +156,12 @@ class Arena:
                 return self.broker.port, self._broker_pid()
             case Way.HAPROXY:
                 return self._start_haproxy()
+            case Way.COPYING:
+                return self._start_copying_relay(way, 0.0)
+            case Way.RESTING:
+                return self._start_copying_relay(way, REST_SECONDS)
+            case Way.RULES:
+                return self.start_sidecar(way, arrangement.real_rules(self.folder), self.terms.wrap)
             case Way.SIDECAR:
                 rules = arrangement.small_rules(self.folder, self.broker)
                 started = self.start_sidecar(way, rules, self.terms.wrap)
@@ -137,9 +170,12 @@ class Arena:
             case Way.WORKERS:
                 rules = arrangement.small_rules(self.folder, self.broker)
                 return self.start_sidecar(way, rules, settings="workers: 2\n")
-            case Way.AUDITED:
-                rules = arrangement.small_rules(self.folder, self.broker)
-                audit = self.folder / "audit"
+            case Way.AUDITED | Way.RULES_AUDITED:
+                real = way is Way.RULES_AUDITED
+                rules = (
+                    arrangement.real_rules(self.folder) if real else arrangement.small_rules(self.folder, self.broker)
+                )
+                audit = self.folder / f"audit-{way.name.lower()}"
                 audit.mkdir()
                 return self.start_sidecar(way, rules, settings=f"audit: {{directory: {audit}}}\n")
             case Way.LOADED:
@@ -156,8 +192,16 @@ class Arena:
         child.wait_until(lambda: listens(port))
         return port, child.pid
 
+    def _start_copying_relay(self, name: str, rest_seconds: float) -> tuple[int, int]:
+        port = free_port()
+        words = [str(port), str(self.broker.port), str(rest_seconds)]
+        command = [sys.executable, "-m", "tests.bench.copying_relay", *words]
+        child = self._children.enter_context(Child(name.replace(" ", "-"), command, self.folder))
+        child.wait_until(lambda: listens(port))
+        return port, child.pid
+
     def _start_producers(self, case: Case) -> list[Producer]:
-        plan = {"port": self.port(case.way), "shape": asdict(case.shape)}
+        plan = {"port": self.port(case.way), "shape": asdict(case.shape), "window": case.window}
         return [
             self._children.enter_context(Producer(f"{case.name}-{number}", self.folder, plan))
             for number in range(case.producers or self.terms.producers)

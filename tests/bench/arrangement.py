@@ -12,7 +12,22 @@ from pathlib import Path
 from pamqp import commands
 from pamqp.common import FieldTable
 
-from tests.bench.cases import ADDRESS_RULES, KEYS_IN_TURN, MANY, QUEUES, QUEUES_AT_ONCE, kind, routing_key
+from tests.bench.cases import (
+    ADDRESS_RULES,
+    AMOUNT_EXCHANGE,
+    CONSUMED,
+    KEYS_IN_TURN,
+    MANY,
+    MIXED,
+    MIXED_EXCHANGE,
+    MIXED_REGEXES,
+    QUEUES,
+    QUEUES_AT_ONCE,
+    RULES_EXCHANGE,
+    TOPIC_EXCHANGE,
+    kind,
+    routing_key,
+)
 from tests.bench.link import Link
 from tests.rabbitmq import Broker
 
@@ -42,6 +57,9 @@ def declare(broker: Broker) -> None:
             for exchange in ("bench.direct", "bench.remote"):
                 bind = commands.Queue.Bind(queue=queue(number), exchange=exchange, routing_key=routing_key(number))
                 link.call(bind, commands.Queue.BindOk)
+        link.call(commands.Queue.Declare(queue=CONSUMED, durable=True), commands.Queue.DeclareOk)
+        bind = commands.Queue.Bind(queue=CONSUMED, exchange="bench.direct", routing_key=CONSUMED)
+        link.call(bind, commands.Queue.BindOk)
         for number in range(QUEUES):
             for name in eight_queues(number):
                 key = routing_key(number)
@@ -82,6 +100,22 @@ def by_last_digit(number: int) -> str:
 
 def by_pattern(number: int) -> str:
     return f"x-?rkre: '^key\\.{number:04}(\\.|$)'"
+
+
+def by_topic(number: int) -> str:
+    return f"x-?rkta: order.*, {by_kind(number)}"
+
+
+def by_amount(number: int) -> str:
+    return f'"x-?hkv>= amount": 0, {by_kind(number)}'
+
+
+def mixed(number: int) -> str:
+    """The first ten bindings are true for the messages of the cases; all others for none."""
+    if number in MIXED_REGEXES:
+        return by_pattern(number)
+    ways = (by_kind, by_key, by_amount, lambda at: f'"x-?hkv= region": region.{at}', lambda at: f"x-?rkta: bill.{at}.*")
+    return by_kind(number) if number < QUEUES else ways[number % len(ways)](number)
 
 
 def exchange_rules(name: str, count: int, arguments: Arguments) -> str:
@@ -130,6 +164,19 @@ def large_rules(folder: Path, broker: Broker) -> Path:
             exchange_rules("bench.rkre-many", KEYS_IN_TURN, by_pattern),
         ),
         address_rules(broker, ADDRESS_RULES),
+    )
+
+
+def real_rules(folder: Path) -> Path:
+    """The exchanges of the cases of real traffic, without an address table."""
+    return rules_file(
+        folder / "real.yaml",
+        (
+            exchange_rules(RULES_EXCHANGE, QUEUES, by_kind),
+            exchange_rules(MIXED_EXCHANGE, MIXED, mixed),
+            exchange_rules(TOPIC_EXCHANGE, QUEUES, by_topic),
+            exchange_rules(AMOUNT_EXCHANGE, QUEUES, by_amount),
+        ),
     )
 
 

@@ -7,11 +7,12 @@ with what it must reach. Starts nothing and measures nothing.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tests.bench.publishes import Shape
+from proxy.native import BUILD
+from tests.bench.publishes import FACTS, Shape
 
 QUEUES = 10
 QUEUES_AT_ONCE = 8
@@ -34,6 +35,13 @@ class Way(StrEnum):
     """The sidecar as two processes; CPU time is told of the one that starts them, which does nearly nothing."""
     AUDITED = "audited sidecar"
     """The same program and rules, with an audit log in its default mode."""
+    RULES = "rules only"
+    """The same program with rules and no address table."""
+    RULES_AUDITED = "rules, audited"
+    COPYING = "copying relay"
+    """A relay that copies bytes and looks at none: what a relay in Python costs at least."""
+    RESTING = "resting relay"
+    """The same; it reads the broker's socket every 3 ms at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,10 @@ class Case:
     shape: Shape
     producers: int = 0
     """Processes; 0: as many as the command line says."""
+    window: int = 0
+    """Publishes that may be unconfirmed; 0: as many as the generator allows by itself."""
+    consumes: bool = False
+    """Whether a consumer is measured, and the publishes only fill the queue before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,39 @@ def shape(exchange: str, keys: int = QUEUES, kinds: int = QUEUES, distinct: bool
     )
 
 
+REAL_WINDOW = 2_000
+RULES_EXCHANGE, MIXED_EXCHANGE, TOPIC_EXCHANGE, AMOUNT_EXCHANGE = (
+    "bench.real",
+    "bench.mixed",
+    "bench.topic",
+    "bench.amount",
+)
+MIXED, MIXED_REGEXES = 1_000, (100, 400, 700)
+CONSUMED = "bench.consumed"
+"""Queue, and routing key that leads to it."""
+DIFFERING: dict[str, tuple[str, tuple[str, ...]]] = {
+    "same": ("nothing differs", ()),
+    "id": ("message_id differs", ("message_id",)),
+    "header": ("a header that no rule mentions differs", ("header",)),
+    "key": ("the routing key differs", ("key",)),
+    "all": ("all three differ", FACTS),
+}
+"""What differs from message to message in the cases of real traffic, by the end of their names."""
+
+
+def real(name: str, way: Way, differs: tuple[str, ...], exchange: str = RULES_EXCHANGE) -> Case:
+    """Publishes as applications send them: one producer, 2,000 of them unconfirmed."""
+    # At the broker itself the exchange is an ordinary one, to which ten keys are bound.
+    keys = [routing_key(number) if exchange == "bench.direct" else f"order.{number:08}" for number in range(QUEUES)]
+    shape = Shape(exchange, tuple(keys), tuple(map(kind, range(QUEUES))), differs=differs)
+    return Case(name, way, shape, producers=1, window=REAL_WINDOW)
+
+
+def consuming(name: str, way: Way) -> Case:
+    shape = Shape("bench.direct", (CONSUMED,), tuple(map(kind, range(QUEUES))), differs=("message_id", "header"))
+    return Case(name, way, shape, producers=1, consumes=True)
+
+
 CASES = {
     case.name: case
     for case in (
@@ -124,6 +169,18 @@ CASES = {
         Case("workers-2", Way.WORKERS, shape("bench.hkv-10"), PRODUCERS_OF_WORKERS),
         Case("hkv-turn", Way.LOADED, shape("bench.hkv-many", kinds=MANY)),
         Case("rk-turn", Way.LOADED, shape("bench.rk-many", keys=MANY)),
+        real("real-direct", Way.BROKER, ("message_id", "header"), "bench.direct"),
+        real("real-haproxy", Way.HAPROXY, ("message_id", "header"), "bench.direct"),
+        real("real-copying", Way.COPYING, ("message_id", "header"), "bench.direct"),
+        real("real-resting", Way.RESTING, ("message_id", "header"), "bench.direct"),
+        *(real(f"real-{end}", Way.RULES, differs) for end, (_, differs) in DIFFERING.items()),
+        *(real(f"audited-{end}", Way.RULES_AUDITED, differs) for end, (_, differs) in DIFFERING.items()),
+        real("mixed", Way.RULES, (*FACTS, "amount"), MIXED_EXCHANGE),
+        real("topic", Way.RULES, ("key",), TOPIC_EXCHANGE),
+        real("amount", Way.RULES, ("amount",), AMOUNT_EXCHANGE),
+        consuming("consume-direct", Way.BROKER),
+        consuming("consume", Way.RULES),
+        consuming("consume-table", Way.SIDECAR),
     )
 }
 
@@ -157,6 +214,57 @@ def latency(name: str, label: str, case: str, target: float | None) -> Row:
     return Row(name, label, "us", target, at_least=False, pings=("direct", case), value=value)
 
 
+def spent(name: str, label: str, case: str, target: float | None) -> Row:
+    """CPU per message of what stands between producer and broker."""
+    way = CASES[case].way
+
+    def value(measured: Round) -> float:
+        return measured.samples[case].cpu_us[way]
+
+    return Row(name, f"CPU per message, {label}", "us CPU", target, at_least=False, cases=(case,), value=value)
+
+
+def above(label: str, case: str, target: float) -> Row:
+    """CPU per message beyond that of a relay that only copies."""
+    way = CASES[case].way
+
+    def value(measured: Round) -> float:
+        return measured.samples[case].cpu_us[way] - measured.samples["real-resting"].cpu_us[Way.RESTING]
+
+    label = f"CPU above the resting relay, {label}"
+    return Row("real", label, "us CPU", target, at_least=False, cases=("real-resting", case), value=value)
+
+
+MOST_ABOVE, MOST_AUDIT = (1.2 if BUILD == "compiled" else 4.5), 1.5
+"""Microseconds that a publish may cost beyond copying, and what an audit line may add."""
+
+
+def real_rows() -> Iterator[Row]:
+    """Rows of publishes as applications send them: part of the direct rate, and CPU."""
+    base = "real-direct"
+    for case, label in (
+        ("real-haproxy", "HAProxy in TCP mode"),
+        ("real-copying", "a relay that only copies"),
+        ("real-resting", "the same, resting 3 ms between reads of the broker"),
+    ):
+        yield ratio("real", f"{label} / direct", case, base, None)
+        yield spent("real", label, case, None)
+    for begin, also, most in (("real", "", MOST_ABOVE), ("audited", ", with audit log", MOST_ABOVE + MOST_AUDIT)):
+        for end, (label, _) in DIFFERING.items():
+            yield ratio("real", f"10 bindings, {label}{also} / direct", f"{begin}-{end}", base, 1.00)
+            yield above(f"{label}{also}", f"{begin}-{end}", most)
+    for case, label, most in (
+        ("mixed", "1,000 mixed bindings, 3 regular expressions, all differ", 15.0),
+        ("topic", "topic condition order.*, keys differ", 6.0),
+        ("amount", "condition amount >=, values differ", 6.0),
+    ):
+        yield ratio("real", f"{label} / direct", case, base, None)
+        yield spent("real", label, case, most)
+    for case, label in (("consume", "consuming"), ("consume-table", "consuming, with an address table")):
+        yield ratio("consume", f"{label} / direct", case, "consume-direct", None)
+        yield spent("consume", label, case, 1.5 if BUILD == "compiled" else None)
+
+
 ROWS = (
     ratio("pass", "pass-through publish / direct to the broker", "pass", "direct", 0.90),
     ratio("open", "open exchange, 10 bindings, headers that repeat / direct", "open", "direct", 0.85),
@@ -181,6 +289,7 @@ ROWS = (
     latency("latency", "added latency, pass-through, p50", "pass", 150),
     cpu("cpu", "CPU per message, pass-through / HAProxy", "pass", 3),
     cpu("cpu", "CPU per message, open exchange / HAProxy", "open", 5),
+    *real_rows(),
 )
 """Rows that are measured in rounds; those of `memory` stand apart."""
 

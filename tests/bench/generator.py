@@ -155,7 +155,7 @@ def main(argument: str) -> None:
     plan = json.loads(argument)
     ring = Ring(Shape(**plan["shape"]))
     with Link("127.0.0.1", plan["port"], confirms=True) as link:
-        serve(Generator(link, ring), sys.stdin)
+        serve(Generator(link, ring, plan.get("window") or WINDOW_MESSAGES), sys.stdin)
 
 
 if __name__ == "__main__":

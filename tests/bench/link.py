@@ -60,6 +60,11 @@ class Link:
     ) -> None:
         self.close()
 
+    def take_rest(self) -> bytes:
+        """Give what has arrived and was not asked for yet."""
+        rest, self._buffer = self._buffer, b""
+        return rest
+
     def close(self) -> None:
         self.socket.close()
 

@@ -104,8 +104,8 @@ class Child:
 class Producer(Child):
     """A generator process; `ask` sends one command and waits for its answer."""
 
-    def __init__(self, name: str, folder: Path, plan: dict[str, object]) -> None:
-        command = [sys.executable, "-m", "tests.bench.generator", json.dumps(plan)]
+    def __init__(self, name: str, folder: Path, plan: dict[str, object], module: str = "generator") -> None:
+        command = [sys.executable, "-m", f"tests.bench.{module}", json.dumps(plan)]
         pipe = subprocess.PIPE
         super().__init__(name, command, folder, stdin=pipe, stdout=pipe, text=True, bufsize=1)
         try:

@@ -30,6 +30,15 @@ class Shape:
     kinds: tuple[str, ...]
     distinct: bool = False
     body_size_bytes: int = 100
+    differs: tuple[str, ...] | None = None
+    """Which of `FACTS` (and "amount") differ from message to message; then each message has all of these fields. None:
+    it has none of them, and `distinct` applies."""
+
+
+FACTS = ("message_id", "header", "key")
+"""What real messages differ in: their id, a header that no rule mentions, and the routing key."""
+DIFFERENT = 50_000
+"""Different messages that are sent in turn: more than any cache of decisions may keep."""
 
 
 def frame(kind: int, payload: bytes, channel: int = 1) -> bytes:
@@ -74,6 +83,32 @@ def identity_bytes(turn: int, index: int) -> bytes:
     return short(f"{turn:08x}-{index:08x}") + struct.pack(">Q", (FIRST_TURN + turn) << 16 | index)
 
 
+def real_publish(shape: Shape, index: int) -> bytes:
+    """A publish as applications send it: message id, timestamp, a trace id and an amount among its headers.
+
+    Its routing key has the number of the message at its end where keys differ.
+    """
+    differs = shape.differs or ()
+    number = {name: index if name in differs else 0 for name in (*FACTS, "amount")}
+    key = shape.routing_keys[index % len(shape.routing_keys)]
+    if "key" in differs:
+        digits = f"{index:08}"
+        key = key[: -len(digits)] + digits
+    entries = (
+        text_entry("source", "billing-service")
+        + text_entry("traceparent", f"00-{number['header']:032x}-00f067aa0ba902b7-01")
+        + short("amount")
+        + b"I"
+        + struct.pack(">i", number["amount"])
+        + text_entry("kind", shape.kinds[index % len(shape.kinds)])
+    )
+    flags = CONTENT_TYPE | HEADERS | DELIVERY_MODE | MESSAGE_ID | TIMESTAMP
+    properties = short("application/json") + struct.pack(">I", len(entries)) + entries + b"\x01"
+    properties += identity_bytes(0, number["message_id"])
+    header = frame(2, struct.pack(">HHQH", 60, 0, shape.body_size_bytes, flags) + properties)
+    return publish_method(shape.exchange, key) + header + frame(3, bytes(shape.body_size_bytes))
+
+
 class Ring:
     """Publishes laid end to end, to be sent round and round.
 
@@ -81,11 +116,15 @@ class Ring:
     out: where the shape asks for distinct messages it gives each of them a new message id and timestamp.
     """
 
-    def __init__(self, shape: Shape, distinct_count: int = DISTINCT_RING) -> None:
+    def __init__(self, shape: Shape, distinct_count: int = DISTINCT_RING, different_count: int = DIFFERENT) -> None:
         self.shape = shape
         cycle = math.lcm(len(shape.routing_keys), len(shape.kinds))
         self.count = distinct_count if shape.distinct else cycle * math.ceil(MIN_RING / cycle)
         self.turn = 0
+        if shape.differs is not None:
+            self.count = different_count if shape.differs else self.count
+            self._lay([real_publish(shape, index) for index in range(self.count)])
+            return
         body = frame(3, bytes(shape.body_size_bytes))
         methods = [publish_method(shape.exchange, key) for key in shape.routing_keys]
         messages = []
@@ -94,11 +133,14 @@ class Ring:
             identity = identity_bytes(0, index) if shape.distinct else b""
             header = content_header(kind, shape.body_size_bytes, identity)
             messages.append(methods[index % len(methods)] + header + body)
+        self._lay(messages)
+        self._identity_offset = messages[0].find(identity_bytes(0, 0)) if shape.distinct else 0
+
+    def _lay(self, messages: list[bytes]) -> None:
         self.stride = len(messages[0])
         if any(len(message) != self.stride for message in messages):
             raise ValueError("routing keys and kinds of one shape must be equally long")
         self.data = bytearray(b"".join(messages))
-        self._identity_offset = messages[0].find(identity_bytes(0, 0)) if shape.distinct else 0
 
     def next_turn(self) -> None:
         if not self.shape.distinct:

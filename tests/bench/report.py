@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from proxy.native import BUILD
 from tests.bench.cases import Round, Row
 
 
@@ -51,7 +52,7 @@ def outcome(row: Row, rounds: Iterable[Round], failures: dict[str, str]) -> Outc
 def number(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
-    digits = 2 if unit in ("", "x", "s") else 0
+    digits = 2 if unit in ("", "x", "s", "us CPU") else 0
     return f"{value:.{digits}f} {unit}".rstrip()
 
 
@@ -82,7 +83,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 def table(outcomes: Iterable[Outcome]) -> str:
     """The rows with what each must reach; each reason for a failure is told once, below the table."""
-    lines = [["case", "median", "must reach", "", "lowest .. highest round"]]
+    lines = [[f"case ({BUILD})", "median", "must reach", "", "lowest .. highest round"]]
     notes: dict[str, None] = {}
     for one in outcomes:
         unit = one.row.unit
@@ -145,6 +146,7 @@ def write_json(path: Path, command: str, broker: str, outcomes: Iterable[Outcome
         "command": command,
         "machine": machine(),
         "broker": broker,
+        "build": BUILD,
         "rows": rows,
         "rounds": [asdict(measured) for measured in rounds],
     }

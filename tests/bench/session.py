@@ -55,7 +55,8 @@ class Session:
     def prepare(self) -> None:
         """Start everything before the first round, so that no start disturbs another case."""
         for name in unique(case for row in self._rows for case in (*row.cases, *row.pings)):
-            self._guarded(name, partial(self._arena.producers, CASES[name]))
+            case = CASES[name]
+            self._guarded(name, partial(self._arena.consumer if case.consumes else self._arena.producers, case))
 
     def round(self) -> None:
         """Every case once at full speed, then the pings."""

@@ -14,6 +14,7 @@ from tests.bench import arrangement
 from tests.bench.cases import CASES, Case, Way
 from tests.rabbitmq import Broker
 
+REAL_CASES = [case for case in CASES.values() if case.way in (Way.RULES, Way.RULES_AUDITED) and not case.consumes]
 OPEN_CASES = [case for case in CASES.values() if case.shape.exchange.startswith(("bench.hkv", "bench.rk"))]
 ADDRESSED = [case for case in CASES.values() if case.name in ("local", "remote", "table-10", "table-many")]
 BROKER = Broker("127.0.0.1", 1234, "http://127.0.0.1:1235")
@@ -52,6 +53,25 @@ def test_where_eight_queues_are_meant_each_message_goes_to_eight(routers: dict[W
         decision = routers[case.way].decide(b"bench.eight", facts(case, number), 0.0, QueueNames(), lambda _: 0)
         assert set(decision.queues) == {name.encode() for name in arrangement.eight_queues(number)}
         assert len(decision.queues) == 8
+
+
+@pytest.mark.parametrize("case", REAL_CASES, ids=lambda case: case.name)
+def test_each_real_message_goes_to_one_queue_and_the_queues_take_turns(case: Case, tmp_path: Path) -> None:
+    router = load_rules([arrangement.real_rules(tmp_path)]).routers["/"]
+
+    for number in range(CHECKED):
+        key, kind = (some[number % 10].encode() for some in (case.shape.routing_keys, case.shape.kinds))
+        seen = Facts(key, ((b"kind", Value("S", kind)), (b"amount", Value("I", number))))
+        decision = router.decide(case.shape.exchange.encode(), seen, 0.0, QueueNames(), lambda _: 0)
+        assert decision.queues == (arrangement.queue(number).encode(),)
+        assert len(decision.matched) == 1
+
+
+def test_the_mixed_bindings_are_a_thousand_with_three_regular_expressions(tmp_path: Path) -> None:
+    exchange = load_rules([arrangement.real_rules(tmp_path)]).routers["/"].exchanges[b"bench.mixed"]
+
+    assert len(list(exchange.bindings)) == 1_000
+    assert sum(compiled.regexes for _, compiled in exchange.entries) == 3
 
 
 @pytest.mark.parametrize("case", ADDRESSED, ids=lambda case: case.name)

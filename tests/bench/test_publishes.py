@@ -101,3 +101,32 @@ def test_a_repeating_ring_is_the_same_in_every_turn() -> None:
 def test_keys_of_different_length_are_refused() -> None:
     with pytest.raises(ValueError, match="equally long"):
         Ring(Shape("bench", ("short", "longer"), ("kind",)))
+
+
+REAL = ("order.00000000", "order.00000001")
+
+
+@pytest.mark.parametrize(
+    ("differs", "ids", "traces", "keys", "amounts"),
+    [
+        ((), 1, 1, 2, 1),
+        (("message_id",), 300, 1, 2, 1),
+        (("header",), 1, 300, 2, 1),
+        (("key",), 1, 1, 300, 1),
+        (("amount",), 1, 1, 2, 300),
+        (("message_id", "header", "key"), 300, 300, 300, 1),
+    ],
+)
+def test_real_messages_differ_in_what_the_shape_names_only(
+    differs: tuple[str, ...], ids: int, traces: int, keys: int, amounts: int
+) -> None:
+    shape = Shape("bench", REAL, ("kind.0", "kind.1"), differs=differs)
+
+    found = messages(Ring(shape, different_count=300), 300)
+
+    tables = [content.properties.headers or {} for _, content, _ in found]
+    assert len({content.properties.message_id for _, content, _ in found}) == ids
+    assert len({table["traceparent"] for table in tables}) == traces
+    assert len({method.routing_key for method, _, _ in found}) == keys
+    assert len({table["amount"] for table in tables}) == amounts
+    assert {table["kind"] for table in tables} == {"kind.0", "kind.1"}

@@ -137,8 +137,13 @@ class Wire:
         sources = Sources(lambda: self.wall, lambda: 0.0, no_draw)
         self.plans = Plans(self.state, self.counters, sources, rules)
         self.tuning = tuning
-        self.relay = Relay(tuning, self.plans, self.heard.inventory(), limits or RelayLimits())
+        self._limits = limits or RelayLimits()
+        self.connect()
         self.now = 0.0
+
+    def connect(self) -> None:
+        """Begin a connection with the plans as they are now."""
+        self.relay = Relay(self.tuning, self.plans, self.heard.inventory(), self._limits)
 
     # -- bytes ---------------------------------------------------------------------------------------------------
 

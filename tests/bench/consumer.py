@@ -1,0 +1,73 @@
+"""What can one consumer take? A process that reads deliveries of a queue that was filled before, and acknowledges them.
+
+All deliveries are equally long, so that they are counted by bytes and looked at no further: it has to be far cheaper
+than what it measures. Commands come as JSON lines on standard input, each answered by one line. Ends at end of file.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import time
+from dataclasses import asdict
+
+from pamqp import commands
+
+from tests.bench.generator import CHUNK_BYTES, Run, cpu_of
+from tests.bench.link import Link
+from tests.bench.publishes import frame
+
+PREFETCH, ACK_EVERY = 2_000, 500
+#: How long nothing may arrive.
+SILENCE_SECONDS = 30.0
+
+
+def consume(port: int, queue: str, count: int, watch: dict[str, int]) -> Run:
+    """Read a number of deliveries; time and CPU count from the first one."""
+    with Link("127.0.0.1", port) as link:
+        link.call(commands.Basic.Qos(prefetch_count=PREFETCH), commands.Basic.QosOk)
+        link.socket.settimeout(SILENCE_SECONDS)
+        link.call(commands.Basic.Consume(queue=queue, consumer_tag="bench"), commands.Basic.ConsumeOk)
+        before, start = cpu_of(watch), time.perf_counter()
+        data = link.take_rest()
+        while (stride := delivery_bytes(data)) == 0:
+            data += link.socket.recv(CHUNK_BYTES)
+        arrived, acknowledged = len(data), 0
+        while arrived < count * stride:
+            read = len(link.socket.recv(CHUNK_BYTES))
+            if read == 0:
+                raise ConnectionError("the other side closed the socket")
+            arrived += read
+            complete = arrived // stride
+            if complete >= acknowledged + ACK_EVERY or complete == count:
+                acknowledged = complete
+                link.socket.sendall(frame(1, struct.pack(">HHQB", 60, 80, acknowledged, 1)))
+        after, end = cpu_of(watch), time.perf_counter()
+        if arrived != count * stride:
+            raise ValueError(f"{arrived} bytes are no {count} deliveries of {stride} bytes")
+        link.call(commands.Channel.Close(0, "", 0, 0), commands.Channel.CloseOk)
+    return Run(count, end - start, {name: after[name] - before[name] for name in watch})
+
+
+def delivery_bytes(data: bytes) -> int:
+    """Length of the first delivery (method, header and one body frame); 0 as long as it is not there."""
+    at = 0
+    for _ in range(3):
+        if len(data) < at + 8:
+            return 0
+        at += int.from_bytes(data[at + 3 : at + 7], "big") + 8
+    return at if len(data) >= at else 0
+
+
+def main(argument: str) -> None:
+    plan = json.loads(argument)
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        run = consume(plan["port"], plan["queue"], command["consume"], command["watch"])
+        print(json.dumps(asdict(run)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

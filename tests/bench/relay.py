@@ -1,0 +1,98 @@
+"""What does a publish cost the relay itself? Microbenchmark without sockets: ``python -m tests.bench.relay``.
+
+One producer connection gets reads of 64 publishes, one exchange has ten `x-?hkv=` bindings. CPU of what the relay does
+for the producer's bytes, per publish; what the broker confirms is fed between the measured parts. Prints which build it
+measures; ``PURE_PYTHON=1`` measures the sources.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from time import process_time
+
+from proxy.audit.record import LineRenderer, PublishLog
+from proxy.native import BUILD
+from proxy.relay.publish.plan import ClientRules, Plans, Sources
+from proxy.relay.vhost import VhostState
+from tests.bench.publishes import DIFFERENT, FACTS, Ring, Shape, frame
+from tests.relay.wire import Wire, owned, state
+from tests.routing.building import NOW, exchange, to_queue
+
+PER_READ = 64
+BINDINGS = 10
+#: Reads of a round, and rounds, of which the quickest counts: others have met somebody else on the same core.
+READS, ROUNDS = 200, 7
+KINDS = tuple(f"kind.{number:04}" for number in range(BINDINGS))
+KEYS = tuple(f"order.{number:08}" for number in range(BINDINGS))
+
+#: What differs from message to message, by the name of the row.
+ROWS: dict[str, tuple[str, ...]] = {
+    "nothing": (),
+    "message_id": ("message_id",),
+    "a header that no rule mentions": ("header",),
+    "the routing key": ("key",),
+    "all three": FACTS,
+}
+
+
+def rules() -> VhostState:
+    """The exchange ``xo``."""
+    made = exchange(*(to_queue(f"q{number}", {"x-?hkv= kind": kind}) for number, kind in enumerate(KINDS)))
+    return state((made, owned(made)))
+
+
+def wire(audited: bool) -> Wire:
+    """A connection with a channel in confirm mode."""
+    made = Wire(rules())
+    if audited:
+        journal = PublishLog(LineRenderer("bench"), _ignore, lambda: "v1", lambda: NOW, ruled_only=False)
+        sources = Sources(lambda: NOW, lambda: 0.0, lambda below: 0)
+        made.plans = Plans(made.state, made.counters, sources, ClientRules(), journal)
+        made.connect()
+        made.relay.start_audit("bench", "guest")
+    return made.open(confirm=True)
+
+
+def _ignore(_: bytes) -> None:
+    """Take a line of the audit log."""
+
+
+def reads(differs: tuple[str, ...], name: str = "xo") -> list[bytes]:
+    """Whole reads of different messages, or of the same in turn."""
+    ring = Ring(Shape(name, KEYS, KINDS, differs=differs), different_count=DIFFERENT)
+    size = ring.stride * PER_READ
+    return [bytes(ring.data[at : at + size]) for at in range(0, len(ring.data) - size + 1, size)]
+
+
+def microseconds(data: list[bytes], audited: bool = False) -> float:
+    """CPU of a publish."""
+    made = wire(audited)
+    best, tag, at = float("inf"), 0, 0
+    for _ in range(ROUNDS):
+        gc.collect()
+        spent = 0.0
+        for _ in range(READS):
+            begin = process_time()
+            made.relay.receive_from_producer(data[at], 0.0)
+            spent += process_time() - begin
+            assert made.upstream()
+            at = (at + 1) % len(data)
+            tag += PER_READ
+            made.answer(frame(1, b"\x00\x3c\x00\x50" + tag.to_bytes(8, "big") + b"\1"))
+        best = min(best, spent)
+    return best / (READS * PER_READ) * 1e6
+
+
+def main() -> int:
+    print(f"CPU us per publish in the relay, {PER_READ} publishes per read, {BINDINGS} bindings, {BUILD}\n")
+    print(f"{'what differs from message to message':40}{'plain':>8}{'audited':>10}{'not ours':>10}")
+    for name, differs in ROWS.items():
+        data = reads(differs)
+        passed = microseconds(reads(differs, "other"))
+        print(f"{name:40}{microseconds(data):8.2f}{microseconds(data, audited=True):10.2f}{passed:10.2f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
