@@ -9,27 +9,30 @@ Source: AMQP 0-9-1 spec, 4.2.3 "General frame format": type (1 byte), channel (2
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.errors import ProtocolError
 
-METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
-FRAME_END = 206
+METHOD: Final = 1
+HEADER: Final = 2
+BODY: Final = 3
+HEARTBEAT: Final = 8
+FRAME_END: Final = 206
 #: type, channel, size
 FRAME_HEAD = Struct(">BHI")
 #: type, channel, size, class, weight, body size: the fixed part of a content header frame
 CONTENT_HEAD = Struct(">BHIHHQ")
 #: bytes of a frame around its payload: head and frame-end
-OVERHEAD = 8
+OVERHEAD: Final = 8
 U16 = Struct(">H")
 U32 = Struct(">I")
 U64 = Struct(">Q")
 #: Bytes above frame-max that RabbitMQ tolerates in a frame (FRAME_SIZE_FUDGE of its rabbit_reader), and so do we: there
 #: are clients, such as AMQPStorm, that cut bodies into pieces of frame-max.
-FRAME_SIZE_FUDGE = 8
+FRAME_SIZE_FUDGE: Final = 8
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: class id of content headers
-BASIC = 60
+BASIC: Final = 60
 _FRAME_ERROR = 501
 _RESOURCE_ERROR = 506
 

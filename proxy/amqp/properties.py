@@ -14,13 +14,13 @@ from __future__ import annotations
 import struct
 from enum import Enum
 from functools import lru_cache
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from proxy.errors import ProtocolError
 
-CONTENT_TYPE = 0x8000
-CONTENT_ENCODING = 0x4000
-HEADERS = 0x2000
+CONTENT_TYPE: Final = 0x8000
+CONTENT_ENCODING: Final = 0x4000
+HEADERS: Final = 0x2000
 
 _SYNTAX_ERROR = 502
 _LENGTH = struct.Struct(">I")
@@ -85,6 +85,28 @@ def table_span(data: bytes, start: int, flags: int, end: int | None = None) -> t
     if end_of_table > (len(data) if end is None else min(end, len(data))):
         _malformed()
     return first, end_of_table
+
+
+def strings_end(data: bytes, start: int, flags: int, end: int) -> int:
+    """Find where the header table stands, or would stand: after content type and content encoding.
+
+    Args:
+        data: bytes with the content header in them.
+        start: offset just after the property flags.
+        flags: the property flags.
+        end: offset after the last property.
+
+    Raises:
+        ProtocolError: 502, they do not end within ``end``.
+    """
+    for flag in (CONTENT_TYPE, CONTENT_ENCODING):
+        if flags & flag:
+            if start >= end:
+                _malformed()
+            start += 1 + data[start]
+    if start > end:
+        _malformed()
+    return start
 
 
 def decode_properties(

@@ -35,7 +35,10 @@ _FIXED_BY_OCTET = {ord(letter): (letter, codec) for letter, codec in _FIXED.item
 _LENGTH = struct.Struct(">I")
 
 #: Octet of the letter -> size of letter and value, where it is fixed; 0: a length of four bytes follows.
-_SIZES = {ord(letter): 1 + codec.size for letter, codec in _FIXED.items()} | {ord("V"): 1} | dict.fromkeys(b"SxAF", 0)
+VALUE_SIZES = (
+    {ord(letter): 1 + codec.size for letter, codec in _FIXED.items()} | {ord("V"): 1} | dict.fromkeys(b"SxAF", 0)
+)
+
 
 _VOID = Value("V", None)
 
@@ -59,7 +62,7 @@ def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tu
         ProtocolError: 502, the entries don't fill ``start`` to ``end`` exactly or a letter is unknown.
     """
     picked: list[tuple[bytes, bytes]] = []
-    sizes = _SIZES
+    sizes = VALUE_SIZES
     length = _LENGTH.unpack_from
     at = start
     try:
@@ -95,7 +98,7 @@ def without(data: bytes, start: int, end: int, names: frozenset[bytes]) -> bytes
     try:
         while at < end:
             letter_at = at + 1 + data[at]
-            stop = letter_at + (_SIZES[data[letter_at]] or 5 + _LENGTH.unpack_from(data, letter_at + 1)[0])
+            stop = letter_at + (VALUE_SIZES[data[letter_at]] or 5 + _LENGTH.unpack_from(data, letter_at + 1)[0])
             if data[at + 1 : letter_at] in names:
                 kept.append(data[kept_from:at])
                 kept_from = stop
@@ -157,7 +160,7 @@ def too_deep(entries: bytes) -> bytes | None:
                 at = letter_at
             octet = entries[at]
             if octet not in b"AF":
-                at += _SIZES[octet] or 5 + _LENGTH.unpack_from(entries, at + 1)[0]
+                at += VALUE_SIZES[octet] or 5 + _LENGTH.unpack_from(entries, at + 1)[0]
                 continue
             if len(open_values) > MAX_NESTING:
                 return argument
@@ -258,7 +261,7 @@ def _decode(data: bytes, at: int, end: int, depth: int) -> tuple[Value, int]:
         return _within(Value(letter, content if letter == "D" else content[0]), at + codec.size, end)
     if octet == 0x56:  # V
         return _within(_VOID, at, end)
-    size = _SIZES[octet] or _LENGTH.unpack_from(data, at)[0]
+    size = VALUE_SIZES[octet] or _LENGTH.unpack_from(data, at)[0]
     at += 4
     stop = at + size
     letter = chr(octet)

@@ -110,22 +110,28 @@ class Privacy:
 class RecordTemplate:
     """The constant part of the lines of one decision. Made by `LineRenderer.template`."""
 
-    __slots__ = ("_constant", "decide_us")
+    __slots__ = ("_constant",)
 
-    def __init__(self, constant: str, decide_us: float | None = None) -> None:
-        """Take the fields that the decision fixes, as `,"name":value...`, and how long it took."""
+    def __init__(self, constant: str) -> None:
+        """Take the fields that the decision fixes, as `,"name":value...`."""
         self._constant = constant
-        #: microseconds of the decision, until a line has told them
-        self.decide_us = decide_us
 
-    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str = "{}") -> str:
-        """Render what lines of equal publishes end with, after their number.
+    def ending(
+        self,
+        routing_key: bytes,
+        message_id: bytes | None,
+        size: int,
+        headers: str = "{}",
+        decide_us: float = -1.0,
+    ) -> str:
+        """Render what a line ends with, after its number.
 
         Args:
             routing_key: their routing key.
             message_id: their message id, None where they have none.
             size: bytes of the body.
             headers: allow-listed headers, from `LineRenderer.headers`.
+            decide_us: microseconds that the decision took; negative where it was known.
         """
         # Written out and not in functions: a call costs a tenth of it all.
         try:
@@ -134,12 +140,8 @@ class RecordTemplate:
         except UnicodeDecodeError:
             key = quoted(routing_key)
             identity = "null" if message_id is None else quoted(message_id)
-        return f',"rk":{key},"message_id":{identity},"size":{size}{self._constant},"headers":{headers}}}\n'
-
-    def timed(self, ending: str) -> str:
-        """Return an ending that tells how long the decision took; to be asked once, where `decide_us` says so."""
-        decide_us, self.decide_us = self.decide_us, None
-        return f'{ending[:-2]},"decide_us":{decide_us:.1f}}}\n'
+        took = f',"decide_us":{decide_us:.1f}' if decide_us >= 0 else ""
+        return f',"rk":{key},"message_id":{identity},"size":{size}{self._constant},"headers":{headers}{took}}}\n'
 
 
 class _HashingTemplate(RecordTemplate):
@@ -147,17 +149,24 @@ class _HashingTemplate(RecordTemplate):
 
     __slots__ = ("_privacy",)
 
-    def __init__(self, constant: str, decide_us: float | None, privacy: Privacy) -> None:
-        super().__init__(constant, decide_us)
+    def __init__(self, constant: str, privacy: Privacy) -> None:
+        super().__init__(constant)
         self._privacy = privacy
 
-    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str = "{}") -> str:
+    def ending(
+        self,
+        routing_key: bytes,
+        message_id: bytes | None,
+        size: int,
+        headers: str = "{}",
+        decide_us: float = -1.0,
+    ) -> str:
         hashed = self._privacy.hashed
         if "rk" in hashed:
             routing_key = self._privacy.hash("rk", routing_key).encode()
         if message_id is not None and "message_id" in hashed:
             message_id = self._privacy.hash("message_id", message_id).encode()
-        return super().ending(routing_key, message_id, size, headers)
+        return super().ending(routing_key, message_id, size, headers, decide_us)
 
 
 def opening(ts: str) -> str:
@@ -213,7 +222,6 @@ class LineRenderer:
         rule: int | None = None,
         rules: str = "",
         reason: str | None = None,
-        decide_us: float | None = None,
     ) -> RecordTemplate:
         """Render what a decision fixes; keep it with the cached plan.
 
@@ -227,7 +235,6 @@ class LineRenderer:
             rule: index of the rule of the address table that applied.
             rules: version of the rules.
             reason: short code that says why, where there is something to say.
-            decide_us: microseconds that the decision took, where measured.
         """
         fields = {
             "exchange": text(exchange),
@@ -242,8 +249,8 @@ class LineRenderer:
         }
         constant = "," + _json(fields)[1:-1]
         if self.privacy.hashed & {"rk", "message_id"}:
-            return _HashingTemplate(constant, decide_us, self.privacy)
-        return RecordTemplate(constant, decide_us)
+            return _HashingTemplate(constant, self.privacy)
+        return RecordTemplate(constant)
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
         """Render the allow-listed ones of some headers.
@@ -345,7 +352,6 @@ class PublishLog:
         reason: str | None,
         remotes: Iterable[str] = (),
         rule: int | None = None,
-        decide_us: float | None = None,
     ) -> LineTemplate:
         """What a decision fixes in its lines, the version of the rules included."""
         return self._records.template(
@@ -358,7 +364,6 @@ class PublishLog:
             rule=rule,
             rules=self._rules(),
             reason=reason,
-            decide_us=decide_us,
         )
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:

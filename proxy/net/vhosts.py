@@ -20,7 +20,7 @@ import structlog
 from proxy.relay.audit_sink import AuditSink
 from proxy.relay.connection_state import NO_INVENTORY, PermissionCheck, QueueInventory
 from proxy.relay.counters import Counters
-from proxy.relay.publish.plan import ClientRules, Plans, Sources
+from proxy.relay.publish.plan import ClientRules, DecisionCaches, Plans, Sources
 from proxy.relay.publish.tap import Tap
 from proxy.relay.vhost import Destination, VhostState
 from proxy.routing.router import Router
@@ -130,7 +130,17 @@ class Vhosts:
         journal: the audit log, if there is one.
     """
 
-    __slots__ = ("_control", "_counters", "_journal", "_plans", "_rules", "_sources", "_tap", "client_connections")
+    __slots__ = (
+        "_control",
+        "_counters",
+        "_decisions",
+        "_journal",
+        "_plans",
+        "_rules",
+        "_sources",
+        "_tap",
+        "client_connections",
+    )
 
     def __init__(
         self,
@@ -148,6 +158,7 @@ class Vhosts:
         self._counters = counters
         self._sources = sources
         self._tap: Tap | None = None
+        self._decisions = DecisionCaches()
         self._plans = {state.name: self._make(state) for state in states}
         #: connections on which clients can be asked what they may bind
         self.client_connections = ClientConnections()
@@ -168,7 +179,9 @@ class Vhosts:
     def forget(self, vhost: str) -> None:
         """A virtual host is gone: the next producer that logs in to one of that name finds a new one."""
         if not self.in_use(vhost):
-            self._plans.pop(vhost, None)
+            plans = self._plans.pop(vhost, None)
+            if plans is not None:
+                plans.forget()
 
     @property
     def states(self) -> list[VhostState]:
@@ -191,7 +204,7 @@ class Vhosts:
             plans.set_tap(tap)
 
     def _make(self, state: VhostState) -> Plans:
-        plans = Plans(state, self._counters, self._sources, self._rules, self._journal)
+        plans = Plans(state, self._counters, self._sources, self._rules, self._journal, self._decisions)
         plans.tap = self._tap
         return plans
 

@@ -12,14 +12,8 @@ from typing import Protocol
 class LineTemplate(Protocol):
     """The constant part of the lines of one decision."""
 
-    #: microseconds of the decision, until a line has told them
-    decide_us: float | None
-
-    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str) -> str:
-        """What lines of equal publishes end with, after their number."""
-
-    def timed(self, ending: str) -> str:
-        """The same with `decide_us`, which is told once."""
+    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str, decide_us: float) -> str:
+        """What a line ends with, after its number; `decide_us` is negative where the decision was known."""
 
 
 class AuditSink(Protocol):
@@ -46,7 +40,6 @@ class AuditSink(Protocol):
         reason: str | None,
         remotes: Iterable[str] = (),
         rule: int | None = None,
-        decide_us: float | None = None,
     ) -> LineTemplate:
         """What a decision fixes."""
 

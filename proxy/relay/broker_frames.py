@@ -35,11 +35,8 @@ from proxy.relay.channel import Channel
 from proxy.relay.channel_state import DISCARDING
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.original_address import restored_content
-from proxy.relay.publish.shapes import Shapes
 from proxy.relay.publish.split_publish import fingerprint
 
-#: Shapes of contents remembered: a hundred bytes each.
-REMEMBERED = 1024
 #: payload of a Basic.Ack: class, method, delivery tag, bits
 _ACK_BYTES = 13
 _ACK_FRAME_BYTES = _ACK_BYTES + OVERHEAD
@@ -64,7 +61,6 @@ class BrokerFrames:
         self._rest: Final = PartialFrame()
         #: the largest frame that may go to the producer, in bytes
         self._least_max: Final = min(connection.tuning.frame_max_producer, connection.tuning.frame_max_upstream)
-        self._shapes: Final = Shapes(self._least_max, REMEMBERED)
 
     @property
     def at_boundary(self) -> bool:
@@ -86,7 +82,7 @@ class BrokerFrames:
         if at < len(data):
             self._rest.keep(data[at:])
 
-    def _run(self, data: bytes) -> int:  # noqa: C901 -- one pass over the read buffer, as in `publishing`
+    def _run(self, data: bytes) -> int:  # noqa: C901 -- one pass over the read buffer, as in `publish_pass`
         """Take whole frames; answer the offset of what is left."""
         connection = self._connection
         out = connection.to_producer
@@ -97,7 +93,6 @@ class BrokerFrames:
         least_max = self._least_max
         sidecar_channel = connection.sidecar_channel.number
         looked_at = self._methods.looked_at
-        shapes = self._shapes
         delayed_confirms = connection.delayed_confirms
         starts = data.startswith
         end = len(data)
@@ -141,18 +136,9 @@ class BrokerFrames:
                 elif index not in looked_at:
                     at = stop
                     if index in _WITH_CONTENT:
-                        header_bytes, content_bytes, body_head, _ = shapes[data[stop : stop + CONTENT_HEAD.size]]
-                        body_at, after = stop + header_bytes, stop + content_bytes
-                        if (
-                            after <= end
-                            and content_bytes
-                            and data[body_at - 1] == FRAME_END
-                            and data[after - 1] == FRAME_END
-                            and starts(body_head, body_at)
-                            and data[stop + 1] << 8 | data[stop + 2] == number
-                        ):
-                            at = after  # the whole content
-                        else:
+                        at = self._whole_content_end(data, stop, number)
+                        if not at:
+                            at = stop
                             unfinished[number] = -1
                     continue
             elif (kind == BODY or kind == HEADER) and size + OVERHEAD <= least_max and number in unfinished:
@@ -171,6 +157,31 @@ class BrokerFrames:
         if start < at:
             out.append(data[start:at] if start or at < end else data)
         return at if connection.phase not in _ENDED else self._end(data, at)
+
+    def _whole_content_end(self, data: bytes, header_at: int, number: int) -> int:
+        """Find the offset after a content whose body is one frame at most and all there; 0 where it is not."""
+        end = len(data)
+        if end - header_at < CONTENT_HEAD.size:
+            return 0
+        kind, channel, size, _, _, body_size = CONTENT_HEAD.unpack_from(data, header_at)
+        body_at: int = header_at + size + OVERHEAD
+        after: int = body_at + (body_size + OVERHEAD if body_size else 0)
+        if (
+            after > end
+            or kind != HEADER
+            or channel != number
+            or size + OVERHEAD > self._least_max
+            or size < _LEAST_HEADER - OVERHEAD
+            or data[body_at - 1] != FRAME_END
+        ):
+            return 0
+        if body_size and (
+            body_size + OVERHEAD > self._least_max
+            or FRAME_HEAD.unpack_from(data, body_at) != (BODY, number, body_size)
+            or data[after - 1] != FRAME_END
+        ):
+            return 0
+        return after
 
     def _end(self, data: bytes, at: int) -> int:
         """Discard all but the methods that end the connection (spec, 1.4.2.9)."""

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 from proxy.addressing.targets import Remote
 from proxy.relay.channel_state import CLOSED, DISCARDING, OPEN, OPENING, PLAIN, ChannelMode, ChannelState
 from proxy.relay.confirm_ledger import Ledger, Returns, Settled
+from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
-from proxy.relay.publish.plan import ExchangePlan
 from proxy.relay.remote.lane import RemotePublisher
 
 #: `ContentUnderWay.remaining` until the content header has come.
@@ -34,7 +34,6 @@ class PendingPublish:
 
     Args:
         frame: the whole method frame.
-        plan: of the exchange, None where it is not evaluated here.
         exchange: its exchange.
         routing_key: its routing key.
         channel: where it came from.
@@ -42,15 +41,10 @@ class PendingPublish:
     """
 
     frame: bytes
-    plan: ExchangePlan | None
     exchange: bytes
     routing_key: bytes
     channel: Channel
     mandatory: bool
-    #: what followed last time, most likely to follow again: a producer sends the same few in turn
-    successor: PendingPublish | None = None
-    #: body size and ending of its last audit line, where nothing else differs
-    ending: tuple[int, str] | None = None
 
 
 class CollectedPublish(NamedTuple):
@@ -58,7 +52,7 @@ class CollectedPublish(NamedTuple):
 
     Args:
         publish: the method.
-        plan: of its exchange.
+        original: where the producer addressed it.
         header: the producer's whole content header frame.
         copies: what leaves.
         body_size: announced size of the body in bytes.
@@ -67,7 +61,7 @@ class CollectedPublish(NamedTuple):
     """
 
     publish: PendingPublish
-    plan: ExchangePlan
+    original: OriginalAddress
     header: bytes
     copies: Sequence[Copy]
     body_size: int
@@ -94,16 +88,15 @@ class ContentUnderWay:
     """A publish whose frames have not all come: a channel without one expects a method.
 
     Args:
-        publish: its method.
+        publish: its method, until the content header comes; None where that has come.
+        remaining: body bytes to come, or `HEADER_TO_COME`.
     """
 
     __slots__ = ("collected", "publish", "remaining")
 
-    def __init__(self, publish: PendingPublish) -> None:
-        """The method has come."""
+    def __init__(self, publish: PendingPublish | None, remaining: int = HEADER_TO_COME) -> None:
         self.publish = publish
-        #: body bytes to come, or `HEADER_TO_COME`
-        self.remaining = HEADER_TO_COME
+        self.remaining = remaining
         #: the publish, where nothing of it is upstream before its body is whole
         self.collected: CollectedPublish | None = None
 

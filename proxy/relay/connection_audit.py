@@ -14,15 +14,13 @@ from proxy.amqp.frames import U32
 from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
 from proxy.relay.audit_sink import AuditSink, LineTemplate
-from proxy.relay.channel import Channel, PendingPublish
+from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
 from proxy.relay.delayed_confirms import DelayedConfirms
 
 #: Mandatory publishes of a channel that a return may still name; beyond that the oldest are forgotten. With confirms
 #: those that are settled go at once: the broker returns a message before it confirms it.
 _MANDATORY, _MANDATORY_CONFIRMING = 4096, 65536
-#: Exchanges passed through whose constant part of a line is kept.
-_TEMPLATES = 1024
 #: flags and sizes of the properties between header table and message id; 0: a short string
 _BEFORE_MESSAGE_ID = ((0x1000, 1), (0x0800, 1), (0x0400, 0), (0x0200, 0), (0x0100, 0))
 _MESSAGE_ID = 0x0080
@@ -43,9 +41,7 @@ class ConnectionAudit:
         "_conn",
         "_delayed_confirms",
         "_journal",
-        "_once",
         "_opening",
-        "_passed",
         "_user",
         "_vhost",
         "append",
@@ -61,42 +57,17 @@ class ConnectionAudit:
         self._conn = conn
         self._user = user
         self._vhost = vhost
-        self._passed: dict[bytes, LineTemplate] = {}
         self.append = journal.append
         self.ruled_only = journal.ruled_only
         self._opening = ""
-        #: ending of the next line alone
-        self._once = ""
 
     def begin(self) -> None:
         """Something was read: take the time."""
         self._opening = self._journal.opening()
 
-    def renew(self) -> None:
-        """The rules may have changed: lines name the version in force."""
-        self._passed.clear()
-
     def origin(self, channel: int) -> str:
         """What a channel fixes in its lines."""
         return self._journal.origin(self._conn, self._user, self._vhost, channel)
-
-    def passing(self, publish: PendingPublish, data: bytes, start: int, stop: int, size: int) -> str:
-        """Give the `ending` for a publish to an exchange that is not evaluated here."""
-        if self._journal.names or data[start + 20] & _MESSAGE_ID:
-            return self.ending(self._passed_to(publish.exchange), publish, data, start, stop, size)
-        known = publish.ending
-        if known is None or known[0] != size:
-            ending = self.ending(self._passed_to(publish.exchange), publish, data, start, stop, size)
-            known = publish.ending = (size, ending)
-        return known[1]
-
-    def _passed_to(self, exchange: bytes) -> LineTemplate:
-        found = self._passed.get(exchange)
-        if found is None:
-            if len(self._passed) >= _TEMPLATES:
-                self._passed.clear()
-            found = self._passed[exchange] = self._journal.template(exchange, "passed", (), (), (), None)
-        return found
 
     def _facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
         """Read message id, None where there is none, and allow-listed headers of a content header frame."""
@@ -128,51 +99,49 @@ class ConnectionAudit:
         after = at + 1 + data[at]
         return (data[at + 1 : after] if after < stop else None), headers
 
-    def ending(
-        self, template: LineTemplate, publish: PendingPublish, data: bytes, start: int, stop: int, size: int
-    ) -> str:
-        """Render what the lines of publishes with one method frame, header frame and body size end with.
-
-        Where their decision has just been made and measured, the next line says how long it took.
+    def publish(
+        self,
+        channel: Channel,
+        template: LineTemplate,
+        exchange: bytes,
+        routing_key: bytes,
+        mandatory: int,
+        data: bytes,
+        start: int,
+        stop: int,
+        size: int,
+        decide_us: float,
+    ) -> None:
+        """Write the line of a publish, which its channel has counted already.
 
         Args:
+            channel: where it came from.
             template: what the decision fixes.
-            publish: the method.
+            exchange: as the producer named it.
+            routing_key: likewise.
+            mandatory: whether a return may name it.
             data: bytes with the content header frame in them.
             start: its offset.
             stop: offset after it.
             size: bytes of the body.
+            decide_us: microseconds of its decision; negative where that was known.
         """
-        message_id, headers = self._facts(data, start, stop)
-        ending = template.ending(publish.routing_key, message_id, size, headers)
-        if template.decide_us is not None:
-            self._once = template.timed(ending)
-        return ending
-
-    def publish(self, publish: PendingPublish, ending: str, seq: int) -> None:
-        """Write the line of one publish.
-
-        Args:
-            publish: its method.
-            ending: from `ending`.
-            seq: its number on the channel, from 1.
-        """
-        channel = publish.channel
         trail = channel.audit
         origin = trail.origin
         if not origin:
             origin = trail.origin = self.origin(channel.number)
-        if self._once:
-            ending, self._once = self._once, ""
+        seq = channel.confirms.total
+        message_id, headers = self._facts(data, start, stop)
+        ending = template.ending(routing_key, message_id, size, headers, decide_us)
         self.append(f"{self._opening}{origin}{seq}{ending}".encode())
         if self._delayed_confirms is not None:
             self._delayed_confirms.wrote(channel)
-        if publish.mandatory:
+        if mandatory:
             if trail.mandatory is None:
                 trail.mandatory = deque()
             elif len(trail.mandatory) >= (_MANDATORY_CONFIRMING if channel.mode is CONFIRM else _MANDATORY):
                 trail.mandatory.popleft()
-            trail.mandatory.append((seq, publish.exchange, publish.routing_key))
+            trail.mandatory.append((seq, exchange, routing_key))
 
     def returned(self, channel: Channel, exchange: bytes, routing_key: bytes) -> None:
         """The broker returned a publish, as the producer addressed it: returns come in the order of publishes."""

@@ -1,6 +1,6 @@
 """State that the two directions of one producer connection share: channels, output, how the connection ends.
 
-`publishing` (producer to broker) and `broker_frames` (broker to producer) both write here; `relay` owns it. Bytes to
+`publish_pass` (producer to broker) and `broker_frames` (broker to producer) both write here; `relay` owns it. Bytes to
 send gather in `to_upstream` and `to_producer`; what needs sockets, time or the control plane gathers in `requests`.
 Acks, nacks and returns that the sidecar makes itself, because several brokers take part, are sent from here.
 
@@ -24,8 +24,6 @@ from proxy.relay.channel_state import (
     CLOSING_BY_US,
     COUNTED,
     HOLDING,
-    OPEN,
-    OPENING,
     US_AWAITING_BROKER,
     US_AWAITING_PRODUCER,
     ChannelEvent,
@@ -213,8 +211,6 @@ class ConnectionState:
         self.producer_ends = False
         #: publishes of channels that have ended
         self.published_before = 0
-        #: grows whenever a channel leaves the open state, so that remembered publishes are looked at again
-        self.shape = 0
         #: seconds on the driver's monotonic clock, set with every input
         self.now = 0.0
         #: the channel that had a confirm last
@@ -253,8 +249,6 @@ class ConnectionState:
         after = channel.state = next_state(before, event, method)
         if after is before:
             return
-        if before is OPEN or before is OPENING:
-            self.shape += 1
         self.counters.channels += (after in COUNTED) - (before in COUNTED)
         if after in _ENDED and before not in _ENDED:
             self._end(channel)
@@ -304,7 +298,6 @@ class ConnectionState:
                 self.audit.lost(channel)
             self.change(channel, ChannelEvent.END)
             channel.held.take()
-        self.shape += 1
 
     def producer_leaves(self, frame: bytes) -> None:
         """The producer's Connection.Close goes upstream; what the broker still has for it is relayed.
@@ -322,7 +315,6 @@ class ConnectionState:
         self.phase = Phase.PRODUCER_CLOSES
         self.upstream_closing = True
         self.last_frame = None
-        self.shape += 1
         for channel in self.channels.values():
             self.drop_content(channel)
         self.to_upstream.append(frame)

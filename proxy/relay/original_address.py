@@ -44,10 +44,23 @@ def longstr_entry(name: bytes, text: bytes) -> bytes:
     return shortstr(name) + b"S" + U32.pack(len(text)) + text
 
 
+#: what the header entry begins with; length and content of its table follow
+ADDRESS_ENTRY = shortstr(ADDRESS_HEADER) + b"F"
+
+
 def entry(original: OriginalAddress, new: OriginalAddress) -> bytes:
     """Encode the header entry for a publish that leaves as `new`."""
     table = b"".join(map(longstr_entry, _NAMES, (*original, *new)))
-    return shortstr(ADDRESS_HEADER) + b"F" + U32.pack(len(table)) + table
+    return ADDRESS_ENTRY + U32.pack(len(table)) + table
+
+
+def address_parts(original_exchange: bytes, new_exchange: bytes) -> tuple[bytes, bytes]:
+    """Encode what stands before the original and before the new routing key in the table of the header entry."""
+    exchange, key, new, new_key = _NAMES
+    return (
+        longstr_entry(exchange, original_exchange) + shortstr(key) + b"S",
+        longstr_entry(new, new_exchange) + shortstr(new_key) + b"S",
+    )
 
 
 def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:

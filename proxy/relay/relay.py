@@ -31,7 +31,7 @@ from proxy.relay.declare.token_bindings import check_permission
 from proxy.relay.delayed_confirms import AuditCommits
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
-from proxy.relay.publish.publishing import Publishing
+from proxy.relay.publish.publish_pass import PublishPass
 from proxy.relay.remote.lane import Remotes
 
 
@@ -53,7 +53,7 @@ class Relay:
     ) -> None:
         """Start open, with no channel."""
         self._connection = ConnectionState(tuning, plans, inventory, limits, user)
-        self._publishing = Publishing(self._connection)
+        self._publishing = PublishPass(self._connection)
         self._delivering = BrokerFrames(self._connection)
 
     @property

@@ -15,8 +15,14 @@ from proxy.addressing.targets import AddressBook, FailedTranslation, Target
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.relay.counters import Traffic
 from proxy.relay.original_address import OriginalAddress
-from proxy.relay.publish.address_plan import readdressed
-from proxy.relay.publish.outgoing import Copy, Outgoing, PublishSource, outgoing, table_entries
+from proxy.relay.publish.outgoing import (
+    Copy,
+    Outgoing,
+    PublishSource,
+    outgoing,
+    readdressed,
+    table_entries,
+)
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision

@@ -23,9 +23,8 @@ def test_time_is_that_of_the_clock_it_was_given() -> None:
 def test_the_rules_in_force_when_the_decision_was_made_stand_in_its_lines() -> None:
     lines: list[bytes] = []
     made = publish_log(lines)
-    template = made.template(b"e", "unrouted", (), (), (), "because", decide_us=2.5)
-    assert template.decide_us == 2.5
-    ending = template.ending(b"rk", None, 0, "{}")
+    template = made.template(b"e", "unrouted", (), (), (), "because")
+    ending = template.ending(b"rk", None, 0, "{}", -1.0)
     record = json.loads(made.opening() + made.origin("c", "u", "/", 2) + "7" + ending)
     assert (record["rules"], record["reason"], record["seq"], record["ch"]) == ("v2", "because", 7, 2)
 
@@ -56,7 +55,9 @@ async def test_appended_lines_stand_in_a_closed_segment_at_the_end(tmp_path: Pat
     await writer.start()
     template = made.template(b"letters", "routed", [b"a"], [], ["to a"], None)
     made.append(
-        (made.opening() + made.origin("c1", "guest", "/", 1) + "1" + template.ending(b"k", b"m", 3, "{}")).encode()
+        (
+            made.opening() + made.origin("c1", "guest", "/", 1) + "1" + template.ending(b"k", b"m", 3, "{}", -1.0)
+        ).encode()
     )
     made.settle("c1", 1, 1, "acked", 12.5)
     await writer.close(5.0)

@@ -16,14 +16,14 @@ def vhosts(*states: VhostState, control: ControlPlane | None = None) -> Vhosts:
 
 def test_a_named_virtual_host_has_the_plans_of_its_rules() -> None:
     found = vhosts(open_exchange(b"x", b"q"))
-    assert found.plans(VHOST).get(b"x") is not None
-    assert found.plans(VHOST).get(b"other") is None
+    assert found.plans(VHOST).find(b"x", b"") is not None
+    assert found.plans(VHOST).find(b"other", b"") is None
 
 
 def test_a_virtual_host_that_no_rules_name_has_plans_without_exchanges_and_keeps_them() -> None:
     found = vhosts(open_exchange(b"x", b"q"))
     elsewhere = found.plans("elsewhere")
-    assert elsewhere.get(b"x") is None
+    assert elsewhere.find(b"x", b"") is None
     assert elsewhere.state.name == "elsewhere"
     assert found.plans("elsewhere") is elsewhere
 
@@ -32,7 +32,7 @@ def test_a_virtual_host_that_the_control_plane_found_by_itself_has_the_plans_of_
     control = NoControl()
     control.state = open_exchange(b"x", b"q")
     found = vhosts(control=control)
-    assert found.plans(VHOST).get(b"x") is not None
+    assert found.plans(VHOST).find(b"x", b"") is not None
     assert found.plans(VHOST).state is control.state
 
 

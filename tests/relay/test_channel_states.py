@@ -136,7 +136,7 @@ def test_what_the_broker_sends_is_looked_at_where_it_is_not_simply_copied(name: 
 def test_a_channel_is_interruptible_between_contents_of_the_broker() -> None:
     channel = Channel(1)
     channel.state = ChannelState.OPEN
-    channel.content = ContentUnderWay(PendingPublish(b"", None, b"", b"", channel, False))
+    channel.content = ContentUnderWay(PendingPublish(b"", b"", b"", channel, False))
     assert channel.interruptible
     channel.content.remaining = 1
     assert not channel.interruptible

@@ -13,17 +13,13 @@ from tests.relay.wire import REPORT, Wire, ack, nack, publish, returned, routed,
 
 
 class Line:
-    def __init__(self, of: str, decide_us: float | None) -> None:
+    def __init__(self, of: str) -> None:
         self._of = of
-        self.decide_us = decide_us
 
-    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str) -> str:
+    def ending(self, routing_key: bytes, message_id: bytes | None, size: int, headers: str, decide_us: float) -> str:
         identity = "" if message_id is None else message_id.decode()
-        return f" {self._of} {routing_key.decode()} {identity} {size} {headers}"
-
-    def timed(self, ending: str) -> str:
-        self.decide_us = None
-        return f"{ending} timed"
+        timed = " timed" if decide_us >= 0 else ""
+        return f" {self._of} {routing_key.decode()} {identity} {size} {headers}{timed}"
 
 
 class Log:
@@ -45,7 +41,7 @@ class Log:
     def template(
         self, exchange: bytes, outcome: str, *more: object, decide_us: float | None = None, **others: object
     ) -> Line:
-        return Line(f"{exchange.decode()} {outcome}" + ("/" + self.rules if self.rules else ""), decide_us)
+        return Line(f"{exchange.decode()} {outcome}" + ("/" + self.rules if self.rules else ""))
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
         return ",".join(name.decode() for name, _ in entries)

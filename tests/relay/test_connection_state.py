@@ -9,6 +9,7 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, CollectedPublish, ContentUnderWay, PendingPublish
 from proxy.relay.channel_state import ChannelEvent, ChannelState
 from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase, RelayLimits
+from proxy.relay.original_address import OriginalAddress
 from proxy.routing.bindings.binding import Reach
 from proxy.routing.decision import QueueNames
 from tests.client import split
@@ -47,11 +48,9 @@ def test_whatever_a_channel_kept_is_counted_off_when_it_ends() -> None:
     channel = opened(both, 1)
     channel.held.keep([b"123"])
     channel.output.hold_back(b"12345")
-    publish = PendingPublish(b"", None, b"", b"", channel, False)
-    plan = both.plans.get(b"xo")
-    assert plan is not None
+    publish = PendingPublish(b"", b"", b"", channel, False)
     channel.content = ContentUnderWay(publish)
-    channel.content.collected = CollectedPublish(publish, plan, b"", (), 7, bytearray())
+    channel.content.collected = CollectedPublish(publish, OriginalAddress(b"xo", b""), b"", (), 7, bytearray())
     both.buffered.collected = 7
     assert (both.buffered.held, both.buffered.held_back) == (3, 5)
     both.forget_all()

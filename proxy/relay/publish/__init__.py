@@ -2,12 +2,11 @@
 
 | question | open |
 |---|---|
-| the pass over the read buffer | `publishing` |
-| publishes that are split over reads, wait, are large or refused; each other method | `producer_frames` |
-| the outgoing form of a publish, and its caches | `plan` |
-| the same for publishes that the address table translates or a tap observes | `address_plan` |
+| the pass over the read buffer, from the bytes of a publish to those that leave | `publish_pass` |
+| publishes frame by frame, and those that wait, leave as several, go elsewhere or are refused | `publish_frames` |
+| each other method of the producer | `producer_frames` |
+| what is known of an address: which facts its rules look at, and the cache of decisions | `plan` |
 | the exchange, routing key and BCC that a decision leaves with | `outgoing` |
 | publishes that leave as several | `split_publish` |
 | observing publishes | `tap` |
-| what is remembered of equal bytes | `known_heads`, `known_publishes`, `shapes` |
 """

@@ -1,7 +1,8 @@
 """Turns a decision into upstream publishes: one for one wherever that is possible.
 
 From a Decision and the state of the virtual host to `Outgoing`: which exchange and key the publish leaves under,
-which tokens or queue names it carries as BCC, and what must be bound first. No caching here (see `plan`).
+which tokens or queue names it carries as BCC, and what must be bound first. `Outgoing` is what the publish pass caches
+for a message's facts, so everything that does not depend on the single message is encoded here, once.
 
 Source: architecture "One publish in, one publish out"; delivery notes; RabbitMQ guide "Sender-selected distribution".
 """
@@ -9,16 +10,16 @@ Source: architecture "One publish in, one publish out"; delivery notes; RabbitMQ
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.addressing.targets import FailedTranslation, Target
-from proxy.amqp.frames import U32, shortstr
+from proxy.amqp.frames import HEADER, U16, U32, frame, shortstr
+from proxy.amqp.properties import HEADERS, strings_end, table_span
 from proxy.amqp.tables import decode_value, pick, without
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.audit_sink import AuditSink, LineTemplate
 from proxy.relay.counters import Tally, Traffic
-from proxy.relay.original_address import CC_ASIDE, OURS, OriginalAddress, entry
+from proxy.relay.original_address import ADDRESS_ENTRY, CC_ASIDE, OURS, OriginalAddress, address_parts, entry
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
@@ -30,11 +31,15 @@ PUBLISH = (60, 40)
 TRANSLATION_FAILED = "translation_failed"
 #: why bindings with regular expressions were false, or their routes chose nothing
 REGEX_BUDGET = "regex_budget"
-_CC = frozenset((b"CC",))
+CC_ONLY = _CC = frozenset((b"CC",))
 _BCC = frozenset((b"BCC",))
 CC_BCC = _CC | _BCC
 _CUT = OURS | _BCC
 _CUT_CC = _CUT | _CC
+#: entries of a producer that may have to be cut out: BCC, CC, and the headers that only we may set
+CUT_BCC: Final = 1
+CUT_CC: Final = 2
+CUT_OURS: Final = 4
 
 
 class PublishSource(NamedTuple):
@@ -83,32 +88,103 @@ class RemoteTargets(NamedTuple):
     failed: tuple[FailedTranslation, ...]
 
 
-@dataclass(slots=True, eq=False)
 class Outgoing:
     """How the messages of one decision leave; shared by all messages with the same facts.
 
     Args:
         decision: the decision.
+        tally: where its publishes and body bytes are counted.
         copies: upstream publishes; none when the publish is refused, or forwarded untouched.
         untouched: forwarded byte for byte to the broker's own exchange (``unmatched: pass``).
         unbound: destinations that must be bound before the publish can leave.
         record: the constant part of its audit lines.
-        tally: where its publishes and body bytes are counted.
         remote_targets: what goes to other brokers, or nowhere; None where nothing does.
+        exchange: as the producer named it.
+        original: the producer's address, where it is the same for all these messages; None: `exchange` and the
+            routing key of each.
     """
 
-    decision: Decision
-    tally: Tally
-    copies: tuple[Copy, ...] = ()
-    untouched: bool = False
-    unbound: tuple[Destination, ...] = ()
-    record: LineTemplate | None = None
-    remote_targets: RemoteTargets | None = None
+    __slots__ = (
+        "_address_front", "_address_middle", "_new_key", "address", "bcc", "copies", "cuts", "decision", "exchange",
+        "fixed_entries", "key_field", "leaves_at_once", "original", "record", "remote_alone", "remote_targets", "tally",
+        "unbound", "untouched", "waits",
+    )  # fmt: skip
 
-    @property
-    def waits(self) -> bool:
-        """Whether something must be bound, or asked, before the publish can leave."""
-        return bool(self.unbound or self.decision.unchecked)
+    def __init__(
+        self,
+        decision: Decision,
+        tally: Tally,
+        copies: tuple[Copy, ...] = (),
+        untouched: bool = False,
+        unbound: tuple[Destination, ...] = (),
+        record: LineTemplate | None = None,
+        remote_targets: RemoteTargets | None = None,
+        exchange: bytes = b"",
+        original: OriginalAddress | None = None,
+    ) -> None:
+        self.decision = decision
+        self.tally = tally
+        self.copies = copies
+        self.untouched = untouched
+        self.unbound = unbound
+        self.record = record
+        self.remote_targets = remote_targets
+        self.exchange = exchange
+        self.original = original
+        #: Something must be bound, or asked, before the publish can leave.
+        self.waits = bool(unbound or decision.unchecked)
+        #: It leaves at once as one publish to the producer's own broker.
+        self.leaves_at_once = remote_targets is None and not self.waits and (untouched or len(copies) == 1)
+        #: the other broker that it goes to at once, where it goes nowhere else
+        self.remote_alone: Target | None = None
+        if remote_targets is not None and not (self.waits or copies or remote_targets.failed):
+            self.remote_alone = remote_targets.targets[0] if len(remote_targets.targets) == 1 else None
+        #: encoded exchange under which it leaves; empty: the producer's method frame stays as it is
+        self.address = b""
+        #: encoded routing key under which it leaves; empty: the producer's
+        self.key_field = b""
+        #: what is put into the header table of every message; None: `entries` encodes it for each routing key
+        self.fixed_entries: bytes | None = b""
+        #: which of the producer's own entries are cut out: a sum of CUT_BCC, CUT_CC and CUT_OURS
+        self.cuts = 0
+        self.bcc = self._address_front = self._address_middle = b""
+        self._new_key: bytes | None = None
+        if copies:
+            self._encode(copies[0])
+
+    def _encode(self, copy: Copy) -> None:
+        """Encode what the first copy (usually the only one) has of its own."""
+        self.cuts = CUT_OURS if copy.plain else CUT_OURS | CUT_BCC | (CUT_CC if copy.hide_cc else 0)
+        self.bcc = b"" if copy.plain else bcc_entry(copy.bcc)
+        if not copy.moved:
+            self.fixed_entries = self.bcc
+            return
+        self.address = shortstr(copy.exchange)
+        if copy.routing_key is not None:
+            self.key_field = shortstr(copy.routing_key)
+        original = self.original
+        if original is not None:
+            key = original.routing_key if copy.routing_key is None else copy.routing_key
+            self.fixed_entries = entry(original, OriginalAddress(copy.exchange, key)) + self.bcc
+            return
+        self.fixed_entries = None
+        self._address_front, self._address_middle = address_parts(self.exchange, copy.exchange)
+        if copy.routing_key is not None:
+            self._new_key = U32.pack(len(copy.routing_key)) + copy.routing_key
+
+    def entries(self, routing_key: bytes) -> bytes:
+        """Encode what is put into the header table of a message: its original address where that changes, and BCC."""
+        if self.fixed_entries is not None:
+            return self.fixed_entries
+        key = U32.pack(len(routing_key)) + routing_key
+        new_key = key if self._new_key is None else self._new_key
+        front, middle = self._address_front, self._address_middle
+        size = U32.pack(len(front) + len(key) + len(middle) + len(new_key))
+        return b"".join((ADDRESS_ENTRY, size, front, key, middle, new_key, self.bcc))
+
+    def address_of(self, routing_key: bytes) -> OriginalAddress:
+        """Give the address that the producer of a message wrote."""
+        return OriginalAddress(self.exchange, routing_key) if self.original is None else self.original
 
 
 def outgoing(
@@ -120,7 +196,6 @@ def outgoing(
     *,
     routing_key: bytes = b"",
     source: PublishSource | None = None,
-    decide_us: float | None = None,
 ) -> Outgoing:
     """Turn a decision into upstream publishes.
 
@@ -132,7 +207,6 @@ def outgoing(
         journal: the audit log, if there is one.
         routing_key: the message's, which the address table is asked about.
         source: where the publish came from, if the address table has sent it here: it is asked no more.
-        decide_us: microseconds that the decision took.
     """
     leaves = TranslatedDestinations(decision.queues, decision.exchanges)
     if state.addresses is not None and source is None:
@@ -150,20 +224,40 @@ def outgoing(
         reason = "unmatched" if untouched else TRANSLATION_FAILED if leaves.failed else None
         if decision.spent_budgets:
             reason = REGEX_BUDGET
-        exchange, rule = (owned.name, leaves.rule) if source is None else (source.address.exchange, source.rule)
+        named, rule = (owned.name, leaves.rule) if source is None else (source.address.exchange, source.rule)
         exchanges = leaves.exchanges + tuple(publication.exchange for publication in leaves.publications)
         remotes = labels(leaves.remotes)
-        what = (exchange, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule)
-        record = journal.template(*what, decide_us=decide_us)
+        what = (named, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule)
+        record = journal.template(*what)
+    exchange, original = (owned.name, None) if source is None else (source.address.exchange, source.address)
     if untouched or decision.outcome is Outcome.REJECTED:
-        return Outgoing(decision, tally, untouched=untouched, record=record)
+        return Outgoing(decision, tally, (), untouched, (), record, None, exchange, original)
     make = _queue_copies if owned.delivery is Delivery.QUEUE else _carrier_copies
     remote_targets = RemoteTargets(leaves.remotes, leaves.failed) if leaves.remotes or leaves.failed else None
     apart = tuple(Copy(*publication, (), moved=True, hide_cc=True) for publication in leaves.publications)
     if (remote_targets or apart) and not leaves.queues and not leaves.exchanges:
-        return Outgoing(decision, tally, apart, record=record, remote_targets=remote_targets)
+        return Outgoing(decision, tally, apart, False, (), record, remote_targets, exchange, original)
     copies, unbound = make(decision, leaves, owned, state)
-    return Outgoing(decision, tally, copies + apart, unbound=unbound, record=record, remote_targets=remote_targets)
+    return Outgoing(decision, tally, copies + apart, False, unbound, record, remote_targets, exchange, original)
+
+
+def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
+    """Give what leaves of a publish that the address table has sent to an exchange which is evaluated here.
+
+    Args:
+        out: what leaves of it by that exchange's decision.
+        address: that exchange, and the key that the publish has there.
+    """
+    if out.untouched:
+        copies = [Copy(*address, (), moved=True, plain=True)]
+    else:
+        key = address.routing_key
+        copies = [
+            copy._replace(moved=True, routing_key=key if copy.routing_key is None else copy.routing_key)
+            for copy in out.copies
+        ]
+    rest = (out.unbound, out.record, out.remote_targets, out.exchange, out.original)
+    return Outgoing(out.decision, out.tally, tuple(copies), False, *rest)
 
 
 def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
@@ -301,3 +395,44 @@ def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] 
         if key.startswith(RESERVED_PREFIX):
             text = f"routing keys that begin with '{RESERVED_PREFIX.decode()}' are reserved"
             raise ProtocolError(403, text, Scope.CHANNEL, *PUBLISH)
+
+
+def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: bytes) -> tuple[bytes, bytes]:
+    """Encode the method and header frame of one copy of a publish.
+
+    Args:
+        copy: the copy.
+        original: where the producer addressed the publish.
+        method: the producer's whole method frame; empty where only the header frame is asked for.
+        header: the producer's whole content header frame.
+
+    Raises:
+        ProtocolError: 502, the header is malformed.
+    """
+    flags: int = U16.unpack_from(header, 19)[0]
+    span = table_span(header, 21, flags, len(header) - 1)
+    if span is None:
+        at = table_end = strings_end(header, 21, flags, len(header) - 1)
+        entries = b""
+    else:
+        at, table_end = span[0] - 4, span[1]
+        entries = header[span[0] : table_end]
+    table = table_entries(entries, copy, original)
+    payload = b"".join(
+        (header[7:19], U16.pack(flags | HEADERS), header[21:at], U32.pack(len(table)), table, header[table_end:-1])
+    )
+    if copy.moved and method:
+        key = original.routing_key if copy.routing_key is None else copy.routing_key
+        method = readdressed_method(method, shortstr(copy.exchange) + shortstr(key))
+    return method, frame(HEADER, U16.unpack_from(header, 1)[0], payload)
+
+
+def readdressed_method(method: bytes, address: bytes) -> bytes:
+    """Replace exchange and routing key of a Basic.Publish frame; reserved field and flag bits stay.
+
+    Args:
+        method: the producer's whole method frame.
+        address: the encoded exchange and routing key.
+    """
+    payload = method[7:13] + address + method[-2:-1]
+    return method[:3] + U32.pack(len(payload)) + payload + b"\xce"

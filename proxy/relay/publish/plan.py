@@ -1,9 +1,12 @@
-"""Finds the outgoing form of a publish: the caches of one exchange that is evaluated here.
+"""Plans: what the publish pass knows of one address, and the cache of decisions.
 
-Three steps, each cheaper than the next: the raw header table (same table, same answer, where the rules look at nothing
-else), the raw bytes of just the entries that rules mention, and at last the engine itself. Message ids, timestamps and
-other properties that no rule mentions never spoil a look-up. Caches are bounded: a full one is cleared. Part of the
-publish path: no object per frame.
+A `Plan` answers for the publishes to one exchange that is evaluated here, or for those to one address that the address
+table translates. It names the facts that its rules look at, so that the pass collects nothing else, and maps these
+facts to the outgoing form of the message. That map is the only cache on the publish path. It is bounded in entries and
+bytes for each plan, and in bytes for the process (`DecisionCaches`).
+
+`Plans` holds the plans of one virtual host. When the state of the virtual host changes (`VhostState.changed`), all of
+them are dropped with their decisions.
 
 Source: architecture, "The decision is pure" and "Bodies stream, headers are read in place".
 """
@@ -11,23 +14,56 @@ Source: architecture, "The decision is pure" and "Bodies stream, headers are rea
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from datetime import UTC, tzinfo
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
-from proxy.amqp.frames import FRAME_HEAD, HEADER, OVERHEAD, U16, U32, U64, shortstr
+from proxy.addressing.targets import FailedTranslation, Publication, Target
+from proxy.amqp.frames import U16, U64, shortstr
 from proxy.amqp.properties import decode_properties
-from proxy.amqp.tables import decode_table, decode_value, pick
-from proxy.errors import ProtocolError
-from proxy.relay.audit_sink import AuditSink
+from proxy.amqp.tables import decode_table
+from proxy.relay.audit_sink import AuditSink, LineTemplate
 from proxy.relay.counters import Counters
-from proxy.relay.original_address import OriginalAddress, refuse_forged
-from proxy.relay.publish.outgoing import CC_BCC, Copy, Outgoing, outgoing, refuse_reserved, table_entries
-from proxy.relay.publish.tap import Tap
+from proxy.relay.original_address import ADDRESS_HEADER, CC_ASIDE, OriginalAddress
+from proxy.relay.publish.outgoing import (
+    CUT_BCC,
+    CUT_CC,
+    CUT_OURS,
+    TRANSLATION_FAILED,
+    Copy,
+    Outgoing,
+    PublishSource,
+    RemoteTargets,
+    labels,
+    outgoing,
+    readdressed,
+)
+from proxy.relay.publish.tap import ObservedDecision, Tap
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.routing.decision import Decision, Facts, Interest
+from proxy.routing.decision import Decision, Facts, Interest, Outcome
+from proxy.values import RESERVED_PREFIX
+
+#: Decisions kept for one exchange, and the bytes that they stand for, about.
+EXCHANGE_ENTRIES, EXCHANGE_BYTES = 8192, 8 << 20
+#: The same for one translated address, of which there may be `ADDRESSES` in a virtual host.
+ADDRESS_ENTRIES, ADDRESS_BYTES = 64, 16384
+ADDRESSES = 1024
+#: Bytes that the decisions of all virtual hosts of the process stand for.
+PROCESS_BYTES = 64 << 20
+#: Larger facts are decided each time.
+FACTS_BYTES = 2048
+#: bytes of a cached decision beside its facts, and of a destination or binding in it: they share their names
+_ENTRY_BYTES, _REFERENCE_BYTES = 200, 24
+#: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
+_FLAGS_AT = 19
+
+#: a header that rules look at; in the same sum as CUT_BCC, CUT_CC and CUT_OURS
+FACT: Final = 8
+#: entries that the pass must see whatever the rules look at
+_ALWAYS = {b"BCC": CUT_BCC, b"CC": CUT_CC, ADDRESS_HEADER: CUT_OURS, CC_ASIDE: CUT_OURS}
+_NO_INTEREST = Interest()
 
 
 class Sources(NamedTuple):
@@ -42,25 +78,6 @@ class Sources(NamedTuple):
     wall: Callable[[], float]
     timer: Callable[[], float]
     draw: Callable[[int], int]
-
-
-#: Entries of one cache: far more shapes of message than one exchange usually sees.
-CACHE_ENTRIES = 8192
-#: Bytes that the entries of one cache stand for, about: what the caches of one exchange may cost.
-CACHE_BYTES = 8 << 20
-#: Larger header tables are not kept as keys.
-CACHED_TABLE_BYTES = 2048
-#: bytes of a destination or binding in a cached decision, about: they share their names
-_REFERENCE_BYTES = 24
-_TABLE_FLAG, _TYPE_FLAG, _ENCODING_FLAG = 0x2000, 0x8000, 0x4000
-#: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
-_FLAGS_AT = 19
-#: a table as it leaves: length and entries
-_NO_ENTRIES = b"\0\0\0\0"
-
-
-#: the header table that leaves (length and entries), how, and the new address where it changes
-_Found: TypeAlias = tuple[bytes, Outgoing, OriginalAddress | None]
 
 
 class ClientRules(NamedTuple):
@@ -85,6 +102,32 @@ class ClientRules(NamedTuple):
     regex_budget: int = DEFAULT_BUDGET
 
 
+class DecisionCaches:
+    """Bytes of the cached decisions of all virtual hosts; the largest cache goes when they are too many.
+
+    Args:
+        limit_bytes: most bytes together.
+    """
+
+    __slots__ = ("_limit_bytes", "_used", "used_bytes")
+
+    def __init__(self, limit_bytes: int = PROCESS_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._used: dict[Plan, int] = {}
+
+    def add(self, plan: Plan, size: int) -> None:
+        """Count bytes of a decision that a plan keeps from now on."""
+        self._used[plan] = self._used.get(plan, 0) + size
+        self.used_bytes += size
+        if self.used_bytes > self._limit_bytes:
+            max(self._used, key=self._used.__getitem__).forget()
+
+    def remove(self, plan: Plan) -> None:
+        """A plan keeps no decision any more."""
+        self.used_bytes -= self._used.pop(plan, 0)
+
+
 class Plans:
     """The plans of one virtual host, made when first asked for, and again when its state has changed.
 
@@ -94,11 +137,14 @@ class Plans:
         sources: clocks and dice.
         rules: what holds for clients' declarations.
         journal: the audit log, if there is one.
+        caches: bounds the decisions of the whole process.
     """
 
     __slots__ = (
-        "_plans",
-        "by_address",
+        "_by_address",
+        "_by_exchange",
+        "_passed_records",
+        "caches",
         "confirm_timing",
         "counters",
         "epoch",
@@ -118,8 +164,8 @@ class Plans:
         sources: Sources,
         rules: ClientRules | None = None,
         journal: AuditSink | None = None,
+        caches: DecisionCaches | None = None,
     ) -> None:
-        """Start with no plan."""
         self.state = state
         self.rules = rules or ClientRules()
         state.own_routes, state.secrets = self.rules.own_routes, self.rules.secrets
@@ -130,10 +176,13 @@ class Plans:
         self.timing = counters.decision_seconds
         self.confirm_timing = counters.confirm_seconds
         self.sources = sources
+        self.caches = caches or DecisionCaches()
         self.epoch = state.epoch
-        self._plans: dict[bytes, ExchangePlan] = {}
-        #: what the address table makes of publishes to exchanges that are not evaluated here, None: nothing
-        self.by_address: dict[tuple[bytes, bytes], ExchangePlan | None] = {}
+        self._by_exchange: dict[bytes, Plan] = {}
+        #: what the address table or the tap makes of publishes to other exchanges, None: nothing
+        self._by_address: dict[tuple[bytes, bytes], Plan | None] = {}
+        #: constant parts of the audit lines of publishes that pass, by exchange
+        self._passed_records: dict[bytes, LineTemplate] = {}
         #: who is told of publishes; `set_tap` changes it
         self.tap: Tap | None = None
 
@@ -142,270 +191,291 @@ class Plans:
         self.tap = tap
         self.state.changed()
 
-    def get(self, exchange: bytes) -> ExchangePlan | None:
-        """Give the plan of an exchange, None where the exchange is not evaluated here."""
+    def current(self) -> dict[bytes, Plan]:
+        """Give the plans by exchange that have been asked for, after dropping what a change has made untrue."""
         if self.epoch != self.state.epoch:
-            self.epoch = self.state.epoch
-            self._plans.clear()
-            self.by_address.clear()
-        plan = self._plans.get(exchange)
-        if plan is None:
-            owned = self.state.exchanges.get(exchange)
-            if owned is None:
-                return None
-            plan = self._plans[exchange] = ExchangePlan(owned, self)
-        return plan
+            self.forget()
+        return self._by_exchange
+
+    def forget(self) -> None:
+        """Drop all plans with their decisions."""
+        self.epoch = self.state.epoch
+        for plan in (*self._by_exchange.values(), *self._by_address.values()):
+            if plan is not None:
+                plan.forget()
+        self._by_exchange.clear()
+        self._by_address.clear()
+        self._passed_records.clear()
+
+    @property
+    def passes_unknown(self) -> bool:
+        """Whether a publish to an exchange that is not evaluated here always passes: no address table and no tap."""
+        return self.state.addresses is None and self.tap is None
+
+    def find(self, exchange: bytes, routing_key: bytes) -> Plan | None:
+        """Give the plan of a publish: of its exchange, else what the address table makes of it; None: it passes.
+
+        Args:
+            exchange: of the publish.
+            routing_key: of the publish.
+        """
+        plans = self.current()
+        plan = plans.get(exchange)
+        if plan is not None:
+            return plan
+        owned = self.state.exchanges.get(exchange)
+        if owned is not None:
+            plan = plans[exchange] = Plan(self, owned, self.state.router.interest(exchange))
+            return plan
+        if self.passes_unknown:
+            return None
+        kept = self._by_address
+        address = (exchange, routing_key)
+        if address not in kept:
+            if len(kept) >= ADDRESSES:
+                for plan in kept.values():
+                    if plan is not None:
+                        plan.forget()
+                kept.clear()
+            kept[address] = self._translate(Publication(exchange, routing_key))
+        return kept[address]
+
+    def passed_record(self, exchange: bytes) -> LineTemplate:
+        """Give the constant part of the audit lines of publishes to an exchange that is not evaluated here."""
+        found = self._passed_records.get(exchange)
+        if found is None:
+            assert self.journal is not None  # noqa: S101 -- asked by connections that write to it
+            if len(self._passed_records) >= ADDRESSES:
+                self._passed_records.clear()
+            found = self._passed_records[exchange] = self.journal.template(exchange, "passed", (), (), (), None)
+        return found
+
+    def watching(self, exchange: bytes) -> Tap | None:
+        """Give the tap, if it wants to be told of publishes to an exchange."""
+        return self.tap if self.tap is not None and self.tap.wants(self.state.name, exchange) else None
+
+    def _translate(self, publication: Publication) -> Plan | None:
+        """Ask the address table about a publish to an exchange that is not evaluated here."""
+        state = self.state
+        target = None if state.addresses is None else state.addresses.look_up(*publication)
+        if target is None:
+            return self._passing(publication)
+        source = PublishSource(OriginalAddress(*publication), target.rule)
+        if isinstance(target, Target) and target.remote is None:
+            owned = state.exchanges.get(target.publication.exchange)
+            if owned is not None:
+                interest = state.router.interest(owned.name)
+                return Plan(self, owned, interest, source=source, routing_key=target.publication.routing_key)
+            if target.publication.exchange in state.carriers:
+                target = FailedTranslation(target.rule, "a carrier, not the exchange it stands for")
+            elif target.publication == publication:
+                return self._passing(publication)
+        there = target.publication if isinstance(target, Target) else Publication(b"", b"")
+        owned = OwnedExchange(publication.exchange, "direct", Delivery.QUEUE, b"")
+        reserved = there.routing_key.startswith(RESERVED_PREFIX)
+        return Plan(
+            self, owned, _NO_INTEREST, source=source, fixed=_translated(self, source, target), reserved=reserved
+        )
+
+    def _passing(self, publication: Publication) -> Plan | None:
+        """Give the plan of a publish that passes as it came: None, where no tap is to be told of it."""
+        exchange = publication.exchange
+        if self.watching(exchange) is None or exchange in self.state.carriers:
+            return None
+        tally = self.traffic.tally(self.state.name, exchange, "passed", (), ())
+        record = None
+        if self.journal is not None and not self.journal.ruled_only:
+            record = self.passed_record(exchange)
+        out = Outgoing(Decision(exchange, Outcome.UNROUTED), tally, (), True, (), record, None, exchange)
+        owned = OwnedExchange(exchange, "direct", Delivery.QUEUE, b"")
+        return Plan(self, owned, _NO_INTEREST, source=PublishSource(OriginalAddress(*publication), 0), fixed=out)
 
 
-class ExchangePlan:
-    """What the relays of a virtual host remember about one owned exchange.
+class Plan:
+    """What the publishes to one address become.
 
     Args:
-        owned: the exchange.
-        plans: its virtual host's plans.
-        interest: of its rules, None: ask the router.
+        plans: those of the virtual host.
+        owned: the exchange that is evaluated.
+        interest: what its rules look at.
+        source: the producer's address, where the address table has sent the publish here.
+        routing_key: the key that the rules see then.
+        fixed: the outgoing form, where nothing is evaluated.
+        reserved: whether the address table makes a routing key of it that nobody may use.
     """
 
     __slots__ = (
-        "_by_key", "_counters", "_facts", "_facts_bytes", "_keyed", "_plain", "_plans", "_sources", "_state", "_tables",
-        "_tables_bytes", "_timing", "_traffic", "interest", "owned", "repeatable",
+        "_bytes", "_clock", "_limit_bytes", "_limit_entries", "_plans", "_properties", "_queues", "_sizes", "_source",
+        "bcc_stays", "decisions", "fixed", "keyed", "mentioned", "name_sizes", "owned", "plain", "reserved",
+        "routing_key", "tap", "whole_table",
     )  # fmt: skip
 
-    def __init__(self, owned: OwnedExchange, plans: Plans, interest: Interest | None = None) -> None:
-        """Look up what the rules of the exchange are interested in."""
-        self.owned = owned
-        self._plans = plans
-        self._state = plans.state
-        self._sources = plans.sources
-        self._counters = plans.counters
-        self._traffic = plans.traffic
-        self._timing = plans.timing
-        if interest is None:
-            interest = plans.state.router.interest(owned.name)
-        self.interest = interest
-        #: The header table, and perhaps the key, are all there is to know.
-        self._plain = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
-        #: An exchange among the destinations is looked up in the address table under the message's key.
-        self._keyed = interest.routing_key or plans.state.addresses is not None
-        self._by_key = self._keyed or owned.moves
-        #: Whether equal bytes get an equal answer as long as the state stays (no clock).
-        self.repeatable = not interest.clock
-        self._tables: dict[object, _Found] = {}
-        self._facts: dict[object, Outgoing] = {}
-        self._tables_bytes = self._facts_bytes = 0
+    def __init__(
+        self,
+        plans: Plans,
+        owned: OwnedExchange,
+        interest: Interest,
+        *,
+        source: PublishSource | None = None,
+        routing_key: bytes | None = None,
+        fixed: Outgoing | None = None,
+        reserved: bool = False,
+    ) -> None:
+        self._plans: Final = plans
+        self._source: Final = source
+        self._clock: Final = interest.clock
+        self._queues: Final = interest.queues
+        self._properties: Final = interest.properties
+        self._sizes: Final = interest.body_sizes
+        self.owned: Final = owned
+        self.fixed: Final = fixed
+        self.routing_key: Final = routing_key
+        self.reserved: Final = reserved
+        #: whose publishes are observed, None: not these
+        self.tap: Final = plans.watching(owned.name if source is None else source.address.exchange)
+        #: The broker's own exchange gets the publish: BCC routes there, and nothing of the producer's is cut out.
+        self.bcc_stays: Final = fixed is not None
+        #: Whether the whole header table is a fact.
+        self.whole_table: Final = interest.headers is None
+        #: Whether the routing key is a fact. An exchange among the destinations is looked up in the address table under
+        #: it.
+        self.keyed: Final = interest.routing_key or plans.state.addresses is not None
+        #: Whether headers and routing key are all there is to know.
+        self.plain: Final = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
+        #: encoded name -> what it means to the pass: a sum of FACT and the entries that may have to be cut out
+        self.mentioned: Final = {shortstr(name): cut for name, cut in _ALWAYS.items()}
+        for name in interest.headers or ():
+            self.mentioned[shortstr(name)] = self.mentioned.get(shortstr(name), 0) | FACT
+        #: for each possible size of a name whether one of that size is mentioned: most names are ruled out by it
+        sizes = {name[0] for name in self.mentioned}
+        self.name_sizes: Final = bytes(size in sizes for size in range(256))
+        self.decisions: Final[dict[object, Outgoing]] = {}
+        self._bytes = 0
+        self._limit_entries: Final = EXCHANGE_ENTRIES if source is None else ADDRESS_ENTRIES
+        self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
 
-    def forward(self, method: bytes, routing_key: bytes, data: bytes, start: int, stop: int) -> tuple[bytes, Outgoing]:
-        """Give what leaves in place of a publish's method and header frames, and how it leaves.
+    def other_facts(self, data: bytes, start: int, stop: int) -> object:
+        """Give what rules look at besides headers and routing key, as a part of the facts of a message.
 
         Args:
-            method: the producer's whole method frame.
-            routing_key: the publish's routing key.
-            data: bytes with the content header frame in them, the frame being whole.
-            start: offset of the header frame.
+            data: bytes with the content header frame in them.
+            start: its offset.
             stop: offset after it.
 
-        Returns:
-            Method and header frame of the first (usually only) copy, b"" where nothing of ours leaves, and how it
-            leaves.
-
         Raises:
-            ProtocolError: 502 malformed header, 403 reserved CC.
+            ProtocolError: 502, malformed properties.
         """
-        flags = (data[start + 19] << 8) | data[start + 20]
-        at = start + 21
-        if flags & 0xC000:
-            at = _after_strings(data, start, stop, flags)
-        if flags & _TABLE_FLAG:
-            table_end = at + 4 + (U32.unpack_from(data, at)[0] if at + 4 < stop else stop)
-            if table_end >= stop:
-                raise ProtocolError(502, "the header table ends behind its frame", class_id=60, method_id=40)
-            entries = data[at + 4 : table_end]
-        else:
-            entries = b""
-            table_end = at
-        key: object = (routing_key, entries) if self._by_key else entries
-        if not self._plain:
-            key = (key, self._other_facts(data, start, stop, flags))
-        found = self._tables.get(key)
-        if found is None:
-            found = self._look_up(key, routing_key, entries, data[start:stop])
-        else:
-            self._counters.cache_hits += 1
-        table, out, address = found
-        if not out.copies:
-            return b"", out
-        if address is not None:
-            method = publish_frame(method, *address)
-        size = at - start + len(table) + stop - table_end - OVERHEAD
-        if flags & _TABLE_FLAG:
-            head = data[start + 7 : at]
-        elif table == _NO_ENTRIES:  # nothing of ours to put in: no table either
-            return method + data[start:stop], out
-        else:
-            head = data[start + 7 : start + 19] + U16.pack(flags | _TABLE_FLAG) + data[start + 21 : at]
-        frame_head = FRAME_HEAD.pack(HEADER, (data[start + 1] << 8) | data[start + 2], size)
-        return b"".join((method, frame_head, head, table, data[table_end:stop])), out
-
-    def original(self, routing_key: bytes) -> OriginalAddress:
-        """Where the producer addressed a publish."""
-        return OriginalAddress(self.owned.name, routing_key)
-
-    def further_copy(self, routing_key: bytes, header: bytes, copy: Copy) -> tuple[bytes, bytes]:
-        """Give exchange-and-header of one more copy of a publish whose first copy `forward` made.
-
-        Args:
-            routing_key: the producer's routing key.
-            header: the producer's content header frame.
-            copy: the copy.
-
-        Returns:
-            The routing key it leaves under, and its header frame.
-        """
-        flags = U16.unpack_from(header, _FLAGS_AT)[0]
-        at = _after_strings(header, 0, len(header), flags)
-        table_end = at + 4 + U32.unpack_from(header, at)[0] if flags & _TABLE_FLAG else at
-        entries = header[at + 4 : table_end] if flags & _TABLE_FLAG else b""
-        table = table_entries(entries, copy, self.original(routing_key))
-        payload = b"".join(
-            (
-                header[7:19],
-                U16.pack(flags | _TABLE_FLAG),
-                header[21:at],
-                U32.pack(len(table)),
-                table,
-                header[table_end:],
-            )
-        )
-        key = routing_key if copy.routing_key is None else copy.routing_key
-        return key, FRAME_HEAD.pack(HEADER, U16.unpack_from(header, 1)[0], len(payload) - 1) + payload
-
-    def _look_up(self, key: object, routing_key: bytes, entries: bytes, header: bytes) -> _Found:
-        self._refuse(routing_key, entries)
-        facts_key, facts, size = self._facts_of(routing_key, entries, header)
-        out = self._facts.get(facts_key)
-        if out is None:
-            self._counters.cache_misses += 1
-            out = self._outgoing(facts)
-            if out.decision.keep and not out.unbound:
-                decision = out.decision
-                shared = len(decision.queues) + len(decision.exchanges) + len(decision.matched)
-                self._facts_bytes += size + _REFERENCE_BYTES * shared
-                if self._is_full(self._facts, self._facts_bytes):
-                    self._facts.clear()
-                    self._facts_bytes = 0
-                else:
-                    self._facts[facts_key] = out
-            else:
-                self._counters.cache_bypassed += 1
-        else:
-            self._counters.cache_hits += 1
-        if out.untouched:  # to the broker's own exchange, where BCC routes and nothing of the producer's is cut out
-            refuse_reserved(routing_key, entries, CC_BCC)
-            refuse_forged(self._state, entries)
-        table, address = b"", None
-        if out.copies:
-            copy = out.copies[0]
-            table = table_entries(entries, copy, self.original(routing_key))
-            table = U32.pack(len(table)) + table
-            if copy.moved:
-                address = OriginalAddress(copy.exchange, routing_key if copy.routing_key is None else copy.routing_key)
-        found = (table, out, address)
-        if out.decision.keep and not out.unbound and len(entries) <= CACHED_TABLE_BYTES:
-            self._tables_bytes += len(entries) + len(table)
-            if self._is_full(self._tables, self._tables_bytes):
-                self._tables.clear()
-                self._tables_bytes = 0
-            else:
-                self._tables[key] = found
-        return found
-
-    def _facts_of(self, routing_key: bytes, entries: bytes, header: bytes) -> tuple[object, Facts, int]:
-        """Give what is asked for, as a key and as facts, and about how many bytes the key has."""
-        interest = self.interest
-        other_facts: object = None
-        properties: dict[str, bytes | int] = {}
-        size = U64.unpack_from(header, 11)[0]
-        if not self._plain:
-            flags = U16.unpack_from(header, _FLAGS_AT)[0]
-            other_facts = self._other_facts(header, 0, len(header), flags)
-            if interest.properties:
-                properties = decode_properties(header, 21, len(header) - 1, flags, interest.properties)
-        if interest.headers is None:
-            table = decode_table(entries, 0, len(entries))
-            picked: object = entries
-            key_bytes = len(entries)
-        else:
-            raws = pick(entries, 0, len(entries), interest.headers)
-            key_bytes = sum(len(raw) for _, raw in raws)
-            table = tuple((name, decode_value(raw)) for name, raw in raws)
-            picked = tuple(raws)
-        facts = Facts(routing_key, table, properties, size)
-        # A moved publish carries its own key in our header, but the decision does not depend on it.
-        return (routing_key if self._keyed else b"", picked, other_facts), facts, key_bytes
-
-    def _other_facts(self, data: bytes, start: int, stop: int, flags: int) -> object:
-        interest = self.interest
         parts: list[object] = []
-        if interest.properties:
-            found = decode_properties(data, start + 21, stop - 1, flags, interest.properties)
+        if self._properties:
+            flags: int = U16.unpack_from(data, start + _FLAGS_AT)[0]
+            found = decode_properties(data, start + _FLAGS_AT + 2, stop - 1, flags, self._properties)
             parts += sorted(found.items())
-        if interest.body_sizes:
-            parts.append(bisect_right(interest.body_sizes, U64.unpack_from(data, start + 11)[0]))
-        if interest.clock:
-            parts.append(int(self._sources.wall()))
-        if interest.queues:
-            parts.append(self._state.queues.version)
+        if self._sizes:
+            parts.append(bisect_right(self._sizes, U64.unpack_from(data, start + 11)[0]))
+        plans = self._plans
+        if self._clock:
+            parts.append(int(plans.sources.wall()))
+        if self._queues:
+            parts.append(plans.state.queues.version)
         return tuple(parts)
 
-    def _is_full(self, cache: Sized, size: int) -> bool:
-        """Whether a cache with entries that stand for so many bytes is cleared."""
-        return len(cache) >= CACHE_ENTRIES or size > CACHE_BYTES
+    def decide(self, facts: object, routing_key: bytes, entries: bytes, header: bytes) -> tuple[Outgoing, float]:
+        """Decide about a message whose facts are not cached, and keep the answer where it may be kept.
 
-    def _refuse(self, routing_key: bytes, entries: bytes) -> None:
-        """Refuse what would meet our tokens."""
-        refuse_reserved(routing_key, entries)
+        Args:
+            facts: under which the answer is kept.
+            routing_key: that the rules see.
+            entries: the header entries that rules look at.
+            header: the content header frame.
 
-    def _outgoing(self, facts: Facts) -> Outgoing:
-        """Decide, and say how that leaves."""
-        decision, took_us = self._decide(facts)
-        from_here = (self.owned, self._state, self._traffic, self._plans.journal)
-        return outgoing(decision, *from_here, routing_key=facts.routing_key, decide_us=took_us)
+        Returns:
+            How the message leaves, and the microseconds that the decision took.
 
-    def _decide(self, facts: Facts) -> tuple[Decision, float]:
-        """Decide; the decision, and the microseconds it took."""
-        sources = self._sources
-        now = sources.wall() if self.interest.clock else 0.0
+        Raises:
+            ProtocolError: 502 malformed header.
+        """
+        if self.routing_key is not None:
+            routing_key = self.routing_key
+        plans = self._plans
+        state = plans.state
+        sources = plans.sources
+        properties: dict[str, bytes | int] = {}
+        if self._properties:
+            flags: int = U16.unpack_from(header, _FLAGS_AT)[0]
+            properties = decode_properties(header, _FLAGS_AT + 2, len(header) - 1, flags, self._properties)
+        size: int = U64.unpack_from(header, 11)[0]
+        message = Facts(routing_key, decode_table(entries, 0, len(entries)), properties, size)
+        now = sources.wall() if self._clock else 0.0
         begin = sources.timer()
-        state = self._state
         decision = state.router.decide(
-            self.owned.name, facts, now, state.queues, sources.draw, regex_budget=state.regex_budget
+            self.owned.name, message, now, state.queues, sources.draw, regex_budget=state.regex_budget
         )
         seconds = sources.timer() - begin
-        self._timing.observe(seconds)
-        self._counters.regex_limit_hits += decision.match_limit_hits
+        plans.timing.observe(seconds)
+        counters = plans.counters
+        counters.cache_misses += 1
+        counters.regex_limit_hits += decision.match_limit_hits
         if decision.spent_budgets:
-            self._counters.spend(decision.spent_budgets)
-        return decision, seconds * 1e6
+            counters.spend(decision.spent_budgets)
+        out = outgoing(
+            decision, self.owned, state, plans.traffic, plans.journal, routing_key=routing_key, source=self._source
+        )
+        if self._source is not None:
+            out = readdressed(out, OriginalAddress(self.owned.name, routing_key))
+        cost = len(entries) + len(routing_key) + _ENTRY_BYTES
+        if decision.keep and not out.unbound and cost <= FACTS_BYTES:
+            shared = len(decision.queues) + len(decision.exchanges) + len(decision.matched)
+            self._keep(facts, out, cost + _REFERENCE_BYTES * shared)
+        else:
+            counters.cache_bypassed += 1
+        return out, seconds * 1e6
+
+    def _keep(self, facts: object, out: Outgoing, size: int) -> None:
+        if len(self.decisions) >= self._limit_entries or self._bytes + size > self._limit_bytes:
+            self.forget()
+        self._bytes += size
+        self.decisions[facts] = out
+        self._plans.caches.add(self, size)
+
+    def forget(self) -> None:
+        """Forget the decisions."""
+        self.decisions.clear()
+        self._bytes = 0
+        self._plans.caches.remove(self)
+
+    def observe(self, tap: Tap, exchange: bytes, routing_key: bytes, header: bytes, out: Outgoing) -> None:
+        """Tell a tap of a publish that is on its way."""
+        plans = self._plans
+        at = plans.sources.wall()
+        tap.observe(ObservedDecision(plans.state.name, exchange, routing_key, header, out.decision, at))
 
 
-def _after_strings(data: bytes, start: int, stop: int, flags: int) -> int:
-    """Offset after content-type and content-encoding, which precede the header table."""
-    at = start + 21
-    for flag in (_TYPE_FLAG, _ENCODING_FLAG):
-        if flags & flag and at < stop:
-            at += 1 + data[at]
-    if at >= stop:
-        raise ProtocolError(502, "a property ends behind its frame", class_id=60, method_id=40)
-    return at
-
-
-def publish_frame(method: bytes, exchange: bytes, routing_key: bytes) -> bytes:
-    """Rewrite exchange and routing key of a Basic.Publish frame; reserved field and flag bits stay.
-
-    Args:
-        method: the producer's whole method frame.
-        exchange: new exchange.
-        routing_key: new routing key.
-    """
-    payload = method[7:13] + shortstr(exchange) + shortstr(routing_key) + method[-2:-1]
-    return method[:3] + U32.pack(len(payload)) + payload + b"\xce"
+def _translated(plans: Plans, source: PublishSource, target: Target | FailedTranslation) -> Outgoing:
+    """Give the one form in which a publish leaves that the address table sends elsewhere, or nowhere."""
+    exchange = source.address.exchange
+    failed = isinstance(target, FailedTranslation)
+    outcome = Outcome.UNROUTED if failed else Outcome.ROUTED
+    name = outcome.value if failed else "translated"
+    tally = plans.traffic.tally(plans.state.name, exchange, name, (), ())
+    copies: tuple[Copy, ...] = ()
+    remote_targets = None
+    queues: tuple[bytes, ...] = ()
+    exchanges: tuple[bytes, ...] = ()
+    remotes: tuple[str, ...] = ()
+    if isinstance(target, FailedTranslation):
+        remote_targets = RemoteTargets((), (target,))
+    elif target.remote is not None:
+        remote_targets = RemoteTargets((target,), ())
+        remotes = labels((target,))
+    else:
+        copies = (Copy(*target.publication, (), moved=True, plain=True),)
+        if target.publication.exchange:
+            exchanges = (target.publication.exchange,)
+        else:
+            queues = (target.publication.routing_key,)
+    record = None
+    if plans.journal is not None:
+        reason = TRANSLATION_FAILED if failed else None
+        record = plans.journal.template(exchange, name, queues, exchanges, (), reason, remotes, source.rule)
+    decision = Decision(exchange, outcome)
+    return Outgoing(decision, tally, copies, False, (), record, remote_targets, exchange, source.address)

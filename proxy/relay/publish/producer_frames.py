@@ -1,8 +1,7 @@
-"""Producer to broker, frame by frame: every frame that the fast path of `publishing` does not take.
+"""Producer to broker, frame by frame: every frame that the publish pass does not take.
 
-`PublishFrames` takes publishes that arrive in pieces, are too large to wait for, wait for their destinations, leave in
-several copies, or are refused. `ProducerFrames` takes everything else: methods, channels that are closing or waiting,
-the end of the connection. Faults are `ProtocolError`.
+Methods, channels that are closing or waiting, the end of the connection; what belongs to a publish is given to
+`PublishFrames`. Faults are `ProtocolError`.
 
 Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; reply codes as RabbitMQ gives them, 540 and 503 where it drops the
 connection or waits without a word.
@@ -13,26 +12,19 @@ from __future__ import annotations
 from functools import partial
 
 from proxy.amqp import methods
-from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METHOD, OVERHEAD, U16, U32
+from proxy.amqp.frames import HEARTBEAT, METHOD, OVERHEAD, U32
 from proxy.amqp.method_frames import (
     QueueDeclare,
     channel_close_ok,
     connection_close_ok,
-    read_publish,
     read_queue_declare,
     read_queue_delete,
 )
-from proxy.amqp.properties import table_span
 from proxy.amqp.tables import decode_value, pick
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.audit_sink import LineTemplate
 from proxy.relay.channel import (
-    HEADER_TO_COME,
     Channel,
-    CollectedPublish,
-    ContentUnderWay,
     ExpectedReply,
-    PendingPublish,
 )
 from proxy.relay.channel_state import (
     CLOSING_BY_PRODUCER,
@@ -45,217 +37,14 @@ from proxy.relay.channel_state import (
     ChannelEvent,
     next_mode,
 )
-from proxy.relay.connection_state import BindDestinations, ConnectionState, Phase
+from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.declare.bindings import ClientBindings
 from proxy.relay.declare.exchanges import ClientExchanges, refuse_nested
 from proxy.relay.declare.injected_methods import count_unanswerable, hold_channel
 from proxy.relay.declare.storage import refuse_own_arguments
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
-from proxy.relay.original_address import ADDRESS_HEADER as ORIGINAL
-from proxy.relay.original_address import refuse_forged
-from proxy.relay.publish.address_plan import find_plan
-from proxy.relay.publish.outgoing import CC_BCC, PUBLISH, Outgoing, refuse_reserved
-from proxy.relay.publish.plan import ExchangePlan
-from proxy.relay.publish.split_publish import fitting, send_collected
+from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
 from proxy.values import RESERVED_PREFIX
-
-KIND_NAMES = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
-#: bytes of the shortest content header frame
-_LEAST_HEADER = 22
-
-
-class PublishFrames:
-    """Takes the frames of publishes, one by one.
-
-    Args:
-        connection: what both directions share.
-    """
-
-    __slots__ = ("_connection", "published")
-
-    def __init__(self, connection: ConnectionState) -> None:
-        """Start with nothing published."""
-        self._connection = connection
-        #: set when the last frame taken was a Basic.Publish method
-        self.published: PendingPublish | None = None
-
-    def method(self, channel: Channel, frame: bytes) -> bool:
-        """Take a Basic.Publish, which goes upstream with its header only.
-
-        Raises:
-            ProtocolError: 502 on the connection, 403 on the channel.
-        """
-        exchange, routing_key, mandatory, _ = read_publish(frame[7:-1])
-        plan = find_plan(self._connection.plans, exchange, routing_key)
-        refuse_reserved(routing_key, b"")
-        self.published = PendingPublish(frame, plan, exchange, routing_key, channel, mandatory)
-        channel.content = ContentUnderWay(self.published)
-        return False  # it goes with its header, which may be refused: a content that has begun can't be taken back
-
-    def content(self, channel: Channel, content: ContentUnderWay, kind: int, frame: bytes) -> bool:
-        """Take a frame where content is expected; answer whether it goes upstream.
-
-        Raises:
-            ProtocolError: 505 and 501 on the connection for what does not belong there; what the publish itself
-                is refused for.
-        """
-        if kind == HEADER and content.remaining == HEADER_TO_COME:
-            if len(frame) < _LEAST_HEADER:
-                raise ProtocolError(501, "content header frame is too short", Scope.CONNECTION, *PUBLISH)
-            return self._header(channel, content, frame)
-        if kind == BODY and content.remaining != HEADER_TO_COME:
-            return self._body(channel, content, frame)
-        # spec, 4.2.6: content frames on a channel must not be interleaved with other frames of that channel
-        text = f"expected {content.expects} on channel {channel.number}, got a {KIND_NAMES[kind]} frame instead"
-        raise ProtocolError(505, text, Scope.CONNECTION, *PUBLISH)
-
-    def publish_again(self, channel: Channel, method: bytes, header: bytes) -> None:
-        """Take a publish that waited for its destinations: what is not bound by now counts as missing.
-
-        Raises:
-            ProtocolError: see `method` and `content`.
-        """
-        self.method(channel, method)
-        content, self.published = channel.content, None
-        assert content is not None  # noqa: S101 -- made by the method
-        if self._header(channel, content, header, waited=True):
-            self._connection.to_upstream.append(header)
-
-    def _body(self, channel: Channel, content: ContentUnderWay, frame: bytes) -> bool:
-        size = len(frame) - OVERHEAD
-        if size > content.remaining:
-            text = f"body is {size - content.remaining} bytes longer than announced"
-            raise ProtocolError(501, text, Scope.CONNECTION, *PUBLISH)
-        content.remaining -= size
-        collected = content.collected
-        if collected is not None:
-            collected.body.extend(frame[7:-1])
-        if not content.remaining:
-            self._connection.drop_content(channel)
-            if collected is not None:
-                send_collected(self._connection, collected)
-        return collected is None
-
-    def _header(self, channel: Channel, content: ContentUnderWay, frame: bytes, *, waited: bool = False) -> bool:
-        publish = content.publish
-        _, _, _, class_id, _, body_size = CONTENT_HEAD.unpack_from(frame)
-        if class_id != BASIC:
-            text = f"expected content header for class 60, got one for class {class_id}"
-            raise ProtocolError(505, text, Scope.CONNECTION, *PUBLISH)
-        connection = self._connection
-        self._check_size(body_size)
-        # Between method and header the rules may have changed: it is judged by those of now.
-        plan = find_plan(connection.plans, publish.exchange, publish.routing_key)
-        if plan is None:
-            return self._pass(channel, content, frame, body_size)
-        head, outgoing = plan.forward(publish.frame, publish.routing_key, frame, 0, len(frame))
-        if outgoing.waits and not waited and self._wait(channel, publish, plan, frame, outgoing):
-            return False
-        remote_targets = outgoing.remote_targets
-        if remote_targets is not None and channel.mode is TX:
-            text = "a transaction can't reach other brokers, where the address table leads"
-            raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
-        several = len(outgoing.copies) > 1 or _header_bytes(head) > connection.tuning.frame_max_upstream
-        several = several or remote_targets is not None
-        copies = fitting(connection, plan, publish, frame, body_size, outgoing.copies) if several else []
-        outgoing.tally.publishes += 1
-        outgoing.tally.body_bytes += body_size
-        if outgoing.record is not None:
-            self._audit(publish, frame, outgoing.record, body_size)
-        if outgoing.decision.error:
-            raise ProtocolError(406, outgoing.decision.error, Scope.CHANNEL, *PUBLISH)
-        if several:
-            collected = CollectedPublish(publish, plan, frame, copies, body_size, bytearray(), remote_targets)
-            self._collect(channel, content, collected)
-            return False
-        connection.to_upstream.append(head or publish.frame + frame)
-        self._count(channel)
-        self._begin_body(channel, content, body_size)
-        return False
-
-    def _check_size(self, body_size: int) -> None:
-        connection = self._connection
-        most = connection.limits.message_bytes
-        if 0 < most < body_size:
-            connection.counters.oversized += 1
-            text = f"message size {body_size} is larger than configured max size {most}"  # RabbitMQ's text
-            raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
-
-    def _pass(self, channel: Channel, content: ContentUnderWay, header: bytes, body_size: int) -> bool:
-        """Let a publish go to an exchange that is not evaluated here."""
-        connection, publish = self._connection, content.publish
-        restores = connection.state.restores
-        if RESERVED_PREFIX in header or (restores and ORIGINAL in header):
-            span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
-            entries = b"" if span is None else header[slice(*span)]
-            refuse_reserved(publish.routing_key, entries, CC_BCC)
-            if restores:
-                refuse_forged(connection.state, entries)
-        connection.to_upstream.append(publish.frame)
-        self._begin_body(channel, content, body_size)
-        self._count(channel)
-        connection.counters.publishes_passed += 1
-        connection.counters.bytes_passed += body_size
-        audit = connection.audit
-        if audit is not None and not audit.ruled_only:
-            ending = audit.passing(publish, header, 0, len(header), body_size)
-            audit.publish(publish, ending, channel.confirms.total)
-        return True
-
-    def _audit(self, publish: PendingPublish, header: bytes, template: LineTemplate, body_size: int) -> None:
-        """Write the audit line of a publish that is counted next."""
-        audit = self._connection.audit
-        if audit is not None:
-            ending = audit.ending(template, publish, header, 0, len(header), body_size)
-            audit.publish(publish, ending, publish.channel.confirms.total + 1)
-
-    @staticmethod
-    def _count(channel: Channel) -> None:
-        """Count a publish that leaves as one publish."""
-        confirms = channel.confirms
-        confirms.published += 1
-        if confirms.ledger is not None:
-            confirms.ledger.add(confirms.published, 1)
-
-    @staticmethod
-    def _begin_body(channel: Channel, content: ContentUnderWay, body_size: int) -> None:
-        content.remaining = body_size
-        if not body_size:
-            channel.content = None
-
-    def _collect(self, channel: Channel, content: ContentUnderWay, collected: CollectedPublish) -> None:
-        """Begin a publish that leaves in several copies, once its body is whole."""
-        connection = self._connection
-        channel.confirms.published += 1
-        self._begin_body(channel, content, collected.body_size)
-        if collected.body_size:
-            content.collected = collected
-            connection.buffered.collected += collected.body_size
-        else:
-            send_collected(connection, collected)
-
-    def _wait(
-        self, channel: Channel, publish: PendingPublish, plan: ExchangePlan, header: bytes, outgoing: Outgoing
-    ) -> bool:
-        """Let a publish wait until its destinations are bound; False where there is nothing to wait for."""
-        connection = self._connection
-        asked = connection.permission_checks(outgoing.decision.unchecked)
-        if not outgoing.unbound and not asked:
-            return False
-        connection.change(channel, ChannelEvent.WAIT, methods.BASIC_PUBLISH)
-        channel.held.keep([publish.frame, header])
-        channel.content = None
-        connection.requests.append(BindDestinations(channel, plan.owned.name, outgoing.unbound, asked))
-        return True
-
-
-def _header_bytes(head: bytes) -> int:
-    """Size of the header frame after a method frame; negative where nothing of ours leaves."""
-    if not head:
-        return -1
-    method_bytes: int = U32.unpack_from(head, 3)[0]
-    return len(head) - method_bytes - OVERHEAD
-
 
 _CONNECTION = 10
 _QUEUE_DECLARE = (50, 10)
@@ -278,12 +67,12 @@ class ProducerFrames:
 
     Args:
         connection: what both directions share.
+        publishes: takes the frames of publishes.
     """
 
-    def __init__(self, connection: ConnectionState) -> None:
-        """Start with nothing published."""
+    def __init__(self, connection: ConnectionState, publishes: PublishFrames) -> None:
         self._connection = connection
-        self.publishes = PublishFrames(connection)
+        self._publishes = publishes
         #: the frames taken are those that a channel held, not new ones
         self.resuming = False
         declaring = ClientExchanges(connection)
@@ -294,7 +83,7 @@ class ProducerFrames:
             methods.CHANNEL_CLOSE_OK: self._channel_method,
             methods.CONFIRM_SELECT: self._select,
             methods.TX_SELECT: self._select,
-            methods.BASIC_PUBLISH: self.publishes.method,
+            methods.BASIC_PUBLISH: self._publishes.method,
             methods.EXCHANGE_DECLARE: declaring.declare,
             methods.EXCHANGE_DELETE: declaring.delete,
             methods.QUEUE_DECLARE: self._queue_declare,
@@ -343,16 +132,6 @@ class ProducerFrames:
             connection.refuse(channel, error)
             return False
 
-    def publish_again(self, channel: Channel, method: bytes, header: bytes) -> None:
-        """Take method and header of a publish that waited for its destinations."""
-        try:
-            self.publishes.publish_again(channel, method, header)
-        except ProtocolError as error:
-            if error.scope is Scope.CONNECTION:
-                self._connection.fail(error)
-            else:
-                self._connection.refuse(channel, error)
-
     def _open(self, kind: int, number: int, frame: bytes) -> bool:
         """Take the first frame on a number: Like RabbitMQ, channel-max bounds how many there are, not their numbers."""
         connection = self._connection
@@ -375,7 +154,7 @@ class ProducerFrames:
         if channel.content is not None:
             # On a channel that the broker has closed, too: it expects the rest of a content that has begun, or closes
             # the connection with 505.
-            return self.publishes.content(channel, channel.content, kind, frame)
+            return self._publishes.content(channel, channel.content, kind, frame)
         if kind != METHOD:
             self._connection.change(channel, ChannelEvent.PRODUCER_CONTENT)
             return False  # of a publish that was discarded, on a channel that is being closed
@@ -446,7 +225,6 @@ class ProducerFrames:
             return True
         if connection.holds:
             connection.last_frame = frame  # what was published before it goes first
-            connection.shape += 1
         else:
             connection.producer_leaves(frame)
         return False

@@ -9,7 +9,7 @@ Source: architecture, "One publish in, one publish out"; delivery notes, "The le
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 from proxy.amqp.frames import U16, body_frames
 from proxy.amqp.properties import table_span
@@ -19,8 +19,8 @@ from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
 from proxy.relay.channel_state import CONFIRM
 from proxy.relay.confirm_ledger import Ledger, Returns
 from proxy.relay.connection_state import ConnectionState
-from proxy.relay.publish.outgoing import PUBLISH, Copy
-from proxy.relay.publish.plan import ExchangePlan, publish_frame
+from proxy.relay.original_address import OriginalAddress
+from proxy.relay.publish.outgoing import PUBLISH, Copy, Outgoing, copy_frames
 from proxy.relay.remote.forwarding import copy_ids, send_remote_copies
 
 _CONTENT_TOO_LARGE = 311
@@ -30,22 +30,16 @@ _AROUND_KEYS, _AROUND_KEY = 9, 5
 
 
 def fitting(
-    connection: ConnectionState,
-    plan: ExchangePlan,
-    publish: PendingPublish,
-    header: bytes,
-    body_size: int,
-    copies: Sequence[Copy],
+    connection: ConnectionState, publish: PendingPublish, header: bytes, body_size: int, out: Outgoing
 ) -> list[Copy]:
     """Divide copies so that no header frame is larger than the broker takes.
 
     Args:
         connection: state of the connection.
-        plan: of the exchange.
         publish: the producer's method.
         header: its content header frame.
         body_size: announced size of its body in bytes.
-        copies: what the decision asks for.
+        out: what the decision asks for.
 
     Raises:
         ProtocolError: 311 on the channel, body or headers are too large to leave in several copies.
@@ -54,26 +48,27 @@ def fitting(
     if body_size > limits.replay_bytes or connection.buffered.collected + body_size > limits.collected_bytes:
         raise _too_large(f"body of {body_size} bytes is to leave in several copies, at most {limits.replay_bytes} can")
     limit = connection.tuning.frame_max_upstream
-    return [part for copy in copies for part in _divided(plan, publish.routing_key, header, copy, limit)]
+    original = out.address_of(publish.routing_key)
+    return [part for copy in out.copies for part in _divided(original, header, copy, limit)]
 
 
 def send_collected(connection: ConnectionState, collected: CollectedPublish) -> None:
     """Send every copy of a publish whose body is whole; the channel has counted the publish already."""
-    publish, plan = collected.publish, collected.plan
+    publish = collected.publish
     channel = publish.channel
+    confirms = channel.confirms
     out = connection.to_upstream
     body = body_frames(channel.number, bytes(collected.body), connection.tuning.frame_max_upstream)
     sent: list[Hashable] = []
     for copy in collected.copies:
-        key, header = plan.further_copy(publish.routing_key, collected.header, copy)
-        method = publish_frame(publish.frame, copy.exchange, key) if copy.moved else publish.frame
+        method, header = copy_frames(copy, collected.original, publish.frame, collected.header)
         out += (method, header, *body)
+        key = collected.original.routing_key if copy.routing_key is None else copy.routing_key
         sent.append(fingerprint(copy.exchange, key, header))
     remote_targets = collected.remote_targets
-    names = [] if remote_targets is None else copy_ids(remote_targets, channel.confirms.total)
-    confirms = channel.confirms
+    names = [] if remote_targets is None else copy_ids(remote_targets, confirms.total)
     if channel.mode is CONFIRM:
-        ledger_of(connection, channel).add(confirms.published, len(sent), len(names))
+        ledger_of(channel).add(confirms.published, len(sent), len(names))
     if publish.mandatory and len(sent) + len(names) > 1:
         if confirms.returns is None:
             confirms.returns = Returns()
@@ -101,21 +96,20 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
     return exchange, routing_key, header[11 : span[0] - 4], entries, header[span[1] :]
 
 
-def ledger_of(connection: ConnectionState, channel: Channel) -> Ledger:
+def ledger_of(channel: Channel) -> Ledger:
     """Give the channel's ledger; the first call takes over all publishes before the current one."""
     confirms = channel.confirms
     if confirms.ledger is None:
         before = confirms.published - 1
         confirms.ledger = Ledger(confirms.settled.outstanding(before), before)
-        connection.shape += 1
     return confirms.ledger
 
 
-def _divided(plan: ExchangePlan, routing_key: bytes, header: bytes, copy: Copy, limit: int) -> list[Copy]:
+def _divided(original: OriginalAddress, header: bytes, copy: Copy, limit: int) -> list[Copy]:
     """Divide the keys of a copy so that no header frame exceeds the limit in bytes."""
-    if len(plan.further_copy(routing_key, header, copy)[1]) <= limit:
+    if len(copy_frames(copy, original, b"", header)[1]) <= limit:
         return [copy]
-    bare = len(plan.further_copy(routing_key, header, copy._replace(bcc=()))[1])
+    bare = len(copy_frames(copy._replace(bcc=()), original, b"", header)[1])
     longest = max((_AROUND_KEY + len(key) for key in copy.bcc), default=0)
     if copy.routing_key is not None:  # each part leaves under a key of its own, which the original address repeats
         bare += max(map(len, copy.bcc), default=0)

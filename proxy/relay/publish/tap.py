@@ -1,7 +1,7 @@
 """Tap on the publish path: how shadow rules see live publishes and what was decided about them.
 
-While a tap is set, `address_plan` wraps the plan of each tapped publish: the bytes that leave are those of the wrapped
-plan, and the tap gets the publish and its decision. Without a tap there is no wrapper.
+While a tap is set, the plans of the publishes that it wants carry it (`Plan.tap`), and it gets each of these publishes
+with its decision, once it is on its way. What leaves does not change.
 """
 
 from __future__ import annotations

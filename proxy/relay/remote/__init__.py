@@ -3,7 +3,6 @@
 | question | open |
 |---|---|
 | a publish as messages for other brokers, and joining their results | `forwarding` |
-| the fast path of publishes that go to one other broker | `distant` |
 | the publishes of one channel: waiting for a link, and the result of each | `lane` |
 | the connection to another broker: login, frames, channels | `link` |
 """

@@ -14,7 +14,7 @@ from proxy.addressing.targets import Remote, Target
 from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
 from proxy.relay.channel_state import CONFIRM, CONFIRMABLE
 from proxy.relay.connection_state import ConnectionState, Phase
-from proxy.relay.publish.outgoing import Copy, RemoteTargets
+from proxy.relay.publish.outgoing import Copy, RemoteTargets, copy_frames
 from proxy.relay.remote.lane import RemoteMessage, RemotePublisher, RemoteResult
 
 #: What a broker says of a message that it has dealt with.
@@ -34,7 +34,7 @@ class _Copy(RemoteMessage):
         header = collected.header
         if target.publication != (publish.exchange, publish.routing_key):
             copy = Copy(exchange, key, (), moved=True, plain=True)
-            header = collected.plan.further_copy(publish.routing_key, header, copy)[1]
+            header = copy_frames(copy, collected.original, b"", header)[1]
         super().__init__(exchange, key, publish.mandatory, header[7:-1], bytes(collected.body), connection.now)
         self._connection = connection
         self._publish = publish
@@ -48,6 +48,49 @@ class _Copy(RemoteMessage):
         comes_back = result is RemoteResult.RETURNED or (not self._tag and result is not RemoteResult.ACKED)
         content = (self._origin, self.body) if comes_back and self._publish.mandatory else None
         _settle(connection, self._publish, self._tag, self._mark, content, result in _TAKEN)
+
+
+class _OnlyCopy(RemoteMessage):
+    """The one copy of a publish that goes to one other broker: its own confirm settles the publish."""
+
+    __slots__ = ("_channel", "_connection", "_tag")
+
+    def __init__(
+        self, connection: ConnectionState, channel: Channel, target: Target, tag: int, header: bytes, body: bytes
+    ) -> None:
+        exchange, key = target.publication
+        super().__init__(exchange, key, False, header, body, connection.now)
+        self._connection = connection
+        self._channel = channel
+        self._tag = tag
+
+    def settled(self, result: RemoteResult, reason: str) -> None:
+        connection, channel = self._connection, self._channel
+        if self._tag and connection.phase is Phase.OPEN and channel.state in CONFIRMABLE:
+            connection.send_confirm(channel, self._tag, result in _TAKEN)
+            connection.notify_driver()
+
+
+def send_alone(
+    connection: ConnectionState,
+    channel: Channel,
+    publisher: RemotePublisher,
+    target: Target,
+    header: bytes,
+    body: bytes,
+) -> None:
+    """Send a whole publish that goes to one other broker and nowhere else; the channel has counted it already.
+
+    Args:
+        connection: state of the connection.
+        channel: where it came from; it has a ledger, where it is in confirm mode.
+        publisher: the channel's way to that broker.
+        target: where it goes.
+        header: payload of the content header frame.
+        body: its body.
+    """
+    tag = channel.confirms.published if channel.mode is CONFIRM else 0
+    publisher.send(_OnlyCopy(connection, channel, target, tag, header, body))
 
 
 def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]:

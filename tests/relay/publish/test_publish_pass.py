@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from proxy.amqp.tables import encode_table
-from proxy.relay.publish import known_heads, publishing
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.decision import QueueNames
-from proxy.values import Table, Value
+from proxy.values import Table
 from tests import client
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
 from tests.relay.contents import properties, tables
@@ -323,53 +322,6 @@ def test_unmatched_publishes_pass_untouched_and_are_counted_as_passed() -> None:
     assert wire.produce(message) == message
     counts(wire)
     assert [row[2:4] for row in wire.counters.traffic.publishes() if row[1] == b"xo" and row[3]] == [("passed", 1)]
-
-
-# -- bounds -----------------------------------------------------------------------------------------------------------
-
-
-def numbered(number: int, size: int = 0) -> bytes:
-    return publish(headers=(*REPORT, (b"n", Value("I", number)), (b"fill", Value("S", bytes(size)))))
-
-
-def test_heads_that_are_remembered_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_heads, "REMEMBERED", 8)
-    monkeypatch.setattr(known_heads, "UNASKED", 4)
-    wire = opened(routed("a"))
-    for number in range(100):
-        assert wire.produce(numbered(number)) == with_tokens(numbered(number), "a")
-        assert len(wire.relay._publishing._heads) <= 8
-
-
-def test_heads_that_are_remembered_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_heads, "REMEMBERED_BYTES", 20_000)
-    monkeypatch.setattr(known_heads, "UNASKED", 2)
-    wire = opened(routed("a"))
-    for number in range(60):
-        message = numbered(number, 3000)
-        assert wire.produce(message) == with_tokens(message, "a")
-        assert sum(map(len, wire.relay._publishing._heads)) <= 20_000
-
-
-def test_heads_that_never_repeat_are_not_asked_for_a_while_and_then_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_heads, "REMEMBERED", 4)
-    monkeypatch.setattr(known_heads, "UNASKED", 3)
-    wire = opened(routed("a"))
-    sizes = []
-    for number in range(12):
-        wire.produce(numbered(number))
-        sizes.append(len(wire.relay._publishing._heads))
-    assert sizes == [1, 2, 3, 4, 0, 0, 0, 0, 1, 2, 3, 4]
-
-
-def test_methods_and_shapes_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "REMEMBERED", 5)
-    wire = opened(routed("a"))
-    for number in range(40):
-        message = publish(str(number), body=bytes(number))
-        assert wire.produce(message, message) == with_tokens(message, "a") * 2
-        assert len(wire.relay._publishing._publishes) <= 5
-        assert len(wire.relay._publishing._shapes) <= 5
 
 
 # -- what follows what ------------------------------------------------------------------------------------------------

@@ -1,0 +1,208 @@
+"""Publishes frame by frame, and the exits of the publish pass.
+
+Frame by frame go the method frame of a publish whose header frame is not next to it, the body frames of one that leaves
+as several, and whatever stands where it must not. The exits (`PublishFrames.leave`) are for a publish whose decision is
+made and which does not leave at once as one publish: it waits until its destinations are bound, goes to other brokers,
+leaves as several, or is refused.
+
+Source: AMQP 0-9-1 spec, 4.2.6; reply codes as RabbitMQ gives them.
+"""
+
+from __future__ import annotations
+
+from proxy.amqp import methods
+from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METHOD, OVERHEAD, U64
+from proxy.amqp.method_frames import read_publish
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.channel import HEADER_TO_COME, Channel, CollectedPublish, ContentUnderWay, PendingPublish
+from proxy.relay.channel_state import CONFIRM, TX, ChannelEvent
+from proxy.relay.connection_state import BindDestinations, ConnectionState
+from proxy.relay.publish.outgoing import PUBLISH, Copy, Outgoing, copy_frames, refuse_reserved
+from proxy.relay.publish.plan import Plan
+from proxy.relay.publish.split_publish import fitting, send_collected
+from proxy.relay.remote.forwarding import send_alone
+
+KIND_NAMES = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
+#: bytes of the shortest content header frame
+_LEAST_HEADER = 22
+
+
+class PublishFrames:
+    """Takes publishes of one connection that are not for the pass alone.
+
+    Args:
+        connection: what both directions share.
+    """
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: ConnectionState) -> None:
+        self._connection = connection
+
+    def method(self, channel: Channel, frame: bytes) -> bool:
+        """Keep a Basic.Publish until its header frame comes, with which it goes upstream, or is refused.
+
+        Raises:
+            ProtocolError: 502 on the connection, 403 on the channel.
+        """
+        exchange, routing_key, mandatory, _ = read_publish(frame[7:-1])
+        refuse_reserved(routing_key, b"")
+        channel.content = ContentUnderWay(PendingPublish(frame, exchange, routing_key, channel, mandatory))
+        return False
+
+    def content(self, channel: Channel, content: ContentUnderWay, kind: int, frame: bytes) -> bool:
+        """Take a content frame that is not for the publish pass; answer whether it goes upstream.
+
+        Raises:
+            ProtocolError: 505 and 501 on the connection, it does not belong there.
+        """
+        if kind == HEADER and content.remaining == HEADER_TO_COME:
+            if len(frame) < _LEAST_HEADER:
+                raise ProtocolError(501, "content header frame is too short", Scope.CONNECTION, *PUBLISH)
+            class_id = CONTENT_HEAD.unpack_from(frame)[3]
+            text = f"expected content header for class {BASIC}, got one for class {class_id}"
+            raise ProtocolError(505, text, Scope.CONNECTION, *PUBLISH)
+        if kind == BODY and content.remaining != HEADER_TO_COME:
+            return self._body(channel, content, frame)
+        # spec, 4.2.6: content frames on a channel must not be interleaved with other frames of that channel
+        text = f"expected {content.expects} on channel {channel.number}, got a {KIND_NAMES[kind]} frame instead"
+        raise ProtocolError(505, text, Scope.CONNECTION, *PUBLISH)
+
+    def _body(self, channel: Channel, content: ContentUnderWay, frame: bytes) -> bool:
+        size = len(frame) - OVERHEAD
+        if size > content.remaining:
+            text = f"body is {size - content.remaining} bytes longer than announced"
+            raise ProtocolError(501, text, Scope.CONNECTION, *PUBLISH)
+        content.remaining -= size
+        collected = content.collected
+        if collected is not None:
+            collected.body.extend(frame[7:-1])
+        if not content.remaining:
+            self._connection.drop_content(channel)
+            if collected is not None:
+                send_collected(self._connection, collected)
+        return collected is None
+
+    def refuse_size(self, body_size: int) -> None:
+        """Refuse a message that is larger than the configured limit.
+
+        Raises:
+            ProtocolError: 406 on the channel.
+        """
+        connection = self._connection
+        connection.counters.oversized += 1
+        most = connection.limits.message_bytes
+        text = f"message size {body_size} is larger than configured max size {most}"  # RabbitMQ's text
+        raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
+
+    def leave(
+        self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, took_us: float, *, waited: bool
+    ) -> None:
+        """Let a publish leave that is not one publish at once.
+
+        Args:
+            publish: its method.
+            header: its content header frame.
+            plan: what decided.
+            out: the decision.
+            took_us: microseconds that the decision took, negative where it was known.
+            waited: whether it has waited for its destinations: what is not bound by now counts as missing.
+
+        Raises:
+            ProtocolError: 406 rejected by a filter, or to another broker in a transaction; 311 too large to leave as
+                several; on the channel. 502 on the connection.
+        """
+        connection = self._connection
+        channel = publish.channel
+        if out.waits and not waited and self._wait(publish, header, plan, out):
+            return
+        body_size: int = U64.unpack_from(header, 11)[0]
+        remote_targets = out.remote_targets
+        if remote_targets is not None and channel.mode is TX:
+            text = "a transaction can't reach other brokers, where the address table leads"
+            raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
+        original = out.address_of(publish.routing_key)
+        frames = copy_frames(out.copies[0], original, publish.frame, header) if len(out.copies) == 1 else None
+        too_large = frames is not None and len(frames[1]) > connection.tuning.frame_max_upstream
+        several = len(out.copies) > 1 or too_large or remote_targets is not None
+        copies = fitting(connection, publish, header, body_size, out) if several else []
+        self._record(publish, header, plan, out, body_size, took_us)
+        if out.decision.error:
+            raise ProtocolError(406, out.decision.error, Scope.CHANNEL, *PUBLISH)
+        if not several:
+            connection.to_upstream += frames or (publish.frame, header)
+            confirms = channel.confirms
+            if confirms.ledger is not None:
+                confirms.ledger.add(confirms.published, 1)
+        if body_size:
+            channel.content = ContentUnderWay(publish, body_size)
+        if several:
+            collected = CollectedPublish(publish, original, header, copies, body_size, bytearray(), remote_targets)
+            if channel.content is None:
+                send_collected(connection, collected)
+            else:
+                channel.content.collected = collected
+                connection.buffered.collected += body_size
+
+    def leave_for_remote(
+        self, publish: PendingPublish, header: bytes, body: bytes, plan: Plan, out: Outgoing, took_us: float
+    ) -> bool:
+        """Send a whole publish to the one other broker that it goes to; False where `leave` has more to do for it.
+
+        Args:
+            publish: its method.
+            header: its content header frame.
+            body: its body.
+            plan: what decided.
+            out: the decision.
+            took_us: microseconds that the decision took, negative where it was known.
+
+        Raises:
+            ProtocolError: 502 on the connection, the header is malformed.
+        """
+        connection = self._connection
+        channel = publish.channel
+        target = out.remote_alone
+        if target is None or target.remote is None or publish.mandatory or channel.mode is TX:
+            return False
+        publisher = channel.remote_publishers.get(target.remote)
+        if publisher is None or (channel.mode is CONFIRM and channel.confirms.ledger is None):
+            return False  # the first one makes both
+        sent = header
+        if target.publication != (publish.exchange, publish.routing_key):
+            copy = Copy(*target.publication, (), moved=True, plain=True)
+            sent = copy_frames(copy, out.address_of(publish.routing_key), b"", header)[1]
+        self._record(publish, header, plan, out, len(body), took_us)
+        confirms = channel.confirms
+        if channel.mode is CONFIRM and confirms.sample is None and connection.now >= connection.sample_after:
+            confirms.sample = (confirms.published, connection.now)
+        send_alone(connection, channel, publisher, target, sent[7:-1], body)
+        return True
+
+    def _record(
+        self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, body_size: int, took_us: float
+    ) -> None:
+        """Count a publish, write its audit line, and tell a tap of it."""
+        channel = publish.channel
+        out.tally.publishes += 1
+        out.tally.body_bytes += body_size
+        channel.confirms.published += 1
+        audit = self._connection.audit
+        if audit is not None and out.record is not None:
+            address = (publish.exchange, publish.routing_key)
+            header_bytes = len(header)
+            audit.publish(channel, out.record, *address, publish.mandatory, header, 0, header_bytes, body_size, took_us)
+        if plan.tap is not None:
+            plan.observe(plan.tap, publish.exchange, publish.routing_key, header, out)
+
+    def _wait(self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing) -> bool:
+        """Let a publish wait until its destinations are bound; False where there is nothing to wait for."""
+        connection = self._connection
+        asked = connection.permission_checks(out.decision.unchecked)
+        if not out.unbound and not asked:
+            return False
+        channel = publish.channel
+        connection.change(channel, ChannelEvent.WAIT, methods.BASIC_PUBLISH)
+        channel.held.keep([publish.frame, header])
+        connection.requests.append(BindDestinations(channel, plan.owned.name, out.unbound, asked))
+        return True

@@ -1,0 +1,656 @@
+"""The publish pass: the producer's bytes in, the broker's bytes out, read once from left to right.
+
+What comes in
+    `PublishPass.receive` gets any piece of the producer's stream. `_run` looks at whole frames only; what is left of
+    the last one waits in `_rest` for the next read. A frame is type (1 byte), channel (2), size (4), payload, 206. A
+    publish is three kinds of frames on one channel: a method frame with exchange, routing key and flags; a content
+    header frame with body size, property flags and properties, the header table among them; body frames. All offsets
+    below are offsets into the read buffer:
+
+        at                                                header_at                                      body_at
+        |                                                 |                                              |
+        | 1 channel size 60 40 0 | exchange | key | flags 206 | 2 channel size 60 0 body-size flags ... 206 | 3 ...
+                         at+13 --^          ^     ^             header_at+11 --^          ^      ^      ^
+                                       key_at     flags_at           header_at+19 = flags-+  table_at   table_end
+
+What is done with it
+    A frame that is not ours to change extends the run `start:at`, which is copied as one slice. Of a publish that is
+    ours the header table is walked once. The walk collects the entries that the rules of the exchange mention, and
+    notes those that a producer may not leave in (BCC and our own headers). Routing key and collected entries, as raw
+    bytes, are the facts of the message; `Plan.decisions` maps them to the outgoing form, and `Plan.decide` makes the
+    ones that are not there. The publish leaves as slices of the buffer around what the form puts in.
+
+What ends the pass for a publish
+    1. It is refused: `ProtocolError` on the channel or the connection.
+    2. It leaves by a named exit (see `exits`): it waits for a destination, leaves as several, or to another broker.
+    3. It has spent a regex budget: what comes after it waits for the next `receive`, so that other producers get
+       their turn in between.
+
+What is assumed
+    A channel takes a publish here when it is open, expects a method and holds nothing; everything else goes frame by
+    frame through `ProducerFrames`, which may change any channel and the rules. A method frame whose header frame is
+    not next to it is kept in the channel; with the header frame it comes back through `take_publish`, as held
+    publishes do.
+
+No object is made for a frame, and nothing is cached for a connection. The module is compiled with mypyc where there
+is a compiler, and runs unchanged without.
+
+Source: AMQP 0-9-1 spec, 4.2.3 and 4.2.6; architecture, "The path of one publish".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from proxy.amqp.frames import (
+    BASIC,
+    BODY,
+    FRAME_END,
+    FRAME_HEAD,
+    FRAME_SIZE_FUDGE,
+    HEADER,
+    HEARTBEAT,
+    METHOD,
+    OVERHEAD,
+    U16,
+    U32,
+    U64,
+    PartialFrame,
+    check_head,
+)
+from proxy.amqp.properties import CONTENT_ENCODING, CONTENT_TYPE, HEADERS, table_span
+from proxy.amqp.tables import VALUE_SIZES
+from proxy.errors import ProtocolError, Scope
+from proxy.relay.channel import HEADER_TO_COME, Channel, ContentUnderWay, PendingPublish
+from proxy.relay.channel_state import CONFIRM, DECLARING, OPEN, OPENING, WAITING, ChannelEvent
+from proxy.relay.connection_audit import ConnectionAudit
+from proxy.relay.connection_state import ConnectionState, Phase
+from proxy.relay.original_address import ADDRESS_HEADER, refuse_forged
+from proxy.relay.publish.outgoing import (
+    CC_BCC,
+    CC_ONLY,
+    CUT_BCC,
+    CUT_CC,
+    CUT_OURS,
+    PUBLISH,
+    Outgoing,
+    refuse_reserved,
+    table_entries,
+)
+from proxy.relay.publish.plan import FACT, Plan
+from proxy.relay.publish.producer_frames import ProducerFrames
+from proxy.relay.publish.publish_frames import PublishFrames
+from proxy.values import RESERVED_PREFIX
+
+#: payload of a content header without any property
+_LEAST_HEADER: Final = 14
+#: payload of a publish with empty exchange and routing key
+_LEAST_METHOD: Final = 9
+#: Held frames that are taken in one go; what has to wait is found out at the end of it.
+_HELD_AT_ONCE: Final = 64
+#: first octet of the reserved prefix
+_RESERVED_FIRST: Final = 0x78
+#: the bit of the header table in the first octet of the property flags
+_HEADERS_BIT: Final = HEADERS >> 8
+#: microseconds of a decision that was known
+_KNOWN: Final = -1.0
+#: stands for a letter that does not exist in `_WIDTHS`
+_UNKNOWN: Final = 255
+#: octet of a field's letter -> bytes of letter and value; 0: a length of four bytes follows the letter
+_WIDTHS: Final = bytes([VALUE_SIZES.get(letter, _UNKNOWN) for letter in range(256)])
+
+
+class PublishPass:
+    """The producer's side of one connection.
+
+    Args:
+        connection: what both directions share.
+    """
+
+    __slots__ = (
+        "_after_fault", "_audit", "_connection", "_exchanges", "_frames", "_hits", "_known", "_largest",
+        "_message_bytes", "_passes_unknown", "_plans", "_publishes", "_relaying", "_rest", "_restores", "_sampling",
+        "_spent", "_start", "_upstream", "_upstream_largest", "interrupted",
+    )  # fmt: skip
+
+    def __init__(self, connection: ConnectionState) -> None:
+        self._connection: Final = connection
+        self._plans: Final = connection.plans
+        self._publishes: Final = PublishFrames(connection)
+        self._frames: Final = ProducerFrames(connection, self._publishes)
+        #: largest payload of a frame, from the producer and to the broker
+        self._largest: Final[int] = connection.tuning.frame_max_producer + FRAME_SIZE_FUDGE - OVERHEAD
+        self._upstream_largest: Final[int] = connection.tuning.frame_max_upstream - OVERHEAD
+        #: largest body; 0: as large as the broker takes
+        self._message_bytes: Final[int] = connection.limits.message_bytes
+        #: an unfinished frame, or a method frame whose header frame is unfinished
+        self._rest: Final = PartialFrame()
+        #: where frames go on after a fault in the bytes that are being taken
+        self._after_fault = 0
+        #: whether a publish has spent a regex budget, so that the frames after it wait for the next `receive`
+        self.interrupted = False
+        # What holds for one read, see `_begin` and `_look`.
+        self._start = 0
+        self._spent = False
+        self._hits = 0
+        self._sampling = False
+        self._relaying = False
+        self._restores = False
+        self._upstream = connection.to_upstream
+        self._audit: ConnectionAudit | None = None
+        self._passes_unknown = False
+        self._known: dict[bytes, Plan] = {}
+        self._exchanges = connection.state.exchanges
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the producer; what leaves gathers in the connection's state.
+
+        Args:
+            data: any piece of the stream.
+        """
+        connection = self._connection
+        counters = connection.counters
+        if connection.audit is not None:
+            connection.audit.begin()
+        if self._rest:
+            data = self._rest.join(data)
+        spent = counters.regex_budgets_spent
+        while data:
+            self._after_fault = len(data)
+            try:
+                at = self._run(data)
+            except ProtocolError as error:
+                connection.fail(error)
+                data = data[self._after_fault :]  # the producer's close-ok may be among it
+                continue
+            if at < len(data):
+                self._rest.keep(data[at:])
+            break
+        counters.cache_hits += self._hits
+        self._hits = 0
+        self.interrupted = counters.regex_budgets_spent != spent
+
+    def resume(self, channel: Channel) -> None:
+        """Go on with the frames that a channel held, in front of everything that comes."""
+        connection = self._connection
+        number = channel.number
+        waits = channel.state is WAITING
+        if waits or channel.state is DECLARING:
+            connection.change(channel, ChannelEvent.RESUME)
+        held = channel.held.take()
+        rest = self._rest.take()
+        self._frames.resuming = True
+        if waits:
+            # What is not bound by now counts as missing: the publish does not wait again.
+            self._begin()
+            self._take_joined(held[0], held[1], channel, waited=True)
+            del held[:2]
+        for first in range(0, len(held), _HELD_AT_ONCE):
+            current = connection.channels.get(number)
+            if current is not None and current.held:
+                # One of them has to wait: those after it are not looked at again.
+                current.held.keep(held[first:])
+                break
+            self.receive(b"".join(held[first : first + _HELD_AT_ONCE]))
+        self._frames.resuming = False
+        if rest:
+            self._rest.keep(self._rest.take() + rest)
+
+    def _begin(self) -> None:
+        """Take note of what holds for the publishes of one read."""
+        connection = self._connection
+        self._start = 0  # what passes as it came begins here and has not been copied yet
+        self._spent = False
+        self._upstream = connection.to_upstream
+        self._audit = connection.audit
+        self._sampling = connection.now >= connection.sample_after
+        self._look()
+
+    def _look(self) -> None:
+        """Take note of what any frame that is not for the pass may have changed."""
+        connection = self._connection
+        self._known = self._plans.current()
+        self._passes_unknown = self._plans.passes_unknown
+        self._exchanges = connection.state.exchanges
+        self._restores = connection.state.restores
+        self._relaying = connection.phase is Phase.OPEN and (connection.last_frame is None or self._frames.resuming)
+
+    def _run(self, data: bytes) -> int:  # noqa: C901 -- the publish path is one pass, see the module
+        """Take whole frames; answer the offset of what is left."""
+        connection = self._connection
+        channels = connection.channels
+        largest = self._largest
+        self._begin()
+        channel: Channel | None = None
+        number = -1
+        end = len(data)
+        at = 0
+        while end - at >= OVERHEAD and not self._spent:
+            kind: int = data[at]
+            size: int = (data[at + 3] << 24) | (data[at + 4] << 16) | (data[at + 5] << 8) | data[at + 6]
+            stop: int = at + size + OVERHEAD
+            if stop > end or size > largest or data[stop - 1] != FRAME_END or (kind > BODY and kind != HEARTBEAT):
+                break  # not whole yet, or wrong: `_check` finds out
+            frame_number: int = (data[at + 1] << 8) | data[at + 2]
+            if frame_number != number:
+                number = frame_number
+                channel = channels.get(number)
+
+            if kind == BODY and channel is not None:
+                # A content that has begun goes on until it is whole, even on a channel that is being closed: RabbitMQ
+                # answers a method in the middle of one with 505.
+                content = channel.content
+                if content is not None and content.collected is None and 0 < size <= content.remaining:
+                    content.remaining -= size
+                    if not content.remaining:
+                        channel.content = None
+                    at = stop
+                    continue
+
+            if (
+                kind == METHOD
+                and size >= _LEAST_METHOD
+                and data[at + 10] == 40
+                and data[at + 8] == BASIC
+                and not data[at + 9]
+                and not data[at + 7]
+                and self._relaying
+                and channel is not None
+                and channel.content is None
+                and (channel.state is OPEN or channel.state is OPENING)
+            ):
+                key_at: int = at + 14 + data[at + 13]
+                flags_at: int = key_at + 1 + data[key_at] if key_at < stop else 0
+                if flags_at + 2 == stop:
+                    body_at = self._header_end(data, at, stop)
+                    if body_at > end:
+                        break  # the rest of the header frame is still to come
+                    if body_at:
+                        self._after_fault = body_at
+                        at = self._publish(data, at, key_at, flags_at, body_at, channel, False)
+                        continue
+
+            # Everything else goes frame by frame: it may change any channel, the rules, and what is relayed at all.
+            if self._start < at:
+                self._upstream.append(data[self._start : at])
+            self._start = self._after_fault = stop
+            if self._take(kind, number, channel, data[at:stop]):
+                self._start = at
+            at = stop
+            number = -1
+            self._look()
+        if self._start < at:
+            whole = not self._start and at == end
+            self._upstream.append(data if whole else data[self._start : at])
+        if end - at >= FRAME_HEAD.size:
+            self._after_fault = end
+            self._check(data, at, end)
+        return at
+
+    def _check(self, data: bytes, at: int, end: int) -> None:
+        """Refuse what can't become a frame as soon as its head is there.
+
+        Raises:
+            ProtocolError: 501 on the connection.
+        """
+        kind, number, size = FRAME_HEAD.unpack_from(data, at)
+        check_head(kind, number, size, self._largest - FRAME_SIZE_FUDGE + OVERHEAD, FRAME_SIZE_FUDGE)
+        stop = at + size + OVERHEAD
+        if stop <= end and data[stop - 1] != FRAME_END:
+            raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")
+
+    def _take(self, kind: int, number: int, channel: Channel | None, frame: bytes) -> bool:
+        """Take one frame that is not for the pass; answer whether it goes upstream as it came."""
+        if kind == HEADER and channel is not None and (channel.state is OPEN or channel.state is OPENING):
+            content = channel.content
+            if content is not None and content.publish is not None and content.remaining == HEADER_TO_COME:
+                method = content.publish.frame
+                joined = method + frame
+                if self._relaying and self._header_end(joined, 0, len(method)) == len(joined):
+                    # Frames of other channels came between the two: from here on they are next to each other.
+                    channel.content = None
+                    self._take_joined(method, frame, channel, waited=False)
+                    return False
+        return self._frames.take(kind, number, frame)
+
+    def _take_joined(self, method: bytes, header: bytes, channel: Channel, *, waited: bool) -> None:
+        """Take a publish whose method and header frame did not come next to each other, or that has waited."""
+        outer, self._start = self._start, 0
+        joined = method + header
+        key_at = 14 + method[13]
+        try:
+            at = self._publish(joined, 0, key_at, key_at + 1 + method[key_at], len(joined), channel, waited)
+        except ProtocolError as error:
+            self._connection.fail(error)
+            at = 0
+        if self._start < at:
+            self._upstream.append(joined)
+        self._start = outer
+
+    def _header_end(self, data: bytes, at: int, header_at: int) -> int:
+        """Find the end of the content header frame that follows a publish's method frame.
+
+        Args:
+            data: a read buffer.
+            at: offset of the method frame.
+            header_at: offset after it.
+
+        Returns:
+            The offset after it, beyond the buffer where the rest is still to come; 0 where something else follows.
+        """
+        end = len(data)
+        there = end - header_at
+        if there >= FRAME_HEAD.size:
+            if data[header_at] != HEADER or data[header_at + 2] != data[at + 2] or data[header_at + 1] != data[at + 1]:
+                return 0
+            size: int = (
+                (data[header_at + 3] << 24)
+                | (data[header_at + 4] << 16)
+                | (data[header_at + 5] << 8)
+                | data[header_at + 6]
+            )
+            if size < _LEAST_HEADER or size > self._largest:
+                return 0
+            body_at = header_at + size + OVERHEAD
+            if body_at > end:
+                return body_at
+            if data[body_at - 1] != FRAME_END or data[header_at + 8] != BASIC or data[header_at + 7]:
+                return 0
+            return body_at
+        # The few bytes that are there may be its beginning.
+        head = b"\x02" + data[at + 1 : at + 3]
+        return end + 1 if head.startswith(data[header_at : header_at + 3]) else 0
+
+    def _publish(  # noqa: C901 -- the publish path is one pass, see the module
+        self, data: bytes, at: int, key_at: int, flags_at: int, body_at: int, channel: Channel, waited: bool
+    ) -> int:
+        """Take a publish whose method and header frame are there; answer the offset of the frame after it.
+
+        Args:
+            data: a read buffer.
+            at: offset of the method frame.
+            key_at: offset in it of the length of the routing key.
+            flags_at: offset in it of its flags, the last byte of its payload.
+            body_at: offset after the header frame.
+            channel: takes publishes.
+            waited: whether the publish has waited for its destinations already.
+
+        Raises:
+            ProtocolError: a fault that ends the connection.
+        """
+        connection = self._connection
+        header_at = flags_at + 2
+        exchange = data[at + 14 : key_at]
+        routing_key = data[key_at + 1 : flags_at]
+        body_size: int = U64.unpack_from(data, header_at + 11)[0]
+        took_us = _KNOWN
+        try:
+            if data[key_at + 1] == _RESERVED_FIRST:
+                refuse_reserved(routing_key, b"")
+            if 0 < self._message_bytes < body_size:
+                self._publishes.refuse_size(body_size)
+
+            plan = self._known.get(exchange)
+            if plan is None and (exchange in self._exchanges or not self._passes_unknown):
+                plan = self._plans.find(exchange, routing_key)
+
+            if plan is None:
+                return self._pass(data, at, flags_at, body_at, exchange, routing_key, body_size, channel)
+
+            # The header table stands after content type and content encoding. At `last` stands the octet that
+            # ends the frame: read as a length it leads beyond the frame, too.
+            last = body_at - 1
+            flags = (data[header_at + 19] << 8) | data[header_at + 20]
+            table_at = header_at + 21
+            if flags & CONTENT_TYPE:
+                table_at += 1 + data[table_at]
+            if flags & CONTENT_ENCODING and table_at <= last:
+                table_at += 1 + data[table_at]
+            entries_at = table_end = table_at
+            if flags & HEADERS:
+                entries_at = table_at + 4
+                if entries_at <= last:
+                    table_end = entries_at + U32.unpack_from(data, table_at)[0]
+            if entries_at > last or table_end > last:
+                raise ProtocolError(502, "the header table ends after its frame", Scope.CONNECTION, *PUBLISH)
+
+            # The walk. An entry is the length of its name, the name, a letter, and a value of that letter's width
+            # or of the length that stands after the letter. Most names are ruled out by their length alone.
+            collected = b""
+            meanings = 0
+            mentioned = plan.mentioned
+            name_sizes = plan.name_sizes
+            entry_at = entries_at
+            while entry_at < table_end:
+                name_size = data[entry_at]
+                value_at = entry_at + 1 + name_size
+                width = _WIDTHS[data[value_at]] if value_at < table_end else _UNKNOWN
+                if width == _UNKNOWN:
+                    break
+                if width:
+                    entry_end = value_at + width
+                elif value_at + 5 <= table_end:
+                    entry_end = value_at + 5 + U32.unpack_from(data, value_at + 1)[0]
+                else:
+                    break
+                if name_sizes[name_size]:
+                    meaning = mentioned.get(data[entry_at:value_at], 0)
+                    if meaning:
+                        meanings |= meaning
+                        if meaning & FACT:
+                            collected += data[entry_at:entry_end]
+                entry_at = entry_end
+            if entry_at != table_end:
+                raise ProtocolError(502, "malformed field table", Scope.CONNECTION, *PUBLISH)
+            if plan.whole_table:
+                collected = data[entries_at:table_end]
+
+            if meanings & (CUT_CC | CUT_BCC):
+                refuse_reserved(routing_key, data[entries_at:table_end], CC_BCC if plan.bcc_stays else CC_ONLY)
+            out = plan.fixed
+            if out is None:
+                # The facts: the key with its length in front, then whole entries, so that two messages with the
+                # same bytes have the same facts.
+                facts: object = collected
+                if plan.keyed and plan.routing_key is None:
+                    facts = data[key_at:flags_at] + collected
+                if not plan.plain:
+                    facts = (facts, plan.other_facts(data, header_at, body_at))
+                out = plan.decisions.get(facts)
+                if out is None:
+                    out, took_us = plan.decide(facts, routing_key, collected, data[header_at:body_at])
+                    self._spent = bool(out.decision.spent_budgets)
+                else:
+                    self._hits += 1
+            elif plan.reserved:
+                refuse_reserved(RESERVED_PREFIX, b"")
+            if out.untouched and meanings & (CUT_CC | CUT_BCC | CUT_OURS):
+                refuse_reserved(routing_key, data[entries_at:table_end], CC_BCC)
+                refuse_forged(self._plans.state, data[entries_at:table_end])
+
+            if not out.leaves_at_once:
+                return self._leave(plan, out, took_us, data, at, flags_at, body_at, channel, waited)
+            added = kept = b""
+            rewritten = False
+            header_bytes = body_at - header_at - OVERHEAD
+            if not out.untouched:
+                # What is put into the table, and what of the producer's own entries stays.
+                fixed = out.fixed_entries
+                added = out.entries(routing_key) if fixed is None else fixed
+                kept = data[entries_at:table_end]
+                rewritten = bool(added or out.address)
+                if meanings & out.cuts:
+                    kept = table_entries(kept, out.copies[0], out.address_of(routing_key))
+                    added = b""
+                    rewritten = True
+                header_bytes += len(kept) + len(added) - (table_end - entries_at)
+                if not flags & HEADERS:
+                    header_bytes += 4
+                if rewritten and header_bytes > self._upstream_largest:
+                    return self._leave(plan, out, took_us, data, at, flags_at, body_at, channel, waited)
+        except ProtocolError as error:
+            if self._start < at:
+                self._upstream.append(data[self._start : at])
+            self._start = body_at
+            if error.scope is Scope.CONNECTION:
+                raise
+            connection.refuse(channel, error)
+            return body_at
+
+        if plan.tap is not None:
+            plan.observe(plan.tap, exchange, routing_key, data[header_at:body_at], out)
+        tally = out.tally
+        tally.publishes += 1
+        tally.body_bytes += body_size
+        after = self._body_end(data, at, body_at, body_size, channel)
+        audit = self._audit
+        if audit is not None and out.record is not None:
+            audit.publish(
+                channel,
+                out.record,
+                exchange,
+                routing_key,
+                data[flags_at] & 1,
+                data,
+                header_at,
+                body_at,
+                body_size,
+                took_us,
+            )
+        if rewritten:
+            # The publish leaves as slices of what came around the new parts; it ends the run.
+            if self._start < at:
+                self._upstream.append(data[self._start : at])
+            self._start = after
+            method = data[at : header_at + 3]
+            if out.address:
+                address = out.address + (out.key_field or data[key_at:flags_at])
+                method_bytes = U32.pack(len(address) + 7)
+                method = b"".join(
+                    (data[at : at + 3], method_bytes, data[at + 7 : at + 13], address, data[flags_at : header_at + 3])
+                )
+            if flags & HEADERS:
+                front = data[header_at + 7 : table_at]
+            else:
+                front = b"".join(
+                    (data[header_at + 7 : header_at + 19], U16.pack(flags | HEADERS), data[header_at + 21 : table_at])
+                )
+            table_bytes = U32.pack(len(kept) + len(added))
+            self._upstream.append(
+                b"".join((method, U32.pack(header_bytes), front, table_bytes, kept, added, data[table_end:after]))
+            )
+        return after
+
+    def _pass(
+        self,
+        data: bytes,
+        at: int,
+        flags_at: int,
+        body_at: int,
+        exchange: bytes,
+        routing_key: bytes,
+        body_size: int,
+        channel: Channel,
+    ) -> int:
+        """Let a publish pass to an exchange that is not evaluated here; answer the offset of the frame after it.
+
+        Raises:
+            ProtocolError: 403 on the channel: CC, BCC or a header has what only we may write.
+        """
+        connection = self._connection
+        header_at = flags_at + 2
+        if data[header_at + 19] & _HEADERS_BIT and (
+            data.find(RESERVED_PREFIX, header_at, body_at) >= 0
+            or (self._restores and data.find(ADDRESS_HEADER, header_at, body_at) >= 0)
+        ):
+            flags = (data[header_at + 19] << 8) | data[header_at + 20]
+            span = table_span(data, header_at + 21, flags, body_at - 1)
+            entries = b"" if span is None else data[span[0] : span[1]]
+            refuse_reserved(routing_key, entries, CC_BCC)
+            if self._restores:
+                refuse_forged(connection.state, entries)
+        counters = connection.counters
+        counters.publishes_passed += 1
+        counters.bytes_passed += body_size
+        after = self._body_end(data, at, body_at, body_size, channel)
+        audit = self._audit
+        if audit is not None and not audit.ruled_only:
+            record = self._plans.passed_record(exchange)
+            mandatory = data[flags_at] & 1
+            audit.publish(
+                channel, record, exchange, routing_key, mandatory, data, header_at, body_at, body_size, _KNOWN
+            )
+        return after
+
+    def _body_end(self, data: bytes, at: int, body_at: int, body_size: int, channel: Channel) -> int:
+        """Count a publish that leaves as one publish, and find the end of what goes with its header.
+
+        Returns:
+            The offset after its body where that is one frame and all there; after its header where the body streams.
+        """
+        confirms = channel.confirms
+        confirms.published += 1
+        if confirms.ledger is not None:
+            confirms.ledger.add(confirms.published, 1)
+        if self._sampling and channel.mode is CONFIRM and confirms.sample is None:
+            confirms.sample = (confirms.published, self._connection.now)
+        after = self._whole_body_end(data, at, body_at, body_size)
+        if after:
+            return after
+        channel.content = ContentUnderWay(None, body_size)
+        return body_at
+
+    def _whole_body_end(self, data: bytes, at: int, body_at: int, body_size: int) -> int:
+        """Find the offset after a body that is one frame and all there; 0 where it is not."""
+        if not body_size:
+            return body_at
+        after = body_at + body_size + OVERHEAD
+        if (
+            after <= len(data)
+            and body_size <= self._largest
+            and data[body_at] == BODY
+            and data[body_at + 2] == data[at + 2]
+            and data[body_at + 1] == data[at + 1]
+            and U32.unpack_from(data, body_at + 3)[0] == body_size
+            and data[after - 1] == FRAME_END
+        ):
+            return after
+        return 0
+
+    def _leave(
+        self,
+        plan: Plan,
+        out: Outgoing,
+        took_us: float,
+        data: bytes,
+        at: int,
+        flags_at: int,
+        body_at: int,
+        channel: Channel,
+        waited: bool,
+    ) -> int:
+        """Take a publish by an exit, since it does not leave at once as one publish to the producer's own broker.
+
+        Returns:
+            The offset of the frame after what was taken: its header, or its body.
+
+        Raises:
+            ProtocolError: it is refused.
+        """
+        if self._start < at:
+            self._upstream.append(data[self._start : at])
+        header_at = flags_at + 2
+        key_at = at + 14 + data[at + 13]
+        exchange, routing_key = data[at + 14 : key_at], data[key_at + 1 : flags_at]
+        publish = PendingPublish(data[at:header_at], exchange, routing_key, channel, bool(data[flags_at] & 1))
+        header = data[header_at:body_at]
+        self._start = body_at
+        if out.remote_alone is not None:
+            body_size: int = U64.unpack_from(header, 11)[0]
+            after = self._whole_body_end(data, at, body_at, body_size)
+            body = data[body_at + FRAME_HEAD.size : after - 1] if body_size else b""
+            if after and self._publishes.leave_for_remote(publish, header, body, plan, out, took_us):
+                self._start = after
+                return after
+        self._publishes.leave(publish, header, plan, out, took_us, waited=waited)
+        return body_at
