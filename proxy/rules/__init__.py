@@ -2,7 +2,7 @@
 
 Reading: `schema` has the models of a file's keys and reads it into parsed exchanges, bindings and queues; `addresses`
 does so for the address table and other brokers, `message` for the message of a test or of ``oxproxy explain``,
-`file_tests` for tests. `field_values` reads arguments and times;
+`file_tests` for tests. `field_values` reads arguments and times.
 
 Compiling: `loader` is the entry point (all files to `LoadedRules`, or every fault in them); `compiler` compiles one
 exchange and brings refusals back to the lines that cause them; `ruleset` has the result as plain data; package `lint`

@@ -34,6 +34,7 @@ from proxy.yamlfile.document import (
     Mapping,
     Node,
     Place,
+    Plain,
     Scalar,
     Sequence,
     describe,
@@ -331,7 +332,7 @@ def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFi
         faults: takes everything that is wrong; what can't be used is left out.
     """
     keys = Keys(root, "", faults)
-    lists = {key: _take_items(keys, key) for key in ("queues", "exchanges", "addresses", "tests")}
+    lists = {key: _numbered(keys, key) for key in ("queues", "exchanges", "addresses", "tests")}
     brokers = keys.value("brokers")
     named = list(brokers.entries) if isinstance(brokers, Mapping) else []
     if isinstance(brokers, Mapping):
@@ -350,14 +351,19 @@ def _present(found: Iterable[T | None]) -> list[T]:
     return [item for item in found if item is not None]
 
 
-def _take_items(keys: Keys, key: str) -> list[tuple[str, Any]]:
+def _take_items(keys: Keys, key: str) -> list[Any]:
     """Take the items out of a list, which are read one by one, and leave it empty for its model."""
     node = keys.value(key)
     if not isinstance(node, Sequence):
         return []
     items: list[Any] = node.items
     node.items = []
-    return [(f"{keys.at(key)}[{index}]", item) for index, item in enumerate(items)]
+    return items
+
+
+def _numbered(keys: Keys, key: str) -> list[tuple[str, Node]]:
+    """Take the items out of a list, each with its dotted path."""
+    return [(f"{keys.at(key)}[{index}]", item) for index, item in enumerate(_take_items(keys, key))]
 
 
 def _table(keys: Keys) -> Table:
@@ -395,10 +401,13 @@ def _exchange(path: str, node: Node, local_time: tzinfo, places: PackedPlaces, f
     parsed = ParsedExchange(keys, model.name, model.type, model.delivery, carrier, unmatched, _table(keys), local_time)
     _exchange_arguments(parsed)
     _carrier(parsed)
-    for index, (item_path, item) in enumerate(items):
-        packed = item if isinstance(item, PackedBinding) else _packed(item, item_path, places, faults)
-        if packed is not None:
-            parsed.bindings.append(_binding(packed, parsed, index, places))
+    items.reverse()
+    for index in range(len(items)):
+        item = items.pop()
+        if not isinstance(item, PackedBinding):
+            item = _packed(item, f"{path}.bindings[{index}]", places, faults)
+        if item is not None:
+            parsed.bindings.append(_binding(item, parsed, index, places))
     return parsed
 
 
@@ -432,6 +441,10 @@ def _packed(node: Node, path: str, places: PackedPlaces, faults: Faults) -> Pack
     return PackedBinding(kind, destination, model.routing_key, arguments, model.name or "", first)
 
 
+#: Entries of arguments that are kept to be shared.
+_SHARED_ENTRIES = 4096
+
+
 class BindingPacker:
     """Makes bindings of plain values; None for any other, and for what is wrong.
 
@@ -443,6 +456,8 @@ class BindingPacker:
         self._places = places
         #: strings that are the same in many bindings, once: names of arguments and of destinations
         self._names: dict[str, bytes] = {}
+        #: entries of arguments that are the same in many bindings, by name, type and content
+        self._entries: dict[tuple[str, type, Plain], tuple[bytes, Value]] = {}
 
     def __call__(self, place: int, entries: list[FlatEntry]) -> PackedBinding | None:
         """As `document.Packer`."""
@@ -472,10 +487,18 @@ class BindingPacker:
     def _table(self, entries: list[FlatEntry]) -> Table | None:
         table: list[tuple[bytes, Value]] = []
         for name, _, content in entries:
-            value = None if isinstance(content, list) else plain_value(content)
-            if value is None or (name not in self._names and len(name.encode()) > MAX_NAME_BYTES):
+            if isinstance(content, list):
                 return None
-            table.append((self._name(name), value))
+            key = (name, type(content), content)
+            entry = self._entries.get(key)
+            if entry is None:
+                value = plain_value(content)
+                if value is None or (name not in self._names and len(name.encode()) > MAX_NAME_BYTES):
+                    return None
+                entry = (self._name(name), value)
+                if len(self._entries) < _SHARED_ENTRIES and not isinstance(content, float):  # 0.0 equals -0.0
+                    self._entries[key] = entry
+            table.append(entry)
         return tuple(table)
 
     def _name(self, text: str) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import yaml
 
@@ -280,71 +280,66 @@ def _build(next_event: Callable[[], yaml.Event | None], builder: _Builder, pack:
         builder.take(event)
         if pack is None or not isinstance(event, yaml.SequenceStartEvent) or not builder.in_bindings():
             continue
-        while not isinstance(event := next_event(), yaml.SequenceEndEvent) and event is not None:
+        while (event := next_event()) is not None and not isinstance(event, yaml.SequenceEndEvent):
             events = [event]
-            if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
-                _complete(next_event, events)
-            flat = _flat(events, 0)
-            packed = pack(_packed(event), flat[0]) if flat is not None else None
+            entries = _flat(next_event, events) if isinstance(event, yaml.MappingStartEvent) else None
+            packed = pack(_packed(event), entries) if entries is not None else None
             if packed is not None:
                 builder.add_packed(packed)
                 continue
+            _complete(next_event, events)
             for part in events:
                 builder.take(part)
         if event is not None:
             builder.take(event)
 
 
-def _complete(next_event: Callable[[], yaml.Event | None], events: list[yaml.Event]) -> None:
-    """Collect the events up to the end of the list or mapping that the first one begins."""
-    depth = 1
-    while depth and (event := next_event()) is not None:
-        events.append(event)
-        kind = type(event)
-        if kind is yaml.ScalarEvent:
-            continue
-        if kind is yaml.MappingStartEvent or kind is yaml.SequenceStartEvent:
-            depth += 1
-            if depth > MAX_DEPTH:
-                return  # the builder refuses it
-        elif kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
-            depth -= 1
+def _flat(next_event: Callable[[], Any], events: list[Any]) -> list[FlatEntry] | None:
+    """Read a mapping of plain values and such mappings; None for anything else, when events of it are left.
 
-
-def _flat(events: list[yaml.Event], index: int) -> tuple[list[FlatEntry], int] | None:
-    """The entries of a mapping of plain values and such mappings, and the index after it; None for anything else."""
-    if not isinstance(start := events[index], yaml.MappingStartEvent) or start.anchor or start.tag:
+    Args:
+        next_event: gives the events that follow the mapping's first one.
+        events: has the first one, gets those that were read.
+    """
+    if events[-1].anchor is not None or events[-1].tag is not None:
         return None
     entries: list[FlatEntry] = []
     seen: set[str] = set()
-    index += 1
-    while type(event := events[index]) is yaml.ScalarEvent:
-        key, text = _plain_value(event), event.value
-        if not isinstance(key, str) or key in seen or text == "<<":
+    while (event := next_event()) is not None:
+        events.append(event)
+        if type(event) is yaml.MappingEndEvent:
+            return entries
+        key = _plain_value(event)
+        following = next_event() if isinstance(key, str) else None
+        if following is None or not isinstance(key, str):
+            return None
+        events.append(following)
+        if key in seen or event.value == "<<":
             return None
         seen.add(key)
-        value_event = events[index + 1]
-        if type(value_event) is yaml.ScalarEvent:
-            value = _plain_value(value_event)
-            if value is _NOT_PLAIN:
-                return None
-            entries.append((key, _packed(event), value))
-            index += 2
-        else:
-            inner = _flat(events, index + 1)
-            if inner is None:
-                return None
-            entries.append((key, _packed(event), inner[0]))
-            index = inner[1]
-    return (entries, index + 1) if type(events[index]) is yaml.MappingEndEvent else None
+        mapping = type(following) is yaml.MappingStartEvent
+        value = _flat(next_event, events) if mapping else _plain_value(following)
+        if value is _NOT_PLAIN or (mapping and value is None):
+            return None
+        entries.append((key, _packed(event), value))
+    return None
+
+
+def _complete(next_event: Callable[[], yaml.Event | None], events: list[yaml.Event]) -> None:
+    """Collect the events up to the end of the item that the first one begins."""
+    begins, ends = (yaml.MappingStartEvent, yaml.SequenceStartEvent), (yaml.MappingEndEvent, yaml.SequenceEndEvent)
+    depth = sum(isinstance(event, begins) - isinstance(event, ends) for event in events)
+    while 0 < depth <= MAX_DEPTH and (event := next_event()) is not None:  # what is deeper the builder refuses
+        events.append(event)
+        depth += isinstance(event, begins) - isinstance(event, ends)
 
 
 #: Stands for a scalar with a tag or an anchor, or without a text.
 _NOT_PLAIN = float("nan")
 
 
-def _plain_value(event: yaml.ScalarEvent) -> Plain:
-    if event.anchor is not None or event.tag is not None:
+def _plain_value(event: yaml.Event) -> Plain:
+    if type(event) is not yaml.ScalarEvent or event.anchor is not None or event.tag is not None:
         return _NOT_PLAIN
     text: str = event.value
     if not event.implicit[0] or event.style:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from proxy.errors import ConfigErrors
 from proxy.routing.bindings.binding import binding_hash
 from proxy.rules.field_values import SystemZone
+from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.ruleset import ExchangeRule, QueueRule
+from proxy.rules.schema import BindingPacker, ParsedFile
 from proxy.values import Value
+from proxy.yamlfile.document import Faults
 from tests.rules.loading import by_line, exchange, faults, load
 
 EVERYTHING = """
@@ -238,3 +243,70 @@ def test_arguments_of_an_exchange_that_can_not_do_what_is_wanted_are_errors() ->
         "min-payload-size-silent",
         "a.yaml:13:52: exchanges[1].arguments.alternate_exchange: unknown argument; did you mean alternate-exchange?",
     ]
+
+
+PLAIN = [
+    "{queue: a}",
+    "{exchange: e2, name: first, arguments: {x-match: any}}",
+    '{queue: b, arguments: {"x-?hkv= a": 5, "x-?hkv>= b": -0.0, c: null, d: true, e: "5", x-order: 500}}',
+    '{arguments: {"x-?hkv= a": 0.0, "x-?hkv!= f": 5000000000}, name: "n", queue: "b"}',
+]
+OTHER = [
+    "{queue: !!str 5, arguments: {a: [b, {c: d}]}}",
+    "{queue: c, arguments: {a: !timestamp 5}}",
+    '{queue: d, "name": o, arguments: {}}',
+]
+WRONG = [
+    "{queue: 5}",
+    "{queue: a, name: ''}",
+    "{queue: a, exchange: b}",
+    "{queue: a, rk: b}",
+    "{queue: a, queue: b}",
+    "{queue: a, arguments: {b: 1, b: 2}}",
+    "{queue: a, arguments: {5: 1}}",
+    "{queue: a, arguments: {<<: {b: 1}}}",
+    "{queue: a, arguments: {b: .inf}}",
+    "{queue: a, arguments: {b: 99999999999999999999}}",
+    "{queue: a, arguments: {b: }}",
+    "{queue: &a b}",
+    "{queue: *a}",
+    "{queue: a, arguments: b}",
+    "{queue: a, routing_key: x.o.p.e.n.x.q}",
+    "[a]",
+    "a",
+    "{queue: a, arguments: {[b]: c}}",
+]
+
+
+def told(text: str) -> object:
+    """What is read of a text, with the place of everything that can be blamed later; or every fault."""
+    seen: list[object] = []
+
+    def look(files: Sequence[ParsedFile], _: LoadedRules) -> None:
+        for parsed in files[0].exchanges[0].bindings:
+            keys = [name.decode() for name, _ in parsed.binding.arguments]
+            places = [parsed.argument_place(key) for key in (*keys, "none")]
+            seen.append((parsed.binding, repr(parsed.binding), parsed.path, parsed.place, parsed.key_place, places))
+            seen.append((parsed.named, parsed.name_place if parsed.named else None))
+
+    try:
+        compile_rules([("f.yaml", text.encode())], Faults(), look)
+    except ConfigErrors as errors:
+        return str(errors)
+    return seen
+
+
+@pytest.mark.parametrize("wrong", [[], *([item] for item in WRONG)], ids=str)
+@pytest.mark.parametrize("style", ["flow", "block"])
+def test_bindings_read_from_events_are_those_read_from_nodes(
+    wrong: list[str], style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = [*PLAIN, *wrong, *OTHER]
+    if style == "flow":
+        text = f"exchanges: [{{bindings: [{', '.join(items)}], name: x}}]\n"
+    else:
+        text = "exchanges:\n  - bindings:\n" + "".join(f"      - {item}\n" for item in items) + "    name: x\n"
+    packed = told(text)
+    monkeypatch.setattr(BindingPacker, "__call__", lambda *_: None)
+    assert packed == told(text)
+    assert isinstance(packed, str) is bool(wrong)

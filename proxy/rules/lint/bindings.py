@@ -13,7 +13,7 @@ Source: the open-exchange specification, section 8 (order, goto, stop).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from proxy.routing.bindings.binding import typed_arguments
@@ -56,8 +56,13 @@ def unreachable(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBi
             yield compiled, entries[last]
 
 
-def _jumps(compiled: CompiledBinding) -> set[int]:
+_NO_JUMP = frozenset((0,))
+
+
+def _jumps(compiled: CompiledBinding) -> Set[int]:
     """Orders at which the visit may go on after a binding."""
+    if compiled.on_true is None and compiled.on_false is None:
+        return _NO_JUMP
     results = {True} if always_true(compiled) else {True, False}
     if unsatisfiable_reason(compiled) is not None:
         results = {False}

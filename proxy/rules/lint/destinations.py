@@ -74,13 +74,13 @@ def destinations(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[Named
         for parsed in exchange.bindings.values():
             binding = parsed.binding
             kind, name = binding.destination_type, binding.destination
-            named = [NamedDestination(vhost, kind, name, parsed.place, f"{parsed.path}.{kind}")]
+            if (vhost, kind, name) not in found:
+                written = NamedDestination(vhost, kind, name, parsed.place, f"{parsed.path}.{kind}")
+                found[vhost, kind, name] = written
             for key, name in parsed.named_routes():
                 kind = EXCHANGE if key.startswith(("x-adde-", "x-dele-")) else QUEUE
                 place, path = parsed.argument_place(key), parsed.argument_path(key)
-                named.append(NamedDestination(vhost, kind, name, place, path))
-            for each in named:
-                found.setdefault((each.vhost, each.kind, each.name), each)
+                found.setdefault((vhost, kind, name), NamedDestination(vhost, kind, name, place, path))
     for vhost, book in loaded.books.items():
         found = _relocated(found, vhost, book, loaded.routers[vhost])
     return [each for key, each in found.items() if key not in made]

@@ -10,6 +10,7 @@ Source: the open-exchange specification, sections 2 to 5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import combinations
 from typing import cast
 
@@ -76,6 +77,8 @@ def _conflict(operators: Iterable[Operator]) -> str | None:
     for operator in operators:
         facts.setdefault(operator.fact_name, []).append(operator)
     for group in facts.values():
+        if len(group) == 1 and isinstance(group[0], HeaderOperator) and group[0].index_key is not None:
+            continue  # an equality: true for its own value
         if not _impossible(group):
             continue
         for size in (1, 2):
@@ -146,6 +149,7 @@ def _equals(expected: Value) -> list[Value]:
     return [expected]
 
 
+@lru_cache(1024)
 def _letters(key: bytes) -> frozenset[str]:
     """Types of the values that an operator can match."""
     head = key.partition(b" ")[0]
@@ -160,6 +164,7 @@ def _letters(key: bytes) -> frozenset[str]:
     return _LETTERS
 
 
+@lru_cache(1024)
 def _sign(key: bytes) -> bytes:
     head, blank, _ = key.partition(b" ")
     if not blank or not head.startswith((b"x-?hkv", b"x-?hk?v", b"x-?pr")):
