@@ -19,12 +19,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import ENOENT
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
-#: Bytes read at a time while compressing: the interpreter is free for others while zlib works on them.
+#: None where the extra `fast` is not installed; there are platforms without a wheel of it.
+ISAL = import_module("isal.isal_zlib") if find_spec("isal") else None
+
+#: Bytes read at a time while compressing: the interpreter is free for others meanwhile.
 _CHUNK_BYTES = 1 << 20
-#: Level 3 writes 10 times less than text at 300 MB/s; level 6 writes 12 times less at half the speed.
-_GZIP_LEVEL = 3
+#: zlib's level 3 writes 10 times less than text at 300 MB/s; level 6 writes 12 times less at half the speed. isal's
+#: level 1 writes 11 times less at 1.7 GB/s.
+_GZIP_LEVEL, _ISAL_LEVEL = 3, 1
+#: For a stream with gzip's frame.
+_GZIP_BITS = 16 + zlib.MAX_WBITS
 #: Audit lines say who sent what to whom: not for everybody on the host.
 _FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
 _HOUR = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)")
@@ -157,7 +165,8 @@ def compress_segment(path: Path) -> Path | None:
 
 
 def _gzip(source: Path, target: Path) -> None:
-    packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # 16: with gzip's frame
+    compressor, level = (zlib, _GZIP_LEVEL) if ISAL is None else (ISAL, _ISAL_LEVEL)
+    packer = compressor.compressobj(level, zlib.DEFLATED, _GZIP_BITS)
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE)
     with source.open("rb", buffering=0) as text, os.fdopen(descriptor, "wb") as packed:
         while chunk := text.read(_CHUNK_BYTES):

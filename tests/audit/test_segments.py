@@ -44,7 +44,13 @@ def test_an_open_segment_is_not_visible_and_not_for_everybody(tmp_path: Path) ->
     segment.close()
 
 
-def test_publishing_leaves_one_visible_compressed_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isal", [True, False])
+def test_publishing_leaves_one_visible_compressed_file(
+    tmp_path: Path, isal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert segments.ISAL is not None, "make setup installs isal"
+    if not isal:
+        monkeypatch.setattr(segments, "ISAL", None)
     segment = make(tmp_path)
     segment.close()
     shown = compress_segment(segment.path)

@@ -72,7 +72,7 @@ def wheels(folder: Path) -> None:
     """Put a wheel of everything that the image needs into ``folder``, for the Python of the base."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
-    wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"], *hook["dependencies"]]
+    wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"], *hook["dependencies"], "isal"]
     pins = ROOT / "deploy" / "local" / "requirements.txt"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--constraint", str(pins)]
     subprocess.run([*command, "--python-version", "3.11", "--dest", str(folder), *wanted], check=True)
