@@ -6,7 +6,7 @@ has what commands share: exit statuses, standard output and standard error, inpu
 
 A running sidecar: `serve`; `status`, `top`, `routes`, `rules`, `explain` and `shadow` ask one, each of its workers, by
 `admin_client`; `top` and `status` read its metrics by `metrics_page`. Files: `check` (with `check_broker` for
-``--broker``), `explain` (with `explain_tree` for terminals), `routes`, `schema`, `init`, `import_rules` (the command
-``import``). Help: `operators`, `completion`. What sidecars left on a broker: `cleanup`, `adopt`. Audit logs: `report`,
-`trace`.
+``--broker``, `check_formats` for ``--format``), `explain` (with `explain_tree` for terminals), `routes`, `schema`,
+`init`, `import_rules` (the command ``import``). Help: `operators`, `completion`. What sidecars left on a broker:
+`cleanup`, `adopt`. Audit logs: `report`, `trace`.
 """

@@ -98,6 +98,10 @@ def _print(findings: Findings, options: argparse.Namespace) -> None:
         print_errors([findings.coverage_fault] if findings.coverage_fault else ())
         if findings.strict and findings.warnings:
             print_errors([f"{_count(len(findings.warnings), 'warning')}, which --strict does not allow"])
+        for vhost, action in findings.plan or ():
+            print_line(f"plan: vhost {vhost}: {action}")
+        if findings.plan == [] and not findings.errors:
+            print_line("plan: nothing to declare, bind or unbind")
         if findings.good:
             print_line(f"ok: {findings.summary}")
     elif options.format == "json":
@@ -135,6 +139,7 @@ class Findings:
         walks: by the place of each test that fails, why its message goes where it goes.
         strict: whether a warning makes the check fail.
         coverage_fault: what is wrong with the coverage; empty where nothing is.
+        plan: virtual host, and what a sidecar would do there at its start; None where no broker was asked for it.
     """
 
     errors: list[ConfigError] = field(default_factory=list)
@@ -149,6 +154,7 @@ class Findings:
     walks: dict[Place, str] = field(default_factory=dict)
     strict: bool = False
     coverage_fault: str = ""
+    plan: list[tuple[str, str]] | None = None
 
     @property
     def good(self) -> bool:
@@ -226,6 +232,7 @@ class Findings:
             ],
             "uncovered": [_fault(*warning.place, warning.key, warning.message) for warning in self.uncovered],
             "coverage": round(self.coverage, 2),
+            "plan": None if self.plan is None else [{"vhost": vhost, "action": action} for vhost, action in self.plan],
         }
 
 
@@ -390,9 +397,11 @@ def _check_broker(url: str, findings: Findings) -> None:
     from proxy.cli.check_broker import ask_broker
 
     try:
-        answer = ask_broker(url, findings.destinations, findings.exchanges, findings.settings)
+        answer = ask_broker(url, findings.destinations, findings.exchanges, findings.settings, findings.sets)
     except ConfigErrors as errors:
         findings.errors += errors.errors
     else:
         findings.warnings += answer.missing
         findings.errors += answer.conflicts
+        if answer.plan is not None:
+            findings.plan = [(vhost, str(action)) for vhost, action in answer.plan]

@@ -1,4 +1,6 @@
-"""``oxproxy check --broker``: what a broker would refuse of a set of rules, and which destinations it does not have.
+"""``oxproxy check --broker``: what a broker would refuse of rules, which destinations it lacks, and the plan.
+
+The plan is what a sidecar with these rules would declare, bind and unbind there at its start.
 
 The broker is asked over its management API or over AMQP, with TLS as a sidecar of the same configuration would use it.
 Nothing is created: queues and exchanges are listed, or declared passively; over AMQP an exchange that exists is
@@ -15,13 +17,18 @@ from urllib.parse import unquote, urlsplit
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.checks import carrier_conflict, carrier_difference, internal_conflicts
+from proxy.broker.reconcile.desired import desired_state
+from proxy.broker.reconcile.diff import Action, Observation, RemoveBinding, diff
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import SidecarTls
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
+from proxy.rules.loader import LoadedRules
+from proxy.rules.ruleset import VhostRules
 from proxy.rules.wire import owned_exchange
+from proxy.values import Destination
 from proxy.yamlfile.document import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
@@ -35,10 +42,12 @@ class BrokerAnswer:
     Args:
         missing: one warning for each destination that does not exist.
         conflicts: why a sidecar with these rules would not start.
+        plan: virtual host, and what a sidecar would do there at its start; None where the broker lists nothing.
     """
 
     missing: list[ConfigWarning] = field(default_factory=list)
     conflicts: list[ConfigError] = field(default_factory=list)
+    plan: list[tuple[str, Action]] | None = None
 
     def add_missing(self, destinations: Iterable[NamedDestination]) -> None:
         """Add destinations that do not exist."""
@@ -60,6 +69,7 @@ def ask_broker(
     named: Sequence[NamedDestination],
     exchanges: Sequence[EvaluatedExchange] = (),
     configured: Iterable[Settings] = (),
+    sets: Sequence[LoadedRules] = (),
 ) -> BrokerAnswer:
     """Ask a broker.
 
@@ -69,6 +79,7 @@ def ask_broker(
         exchanges: the exchanges of the rules.
         configured: the first of these with `upstream.tls` defines TLS; without one, the system's authorities are
             trusted.
+        sets: the compiled rules, for the plan.
 
     Raises:
         ConfigErrors: the address is invalid, the broker could not be asked, or files of TLS can't be used; never with a
@@ -92,7 +103,10 @@ def ask_broker(
     )
     passively = parts.scheme in _PORTS
     try:
-        return asyncio.run(_ask(settings, named, exchanges, passively, unquote(parts.path[1:]) or "/"))
+        answer = asyncio.run(_ask(settings, named, exchanges, passively, unquote(parts.path[1:]) or "/"))
+        if not passively:
+            answer.plan = asyncio.run(_plan(settings, sets))
+        return answer
     except UpstreamError as error:
         raise _wrong(f"could not ask the broker: {error}") from error
 
@@ -132,6 +146,49 @@ async def _ask(
         owned = [exchange for exchange in exchanges if exchange.vhost == vhost]
         await (_passively if passively else _listed)(settings, vhost, here, owned, answer)
     return answer
+
+
+async def _plan(settings: ControlSettings, sets: Sequence[LoadedRules]) -> list[tuple[str, Action]]:
+    """Return what sidecars with these rules would do at their start, by virtual host."""
+    management = ManagementApi(settings, settings.management or "")
+    try:
+        return [
+            (vhost.vhost, action)
+            for loaded in sets
+            for vhost in loaded.rules.vhosts.values()
+            if vhost.exchanges or vhost.queues
+            for action in await _actions(management, vhost, loaded)
+        ]
+    finally:
+        await management.close()
+
+
+async def _actions(management: ManagementApi, rules: VhostRules, loaded: LoadedRules) -> list[Action]:
+    names = ObservedState()
+    names.queues_listed({}, await management.queues(rules.vhost))
+    names.exchanges_listed(await management.exchanges(rules.vhost))
+    exchanges = {rule.name: owned_exchange(rule) for rule in rules.exchanges}
+    desired = desired_state(exchanges, loaded.routers[rules.vhost], book=loaded.books.get(rules.vhost))
+    tokens: dict[bytes, set[Destination]] = {}
+    surplus: list[RemoveBinding] = []
+    conflicts = set()
+    for exchange in desired.carriers:
+        there = names.exchanges.get(exchange.carrier)
+        if carrier_conflict(exchange, there) or carrier_difference(exchange, there):
+            conflicts.add(exchange.name)
+        elif there is not None:
+            bindings = await management.bindings(rules.vhost, exchange.carrier)
+            bound = {(each.destination_type, each.destination): each for each in bindings if each.under_token}
+            tokens[exchange.name] = set(bound)
+            # What clients have bound needs tokens too, which only a running sidecar computes.
+            if not any(each.stores for each in bindings):
+                needed = desired.tokens_of(exchange)
+                surplus += [
+                    RemoveBinding(exchange.carrier, each, "not needed by the rules")
+                    for destination, each in bound.items()
+                    if destination not in needed
+                ]
+    return diff(desired, rules.queues, Observation(names, tokens, surplus=surplus, conflicts=conflicts))
 
 
 async def _reach(settings: ControlSettings) -> None:

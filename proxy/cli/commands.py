@@ -76,13 +76,16 @@ COMMANDS = {
     "check": CommandEntry(
         "check configuration and rules files and run the tests they carry",
         "Reads configuration and rules files as a sidecar would at its start, reports every fault with file, line and "
-        "column, warns of what has no effect, and runs the tests of the rules files. With --broker it also asks a "
-        "broker.",
+        "column, warns of what has no effect, and runs the tests of the rules files. A test that fails is "
+        "followed by the walk of its message. --broker also asks a broker, and prints what a start would change there.",
         (
             ("oxproxy check oxproxy.yaml", "the configuration and the rules that it names"),
             ("oxproxy check rules/*.yaml", "rules files alone, as one set"),
             ("oxproxy check --strict --fail-under 90 --format junit oxproxy.yaml > report.xml", "in a pipeline"),
-            ("oxproxy check --broker http://guest:guest@127.0.0.1:15672 oxproxy.yaml", "what the broker would refuse"),
+            (
+                "oxproxy check --broker http://guest:guest@127.0.0.1:15672 oxproxy.yaml",
+                "what the broker would refuse, and the plan",
+            ),
         ),
         no="a test fails; with --strict, there is a warning; tests make fewer bindings true than --fail-under says",
         done="a sidecar would start with these files",

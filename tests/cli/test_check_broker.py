@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from proxy.cli import main as cli
 from tests.broker.world import Outside
 from tests.rabbitmq import Broker
+from tests.sidecar import Sidecar
 
 RULES = """\
 vhost: {}
@@ -158,3 +160,45 @@ addresses:
         "7:9: exchanges[0].bindings[2].queue: warning: the broker has no such queue",
         "9:9: exchanges[0].bindings[4].exchange: warning: the broker has no such exchange",
     ]
+
+
+def plan_of(broker: Broker, path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert cli.main(["check", "--broker", url_of(broker, "http"), str(path)]) == 0
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("plan: ")]
+
+
+def test_the_plan_says_what_a_sidecar_would_declare_bind_and_unbind(
+    broker: Broker, vhost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Outside(broker, vhost).make_queue("there")
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        f"vhost: {vhost}\nqueues: [made]\nexchanges:\n"
+        "  - {name: e, bindings: [{queue: made}, {queue: there}, {queue: nowhere}]}\n"
+    )
+    begin = f"plan: vhost {vhost}: "
+    assert plan_of(broker, path, capsys) == [
+        f"{begin}declare queue made",
+        f"{begin}declare exchange e",
+        f"{begin}bind queue made to exchange e",
+        f"{begin}bind queue there to exchange e",
+    ]
+    assert cli.main(["check", "--json", "--broker", url_of(broker, "http"), str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"][0] == {"vhost": vhost, "action": "declare queue made"}
+    with Sidecar(broker, [path]):  # does just that
+        pass
+    assert plan_of(broker, path, capsys) == ["plan: nothing to declare, bind or unbind"]
+    path.write_text(f"vhost: {vhost}\nexchanges: [{{name: e, bindings: [{{queue: made}}]}}]\n")
+    assert plan_of(broker, path, capsys) == [f"{begin}remove binding of exchange e to queue there under a token"]
+
+
+def test_nothing_is_planned_for_an_exchange_that_prevents_the_start(
+    broker: Broker, vhost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Outside(broker, vhost).make_exchange("e")
+    path = tmp_path / "r.yaml"
+    path.write_text(f"vhost: {vhost}\nqueues: [made]\nexchanges: [{{name: e, bindings: [{{queue: made}}]}}]\n")
+    assert cli.main(["check", "--broker", url_of(broker, "http"), str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"{path}:3:")
+    assert captured.out == f"plan: vhost {vhost}: declare queue made\n"
