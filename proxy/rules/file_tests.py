@@ -99,7 +99,7 @@ class ExpectationModel(FileModel):
     error: Annotated[str, Expected("the text of the channel error", "text")] = NOTHING
 
 
-class TestModel(FileModel):
+class FileTestModel(FileModel):
     """One test of a rules file."""
 
     name: Annotated[str, Expected("a sentence that says what must hold", "text")]
@@ -113,7 +113,7 @@ class TestModel(FileModel):
 
 def read_test(node: Node, path: str, vhost: str, faults: Faults) -> RulesTest | None:
     """Read one test of a rules file."""
-    model = read_model(TestModel, node, faults, path)
+    model = read_model(FileTestModel, node, faults, path)
     publish = Keys(node, path, faults).value("publish")
     if model is None or publish is None:
         return None

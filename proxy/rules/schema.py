@@ -24,7 +24,7 @@ from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.filters import ARGUMENTS, argument_faults
 from proxy.rules.addresses import AddressModel, BrokerModel, ParsedAddress, read_address, read_broker
 from proxy.rules.field_values import MAX_NAME_BYTES, SystemZone, plain_value, read_table, zone
-from proxy.rules.file_tests import RulesTest, TestModel, read_test
+from proxy.rules.file_tests import FileTestModel, RulesTest, read_test
 from proxy.rules.operator_reference import arguments_schema
 from proxy.rules.ruleset import FILE_FIRST, BrokerRule, QueueRule
 from proxy.values import EXCHANGE, QUEUE, Table, Value
@@ -163,7 +163,7 @@ class RulesModel(FileModel):
     addresses: Annotated[tuple[AddressModel, ...], LISTED] = Field(
         default=(), description="the address table, first match wins"
     )
-    tests: Annotated[tuple[TestModel, ...], LISTED] = Field(default=(), description="what must hold")
+    tests: Annotated[tuple[FileTestModel, ...], LISTED] = Field(default=(), description="what must hold")
 
 
 #: Top-level keys of a rules file; they also tell it from a configuration file.

@@ -79,13 +79,6 @@ class Keys:
         """Report a fault at a key."""
         self.faults.error(self.place_of(key), self.at(key), message)
 
-    def wrong(self, key: str, expected: str) -> None:
-        """Report a value as not what was expected."""
-        node = self.value(key)
-        self.faults.error(
-            node.place if node else self.place, self.at(key), f"seen {describe(node)}, expected {expected}"
-        )
-
 
 class FileModel(BaseModel):
     """A mapping of a file: strict types, no other keys."""

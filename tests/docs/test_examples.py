@@ -15,11 +15,15 @@ from proxy.config.keys import entries
 from proxy.config.loader import load_settings, parse_settings
 from proxy.config.settings import Settings
 from proxy.routing.decision import BindingStep, Trace, Verdict
+from proxy.rules.addresses import AddressModel, BrokerModel, BrokerTlsModel
 from proxy.rules.evaluation import decide, mentioned_queues
+from proxy.rules.file_tests import ExpectationModel, FileTestModel
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules
+from proxy.rules.message import MessageModel
 from proxy.rules.operator_reference import OPERATORS
-from proxy.rules.schema import TOP_KEYS
+from proxy.rules.schema import TOP_KEYS, BindingModel, ExchangeModel
 from proxy.yamlfile.document import Faults
+from proxy.yamlfile.models import key_names
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES_FILES = sorted((ROOT / "config").glob("*/*.yaml"))
@@ -155,6 +159,27 @@ def test_every_operator_stands_in_the_documentation(operator: str) -> None:
 @pytest.mark.parametrize("key", TOP_KEYS)
 def test_every_key_of_a_rules_file_stands_in_the_documentation(key: str) -> None:
     assert f"| `{key}` |" in RULES_TEXT
+
+
+KEYS_OF_PAGES = [
+    (page, key)
+    for page, model in (
+        ("rules", ExchangeModel),
+        ("rules", BindingModel),
+        ("rules", FileTestModel),
+        ("rules", MessageModel),
+        ("rules", ExpectationModel),
+        ("addresses", AddressModel),
+        ("addresses", BrokerModel),
+        ("addresses", BrokerTlsModel),
+    )
+    for key in key_names(model)
+]
+
+
+@pytest.mark.parametrize(("page", "key"), KEYS_OF_PAGES)
+def test_every_key_within_a_rules_file_stands_in_the_documentation(page: str, key: str) -> None:
+    assert re.search(rf"`{key}\b", (ROOT / "docs" / f"{page}.md").read_text())
 
 
 @pytest.mark.parametrize("entry", list(entries(Settings())), ids=lambda entry: entry.path)

@@ -99,18 +99,26 @@ def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBind
     if not all(each.plain for each in entries):
         return
     unconditional: dict[Hashable, CompiledBinding] = {}
-    same: dict[Hashable, CompiledBinding] = {}
+    same: dict[int, CompiledBinding] = {}
     for compiled in entries:
         if always_true(compiled):
             unconditional.setdefault(compiled.destination, compiled)
     for compiled in entries:
         first = unconditional.get(compiled.destination)
         if first is None:
-            arguments = tuple(each for each in compiled.binding.arguments if each[0] != _ORDER)
-            key = (compiled.destination, compiled.binding.routing_key, typed_arguments(arguments))
-            first = same.setdefault(key, compiled)
+            key = _effect(compiled)
+            # By hashes, since keys of a hundred thousand bindings would be as large as the bindings.
+            first = same.setdefault(hash(key), compiled)
+            if first is not compiled and _effect(first) != key:
+                continue
         if first is not compiled:
             yield compiled, first
+
+
+def _effect(compiled: CompiledBinding) -> Hashable:
+    """Where a binding leads, and when."""
+    arguments = tuple(each for each in compiled.binding.arguments if each[0] != _ORDER)
+    return compiled.destination, compiled.binding.routing_key, typed_arguments(arguments)
 
 
 #: Texts that a pattern should have an answer for: one character again and again, and then another one.
