@@ -28,10 +28,10 @@ import structlog
 
 from proxy.broker.connection import ControlSettings
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.declare.storage import KEPT, MARK, SIGNATURE, STORAGE
+from proxy.relay.declare.storage import KEPT, MARK, PIN, SIGNATURE, STORAGE
 from proxy.relay.tokens import UNKEYED, Tokens, is_keyed, token
 
-_MARK, _KEPT, _SIGNATURE = MARK.decode(), KEPT.decode(), SIGNATURE.decode()
+_MARK, _KEPT, _SIGNATURE, _PIN = MARK.decode(), KEPT.decode(), SIGNATURE.decode(), PIN.decode()
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 
@@ -77,6 +77,7 @@ class BindingInfo(NamedTuple):
         properties_key: the name the management API has for it.
         kept: what we keep in it of a client's bind; empty where there is nothing.
         signature: ours over what is kept; empty where there is none.
+        pin: what distinguishes a binding under a token that keeps nothing; empty for the plain one.
     """
 
     destination_type: str
@@ -85,6 +86,7 @@ class BindingInfo(NamedTuple):
     properties_key: str
     kept: str = ""
     signature: str = ""
+    pin: str = ""
 
     @property
     def under_token(self) -> bool:
@@ -134,6 +136,7 @@ def binding_info(item: Mapping[str, Any]) -> BindingInfo:
         item["properties_key"],
         _kept(arguments),
         _own_text(arguments, _SIGNATURE),
+        _own_text(arguments, _PIN),
     )
 
 

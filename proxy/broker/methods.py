@@ -211,9 +211,9 @@ def bind_token(carrier: bytes, destination: Destination, key: bytes | None = Non
     return Bind(carrier, destination, token(*destination) if key is None else key, entries)
 
 
-def unbind_token(carrier: bytes, destination: Destination, key: bytes | None = None) -> Unbind:
+def unbind_token(carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b"") -> Unbind:
     """Take a destination's token away, None: the unkeyed one."""
-    return Unbind(carrier, destination, token(*destination) if key is None else key)
+    return Unbind(carrier, destination, token(*destination) if key is None else key, entries)
 
 
 def unnameable(name: bytes) -> str | None:

@@ -35,6 +35,7 @@ from proxy.relay.delayed_confirms import AuditCommits, DelayedConfirms
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
 from proxy.relay.remote.lane import Remotes
+from proxy.relay.token_table import PLAIN, TokenTable, pin_row
 from proxy.relay.vhost import Destination, OwnedExchange
 from proxy.routing.bindings.binding import Reach
 
@@ -233,6 +234,10 @@ class ConnectionState:
         state = self.state
         state.last_sequence = max(state.last_sequence + 1, int(self.plans.sources.wall() * 1_000_000))
         return state.last_sequence
+
+    def next_pin(self, table: TokenTable) -> bytes:
+        """Give a row under a token for clients' bindings to rely on: a pin, where other sidecars may be there."""
+        return pin_row(self.state.sidecar, self.next_sequence()) if table.shared else PLAIN
 
     def change(self, channel: Channel, event: ChannelEvent, method: int = 0) -> None:
         """Send an event to a channel; the only way in which its state changes.

@@ -23,9 +23,10 @@ not know of yet. The broker has no compare-and-delete, but unbinding names the e
 3. A row of another sidecar is unbound only when it is *settled*: a listing that was asked for more than `LEASE_SECONDS`
    after the row was first listed has arrived. Nobody newly relies on such a row, and everything that did is in that
    listing. Where a client unbinds a mark of another sidecar before that, a pin takes its place (`unbind_plan`).
-4. Rows that nothing needs any more are unbound when two looks in a row, `GRACE_SECONDS` apart, say so (`idle`).
+4. Rows that nothing needs any more are unbound when two looks, `GRACE_SECONDS` apart, say so (`idle`). Pins of others
+   are also unbound where a later pin of this sidecar stands (`outdated`): a sidecar that has ended leaves its own.
 
-Rules 1 to 3 hold for every order in which the broker carries out the steps of any number of sidecars; only durations
+Rules 1 to 4 hold for every order in which the broker carries out the steps of any number of sidecars; only durations
 are compared, so clocks need not agree. `tests/relay/test_token_table.py` runs two sidecars against a broker in every
 order that hypothesis finds.
 
@@ -146,6 +147,16 @@ class UnbindPlan(NamedTuple):
 _ABSENT: Final = TokenRecord()
 
 
+def pin_row(sidecar: str, sequence: int) -> bytes:
+    """Make a pin: a name that no other sidecar has, and a number that this one has not used."""
+    return f"{sequence} {sidecar}".encode()
+
+
+def _age(pin: bytes) -> tuple[int, bytes]:
+    number, _, sidecar = pin.partition(b" ")
+    return (int(number), sidecar) if number.isdigit() else (0, pin)
+
+
 class TokenTable:
     """The tokens of one carrier exchange.
 
@@ -154,13 +165,16 @@ class TokenTable:
         shared: whether other sidecars may bind on the same carrier, and listings show it.
     """
 
-    __slots__ = ("_bound", "_events", "_records", "shared")
+    __slots__ = ("_bound", "_events", "_records", "_wanted", "looked_at", "shared")
 
     def __init__(self, bound: Iterable[Destination] = (), *, shared: bool = True) -> None:
         self.shared = shared
         self._records: dict[Destination, TokenRecord] = {}
         self._bound: set[Destination] = set()
         self._events = 0
+        self._wanted: frozenset[Destination] = frozenset()
+        #: when the last listing that has arrived was asked for
+        self.looked_at = _LONG_AGO
         for destination in bound:
             self.bind_ok(destination)
 
@@ -197,9 +211,13 @@ class TokenTable:
         """Return who needs a destination."""
         return self._records.get(destination, _ABSENT).needs
 
-    def needed_by(self, need: Need) -> list[Destination]:
-        """Return the bound destinations that exactly this needs."""
-        return [one for one in self._bound if self._records[one].needs == need]
+    def rules_need(self, wanted: frozenset[Destination]) -> None:
+        """Rules need these destinations, and no others any more."""
+        for destination in self._wanted - wanted:
+            self.no_need(destination, Need.RULES)
+        for destination in wanted - self._wanted:
+            self.need(destination, Need.RULES)
+        self._wanted = wanted
 
     # -- binding and unbinding: both planes --------------------------------------------------------------------
 
@@ -296,7 +314,7 @@ class TokenTable:
 
     def superseded(self, destination: Destination) -> tuple[bytes, ...]:
         """Return the pins of this process: another pin, bound before, takes their place."""
-        return tuple(sorted(self._records.get(destination, _ABSENT).pins))
+        return tuple(sorted(self._records.get(destination, _ABSENT).pins - {PLAIN}))
 
     def asserted(
         self, destination: Destination, row: Row, sent_at: float, binder: object | None, replaced: Iterable[bytes] = ()
@@ -326,10 +344,24 @@ class TokenTable:
         return UnbindPlan(pin, foreign, () if needed else self.removable(destination))
 
     def removable(self, destination: Destination) -> tuple[bytes, ...]:
-        """Return the pins that may be unbound where nothing is known that needs the destination."""
+        """Return the rows but marks that may be unbound where nothing is known that needs the destination."""
         record = self._records.get(destination, _ABSENT)
         listed = {row for row in record.listed if isinstance(row, bytes) and row != PLAIN}
+        if not self.shared:
+            return (PLAIN,)
         return tuple(sorted(record.pins | (listed if self._settled(record, listed) else set())))
+
+    def outdated(self) -> list[tuple[Destination, tuple[bytes, ...]]]:
+        """Return settled pins of other sidecars in whose place a later one of this sidecar stands."""
+        found: list[tuple[Destination, tuple[bytes, ...]]] = []
+        for destination, record in self._records.items():
+            own = [pin for pin in record.pins if pin in record.listed]
+            if own and len(record.listed) > 1 and self._settled(record, record.listed):
+                newest = max(map(_age, own))
+                pins = (row for row in record.listed - record.pins if isinstance(row, bytes) and row != PLAIN)
+                older = tuple(sorted(pin for pin in pins if _age(pin) < newest))
+                found += [(destination, older)] if older else []
+        return found
 
     def unbinding_marks(self, destination: Destination, marks: Collection[int]) -> None:
         """Marks of a destination are about to go: nothing may rely on this process's assertions without looking."""
@@ -362,6 +394,7 @@ class TokenTable:
             self._listed(destination, self._records[destination], frozenset(), look, now)
         for destination, there in rows.items():
             self._listed(destination, self._record(destination), there, look, now)
+        self.looked_at = look.began_at
 
     def _listed(
         self, destination: Destination, record: TokenRecord, rows: frozenset[Row], look: Look, now: float
@@ -376,7 +409,7 @@ class TokenTable:
         if rows and record.state is not TokenState.UNBINDING:
             self._set(destination, record, TokenState.BOUND)
         elif not rows:
-            if record.state is not TokenState.MISSING:
+            if record.state is not TokenState.MISSING or not record.needs:
                 self._withdraw(record)
                 self._set(destination, record, TokenState.UNKNOWN)
             self._tidy(destination, record)

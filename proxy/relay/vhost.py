@@ -1,19 +1,21 @@
 """State of one virtual host that the control plane and the relays share.
 
-The control plane writes `queues`, `bound` and `missing`; the relays read them. Everything runs in one thread, so plain
-attributes are the whole interface. Code that changes something on which a cached answer depends calls `changed`.
+The control plane writes `queues` and `missing`; the relays read them. Which tokens are bound is kept by a `TokenTable`.
+Everything runs in one thread, so plain attributes are the whole interface. Code that changes something on which a
+cached answer depends calls `changed`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from proxy.addressing.targets import AddressBook
+from proxy.relay.token_table import Need, TokenTable
 from proxy.relay.tokens import Secrets, Tokens, grant_key
 from proxy.routing.bindings.binding import NO_REACH, Binding, Reach
 from proxy.routing.bindings.compiled import count_regexes
@@ -118,9 +120,9 @@ class StoredBinding(NamedTuple):
         return self.copies[0].key != self.key
 
     @property
-    def has_mark(self) -> bool:
-        """Whether some copy lies under the destination's token."""
-        return any(copy.key != self.key for copy in self.copies)
+    def marks(self) -> frozenset[int]:
+        """The sequences of the copies that lie under the destination's token."""
+        return frozenset(copy.sequence for copy in self.copies if copy.key != self.key)
 
     def merged_with(self, other: StoredBinding) -> StoredBinding:
         """Give what two records of one binding say together."""
@@ -149,9 +151,7 @@ class OwnedExchange:
         declared: how a client declared it; None where a rules file did.
         clients: bindings that clients made, by identity; those of rules files are known to the router alone.
         receivers: the same bindings by their own destination (not those of their routes), then by identity.
-        bound: destinations whose token binding on the carrier stands, as far as is known.
-        marked: destinations under whose token a client's binding was made through us, and the identity of that binding.
-        sure: which connection bound a token, until somebody declares that queue again or looks.
+        tokens: the tokens of its destinations; with delivery `queue`, which destinations can be published to.
         reaches: how far routes of clients' bindings reach, by client; where that is limited.
         regexes: regular expressions in clients' bindings, by the user whose binding it is.
         grants: what clients were found to be allowed to bind, by grant key; on the carrier each is a binding.
@@ -167,9 +167,7 @@ class OwnedExchange:
     declared: DeclaredExchange | None = None
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
-    bound: set[Destination] = field(default_factory=set)
-    marked: dict[Destination, Hashable] = field(default_factory=dict)
-    sure: dict[Destination, object] = field(default_factory=dict)
+    tokens: TokenTable = field(default_factory=TokenTable)
     reaches: dict[str, Reach] = field(default_factory=dict)
     grants: dict[bytes, Destination] = field(default_factory=dict)
     regexes: Counter[str] = field(default_factory=Counter)
@@ -192,19 +190,10 @@ class OwnedExchange:
                 reach.allowed.add(destination)
                 reach.refused.pop(destination, None)
 
-    def is_sure(self, destination: Destination, binder: object) -> bool:
-        """Whether who bound it need not bind a destination's token once more."""
-        return self.sure.get(destination) is binder and destination in self.bound
-
-    def mark_unconfirmed(self, destination: Destination) -> None:
-        """A token is to go: it can not be relied on any more."""
-        self.bound.discard(destination)
-        self.sure.pop(destination, None)
-
-    def taken(self, destination: Destination) -> None:
-        """A token has gone, perhaps one that was bound meanwhile; a client's binding stands apart from it."""
-        if destination not in self.marked:
-            self.mark_unconfirmed(destination)
+    @property
+    def bound(self) -> Set[Destination]:
+        """Destinations whose token binding on the carrier stands, as far as is known."""
+        return self.tokens.bound
 
     def keep(self, stored: StoredBinding) -> None:
         """Note a client's binding, in place of the one of its identity."""
@@ -212,6 +201,7 @@ class OwnedExchange:
         self._count_regexes(self.clients.get(identity), -1)
         self._count_regexes(stored, 1)
         self.clients[identity] = stored
+        self.tokens.need(stored.destination, Need.CLIENT)
         self.receivers.setdefault(stored.destination, {})[identity] = stored
 
     def drop(self, binding: Binding) -> bool:
@@ -222,12 +212,11 @@ class OwnedExchange:
             return False
         self._count_regexes(gone, -1)
         destination = (binding.destination_type, binding.destination)
-        if self.marked.get(destination) == identity:
-            del self.marked[destination]
         alike = self.receivers[destination]
         del alike[identity]
         if not alike:
             del self.receivers[destination]
+            self.tokens.no_need(destination, Need.CLIENT)
         return True
 
     def _count_regexes(self, stored: StoredBinding | None, change: int) -> None:
@@ -265,6 +254,8 @@ class VhostState:
         own_routes: whether routes of clients' bindings reach only what the client could have bound itself.
         tokens: the keys under which carriers know destinations; `set_tokens` changes them.
         secrets: sign what is stored on the broker.
+        shared: whether other sidecars may bind on the same carriers, and the management API shows it.
+        sidecar: part of the pins that this process makes: no other has it.
         regex_budget: what the regexes of each owner may cost in one decision, in match-limit units.
     """
 
@@ -282,6 +273,8 @@ class VhostState:
     own_routes: bool = False
     tokens: Tokens = field(default_factory=Tokens)
     secrets: Secrets = field(default_factory=Secrets)
+    shared: bool = True
+    sidecar: str = ""
     regex_budget: int = DEFAULT_BUDGET
 
     def __post_init__(self) -> None:
@@ -301,7 +294,7 @@ class VhostState:
     def redeclared(self, destination: Destination) -> None:
         """A destination may be another one of that name from now on, without tokens."""
         for owned in self.exchanges.values():
-            owned.sure.pop(destination, None)
+            owned.tokens.declared(destination)
 
     def changed(self) -> None:
         """Make every relay forget what it derived from this state."""
@@ -319,6 +312,11 @@ class VhostState:
         self.addresses = addresses
         self._derive()
         self.changed()
+
+    def set_sharing(self, shared: bool, sidecar: str) -> None:
+        """Say whether other sidecars may be on the same carriers, and which one this is."""
+        self.shared, self.sidecar = shared, sidecar
+        self._derive()
 
     def set_tokens(self, tokens: Tokens) -> None:
         """Publish under other tokens from now on."""
@@ -418,4 +416,6 @@ class VhostState:
     def _derive(self) -> None:
         self.carriers = frozenset(owned.carrier for owned in self.carried())
         translates = self.addresses is not None and self.addresses.stays_here
+        for owned in self.exchanges.values():
+            owned.tokens.shared = self.shared
         self.restores = translates or any(owned.moves for owned in self.exchanges.values())

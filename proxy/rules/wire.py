@@ -7,7 +7,7 @@ to exist and to be bound; with the state of a running sidecar what is missing is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,6 +23,7 @@ from proxy.relay.publish.outgoing import (
     readdressed,
     table_entries,
 )
+from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.decision import Decision
@@ -74,11 +75,23 @@ class Wire:
     missing: tuple[tuple[Destination, str], ...] = ()
 
 
-class _Everything(set[Destination]):
-    """Contains every destination: without a broker all are taken to be bound."""
+class _Everything(TokenTable):
+    """Takes every destination to be bound, since there is no broker to ask."""
 
-    def __contains__(self, one: object) -> bool:
+    @property
+    def bound(self) -> Set[Destination]:
+        """See `TokenTable`."""
+        return _EVERY
+
+
+class _Every(frozenset[Destination]):
+    """Contains every destination."""
+
+    def __contains__(self, destination: object) -> bool:
         return True
+
+
+_EVERY = _Every()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +120,7 @@ class WireContext:
             return state
         exchanges = {rule.name: owned_exchange(rule) for rule in self.vhost.exchanges}
         for owned in exchanges.values():
-            owned.bound = _Everything()
+            owned.tokens = _Everything()
         return VhostState(name, self.router, exchanges, addresses=self.book)
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from proxy.broker.connection import ControlConnection
 from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQueue
-from proxy.broker.reconcile.executor import Executor
+from proxy.broker.reconcile.executor import Executor, Token
 from proxy.broker.reconcile.observed import ObservedState
+from proxy.relay.token_table import PLAIN
 from tests.broker.world import Outside, owned, queues, settings
 from tests.rabbitmq import Broker
 
@@ -123,13 +124,13 @@ async def test_one_token_is_bound_or_refused(executor: Executor, outside: Outsid
     assert carrier.bound == queues("a")
 
 
-async def test_unbinding_spares_what_is_needed_again(executor: Executor, outside: Outside) -> None:
+async def test_the_rows_that_are_named_are_unbound(executor: Executor, outside: Outside) -> None:
     carrier = owned("c")
     outside.make_queues("a", "b")
     await executor.declare_carriers([carrier])
     tokens = [(carrier, destination) for destination in sorted(queues("a", "b"))]
     await executor.bind(tokens)
-    await executor.unbind(tokens, lambda token: token[1] == ("queue", b"a"))
+    await executor.unbind([(tokens[0], [b"another row"]), (tokens[1], [PLAIN])])
     assert outside.bound("c") == queues("a")
 
 
@@ -137,7 +138,8 @@ async def test_unbinding_what_is_not_there_is_no_fault(executor: Executor, outsi
     carrier = owned("c")
     outside.make_queue("a")
     await executor.declare_carriers([carrier])
-    await executor.unbind([(carrier, ("queue", b"a")), (carrier, ("exchange", b"nowhere"))], lambda token: False)
+    absent: list[Token] = [(carrier, ("queue", b"a")), (carrier, ("exchange", b"nowhere"))]
+    await executor.unbind((token, [PLAIN]) for token in absent)
     await executor.bind([(carrier, ("queue", b"a"))])
     assert outside.bound("c") == queues("a")
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 
 import pytest
@@ -55,7 +56,8 @@ async def test_tokens_are_read_from_the_broker(observer: Observer, outside: Outs
     outside.make_queues("a", "b")
     first, second = marked(outside, "first", "second")
     own(outside, "first", "a", "b")
-    second.bound.update(queues("gone"))
+    for destination in queues("gone"):
+        second.tokens.bind_ok(destination)
     assert await observer.read_bindings([first, second]) == {b"first", b"second"}
     assert first.bound == queues("a", "b")
     assert second.bound == set()
@@ -68,12 +70,12 @@ async def test_behind_a_look_no_connection_is_sure_of_a_token_that_it_has_bound(
     [first] = marked(outside, "first")
     own(outside, "first", "a")
     binder, destination = object(), ("queue", b"a")
-    first.bound.add(destination)
-    first.sure[destination] = binder
-    assert first.is_sure(destination, binder)
+    now = asyncio.get_running_loop().time()
+    first.tokens.asserted(destination, b"1 pin", now, binder)
+    assert first.tokens.may_rely(destination, binder, now)
     await observer.read_bindings([first])
     assert destination in first.bound
-    assert not first.is_sure(destination, binder)
+    assert not first.tokens.may_rely(destination, binder, now)
 
 
 async def test_what_relays_do_while_the_listing_is_made_counts_more(
@@ -82,13 +84,14 @@ async def test_what_relays_do_while_the_listing_is_made_counts_more(
     outside.make_queues("listed", "dropped")
     [carrier] = marked(outside, "c")
     own(outside, "c", "listed", "dropped")
-    carrier.bound.update(queues("listed", "dropped"))
+    for destination in queues("listed", "dropped"):
+        carrier.tokens.bind_ok(destination)
     bindings = management.changed_bindings
 
     async def meanwhile(vhost: str, exchange: bytes, digest: bytes) -> object:
         found = await bindings(vhost, exchange, digest)
-        carrier.bound.discard(("queue", b"dropped"))
-        carrier.bound.add(("queue", b"added"))
+        carrier.tokens.not_bound(("queue", b"dropped"))
+        carrier.tokens.bind_ok(("queue", b"added"))
         return found
 
     monkeypatch.setattr(management, "changed_bindings", meanwhile)

@@ -21,8 +21,8 @@ class Hand:
         self.bound: list[bytes] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
-    async def unbind(self, tokens: Sequence[Token], still_needed: Callable[[Token], bool]) -> None:
-        self.unbound += [destination[1] for _, destination in tokens]
+    async def unbind(self, rows: Sequence[tuple[Token, Sequence[bytes]]]) -> None:
+        self.unbound += [destination[1] for (_, destination), _ in rows]
         self.meanwhile()
 
     async def bind(self, tokens: Sequence[Token]) -> dict[Token, str]:
@@ -53,7 +53,9 @@ A, B = stored("ox", "a"), stored("ox", "b")
 @pytest.fixture
 def scene() -> Scene:
     scene = Scene(VhostState("/", Router(())))
-    declare_here(scene.known, "ox", A, B).bound |= queues("a", "b", "demanded")
+    exchange = declare_here(scene.known, "ox", A, B)
+    for destination in queues("a", "b", "demanded"):
+        exchange.tokens.bind_ok(destination)
     return scene
 
 
@@ -114,7 +116,8 @@ async def test_what_a_route_still_names_stays(scene: Scene) -> None:
 
 async def test_tokens_of_the_file_and_of_its_publishes_stay() -> None:
     scene = Scene(state("/", {"documents": queues("a")}))
-    scene.known.exchanges[b"documents"].bound |= queues("a", "demanded", "client")
+    for destination in queues("a", "demanded", "client"):
+        scene.known.exchanges[b"documents"].tokens.bind_ok(destination)
     client = stored("documents", "client")
     scene.known.add_binding(client)
     await scene.look()

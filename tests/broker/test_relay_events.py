@@ -24,7 +24,7 @@ class Hand:
     async def bind_one(self, token: Token) -> str | None:
         exchange, destination = token
         self.bound.append((exchange.name, destination[1]))
-        exchange.bound.add(destination)
+        exchange.tokens.bind_ok(destination)
         return None
 
     def forget(self, destination: object) -> None:
@@ -66,7 +66,7 @@ def scene() -> Scene:
 
 
 def test_a_declare_waits_for_what_may_come_later_and_not_for_what_clients_bound_themselves(scene: Scene) -> None:
-    scene.known.exchanges[b"documents"].bound.add(("queue", b"demanded"))
+    scene.known.exchanges[b"documents"].tokens.bind_ok(("queue", b"demanded"))
     names = ("a", "demanded", "own", "route", "other")
     assert [scene.relay_events.interested(name.encode()) for name in names] == [True, True, False, False, False]
     declare_here(scene.known, "all", stored("all", "q", ((b"x-addqre-ontrue", text("^x")),)))
@@ -74,8 +74,10 @@ def test_a_declare_waits_for_what_may_come_later_and_not_for_what_clients_bound_
 
 
 async def test_a_queue_gets_the_tokens_that_it_may_have(scene: Scene) -> None:
-    scene.known.exchanges[b"ox"].bound |= queues("demanded by a client")
-    scene.known.exchanges[b"documents"].bound |= queues("demanded")
+    for destination in queues("demanded by a client"):
+        scene.known.exchanges[b"ox"].tokens.bind_ok(destination)
+    for destination in queues("demanded"):
+        scene.known.exchanges[b"documents"].tokens.bind_ok(destination)
     for name in ("a", "own", "route", "demanded", "demanded by a client", "other"):
         await scene.ensure(name)
     assert scene.hand.bound == [(b"documents", b"a"), (b"documents", b"demanded")]
@@ -94,7 +96,8 @@ def test_a_queue_takes_the_bindings_of_clients_along(scene: Scene) -> None:
     known = scene.known
     known.add_binding(stored("documents", "own"))
     ox = known.exchanges[b"ox"]
-    ox.bound |= queues("own", "route")
+    for destination in queues("own", "route"):
+        ox.tokens.bind_ok(destination)
     epoch = known.epoch
     scene.relay_events.queue_deleted(b"own")
     assert known.exchanges[b"documents"].clients == ox.clients == {}
@@ -114,7 +117,8 @@ def test_a_queue_that_something_else_names_is_missing(scene: Scene) -> None:
 def test_an_exchange_takes_its_bindings_and_those_to_it_along(scene: Scene) -> None:
     known = scene.known
     declare_here(known, "outer", stored("outer", "ox", kind="exchange"), stored("outer", "amq.topic", kind="exchange"))
-    known.exchanges[b"outer"].bound |= exchanges("amq.topic")
+    for destination in exchanges("amq.topic"):
+        known.exchanges[b"outer"].tokens.bind_ok(destination)
     scene.relay_events.exchange_deleted(b"ox")
     assert set(known.exchanges) == {b"documents", b"outer"}
     assert [one.binding.destination for one in known.exchanges[b"outer"].clients.values()] == [b"amq.topic"]

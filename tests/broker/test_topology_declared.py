@@ -524,7 +524,7 @@ async def test_an_auto_delete_exchange_goes_with_the_queue_of_its_last_binding(
     topology = await start({vhost: mine}, run=True, refresh_seconds=3600.0)
     with outside.channel() as channel:
         channel.queue_bind("routed to", "ox", token("queue", b"routed to").decode())
-    mine.exchanges[b"ox"].bound.add(("queue", b"routed to"))
+    mine.exchanges[b"ox"].tokens.bind_ok(("queue", b"routed to"))
     outside.delete_queue("a")
     topology.queue_deleted(vhost, b"a")
     await mine.until(lambda: not mine.exchanges)
@@ -692,7 +692,7 @@ async def test_a_token_that_a_client_takes_away_before_the_swap_is_not_relied_on
     await topology.prepare(vhost, evaluated, rules, [])
     await app.unbind(only)  # to the old rules nothing else leads there
     mine.remove_binding(only)
-    mine.exchanges[b"documents"].bound.discard(("queue", b"a"))
+    mine.exchanges[b"documents"].tokens.not_bound(("queue", b"a"))
     topology.swap(vhost, evaluated, rules)
     assert mine.exchanges[b"documents"].bound == queues("b")
     await reconcile(topology, vhost)

@@ -183,7 +183,7 @@ async def test_an_exclusive_queue_is_missing_with_that_reason(
         assert outside.bound("documents") == queues("ours")
         # Its owner's connection binds it: that is believed, and seen where there is a listing.
         channel.queue_bind("mine", "documents", every_token(vhost).of("queue", b"mine")[0].decode())
-        known.exchanges[b"documents"].bound.add(("queue", b"mine"))
+        known.exchanges[b"documents"].tokens.bind_ok(("queue", b"mine"))
         await topology.refresh()
         assert known.missing == {}
         assert known.exchanges[b"documents"].bound == queues("mine", "ours")
@@ -632,7 +632,7 @@ async def test_after_a_lost_connection_everything_is_made_again(
         await known.until(lambda: topology.ready)
         outside.broker.delete_vhost(vhost)
         assert await topology.connection.wait_lost(30)
-        known.exchanges[b"documents"].bound.clear()
+        known.exchanges[b"documents"].tokens.not_bound(("queue", b"a"))
         outside.broker.create_vhost(vhost)
         await known.until(lambda: known.exchanges[b"documents"].bound == queues("a"))
     assert outside.bound("documents") == queues("a")

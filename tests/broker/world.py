@@ -17,6 +17,7 @@ import pika.exceptions
 
 from proxy.broker.connection import ControlSettings
 from proxy.broker.topology import Topology
+from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import Secrets, Tokens, is_keyed, token
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
@@ -50,6 +51,7 @@ def exchanges(*names: str) -> set[Destination]:
 def owned(name: str, delivery: Delivery = Delivery.CARRIER, **more: Any) -> OwnedExchange:
     """An exchange evaluated here; its carrier has its name unless told otherwise."""
     more.setdefault("carrier", name.encode())
+    more["tokens"] = TokenTable(more.pop("bound", ()))
     return OwnedExchange(name.encode(), "x-open", delivery, **more)
 
 

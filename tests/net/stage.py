@@ -204,7 +204,8 @@ class NoControl:
         self.asked.append(("bind", exchange, found))
         await self.answering.wait()
         if self.state is not None:
-            self.state.exchanges[exchange].bound |= found
+            for destination in found:
+                self.state.exchanges[exchange].tokens.bind_ok(destination)
             self.state.changed()
         return found
 
@@ -240,7 +241,8 @@ def open_exchange(name: bytes, *queues: bytes, bound: bool = True) -> VhostState
         exchange.bind(Binding(name, "queue", queue, b"", ()))
     owned = OwnedExchange(name, "x-open", Delivery.CARRIER, name)
     if bound:
-        owned.bound |= {("queue", queue) for queue in queues}
+        for destination in {("queue", queue) for queue in queues}:
+            owned.tokens.bind_ok(destination)
     return VhostState(VHOST, Router([exchange]), {name: owned})
 
 

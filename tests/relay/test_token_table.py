@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
-from proxy.relay.token_table import GRACE_SECONDS, LEASE_SECONDS, PLAIN, Need, Row, TokenState, TokenTable
+from proxy.relay.token_table import GRACE_SECONDS, LEASE_SECONDS, PLAIN, Need, Row, TokenState, TokenTable, pin_row
 from proxy.values import Destination
 
 Rows: TypeAlias = dict[Destination, frozenset[Row]]
@@ -43,7 +43,7 @@ EVENTS: dict[str, tuple[Callable[[TokenTable], object], tuple[TokenState, ...]]]
     "deleted": (lambda table: table.deleted(A), (U, U, U, U, U)),
     "declared": (lambda table: table.declared(A), (U, G, OK, N, U)),
     "listed": (lambda table: table.listed(table.look(0.0), {A: frozenset({PLAIN})}, 0.0), (OK, OK, OK, N, OK)),
-    "not listed": (lambda table: table.listed(table.look(0.0), {}, 0.0), (U, U, U, U, M)),
+    "not listed": (lambda table: table.listed(table.look(0.0), {}, 0.0), (U, U, U, U, U)),
     "needed": (lambda table: table.need(A, Need.CLIENT), (U, G, OK, N, M)),
     "not needed": (lambda table: table.no_need(A, Need.CLIENT), (U, G, OK, N, M)),
 }
@@ -115,6 +115,17 @@ def test_own_pins_go_at_once_and_those_of_others_when_they_are_settled() -> None
     assert table.removable(A) == (b"mine", b"theirs")
 
 
+def test_older_pins_of_others_go_where_a_later_one_of_ours_stands() -> None:
+    table = TokenTable()
+    older, own, later = (pin_row("sidecar", number) for number in (9, 10, 11))
+    table.asserted(A, own, 0.0, None)
+    rows: Rows = {A: frozenset({older, own, later, PLAIN, 7})}
+    table.listed(table.look(0.0), rows, 0.1)
+    assert table.outdated() == []
+    table.listed(table.look(5.0), rows, 5.1)
+    assert table.outdated() == [(A, (older,))]
+
+
 def test_a_mark_of_another_sidecar_is_replaced_before_it_goes() -> None:
     table = TokenTable()
     rows: Rows = {A: frozenset({7})}
@@ -123,7 +134,7 @@ def test_a_mark_of_another_sidecar_is_replaced_before_it_goes() -> None:
     table.listed(table.look(5.0), rows, 5.1)
     assert table.unbind_plan(A, {7}, needed=False) == (False, False, ())
     assert table.unbind_plan(A, {7}, needed=True)[:2] == (True, False)
-    assert TokenTable(shared=False).unbind_plan(A, {7}, needed=False) == (False, False, ())
+    assert TokenTable(shared=False).unbind_plan(A, {7}, needed=False) == (False, False, (PLAIN,))
 
 
 def test_what_two_looks_find_needless_is_idle() -> None:
@@ -151,6 +162,7 @@ class Job:
 
     steps: list[Step]
     then: Callable[[], None]
+    identity: int
     answers: int = 0
 
 
@@ -198,12 +210,12 @@ class Peer:
         if mark:
             lane.marking = True
             sent_at = world.now
-            self.send(lane, steps, lambda: self.marked(lane, row, sent_at, new=not known))
+            self.send(lane, identity, steps, lambda: self.marked(lane, row, sent_at, new=not known))
         elif lane.marking or table.may_rely(A, lane, world.now):
             reliance = table.reliance(pinned=False)
-            self.send(lane, steps, lambda: self.relied(lane, row, reliance))
+            self.send(lane, identity, steps, lambda: self.relied(lane, row, reliance))
         else:
-            self.pin(lane, steps, lambda: self.bound(row))
+            self.pin(lane, identity, steps, lambda: self.bound(row))
 
     def marked(self, lane: Lane, row: BrokerRow, sent_at: float, *, new: bool) -> None:
         lane.marking = False
@@ -216,11 +228,11 @@ class Peer:
         if self.table.holds(A, reliance, self.world.now):
             self.bound(row)
         else:
-            self.pin(lane, [], lambda: self.bound(row))
+            self.pin(lane, row[0], [], lambda: self.bound(row))
 
-    def pin(self, lane: Lane, before: list[Step], then: Callable[[], None], *, own: bool = True) -> None:
+    def pin(self, lane: Lane, identity: int, before: list[Step], then: Callable[[], None], *, own: bool = True) -> None:
         world, table = self.world, self.table
-        pin = b"%d" % next(world.numbers)
+        pin = pin_row("", next(world.numbers))
         old = table.superseded(A) if own else ()
         steps = [*before, (True, (0, pin, True)), *((False, (0, one, True)) for one in old)]
         sent_at = world.now
@@ -232,7 +244,7 @@ class Peer:
                 table.asserted(A, pin, sent_at, lane, old)
             then()
 
-        self.send(lane, steps, done)
+        self.send(lane, identity, steps, done)
 
     def bound(self, row: BrokerRow) -> None:
         identity = row[0]
@@ -247,7 +259,7 @@ class Peer:
         self.world.answered.discard(identity)
         plan = self.table.unbind_plan(A, self.marks(identity), needed=self.needed(identity))
         if plan.pin:
-            self.pin(lane, [], lambda: self.drop(identity, lane), own=not plan.handed_over)
+            self.pin(lane, identity, [], lambda: self.drop(identity, lane), own=not plan.handed_over)
         else:
             self.drop(identity, lane)
 
@@ -260,7 +272,7 @@ class Peer:
             table.unbinding(A)
         steps: list[Step] = [(False, (0, row, True)) for row in rows]
         steps += [(False, copy) for copy in sorted(copies, key=repr)]
-        self.send(lane, steps, lambda: self.unbound(identity))
+        self.send(lane, identity, steps, lambda: self.unbound(identity))
 
     def unbound(self, identity: int) -> None:
         self.table.unbound(A)
@@ -297,25 +309,28 @@ class Peer:
                 else:
                     del self.clients[identity]
         self.ready = True
+        for _, outdated in self.table.outdated():
+            self.send(self.control, 0, [(False, (0, row, True)) for row in outdated], lambda: None)
         if self.table.idle(lambda _: self.needed(), look.began_at) and not self.control.jobs:
             removable = self.table.removable(A)
             self.table.unbinding(A)
             steps: list[Step] = [(False, (0, row, True)) for row in removable]
-            self.send(self.control, steps, lambda: self.table.unbound(A))
+            self.send(self.control, 0, steps, lambda: self.table.unbound(A))
 
     def note(self, identity: int) -> None:
         self.changed[identity] = next(self.world.numbers)
 
-    def send(self, lane: Lane, steps: list[Step], then: Callable[[], None]) -> None:
+    def send(self, lane: Lane, identity: int, steps: list[Step], then: Callable[[], None]) -> None:
         if steps:
-            lane.jobs.append(Job(steps, then))
+            lane.jobs.append(Job(steps, then, identity))
         else:
             then()
 
     def close(self, lane: Lane) -> None:
         """The channel is closed: what is on its way is lost, or was done without an answer."""
+        for job in lane.jobs:
+            self.busy.discard(job.identity)
         lane.clear()
-        self.busy.clear()
 
 
 class World:
@@ -399,7 +414,7 @@ class World:
 
     def settle(self) -> None:
         """Everything under way comes to its end, and both look until nothing changes."""
-        for _ in range(6):
+        for _ in range(10):
             for peer in self.peers:
                 for lane in (*peer.lanes, peer.control):
                     while lane.jobs:

@@ -16,6 +16,7 @@ from proxy.relay.counters import Counters
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.relay import Relay
+from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import token
 from proxy.relay.vhost import DeclaredExchange, Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
@@ -79,7 +80,7 @@ def owned(
         unmatched_pass,
         made.alternate,
         declared=declared,
-        bound=set(made.destinations if bound is None else bound),
+        tokens=TokenTable(made.destinations if bound is None else bound),
     )
 
 

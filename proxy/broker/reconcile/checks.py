@@ -8,10 +8,14 @@ the measured behaviour of RabbitMQ 3.10.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
+from types import MappingProxyType
 from typing import NamedTuple
 
 from proxy.broker.management_api import BindingInfo, ExchangeInfo, QueueInfo
 from proxy.broker.methods import MARK, unnameable
+from proxy.relay.declare.storage import unpack
+from proxy.relay.token_table import Row
 from proxy.relay.tokens import GRANTS, Tokens, is_grant, token
 from proxy.relay.vhost import Destination, OwnedExchange
 from proxy.values import RESERVED_PREFIX
@@ -86,23 +90,29 @@ class CarrierTokens(NamedTuple):
     """Which tokens stand on a carrier.
 
     Args:
-        bound: destinations of which some token that publishes carry is bound.
+        rows: what stands under tokens that publishes carry, by destination.
         incomplete: those among them of which another one is not.
         former: bindings under tokens that are to be bound no more, of destinations whose current token is bound.
         unkeyed: bindings under unkeyed tokens.
         previous: bindings under tokens of previous secrets.
     """
 
-    bound: frozenset[Destination] = frozenset()
+    rows: Mapping[Destination, frozenset[Row]] = MappingProxyType({})
     incomplete: frozenset[Destination] = frozenset()
     former: tuple[BindingInfo, ...] = ()
     unkeyed: int = 0
     previous: int = 0
 
+    @property
+    def bound(self) -> Set[Destination]:
+        """Destinations of which some token that publishes carry is bound."""
+        return self.rows.keys()
+
 
 def carrier_tokens(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierTokens:
     """Find which tokens are bound."""
     found: dict[Destination, set[bytes]] = {}
+    rows: dict[Destination, set[Row]] = {}
     former: list[BindingInfo] = []
     unkeyed = previous = 0
     for binding in bindings:
@@ -113,6 +123,7 @@ def carrier_tokens(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierTo
         key = binding.routing_key
         if key == current or key in others:
             found.setdefault(destination, set()).add(key)
+            rows.setdefault(destination, set()).add(_row(binding))
         elif key in tokens.former(*destination):
             former.append(binding)
         if key == token(*destination):
@@ -120,12 +131,20 @@ def carrier_tokens(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierTo
         elif key != current and (key in others or former[-1:] == [binding]):
             previous += 1
     return CarrierTokens(
-        frozenset(found),
+        {destination: frozenset(there) for destination, there in rows.items()},
         frozenset(destination for destination, keys in found.items() if len(keys) < len(tokens.keys)),
         tuple(one for one in former if _is_current(one, tokens, found)),
         unkeyed,
         previous,
     )
+
+
+def _row(binding: BindingInfo) -> Row:
+    """Give what distinguishes a binding from others under the same token."""
+    if binding.kept:
+        with suppress(ValueError):
+            return unpack(binding.kept.encode()).sequence
+    return binding.pin.encode()
 
 
 def _is_current(binding: BindingInfo, tokens: Tokens, found: Mapping[Destination, Set[bytes]]) -> bool:

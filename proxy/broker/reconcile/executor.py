@@ -27,6 +27,7 @@ from proxy.broker.reconcile.checks import declare_conflict
 from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQueue, RemoveBinding
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError
+from proxy.relay.declare.storage import pin_entries
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 
@@ -180,11 +181,13 @@ class Executor:
         ]
 
     async def bind(self, tokens: Sequence[Token]) -> dict[Token, str]:
-        """Bind tokens and note in each exchange's `bound` which stand; say why, for those that were refused."""
+        """Bind tokens and report to each exchange's table which stand; say why, for those that were refused."""
         answers = (await self._bind(tokens)).items()
         return {token: why for token, refusal in answers if (why := _why(refusal, token[1])) is not None}
 
     async def _bind(self, tokens: Sequence[Token]) -> dict[Token, Refusal | None]:
+        for exchange, destination in tokens:
+            exchange.tokens.binding(destination)
         keyed = [(token, key) for token in tokens for key in self._state.tokens.of(*token[1])]
         answers = await self._connection.call_all(
             [bind_token(exchange.carrier, destination, key) for (exchange, destination), key in keyed]
@@ -194,19 +197,24 @@ class Executor:
             refusals[token] = refusals.get(token) or answer
         for (exchange, destination), refusal in refusals.items():
             if refusal is None:
-                exchange.bound.add(destination)
-            elif refusal.code != _LOCKED:  # else the queue is there: its owner's connection may have bound it
-                exchange.bound.discard(destination)
+                exchange.tokens.bind_ok(destination)
+            else:
+                why = reason(refusal.code, refusal.text, destination[0])
+                # Locked: the queue is there, and its owner's connection may have bound it.
+                exchange.tokens.refused(destination, why, keeps=refusal.code == _LOCKED)
         return refusals
 
     async def bind_one(self, token: Token) -> str | None:
         """Bind one token without waiting behind bulk work; say why where it was refused."""
         exchange, destination = token
+        exchange.tokens.binding(destination)
         for key in self._state.tokens.of(*destination):
             refusal = await self._connection.call(bind_token(exchange.carrier, destination, key))
             if refusal is not None:
-                return reason(refusal.code, refusal.text, destination[0])
-        exchange.bound.add(destination)
+                why = reason(refusal.code, refusal.text, destination[0])
+                exchange.tokens.refused(destination, why, keeps=True)
+                return why
+        exchange.tokens.bind_ok(destination)
         return None
 
     async def bind_rows(self, carrier: bytes, rows: Sequence[tuple[Destination, bytes, bytes]]) -> list[Refusal | None]:
@@ -218,13 +226,13 @@ class Executor:
         refusal = await self._connection.call(declare_marker(name))
         return None if refusal is None else f"{refusal.code} {refusal.text}"
 
-    async def unbind(self, tokens: Sequence[Token], still_needed: Callable[[Token], bool]) -> None:
-        """Take tokens away, except those that have become needed again."""
-        unneeded = [token for token in tokens if not still_needed(token)]
+    async def unbind(self, rows: Iterable[tuple[Token, Iterable[bytes]]]) -> None:
+        """Unbind rows of tokens."""
         await self._connection.call_all(
             [
-                unbind_token(exchange.carrier, destination, key)
-                for exchange, destination in unneeded
+                unbind_token(exchange.carrier, destination, key, pin_entries(row))
+                for (exchange, destination), there in rows
+                for row in there
                 for key in self._state.tokens.of(*destination) + self._state.tokens.former(*destination)
             ]
         )

@@ -118,8 +118,6 @@ class Observer:
         self.foreign: dict[bytes, list[BindingInfo]] = {}
         #: By carrier, copies of clients' bindings that are to go, as the last listings show.
         self.superfluous: dict[bytes, list[RemoveBinding]] = {}
-        #: Carrier and destination of tokens that stand and must not be relied on any more.
-        self.leaving: set[tuple[bytes, Destination]] = set()
         #: Why listings failed at the last look; empty when all went well.
         self.failures: tuple[str, ...] = ()
         #: Alternate and dead-letter exchanges that lead to carriers, in sentences for operators.
@@ -236,8 +234,8 @@ class Observer:
         unchanged = unchanged and exchange.carrier not in self.foreign
         if last is None or not unchanged or (store is not None and not store.listings.settled(exchange)):
             last = _Reading(exchange, b"", tokens, CarrierTokens())
-        exchange.sure.clear()  # a queue may be another one of that name, made beside us
-        before = set(exchange.bound)
+        clock = asyncio.get_running_loop().time
+        look = exchange.tokens.look(clock())
         known = store.listings.before(exchange) if store is not None else None
         answer = await management.changed_bindings(self._vhost, exchange.carrier, last.digest)
         if answer is not None:
@@ -245,12 +243,7 @@ class Observer:
             last = self._readings[exchange.carrier] = _Reading(
                 exchange, digest, tokens, carrier_tokens(bindings, tokens)
             )
-        leaving = {one for carrier, one in self.leaving if carrier == exchange.carrier}
-        seen = last.carrier_tokens.bound - (leaving - before)
-        gone = before - exchange.bound
-        added = exchange.bound - before
-        exchange.bound.clear()
-        exchange.bound.update((seen - gone) | added)
+        exchange.tokens.listed(look, last.carrier_tokens.rows, clock())
         if answer is None:
             return
         for key, destination in grants_bound(bindings).items():

@@ -35,6 +35,7 @@ from proxy.broker.reconcile.executor import Executor, Token
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.observer import Observer
 from proxy.errors import UpstreamError, UpstreamFailure
+from proxy.relay.token_table import PLAIN
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
 from proxy.values import QUEUE
@@ -51,23 +52,17 @@ class Retirement:
 
     tokens: tuple[Token, ...]
 
-    def released(self, desired: DesiredState) -> set[tuple[bytes, Destination]]:
-        """Take the tokens out of `bound` of the exchanges that are evaluated now.
+    def release(self, desired: DesiredState) -> None:
+        """Announce that the tokens go, except those that the rules need again.
 
         Args:
             desired: what the rules need now.
-
-        Returns:
-            Carrier and destination of each: they stand on the broker but must not be relied on.
         """
         current = _by_carrier(desired)
-        leaving: set[tuple[bytes, Destination]] = set()
         for exchange, destination in self.tokens:
             now = current.get(exchange.carrier)
-            if now is not None and destination not in desired.tokens_of(now):
-                now.mark_unconfirmed(destination)
-                leaving.add((exchange.carrier, destination))
-        return leaving
+            if now is None or destination not in desired.tokens_of(now):
+                exchange.tokens.unbinding(destination)
 
 
 class RulesSwap:
@@ -91,10 +86,6 @@ class RulesSwap:
         self._executor = executor
         self._rights = rights
         self._prepared = rights
-        #: Exchanges of rules that are prepared and not yet in force: what stands for them must not be taken away.
-        self._coming: Mapping[bytes, OwnedExchange] = {}
-        #: By carrier, the exchange of the old rules and the tokens it had when new ones were begun to be prepared.
-        self._before: Mapping[bytes, tuple[OwnedExchange, frozenset[Destination]]] = {}
 
     async def prepare(
         self, old: DesiredState, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
@@ -105,14 +96,9 @@ class RulesSwap:
         for number, _ in enumerate(inheriting(self._state, exchanges, router)):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
-        self._before = {
-            carrier: (exchange, frozenset(exchange.bound)) for carrier, exchange in _by_carrier(old).items()
-        }
         carry_over_tokens(old, exchanges)
-        self._coming = {}
         await self._reconciler.reconcile_all(lambda: desired_state(exchanges, router, rights), queues)
         self._observer.finish()
-        self._coming = exchanges
         return retirement_of(old, desired_state(exchanges, router, rights))
 
     def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
@@ -128,34 +114,27 @@ class RulesSwap:
                 destination=f"{binding.destination_type} {binding.destination.decode(errors='replace')}",
                 error=why,
             )
-        for exchange in exchanges.values():
-            last, tokens = self._before.get(exchange.carrier, (exchange, exchange.bound))
-            exchange.bound -= tokens - last.bound  # clients have taken them away meanwhile
-        self._before = {}
         self._state.swap(exchanges, router)
-        self._coming = {}
 
     def release(self, retirement: Retirement, desired: DesiredState) -> None:
         """Begin to take tokens away: relays ask again before they use them."""
-        self._observer.leaving |= retirement.released(desired)
+        retirement.release(desired)
         self._state.changed()
 
-    async def unbind(self, retirement: Retirement, desired: DesiredState) -> None:
-        """End what `release` began; a token that was asked for meanwhile stays."""
-        self._observer.leaving -= {(exchange.carrier, destination) for exchange, destination in retirement.tokens}
-        await self._executor.unbind(retirement.tokens, lambda token: is_bound(desired, token) or self._is_coming(token))
-
-    def _is_coming(self, token: Token) -> bool:
-        carrier, destination = token[0].carrier, token[1]
-        return any(one.carrier == carrier and destination in one.bound for one in self._coming.values())
+    async def unbind(self, retirement: Retirement) -> None:
+        """End what `release` began; a token that was asked for meanwhile, or that prepared rules need, stays."""
+        due = [token for token in retirement.tokens if token[0].tokens.is_unbinding(token[1])]
+        await self._executor.unbind((token, (PLAIN,)) for token in due)
+        for exchange, destination in due:
+            exchange.tokens.unbound(destination)
 
 
 def carry_over_tokens(old: DesiredState, exchanges: Mapping[bytes, OwnedExchange]) -> None:
-    """Let new exchanges know the tokens that stand on the carriers they share with old ones."""
+    """Give new exchanges the table of tokens of the carriers that they share with old ones."""
     current = _by_carrier(old)
     for exchange in exchanges.values():
         if exchange.delivery is Delivery.CARRIER and exchange.carrier in current:
-            exchange.bound |= current[exchange.carrier].bound
+            exchange.tokens = current[exchange.carrier].tokens
 
 
 def retirement_of(old: DesiredState, new: DesiredState) -> Retirement:
@@ -168,13 +147,6 @@ def retirement_of(old: DesiredState, new: DesiredState) -> Retirement:
         if exchange.carrier not in coming or destination not in new.tokens_of(coming[exchange.carrier])
     ]
     return Retirement(tuple(tokens))
-
-
-def is_bound(desired: DesiredState, token: Token) -> bool:
-    """Say whether some exchange that is evaluated now relies on a token."""
-    exchange, destination = token
-    now = _by_carrier(desired).get(exchange.carrier)
-    return now is not None and destination in now.bound
 
 
 def _by_carrier(desired: DesiredState) -> dict[bytes, OwnedExchange]:
@@ -254,6 +226,8 @@ class Reconciler:
         self._stop_at(conflicts.values() if thorough else ())
         listed = await observer.read_bindings([one for one in desired.carriers if one.name not in conflicts])
         desired = wanted()
+        for exchange in desired.carriers:
+            exchange.tokens.rules_need(desired.tokens_of(exchange))
         actions = diff(
             desired,
             self._undeclared,
@@ -285,13 +259,13 @@ class Reconciler:
         observer = self._observer
         believed, gone = believed_tokens(desired, listed, self._observed)
         for exchange, destination in gone:
-            exchange.bound.discard(destination)
+            exchange.tokens.not_bound(destination)
         if thorough:
             # What nobody has seen and is not ours to bind again: relays ask for it.
             for exchange in desired.carriers:
                 if exchange.name not in listed:
-                    extra = {one for one in exchange.bound if not may_bind(desired, BindToken(exchange, one))}
-                    exchange.bound.difference_update(extra)
+                    for extra in [one for one in exchange.bound if not may_bind(desired, BindToken(exchange, one))]:
+                        exchange.tokens.not_bound(extra)
         surplus = [action for actions in observer.superfluous.values() for action in actions]
         if remove_foreign:
             surplus += [

@@ -26,6 +26,7 @@ from proxy.broker.reconcile.executor import Executor, Token
 from proxy.broker.reconcile.observed import ObservedState, with_name, without_name
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError
+from proxy.relay.token_table import Need
 from proxy.relay.vhost import Destination, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 
@@ -103,13 +104,13 @@ class OnDemandBinding:
                 for destination in wanted:
                     why = unnameable(destination[1]) or await self._unpublishable(destination)
                     if why is None:
-                        exchange.bound.add(destination)
+                        exchange.tokens.bind_ok(destination)
                     else:
                         self._remember(destination, why)
         except (UpstreamError, TimeoutError) as error:
             for destination in wanted:
                 self._remember(destination, str(error) or "the broker did not answer in time")
-        return exchange.bound.intersection(destinations)
+        return set(destinations) & exchange.bound
 
     async def _unpublishable(self, destination: Destination) -> str | None:
         kind, name = destination
@@ -179,6 +180,8 @@ class OnDemandBinding:
         why = None
         try:
             why = await self._executor.bind_one(token)
+            if why is None:
+                exchange.tokens.need(destination, Need.DEMAND)
         finally:
             if destination not in exchange.bound:
                 self.bound_count -= extra
@@ -348,9 +351,7 @@ class RelayEvents:
     def _gone(self, destination: Destination) -> bool:
         """Forget the bindings to a destination; answer whether relays must be told."""
         exchanges = list(self._state.exchanges.values())
-        bound = [exchange for exchange in exchanges if destination in exchange.bound]
-        for exchange in bound:
-            exchange.bound.discard(destination)
+        bound = [exchange for exchange in exchanges if exchange.tokens.deleted(destination)]
         holders = [exchange for exchange in exchanges if destination in exchange.receivers]
         self._store.destination_gone(destination, holders)
         for exchange in holders:

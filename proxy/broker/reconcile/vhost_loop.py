@@ -20,6 +20,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from secrets import token_hex
 
 import structlog
 
@@ -36,6 +37,7 @@ from proxy.broker.reconcile.relay_requests import OnDemandBinding, RelayEvents
 from proxy.broker.reconcile.token_migration import TokenMigration
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
+from proxy.relay.token_table import PLAIN
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.router import Router
@@ -109,7 +111,7 @@ class OrphanTokens:
     """The tokens of one virtual host that nothing needs any more.
 
     Args:
-        state: what the relays see; `bound` is written here.
+        state: what the relays see.
         executor: unbinds.
         rights: what gives a right to a token.
     """
@@ -139,19 +141,48 @@ class OrphanTokens:
         found = {(exchange, one) for exchange in desired.carriers for one in self._of(exchange, desired)}
         self._received = {exchange: set(exchange.receivers) for exchange in desired.carriers}
         self._left = {exchange: left for exchange, left in self._left.items() if exchange in self._received}
-        due = sorted(found & self._seen, key=_order)
-        self._seen = found.difference(due)
-        if not due:
-            return False
-        for exchange, destination in due:
-            exchange.mark_unconfirmed(destination)
-        self._state.changed()
-        await self._executor.unbind(due, self._needed)
-        # Whoever bound meanwhile was answered before our unbind or behind it: nobody knows.
-        for exchange, destination in due:
-            exchange.taken(destination)
-        await self._executor.bind([token for token in due if self._needed(token)])
-        return True
+        due = found & self._seen
+        self._seen = found - due
+        rows = {token: (PLAIN, *token[0].tokens.removable(token[1])) for token in due}
+        for exchange in desired.carriers:
+            for destination in self._idle(exchange, desired):
+                token = exchange, destination
+                pins = exchange.tokens.removable(destination)
+                if pins and token not in rows:
+                    rows[token] = pins
+        outdated = [
+            ((exchange, destination), pins)
+            for exchange in desired.carriers
+            for destination, pins in exchange.tokens.outdated()
+            if (exchange, destination) not in rows
+        ]
+        for exchange, destination in rows:
+            exchange.tokens.unbinding(destination)
+        if rows:
+            self._state.changed()
+        if rows or outdated:
+            await self._executor.unbind([*sorted(rows.items(), key=lambda item: _order(item[0])), *outdated])
+        # Whoever bound meanwhile has an assertion of its own.
+        for exchange, destination in rows:
+            exchange.tokens.unbound(destination)
+        again = [token for token in rows if self._needed(token) and token[1] not in token[0].bound]
+        if again:
+            await self._executor.bind(sorted(again, key=_order))
+        return bool(rows)
+
+    def _idle(self, exchange: OwnedExchange, desired: DesiredState) -> list[Destination]:
+        """Give the destinations that nothing is known to need, by the last listings."""
+        router = self._state.router
+        if exchange.name not in router.exchanges:
+            return []
+        granted = set(exchange.grants.values())
+        wanted = desired.tokens_of(exchange)
+
+        def needed(destination: Destination) -> bool:
+            return destination in wanted or destination in granted or router.may_choose(exchange.name, destination)
+
+        table = exchange.tokens
+        return table.idle(needed, table.looked_at if table.shared else asyncio.get_running_loop().time())
 
     def _of(self, exchange: OwnedExchange, desired: DesiredState) -> set[Destination]:
         left = self._left.setdefault(exchange, set())
@@ -232,6 +263,7 @@ class VhostTopology:
         self._rights = TokenRights(settings.declared.own_routes)
         state.own_routes, state.secrets = settings.declared.own_routes, settings.declared.secrets
         state.set_tokens(Tokens(state.name, state.secrets.token_keys))
+        state.set_sharing(management is not None, token_hex(4))
         self._rights.learn(state.exchanges, state.router)
         self._token_migration = TokenMigration(state, observed, self._executor, management)
         self.observer.looked = self._token_migration.look
@@ -539,7 +571,7 @@ class VhostTopology:
         """Declare and bind what new rules need, before they are swapped in.
 
         Args:
-            exchanges: the new exchanges; `bound` of each is filled here, what clients declared is put beside them.
+            exchanges: the new exchanges; each gets its table of tokens here, what clients declared is put beside them.
             router: the new rules; likewise.
             queues: queues that the new rules ask for.
 
@@ -579,7 +611,7 @@ class VhostTopology:
         """End what `release` began; a token that was asked for meanwhile stays."""
         # Not while new rules are prepared: what they have just bound could be what goes.
         async with self._look:
-            await self._rules_swap.unbind(retirement, self.desired)
+            await self._rules_swap.unbind(retirement)
 
     async def close(self) -> None:
         """End everything; what is declared stays."""

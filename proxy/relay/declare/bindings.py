@@ -3,9 +3,9 @@
 The binding is checked as the plugin would, then made on the carrier on the client's own channel, where the broker keeps
 it. The first one of a destination is made under the destination's token, where messages find it; further ones under
 storage keys of their own. RabbitMQ before 3.11 looks at every binding of an exchange for each message that has a BCC:
-a token and a storage key for each destination would be twice as many. Each sidecar makes such a first one of its own:
-what leads there through another may be taken away by it before this one knows. What a rules file owns is not the
-client's to change.
+a token and a storage key for each destination would be twice as many. Each sidecar makes such a first one of its own,
+or a pin: what leads there through another may be taken away by it before this one knows (`relay.token_table`). What a
+rules file owns is not the client's to change.
 
 Routes that a client declared lead only to what this client could have bound itself (`ClientReach`). What they choose
 and exists is checked when the binding is made, before it is kept; what comes later, when a message chooses it. What was
@@ -46,8 +46,9 @@ from proxy.relay.declare.injected_methods import (
     is_held,
     reply_and_resume,
 )
-from proxy.relay.declare.storage import kept_rows, refuse_own_arguments, signed_copy, storage_key
-from proxy.relay.declare.token_bindings import bind_tokens, check_permission, withdraw
+from proxy.relay.declare.storage import kept_rows, pin_entries, refuse_own_arguments, signed_copy, storage_key
+from proxy.relay.declare.token_bindings import check_permission, run_steps, withdraw
+from proxy.relay.token_table import PLAIN, Reliance, TokenTable
 from proxy.relay.tokens import grant_key
 from proxy.relay.vhost import BindingCopy, Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.routing.bindings.binding import Binding
@@ -159,8 +160,10 @@ class ClientReach:
         self._connection = connection
         self._state = connection.state
 
-    def chosen_destinations(self, owned: OwnedExchange, compiled: CompiledBinding) -> list[Destination]:
-        """Give what the routes of a binding choose now, as far as it exists and the client was not asked about it."""
+    def chosen_destinations(
+        self, owned: OwnedExchange, compiled: CompiledBinding
+    ) -> tuple[list[Destination], list[Destination]]:
+        """Give what the routes of a binding choose now, as far as it exists: what to ask about, and what is allowed."""
         state = self._state
         chosen: dict[Destination, None] = {}
         budget = Budget(state.regex_budget)
@@ -175,8 +178,9 @@ class ClientReach:
                         break  # what is left is asked about when a message chooses it
                     if (found is True) is not route.negated:
                         chosen[QUEUE, name] = None
-        allowed = owned.reach(self._connection.user).allowed if chosen else ()
-        return [one for one in chosen if one not in allowed][:CHECKED_AT_ONCE]
+        allowed = owned.reach(self._connection.user).allowed if chosen else set()
+        unknown = [one for one in chosen if one not in allowed]
+        return unknown[:CHECKED_AT_ONCE], [one for one in chosen if one in allowed]
 
     def check(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[], None]) -> None:
         """Ask the broker on the channel of ours whether the client may bind what is wanted, then call `then`."""
@@ -226,14 +230,12 @@ class ClientReach:
             reach = owned.reaches.pop(client)
             freed |= reach.allowed
             grants = [key for key, one in owned.grants.items() if key == grant_key(client, *one)]
-        unneeded = sorted(one for one in freed if one in owned.bound and not self.is_needed(owned, one))
+        unneeded = sorted(one for one in freed if not self.is_needed(owned, one))
         withdraw(self._connection, owned, unneeded, grants, then)
 
-    def unneeded(self, owned: OwnedExchange, stored: StoredBinding) -> list[Destination]:
-        """Give the destination of a binding that goes, where its token stands and nothing else leads there."""
-        receiver = stored.destination
-        own_use = stored.binding.identity in owned.clients
-        return [receiver] if receiver in owned.bound and not self.is_needed(owned, receiver, own_use) else []
+    def needed_besides(self, owned: OwnedExchange, stored: StoredBinding) -> bool:
+        """Return whether anything but a binding that goes leads to its destination."""
+        return self.is_needed(owned, stored.destination, stored.binding.identity in owned.clients)
 
     def is_needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
         """Return whether a route, a next exchange or more than `uses` bindings lead to a destination."""
@@ -253,6 +255,8 @@ class _PendingBind(NamedTuple):
         owned: the exchange.
         stored: the binding; None where a rules file has it.
         tokens: destinations whose tokens come or go with it.
+        routes: destinations of its routes that the client may bind, as is known.
+        is_new: whether the broker is not known to have it.
     """
 
     channel: Channel
@@ -260,6 +264,24 @@ class _PendingBind(NamedTuple):
     owned: OwnedExchange
     stored: StoredBinding | None
     tokens: tuple[Destination, ...]
+    routes: tuple[Destination, ...] = ()
+    is_new: bool = False
+
+
+class _Pin(NamedTuple):
+    """A pin on its way; see `relay.token_table`.
+
+    Args:
+        destination: under whose token it lies.
+        row: the pin.
+        replaced: pins that are unbound once it is bound.
+        sent_at: when it was sent.
+    """
+
+    destination: Destination
+    row: bytes
+    replaced: tuple[bytes, ...]
+    sent_at: float
 
 
 class _PlannedBind(NamedTuple):
@@ -292,7 +314,7 @@ class ClientBindings:
         self._connection = connection
         self._state = connection.state
         self._reach = ClientReach(connection)
-        #: stands for this connection in `sure`, which may outlive it
+        #: stands for this connection in the tables of tokens, which may outlive it
         self._binder = object()
 
     def bind(self, channel: Channel, index: int, frame: bytes) -> bool:
@@ -367,11 +389,10 @@ class ClientBindings:
             self._refuse_many_regexes(request, compiled.regexes)
         carried = owned.delivery is Delivery.CARRIER
         tokens = (request.receiver,) if carried and not self._evaluated(request) else ()
-        chosen = (
-            self._reach.chosen_destinations(owned, compiled)
-            if kept and known is None and self._state.own_routes
-            else []
-        )
+        chosen, allowed = list[Destination](), list[Destination]()
+        if kept and known is None and self._state.own_routes:
+            chosen, allowed = self._reach.chosen_destinations(owned, compiled)
+        routes = tuple(one for one in allowed if self._has_token(one)) if carried else ()
         if not carried or (chosen and not tokens):
             chosen = list(dict.fromkeys((request.receiver, *chosen)))
         key = request.key
@@ -381,7 +402,7 @@ class ClientBindings:
         rows = kept_rows(stored)[:1] if kept and carried else []
         keep = [bind(channel.number, request.receiver, owned.carrier, *row) for row in rows]
         named = [one for one in chosen if one in compiled.destinations]
-        pending = _PendingBind(channel, request, owned, stored if kept else None, tokens)
+        pending = _PendingBind(channel, request, owned, stored if kept else None, tokens, routes, known is None)
         return _PlannedBind(pending, binding, keep, chosen, named)
 
     def _stored(self, owned: OwnedExchange, binding: Binding, request: BindRequest, key: bytes) -> StoredBinding:
@@ -389,27 +410,34 @@ class ClientBindings:
         return StoredBinding(binding, request.entries, request.key, (copy,))
 
     def _make(self, planned: _PlannedBind) -> None:
-        """Keep the binding and mark its destination, in one go."""
+        """Keep the binding and make sure of its destination's token, in one go."""
         pending, identity = planned.pending, planned.binding.identity
         channel, owned = pending.channel, pending.owned
-        tokens = pending.tokens
-        place = (owned, pending.request.receiver)
+        table, receiver = owned.tokens, pending.request.receiver
+        place = (owned, receiver)
         is_mark = self._is_mark(pending.stored)
-        is_sure = pending.request.kind == QUEUE and owned.is_sure(pending.request.receiver, self._binder)
-        if planned.keep and (is_mark or place in channel.held.marking or is_sure):
-            tokens = ()  # the broker is asked all the same
-        if is_mark:
+        steps = list(planned.keep)
+        pins: list[_Pin] = []
+        if pending.tokens and pending.stored is None:
+            steps += self._token_steps(bind, pending.channel, owned, receiver)  # the rules' own, which all share
+        elif pending.tokens and not is_mark and not self._may_rely(place, channel):
+            pins.append(self._pin(owned, receiver))
+            steps += self._pin_steps(channel, owned, pins)
+        if (is_mark and pending.is_new) or pins:
             channel.held.marking.add(place)
-        steps = planned.keep + [step for one in tokens for step in self._mark_steps(pending, one)]
+        relies = [] if is_mark or pins or pending.stored is None else list(pending.tokens)
+        reliance, sent_at = table.reliance(pinned=False), self._connection.now
 
         def answered() -> None:
-            if pending.tokens and not is_mark and not self._stands(pending):
-                # Somebody has unbound meanwhile what it relied on.
-                inject_held(self._connection, channel, self._mark_steps(pending, pending.request.receiver), answered)
-                return
+            channel.held.marking.discard(place)
+            if is_mark and pending.is_new and pending.stored is not None:
+                sequence = pending.stored.copies[0].sequence
+                self._table(owned).asserted(receiver, sequence, sent_at, self._binder)
+            self._note_pins(owned, pins)
+            self._confirm(pending, relies, reliance, bound)
+
+        def bound() -> None:
             channel.held.binds.discard(identity)
-            if is_mark:
-                channel.held.marking.discard(place)
             answer = self._bound(pending)
             if channel.held.binds:
                 self._connection.send_to_producer(channel, answer)
@@ -423,20 +451,68 @@ class ClientBindings:
         else:
             inject_and_reply(self._connection, channel, steps, partial(self._bound, pending))
 
-    def _mark_steps(self, pending: _PendingBind, destination: Destination) -> list[bytes]:
-        """Bind tokens; until somebody takes them away they are known to be ours."""
-        (self._now(pending.owned) or pending.owned).sure[destination] = self._binder
-        return self._token_steps(bind, pending, destination)
+    def _may_rely(self, place: tuple[OwnedExchange, Destination], channel: Channel) -> bool:
+        """Whether a binding may rely on what this connection has asserted, or is about to on the same channel."""
+        owned, receiver = place
+        if place in channel.held.marking:
+            return True
+        return receiver[0] == QUEUE and owned.tokens.may_rely(receiver, self._binder, self._connection.now)
+
+    def _confirm(
+        self, pending: _PendingBind, relies: list[Destination], reliance: Reliance, then: Callable[[], None]
+    ) -> None:
+        """Make sure that what a binding relies on still stands, now that the broker has it; then go on."""
+        channel, owned = pending.channel, pending.owned
+        table = self._table(owned)
+        lacking = [one for one in (*relies, *pending.routes) if not table.holds(one, reliance, self._connection.now)]
+        if not lacking:
+            then()
+            return
+        pins = [self._pin(owned, one) for one in lacking]
+
+        def answered() -> None:
+            self._note_pins(owned, pins)
+            then()
+
+        inject_held(self._connection, channel, self._pin_steps(channel, owned, pins), answered)
+
+    def _pin(self, owned: OwnedExchange, destination: Destination) -> _Pin:
+        table = self._table(owned)
+        return _Pin(destination, self._connection.next_pin(table), table.superseded(destination), self._connection.now)
+
+    def _pin_steps(self, channel: Channel, owned: OwnedExchange, pins: Iterable[_Pin]) -> list[bytes]:
+        """Bind pins, then unbind those that they replace."""
+        steps: list[bytes] = []
+        for pin in pins:
+            steps += self._token_steps(bind, channel, owned, pin.destination, pin.row)
+            for row in pin.replaced:
+                steps += self._token_steps(unbind, channel, owned, pin.destination, row)
+        return steps
+
+    def _note_pins(self, owned: OwnedExchange, pins: Iterable[_Pin]) -> None:
+        for pin in pins:
+            self._table(owned).asserted(pin.destination, pin.row, pin.sent_at, self._binder, pin.replaced)
 
     def _token_steps(
         self,
-        make: Callable[[int, Destination, bytes, bytes], bytes],
-        pending: _PendingBind,
+        make: Callable[[int, Destination, bytes, bytes, bytes], bytes],
+        channel: Channel,
+        owned: OwnedExchange,
         destination: Destination,
+        row: bytes = PLAIN,
     ) -> list[bytes]:
-        """Bind or unbind every token of a destination."""
-        number, carrier = pending.channel.number, pending.owned.carrier
-        return [make(number, destination, carrier, key) for key in self._state.tokens.of(*destination)]
+        """Bind or unbind a row under every token of a destination."""
+        entries = pin_entries(row)
+        keys = self._state.tokens.of(*destination)
+        return [make(channel.number, destination, owned.carrier, key, entries) for key in keys]
+
+    def _table(self, owned: OwnedExchange) -> TokenTable:
+        """The tokens of an exchange, or what it is by now."""
+        return (self._now(owned) or owned).tokens
+
+    def _has_token(self, destination: Destination) -> bool:
+        """Whether messages find a destination by a token: it is not evaluated here."""
+        return destination[0] == QUEUE or destination[1] not in self._state.exchanges
 
     def _mark_key(self, request: BindRequest) -> bytes:
         """Give the key for a binding by which messages are to find its destination: the token, where that is one alone.
@@ -450,36 +526,43 @@ class ClientBindings:
         """Whether messages find the destination of a binding by it alone."""
         return stored is not None and self._state.tokens.of(*stored.destination) == (stored.copies[0].key,)
 
-    def _stands(self, pending: _PendingBind) -> bool:
-        """Whether messages find the destination by what came through us, as far as is known."""
-        owned, receiver = self._now(pending.owned), pending.request.receiver
-        return owned is None or receiver in owned.marked or owned.sure.get(receiver) is self._binder
-
     def _check_first(self, planned: _PlannedBind) -> None:
         """Ask what the client may bind; the binding is kept last: what a refusal leaves is removed."""
         pending = planned.pending
         channel, request, owned = pending.channel, pending.request, pending.owned
         fresh = [one for one in pending.tokens if one not in owned.bound]
-        reached = partial(self._reached, planned, fresh)
-        mark = [step for one in pending.tokens for step in self._token_steps(bind, pending, one)]
+        reliance = owned.tokens.reliance(pinned=False)
+        pins = [self._pin(owned, one) for one in pending.tokens]
+        mark = self._pin_steps(channel, owned, pins)
+        asked = [one for one in planned.chosen if owned.delivery is Delivery.CARRIER and self._has_token(one)]
+        routed = pending._replace(routes=(*pending.routes, *pending.tokens, *asked))
 
         def marked() -> None:
-            owned.bound.update(pending.tokens)
-            self._reach.check(owned, planned.chosen, reached)
+            self._note_pins(owned, pins)
+            self._reach.check(owned, planned.chosen, partial(self._reached, planned, routed, fresh, reliance))
 
         inject(self._connection, channel, mark or self._look_steps(channel, request), marked, request.method)
 
-    def _reached(self, planned: _PlannedBind, fresh: list[Destination]) -> None:
+    def _reached(
+        self, planned: _PlannedBind, pending: _PendingBind, fresh: list[Destination], reliance: Reliance
+    ) -> None:
         """It is known now what the client may bind: keep the binding, or refuse it."""
-        pending, keep, named = planned.pending, planned.keep, planned.named
         channel, owned = pending.channel, pending.owned
         held = is_held(channel)
-        refusal = self._reach.refusal(owned, named, pending.request.ids)
+        refusal = self._reach.refusal(owned, planned.named, pending.request.ids)
         if held and refusal is None:
-            if keep:
-                inject_and_reply(self._connection, channel, keep, partial(self._bound, pending))
-            else:
+            allowed = owned.reach(self._connection.user).allowed
+            reached = pending._replace(
+                routes=tuple(one for one in pending.routes if one in allowed or one in pending.tokens)
+            )
+
+            def bound() -> None:
                 reply_and_resume(self._connection, channel, self._bound(pending))
+
+            if planned.keep:
+                inject(self._connection, channel, planned.keep, partial(self._confirm, reached, [], reliance, bound))
+            else:
+                bound()
             return
         if held and refusal is not None:
             self._connection.refuse(channel, refusal)
@@ -491,12 +574,8 @@ class ClientBindings:
         owned = self._now(pending.owned)
         if owned is not None:
             for one in pending.tokens:
-                owned.bound.add(one)
-                if one[0] == QUEUE:
-                    owned.sure[one] = self._binder
+                owned.tokens.bind_ok(one)
                 state.missing.pop(one, None)
-            if stored is not None and self._is_mark(stored):
-                owned.marked[stored.destination] = stored.binding.identity
             if stored is not None and self._is_clients(owned, stored.binding) and state.add_binding(stored):
                 self._connection.inventory.changed(owned.name)
         return pending.request.answer(pending.channel)
@@ -517,40 +596,66 @@ class ClientBindings:
             self._refuse_unknown(request, owned, binding)
             # Nothing is removed, but the broker is asked: it checks permissions and that source and destination exist.
             stored = StoredBinding(binding, request.entries, request.key, (BindingCopy(0, "", request.key),))
-        unneeded = self._reach.unneeded(owned, stored)
-        pending = _PendingBind(channel, request, owned, stored, tuple(unneeded))
-        if unneeded or stored.has_mark:  # who binds there meanwhile relies on a binding of its own
-            owned.marked.pop(request.receiver, None)
-            owned.sure.pop(request.receiver, None)
+        pending = _PendingBind(channel, request, owned, stored, ())
         if owned.delivery is Delivery.CARRIER:
-            # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
-            steps = [step for one in unneeded for step in self._token_steps(unbind, pending, one)]
-            steps += [unbind(channel.number, request.receiver, owned.carrier, *row) for row in kept_rows(stored)]
-            if stored.has_mark and not unneeded and request.receiver in owned.bound:
-                self._replace(pending, steps)
+            needed = self._reach.needed_besides(owned, stored)
+            plan = owned.tokens.unbind_plan(request.receiver, stored.marks, needed=needed)
+            if plan.pin:
+                self._replace(pending, handed_over=plan.handed_over)
             else:
-                inject(self._connection, channel, steps, partial(self._unbound, pending))
+                hold_channel(self._connection, channel)
+                self._drop(pending)
         else:
             permitted = partial(self._permitted, pending)
             # Whether it exists makes no difference, as on the broker.
             inject(self._connection, channel, [], lambda: self._reach.check(owned, [request.receiver], permitted))
         return False
 
-    def _replace(self, pending: _PendingBind, steps: list[bytes]) -> None:
-        """Others lead there by the binding that goes: a token comes in its place first."""
+    def _replace(self, pending: _PendingBind, *, handed_over: bool) -> None:
+        """Others lead there by the binding that goes, or may: a pin comes in its place first."""
         channel, owned, receiver = pending.channel, pending.owned, pending.request.receiver
-        drop = partial(self._drop, pending, steps)
-        if self._connection.sidecar_channel.number is None:
-            inject(self._connection, channel, self._token_steps(bind, pending, receiver), drop)
-        else:
-            # Elsewhere it may be refused, where the queue has just gone: unbinding is no error then.
-            mark = partial(bind_tokens, self._connection, [(owned, receiver)], drop, {})
-            inject(self._connection, channel, [], mark)
+        pin = self._pin(owned, receiver)
+        if handed_over:
+            pin = pin._replace(replaced=())
 
-    def _drop(self, pending: _PendingBind, steps: list[bytes]) -> None:
-        """Unbind, now that a token stands."""
-        if is_held(pending.channel):
-            inject(self._connection, pending.channel, steps, partial(self._unbound, pending))
+        def bound(text: str | None = None) -> None:
+            if text is None and not handed_over:
+                self._note_pins(owned, [pin])
+            if is_held(channel):
+                self._drop(pending)
+
+        if self._connection.sidecar_channel.number is None:
+            inject(self._connection, channel, self._pin_steps(channel, owned, [pin]), bound)
+            return
+
+        def bind_pin() -> None:
+            # Elsewhere it may be refused, where the queue has just gone: unbinding is no error then.
+            run_steps(self._connection, partial(self._pin_frames, owned, pin), bound)
+
+        inject(self._connection, channel, [], bind_pin)
+
+    def _pin_frames(self, owned: OwnedExchange, pin: _Pin, number: int) -> list[bytes]:
+        entries = pin_entries(pin.row)
+        rows = [(bind, entries)] + [(unbind, pin_entries(row)) for row in pin.replaced]
+        keys = self._state.tokens.of(*pin.destination)
+        return [make(number, pin.destination, owned.carrier, key, row) for make, row in rows for key in keys]
+
+    def _drop(self, pending: _PendingBind) -> None:
+        """Unbind, now that nothing that leads there otherwise is lost with it."""
+        channel, stored, receiver = pending.channel, pending.stored, pending.request.receiver
+        if stored is None:
+            return
+        owned = self._now(pending.owned) or pending.owned
+        table, rows = owned.tokens, list[bytes]()
+        if stored.marks:
+            table.unbinding_marks(receiver, stored.marks)
+        if receiver in table.bound and not self._reach.needed_besides(owned, stored):
+            # The token counts as use: tokens first, since an auto-delete exchange goes with its last binding.
+            for row in table.removable(receiver):
+                rows += self._token_steps(unbind, channel, owned, receiver, row)
+            table.unbinding(receiver)
+        rows += [unbind(channel.number, receiver, owned.carrier, *row) for row in kept_rows(stored)]
+        inject_held(self._connection, channel, rows, partial(self._unbound, pending))
 
     def _permitted(self, pending: _PendingBind) -> None:
         """It is known now whether the client may unbind, where no binding on the broker says so."""
@@ -567,8 +672,7 @@ class ClientBindings:
         state, owned = self._state, self._now(pending.owned)
         known = None
         if owned is not None:
-            for one in pending.tokens:
-                owned.taken(one)
+            owned.tokens.unbound(pending.request.receiver)
             known = None if pending.stored is None else owned.clients.get(pending.stored.binding.identity)
         if owned is None or known is None:
             reply_and_resume(self._connection, pending.channel, pending.request.answer(pending.channel))
@@ -591,10 +695,7 @@ class ClientBindings:
     @staticmethod
     def _is_marked(channel: Channel, owned: OwnedExchange, destination: Destination) -> bool:
         """Whether messages find a destination by a binding that came through us, or comes before this one."""
-        return (destination in owned.bound and destination in owned.marked) or (
-            owned,
-            destination,
-        ) in channel.held.marking
+        return owned.tokens.has_assertion(destination) or (owned, destination) in channel.held.marking
 
     def _is_clients(self, owned: OwnedExchange, binding: Binding) -> bool:
         """Whether a binding is, or would be, a client's: not one that the rules file has."""

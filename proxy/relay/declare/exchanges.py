@@ -213,7 +213,7 @@ class ClientExchanges:
 
         if request.if_unused and (owned.bound or owned.grants):  # ours, but they count as use to the broker
             hold_channel(self._connection, channel)
-            withdraw(self._connection, owned, sorted(owned.bound), list(owned.grants), free)
+            withdraw(self._connection, owned, sorted(owned.bound), list(owned.grants), free, plain=True)
         else:
             inject_and_reply(self._connection, channel, delete, done)
         return False

@@ -30,6 +30,8 @@ MARK = b"x-open-exchange"
 KEPT = b"x-oxproxy"
 #: argument that keeps the signature of a binding; never shown to clients
 SIGNATURE = b"x-oxproxy-signature"
+#: argument of a pin, a binding under a token that keeps nothing (see `relay.token_table`); never shown to clients
+PIN = b"x-oxproxy-token"
 #: argument by which a client chooses the delivery of an exchange it declares
 DELIVERY = b"x-delivery"
 STORAGE = RESERVED_PREFIX + b"b."
@@ -85,6 +87,11 @@ def kept_arguments(
     """Give the entries of a stored binding: the client's own and ours."""
     signed = longstr_entry(SIGNATURE, signature) if signature else b""
     return entries + longstr_entry(KEPT, pack(sequence, entries, routing_key, client)) + signed
+
+
+def pin_entries(pin: bytes) -> bytes:
+    """Give the argument entries of a binding under a token: none for the plain one, else those of a pin."""
+    return longstr_entry(PIN, pin) if pin else b""
 
 
 def signed_fields(

@@ -15,6 +15,8 @@ from functools import partial
 
 from proxy.amqp.method_frames import bind, unbind
 from proxy.relay.connection_state import ConnectionState
+from proxy.relay.declare.storage import pin_entries
+from proxy.relay.token_table import PLAIN
 from proxy.relay.tokens import grant_key
 from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Reach
@@ -50,7 +52,7 @@ def bind_tokens(
         nonlocal waiting
         waiting -= 1
         if text is None:
-            owned.bound.add(destination)
+            owned.tokens.bind_ok(destination)
             state.missing.pop(destination, None)
             state.changed()
         else:
@@ -66,6 +68,23 @@ def bind_tokens(
         # Last: when it is answered all are.
         frame = bind(number, destination, owned.carrier, current)
         connection.sidecar_channel.run(frame, partial(answered, owned=owned, destination=destination))
+
+
+def run_steps(
+    connection: ConnectionState, frames: Callable[[int], list[bytes]], done: Callable[[str | None], None]
+) -> None:
+    """Run methods on the connection's own channel; `done` gets the first refusal, None where there is none."""
+    steps = frames(connection.sidecar_channel.number or 0)
+    refusals: list[str] = []
+
+    def answered(text: str | None, last: bool) -> None:
+        if text is not None:
+            refusals.append(text)
+        if last:
+            done(refusals[0] if refusals else None)
+
+    for number, frame in enumerate(steps, 1):
+        connection.sidecar_channel.run(frame, partial(answered, last=number == len(steps)))
 
 
 def _unheeded(text: str | None) -> None:
@@ -103,22 +122,28 @@ def check_permission(
         if text is not None:
             witnessed(text)
             return
-        owned.bound.add(destination)
+        owned.tokens.asserted(destination, pin, sent_at, None, replaced)
         if connection.state.missing.pop(destination, None) is not None:
             connection.state.changed()
-        for other in others:
-            connection.sidecar_channel.run(bind(number, destination, owned.carrier, other), _unheeded)
-        connection.sidecar_channel.run(bind(number, destination, owned.carrier, key), witnessed)
+        others_replaced = [(bind, key, pin) for key in others] + [
+            (unbind, key, row) for row in replaced for key in keys
+        ]
+        for make, under, row in others_replaced:
+            run(make(number, destination, owned.carrier, under, pin_entries(row)), _unheeded)
+        run(bind(number, destination, owned.carrier, key), witnessed)
 
-    current, *others = connection.state.tokens.of(*destination)
+    keys = connection.state.tokens.of(*destination)
+    current, *others = keys
+    run = connection.sidecar_channel.run
     number = connection.sidecar_channel.number or 0
     if owned.delivery is Delivery.QUEUE:
         # Nothing is there to unbind from, or nothing under this key: but the permissions are the same.
-        connection.sidecar_channel.run(unbind(number, destination, owned.name, key), witnessed)
+        run(unbind(number, destination, owned.name, key), witnessed)
     elif destination[0] == "exchange" and destination[1] in connection.state.exchanges:
-        connection.sidecar_channel.run(bind(number, destination, owned.carrier, key), witnessed)
+        run(bind(number, destination, owned.carrier, key), witnessed)
     else:
-        connection.sidecar_channel.run(bind(number, destination, owned.carrier, current), bound)
+        pin, replaced, sent_at = connection.next_pin(owned.tokens), owned.tokens.superseded(destination), connection.now
+        run(bind(number, destination, owned.carrier, current, pin_entries(pin)), bound)
 
 
 def withdraw(
@@ -127,6 +152,8 @@ def withdraw(
     tokens: Iterable[Destination],
     grants: Iterable[bytes],
     done: Callable[[], None],
+    *,
+    plain: bool = False,
 ) -> None:
     """Unbind tokens and grants that nothing needs any more; a refusal leaves them to the control plane.
 
@@ -136,14 +163,21 @@ def withdraw(
         tokens: destinations whose token goes.
         grants: keys that go.
         done: called when the broker has answered all.
+        plain: whether what the control plane has bound goes as well.
     """
     number = connection.sidecar_channel.number or 0
-    gone = list(tokens)
+    table, gone = owned.tokens, list(tokens)
     frames = []
     for destination in gone:
-        owned.mark_unconfirmed(destination)
-        keys = connection.state.tokens.of(*destination)
-        frames += [unbind(number, destination, owned.carrier, token) for token in keys]
+        rows = {*table.removable(destination), PLAIN} if plain or not table.shared else {*table.superseded(destination)}
+        if not rows:
+            continue
+        table.unbinding(destination)
+        frames += [
+            unbind(number, destination, owned.carrier, key, pin_entries(row))
+            for row in sorted(rows)
+            for key in connection.state.tokens.of(*destination)
+        ]
     for key in grants:
         destination = owned.grants.pop(key)
         frames.append(unbind(number, destination, owned.carrier, key))
@@ -153,11 +187,11 @@ def withdraw(
 
     def answered(text: str | None) -> None:
         for destination in gone:
-            owned.taken(destination)
+            table.unbound(destination)
         if gone:
             connection.state.changed()
         done()
 
     for frame in frames[:-1]:
-        connection.sidecar_channel.run(frame, lambda text: None)
+        connection.sidecar_channel.run(frame, _unheeded)
     connection.sidecar_channel.run(frames[-1], answered)

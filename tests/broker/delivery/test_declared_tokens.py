@@ -96,7 +96,8 @@ def test_bindings_read_back_after_a_restart_go_from_where_they_are(
         assert is_keyed(keys(outside)[0])
         assert [again.reached("ox", {"n": n}, "a") for n in (1, 2)] == [[], ["a"]]
         again.unbind("a", "ox", SECOND)
-        assert again.refused(again.declaring("ox", passive=True)).code == 404
+        # The other one may have bound there: what takes the place of its binding goes when looks show that it has not.
+        until(lambda: "ox" not in {item["name"] for item in broker.api("GET", f"exchanges/{vhost}")})
 
 
 def test_when_both_are_gone_nothing_is_left_and_if_unused_deletes(app: Application, outside: Outside) -> None:
@@ -190,7 +191,9 @@ def test_the_same_binding_made_through_both_goes_through_either(
     there.unbind("b", "ox", FIRST)
     assert here.reached("ox", {"n": 1}, "b") == ["b"]
     here.unbind("b", "ox", FIRST)
-    assert {queue for _, queue, _ in outside.bindings("ox")} == {b"a"}
+    # Where a look of the one has shown it the other's copy, a pin takes the place of that until later looks.
+    rows = outside.broker.api("GET", f"exchanges/{outside.vhost}/ox/bindings/source")
+    assert {row["destination"] for row in rows if "x-oxproxy" in row["arguments"]} == {"a"}
 
 
 # -- other stores, other owners ----------------------------------------------------------------------------------------

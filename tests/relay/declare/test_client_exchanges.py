@@ -242,7 +242,7 @@ def test_an_exchange_with_bindings_of_clients_is_in_use() -> None:
 
 def test_our_own_tokens_go_before_an_exchange_that_nobody_uses_is_deleted() -> None:
     wire = declared()
-    wire.state.exchanges[b"mine"].bound.add(("queue", b"q"))
+    wire.state.exchanges[b"mine"].tokens.bind_ok(("queue", b"q"))
     assert names(wire.produce(exchange_delete(1, b"mine", if_unused=True))) == ["Channel.Open"]
     wire.answer(say(OWN, commands.Channel.OpenOk()))
     (frame,) = split(wire.upstream())

@@ -34,7 +34,7 @@ class Client:
         self.owned = self.state.exchanges[b"xo"]
 
     def chosen(self, entries: Mapping[str, Plain]) -> list[Destination]:
-        return self.reach.chosen_destinations(self.owned, compile_open(to_queue("main", entries), UTC))
+        return self.reach.chosen_destinations(self.owned, compile_open(to_queue("main", entries), UTC))[0]
 
     def bind(self, binding: Binding, client: str = "") -> StoredBinding:
         key = storage_key(binding.destination_type, binding.destination, b"", b"")
@@ -101,7 +101,7 @@ def test_what_was_bound_for_a_client_stays_while_it_has_a_binding() -> None:
     client = Client()
     stored = client.bind(to_queue("a", {"x-addq-ontrue": "b"}))
     client.owned.grant(grant_key("", *B), B)
-    client.owned.bound.add(B)
+    client.owned.tokens.asserted(B, b"1 pin", 0.0, None)
     assert client.leave() == []
     client.state.remove_binding(stored)
     assert client.leave() == [token(*B), grant_key("", *B)]
@@ -115,7 +115,7 @@ def test_what_others_need_stays() -> None:
     stored = client.bind(to_queue("a", {"x-addq-ontrue": "b"}))
     client.bind(to_queue("b"), "another")
     client.owned.grant(grant_key("", *B), B)
-    client.owned.bound.add(B)
+    client.owned.tokens.bind_ok(B)
     client.state.remove_binding(stored)
     assert client.leave() == [grant_key("", *B)]
     assert B in client.owned.bound
@@ -124,7 +124,7 @@ def test_what_others_need_stays() -> None:
 def test_nothing_is_taken_from_an_exchange_that_is_gone() -> None:
     client = Client()
     client.owned.reach("").allowed.add(B)
-    client.owned.bound.add(B)
+    client.owned.tokens.bind_ok(B)
     client.state.remove_exchange(b"xo")
     assert client.leave() == []
 

@@ -108,6 +108,7 @@ def test_tokens_and_grants_are_withdrawn_in_one_go() -> None:
     wire = Wire(routed("a")).open()
     owned = wire.state.exchanges[b"xo"]
     owned.grant(b"key", QUEUE)
+    owned.tokens.asserted(("queue", b"a"), b"1 pin", 0.0, None)
     ended: list[bool] = []
     withdraw(wire.relay._connection, owned, [("queue", b"a")], [b"key"], lambda: ended.append(True))
     assert not owned.bound

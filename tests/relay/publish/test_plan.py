@@ -257,7 +257,7 @@ def test_what_waits_for_a_destination_is_decided_again() -> None:
     wire = Wire(state((made, own)))
     assert forwarded(wire, publish(body=b"")) == b""
     assert not plan_of(wire).decisions
-    own.bound.add(("queue", b"a"))
+    own.tokens.bind_ok(("queue", b"a"))
     assert forwarded(Wire(wire.state), publish(body=b"")) == with_tokens(publish(body=b""), "a")
 
 

@@ -371,7 +371,7 @@ def test_goodbye_waits_for_publishes_that_wait_for_their_destinations() -> None:
     assert wire.produce(message, method(0, GOODBYE), publish("new", channel=2)) == b""
     assert wire.produce(publish(channel=3)) == b""
     assert wire.relay.phase is Phase.OPEN
-    wire.state.exchanges[b"xo"].bound.add(("queue", b"new"))
+    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"new"))
     wire.relay.resume(wire.request().channel)
     assert wire.upstream() == with_tokens(message, "new") + method(0, GOODBYE)
     assert wire.answer(method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)

@@ -123,7 +123,7 @@ def test_a_publish_waits_until_its_destination_is_bound(pieces: object) -> None:
     assert pieces(message, wire) == b""  # type: ignore[operator]
     request = wire.request()
     assert (request.channel.number, getattr(request, "destinations", ())) == (1, (("queue", b"new"),))
-    wire.state.exchanges[b"xo"].bound.add(("queue", b"new"))
+    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"new"))
     wire.relay.resume(request.channel)
     assert wire.upstream() == with_tokens(message, "new")
 
@@ -141,7 +141,7 @@ def test_all_kinds_of_frames_wait_in_order_behind_it() -> None:
     message = publish("new", body=b"x" * 10)
     behind = say(1, commands.Basic.Qos(0, 1, False)) + publish(to="amq.direct") + say(1, commands.Queue.Purge(0, "q"))
     assert wire.produce(message[:-3]) + wire.produce(message[-3:], behind) == b""
-    wire.state.exchanges[b"xo"].bound.add(("queue", b"new"))
+    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"new"))
     wire.relay.resume(wire.request().channel)
     assert wire.upstream() == with_tokens(message, "new") + behind
 

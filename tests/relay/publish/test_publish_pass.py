@@ -198,7 +198,7 @@ def test_rules_that_change_between_two_reads_count_from_the_next_publish() -> No
     message = publish()
     wire.produce(message)
     wire.state.router.exchanges[b"xo"].bind(to_queue("b"))
-    wire.state.exchanges[b"xo"].bound.add(("queue", b"b"))
+    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"b"))
     wire.state.changed()
     assert wire.produce(message) == with_tokens(message, "a", "b")
 
@@ -268,7 +268,7 @@ def test_a_channel_that_is_held_keeps_its_order_while_others_go_on() -> None:
     wire.produce(old, other)
     left = wire.produce(old, new, old, other, new, other)
     assert left == with_tokens(old, "old") + with_tokens(other, "old") * 2
-    wire.state.exchanges[b"xo"].bound.add(("queue", b"new"))
+    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"new"))
     wire.relay.resume(wire.request().channel)
     assert wire.upstream() == with_tokens(new, "new") + with_tokens(old, "old") + with_tokens(new, "new")
 
@@ -281,7 +281,7 @@ def test_what_was_waited_for_in_vain_counts_as_missing_for_that_publish_only() -
     assert wire.upstream() == one
     request = wire.request()
     assert getattr(request, "destinations", None) == (("queue", b"b"),)
-    wire.state.exchanges[b"xo"].bound.add(("queue", b"b"))
+    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"b"))
     wire.relay.resume(request.channel)
     assert wire.upstream() == with_tokens(two, "b")
 
@@ -291,7 +291,7 @@ def test_what_was_waited_for_with_success_does_not_let_the_next_go_without() -> 
     one, two = publish("a"), publish("b")
     wire.produce(one, two)
     request = wire.request()
-    wire.state.exchanges[b"xo"].bound.add(("queue", b"a"))
+    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"a"))
     wire.relay.resume(request.channel)
     assert wire.upstream() == with_tokens(one, "a")
     assert getattr(wire.request(), "destinations", None) == (("queue", b"b"),)
@@ -305,7 +305,7 @@ def test_a_publish_that_is_not_whole_when_its_channel_goes_on_is_brought_to_its_
     at = len(first) - 100 + cut
     wire.produce(whole[:at])
     request = wire.request()
-    wire.state.exchanges[b"xo"].bound.add(("queue", b"a"))
+    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"a"))
     wire.relay.resume(request.channel)
     left = wire.upstream() + wire.produce(whole[at:])
     assert left == with_tokens(first, "a") + with_tokens(second, "b")

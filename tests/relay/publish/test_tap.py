@@ -99,7 +99,7 @@ def test_a_publish_that_waits_is_seen_when_it_leaves() -> None:
     assert wire.produce(publish("late")) == b""
     assert tap == []
     request = wire.request()
-    wire.state.exchanges[b"xo"].bound.add(("queue", b"late"))
+    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"late"))
     wire.state.changed()
     wire.relay.resume(request.channel)
     assert wire.upstream()
