@@ -189,7 +189,7 @@ class BrokerMethods:
         connection.mark(channel)
         if exclusive and wanted:
             done = partial(connection.released.append, channel)
-            bind_tokens(connection, wanted, done, connection.state.missing)
+            bind_tokens(connection, wanted, done, connection.state.set_missing)
         else:
             connection.requests.append(EnsureQueue(channel, queue))
         return False

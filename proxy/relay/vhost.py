@@ -243,7 +243,8 @@ class VhostState:
         router: the compiled rules.
         exchanges: exchanges evaluated here, by the name producers use.
         queues: queues that exist, sorted, for regex routes.
-        missing: destinations that rules name and that can't be reached, with the reason. Bounded by its writer.
+        missing: destinations that rules name and that can't be reached, with the reason. Changed by `set_missing` and
+            `not_missing`, replaced by each look. Bounded by the control plane.
         missing_remote: what the address table sends to other brokers that they do not have: label of the broker and
             destination there, with the reason.
         epoch: grows with every change that makes cached answers stale.
@@ -290,6 +291,14 @@ class VhostState:
         names = self.queues.names  # sorted
         at = bisect_left(names, name)
         return at < len(names) and names[at] == name
+
+    def set_missing(self, destination: Destination, reason: str) -> None:
+        """A destination can't be reached: publishes leave without it."""
+        self.missing[destination] = reason
+
+    def not_missing(self, destination: Destination) -> bool:
+        """A destination may be reached again: publishes wait for its token; answer whether it was missing."""
+        return self.missing.pop(destination, None) is not None
 
     def redeclared(self, destination: Destination) -> None:
         """A destination may be another one of that name from now on, without tokens."""

@@ -164,7 +164,7 @@ class OnDemandBinding:
             why = "the broker did not answer in time"
         if why is not None:
             self._remember(destination, why)
-        elif self._state.missing.pop(destination, None) is not None:
+        elif self._state.not_missing(destination):
             self._state.changed()  # a plan that counts it as missing may be cached
 
     async def _reach(self, token: Token) -> str | None:
@@ -207,11 +207,11 @@ class OnDemandBinding:
         self._remembered.pop(destination, None)
         self._remembered[destination] = (why, now + self._settings.refresh_seconds)
         # No `changed`: plans that wait for a destination are never cached, so nothing stale is kept.
-        self._state.missing[destination] = why
+        self._state.set_missing(destination, why)
         if len(self._remembered) > self._settings.remember_limit:
             oldest, _ = self._remembered.popitem(last=False)
             if not self.needed(oldest):
-                self._state.missing.pop(oldest, None)
+                self._state.not_missing(oldest)
 
 
 log = structlog.get_logger(__name__)
@@ -270,8 +270,7 @@ class RelayEvents:
         changed = names is not state.queues and self._see_queues()
         state.queues = names
         if destination in state.missing and not self._rights.holders(state.exchanges, state.router, queue):
-            del state.missing[destination]
-            changed = True
+            changed = state.not_missing(destination)
         if changed:
             state.changed()
 
@@ -284,7 +283,7 @@ class RelayEvents:
         state.queues = names
         changed |= self._gone(destination)
         if self.named(destination) and destination not in state.missing:
-            state.missing[destination] = "deleted"
+            state.set_missing(destination, "deleted")
             changed = True
         if changed:
             state.changed()
@@ -331,11 +330,11 @@ class RelayEvents:
                 error=str(error) or "no answer in time",
             )
             return
-        last = state.missing.pop(destination, None)
+        was_missing = state.not_missing(destination)
         reasons = [why for why in refused if why is not None]
         if reasons:
-            state.missing[destination] = reasons[0]
-        if reasons or last is not None or not bound:
+            state.set_missing(destination, reasons[0])
+        if reasons or was_missing or not bound:
             state.changed()
 
     def named(self, destination: Destination) -> bool:

@@ -575,7 +575,7 @@ class ClientBindings:
         if owned is not None:
             for one in pending.tokens:
                 owned.tokens.bind_ok(one)
-                state.missing.pop(one, None)
+                state.not_missing(one)
             if stored is not None and self._is_clients(owned, stored.binding) and state.add_binding(stored):
                 self._connection.inventory.changed(owned.name)
         return pending.request.answer(pending.channel)

@@ -35,7 +35,7 @@ def bind_tokens(
     connection: ConnectionState,
     wanted: Sequence[tuple[OwnedExchange, Destination]],
     done: Callable[[], None],
-    refused: dict[Destination, str],
+    refused: Callable[[Destination, str], None],
 ) -> None:
     """Bind tokens on the connection's own channel, one after another.
 
@@ -43,7 +43,7 @@ def bind_tokens(
         connection: state of the connection.
         wanted: (carrier's exchange, destination) of each token; not empty.
         done: called when all are bound or refused.
-        refused: gets the reason for each destination that was refused.
+        refused: called with each destination that was refused, and the reason.
     """
     waiting = len(wanted)
     state = connection.state
@@ -53,10 +53,10 @@ def bind_tokens(
         waiting -= 1
         if text is None:
             owned.tokens.bind_ok(destination)
-            state.missing.pop(destination, None)
+            state.not_missing(destination)
             state.changed()
         else:
-            refused[destination] = text
+            refused(destination, text)
         if not waiting:
             done()
 
@@ -123,7 +123,7 @@ def check_permission(
             witnessed(text)
             return
         owned.tokens.asserted(destination, pin, sent_at, None, replaced)
-        if connection.state.missing.pop(destination, None) is not None:
+        if connection.state.not_missing(destination):
             connection.state.changed()
         others_replaced = [(bind, key, pin) for key in others] + [
             (unbind, key, row) for row in replaced for key in keys

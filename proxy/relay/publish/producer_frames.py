@@ -282,7 +282,7 @@ class ProducerFrames:
             connection.inventory.queue_declared(request.queue, True)
             wanted = tokens_of(connection.state, request.queue)
             if wanted:
-                bind_tokens(connection, wanted, go_on, connection.state.missing)
+                bind_tokens(connection, wanted, go_on, connection.state.set_missing)
             else:
                 go_on()
             return False

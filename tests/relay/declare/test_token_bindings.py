@@ -27,7 +27,7 @@ def test_what_is_bound_counts_as_bound_and_what_is_refused_has_a_reason() -> Non
     owned = wire.state.exchanges[b"xo"]
     refused: dict[Destination, str] = {}
     ended = []
-    bind_tokens(connection, [(owned, QUEUE), (owned, OTHER)], lambda: ended.append(True), refused)
+    bind_tokens(connection, [(owned, QUEUE), (owned, OTHER)], lambda: ended.append(True), refused.__setitem__)
     assert names(wire.upstream()) == ["Channel.Open"]
     wire.answer(say(OWN, commands.Channel.OpenOk()))
     assert names(wire.upstream()) == ["Queue.Bind"]
