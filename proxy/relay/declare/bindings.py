@@ -646,6 +646,8 @@ class ClientBindings:
         if stored is None:
             return
         owned = self._now(pending.owned) or pending.owned
+        known = owned.clients.get(stored.binding.identity)
+        stored = stored if known is None else stored.merged_with(known)  # a look may have found further copies
         table, rows = owned.tokens, list[bytes]()
         if stored.marks:
             table.unbinding_marks(receiver, stored.marks)
