@@ -19,8 +19,7 @@ from proxy.broker.connection import ControlSettings
 from proxy.broker.declared.snapshot import Recorder, Snapshot, SnapshotRecords
 from proxy.broker.management_api import ManagementApi, VhostDiscovery
 from proxy.broker.reconcile.desired import WantedQueue
-from proxy.broker.reconcile.reconciler import Retirement
-from proxy.broker.reconcile.vhost_loop import VhostTopology
+from proxy.broker.reconcile.vhost_loop import Retired, VhostTopology
 from proxy.broker.remote_observer import RemoteObserver, shown
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
@@ -295,12 +294,12 @@ class Topology:
     def interested(self, vhost: str, queue: bytes) -> bool:
         """Say whether a declare of the queue must wait for `ensure_queue`: cheap, never waits."""
         known = self._vhosts.get(vhost)
-        return known is not None and known.relay_events.interested(queue)
+        return known is not None and known.requests.interested(queue)
 
     def queue_declared(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
         """Take note of a queue that exists now."""
         if vhost in self._vhosts:
-            self._vhosts[vhost].relay_events.queue_declared(queue, exclusive)
+            self._vhosts[vhost].requests.queue_declared(queue, exclusive)
 
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         """Take note of a queue that is gone, and with it what clients bound to it."""
@@ -313,7 +312,7 @@ class Topology:
         Returns when they are bound or refused, at the latest at the deadline. Never raises.
         """
         if vhost in self._vhosts:
-            await self._vhosts[vhost].ensure_queue(queue, exclusive)
+            await self._vhosts[vhost].requests.ensure_queue(queue, exclusive)
 
     async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations that a publish wants and that have no token yet.
@@ -321,7 +320,7 @@ class Topology:
         Returns:
             Those of them that are bound now, at the latest at the deadline.
         """
-        return await self._vhosts[vhost].bind(exchange, destinations) if vhost in self._vhosts else set()
+        return await self._vhosts[vhost].requests.bind(exchange, destinations) if vhost in self._vhosts else set()
 
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
         """Look at the broker now: the type of an exchange that is not a client's, None where there is none.
@@ -346,7 +345,7 @@ class Topology:
         exchanges: dict[bytes, OwnedExchange],
         router: Router,
         queues: Sequence[WantedQueue],
-    ) -> Retirement:
+    ) -> Retired:
         """Declare and bind what new rules need; then call `swap` and `retire`.
 
         Raises:
@@ -358,9 +357,9 @@ class Topology:
         """Let the relays use prepared rules, with what clients declared beside them."""
         self._vhosts[vhost].swap(exchanges, router)
 
-    async def retire(self, vhost: str, retirement: Retirement) -> None:
+    async def retire(self, vhost: str, retired: Retired) -> None:
         """Take away what the rules before the swap needed, after the grace period."""
-        await self._vhosts[vhost].retire(retirement)
+        await self._vhosts[vhost].retire(retired)
 
     # -- what operators ask ----------------------------------------------------------------------------------------
 

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.broker.connection import ControlConnection
+from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ManagementApi
+from proxy.broker.reconcile.desired import TokenRights
 from proxy.broker.reconcile.executor import Executor, Token
 from proxy.broker.reconcile.observed import ObservedState
-from proxy.broker.reconcile.relay_requests import OnDemandBinding
+from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.relay.vhost import OwnedExchange
 from tests.broker.world import Outside, State, exchanges, owned, queues, router, settings
 from tests.rabbitmq import Broker
@@ -41,19 +43,19 @@ class Bench:
         self.management = ManagementApi(self.settings, broker.management)
         self.connection = ControlConnection(self.settings, vhost)
         self.executor = Counting(self.connection, self.observed, broker.username)
-        self.connected = asyncio.Event()
-        self.on_demand = self.new(self.management)
+        self.requests = self.new(self.management)
 
-    def new(self, management: ManagementApi | None) -> OnDemandBinding:
-        return OnDemandBinding(self.settings, self.state, self.observed, management, self.executor, self.connected)
+    def new(self, management: ManagementApi | None) -> RelayRequests:
+        store, rights = DeclarationStore(self.state), TokenRights(own_routes=True)
+        return RelayRequests(self.settings, self.state, store, self.observed, self.executor, rights, management)
 
     async def open(self) -> None:
         await self.connection.connect()
         await self.executor.declare_carriers([self.exchange])
-        self.connected.set()
+        self.requests.connected.set()
 
     async def close(self) -> None:
-        await self.on_demand.close()
+        await self.requests.close()
         await self.connection.close()
         await self.management.close()
 
@@ -68,14 +70,14 @@ async def bench(broker: Broker, vhost: str) -> AsyncIterator[Bench]:
 
 async def test_what_exists_is_bound_and_what_does_not_is_missing(bench: Bench, outside: Outside) -> None:
     outside.make_queue("a")
-    bound = await bench.on_demand.bind(bench.exchange, queues("a", "b") | exchanges("amq.topic", "x"))
+    bound = await bench.requests.bind(b"c", queues("a", "b") | exchanges("amq.topic", "x"))
     assert bound == outside.bound("c") == bench.exchange.bound == queues("a") | exchanges("amq.topic")
     assert bench.state.missing == {("queue", b"b"): "does not exist", ("exchange", b"x"): "does not exist"}
 
 
 async def test_the_inventory_is_asked_before_the_broker(bench: Bench) -> None:
     bench.observed.queues_listed({}, {})
-    await bench.on_demand.bind(bench.exchange, queues("a"))
+    await bench.requests.bind(b"c", queues("a"))
     assert bench.executor.asked == 0
     assert bench.state.missing == {("queue", b"a"): "does not exist"}
 
@@ -83,85 +85,86 @@ async def test_the_inventory_is_asked_before_the_broker(bench: Bench) -> None:
 async def test_a_queue_that_the_last_look_did_not_see_yet_is_found(bench: Bench, outside: Outside) -> None:
     bench.observed.queues_listed({}, {})
     outside.make_queue("a")
-    assert await bench.on_demand.bind(bench.exchange, queues("a")) == queues("a")
+    assert await bench.requests.bind(b"c", queues("a")) == queues("a")
 
 
 async def test_without_an_inventory_the_broker_itself_answers(bench: Bench, outside: Outside) -> None:
-    on_demand = bench.new(None)
+    requests = bench.new(None)
+    requests.connected.set()
     outside.make_queue("a")
-    assert await on_demand.bind(bench.exchange, queues("a", "b")) == queues("a")
+    assert await requests.bind(b"c", queues("a", "b")) == queues("a")
     assert bench.executor.asked == 2
 
 
 async def test_what_is_missing_is_not_asked_for_again(bench: Bench, outside: Outside) -> None:
-    await bench.on_demand.bind(bench.exchange, queues("a"))
+    await bench.requests.bind(b"c", queues("a"))
     outside.make_queue("a")
     asked = bench.executor.asked
-    assert await bench.on_demand.bind(bench.exchange, queues("a")) == set()
+    assert await bench.requests.bind(b"c", queues("a")) == set()
     assert bench.executor.asked == asked
 
 
 async def test_a_name_that_can_not_be_is_never_sent(bench: Bench) -> None:
-    await bench.on_demand.bind(bench.exchange, {("queue", b"\xff"), ("queue", b"")})
+    await bench.requests.bind(b"c", {("queue", b"\xff"), ("queue", b"")})
     assert bench.executor.asked == 0
     assert bench.connection.connected
 
 
 async def test_the_memory_of_missing_destinations_is_bounded(bench: Bench) -> None:
     for name in ("a", "b", "c", "d"):
-        await bench.on_demand.bind(bench.exchange, queues(name))
+        await bench.requests.bind(b"c", queues(name))
     assert bench.state.missing.keys() == queues("c", "d")
-    assert bench.on_demand.missing().keys() == queues("c", "d")
+    assert bench.requests.missing().keys() == queues("c", "d")
 
 
 async def test_what_is_missing_is_believed_for_one_look_only(broker: Broker, vhost: str) -> None:
     bench = Bench(broker, vhost, refresh_seconds=0)
     await bench.open()
-    await bench.on_demand.bind(bench.exchange, queues("a"))
-    assert bench.on_demand.missing() == {}
+    await bench.requests.bind(b"c", queues("a"))
+    assert bench.requests.missing() == {}
     await bench.close()
 
 
 async def test_a_forgotten_destination_is_asked_for_again(bench: Bench, outside: Outside) -> None:
-    await bench.on_demand.bind(bench.exchange, queues("a"))
+    await bench.requests.bind(b"c", queues("a"))
     outside.make_queue("a")
-    bench.on_demand.forget(("queue", b"a"))
-    bench.state.missing.clear()
-    assert await bench.on_demand.bind(bench.exchange, queues("a")) == queues("a")
+    bench.requests.queue_declared(b"a")
+    assert bench.state.missing == {}
+    assert await bench.requests.bind(b"c", queues("a")) == queues("a")
 
 
 async def test_producers_can_not_make_us_bind_more_than_the_limit(bench: Bench, outside: Outside) -> None:
     outside.make_queues("a", "b", "c", "d", "e")
-    bound = await bench.on_demand.bind(bench.exchange, queues("a", "b", "c", "d", "e"))
+    bound = await bench.requests.bind(b"c", queues("a", "b", "c", "d", "e"))
     assert len(bound) == 4
-    assert bench.on_demand.bound_count == 4
+    assert bench.requests.bound_count == 4
     [why] = bench.state.missing.values()
     assert "4 destinations are bound on demand" in why
 
 
 async def test_what_rules_name_does_not_count(bench: Bench, outside: Outside) -> None:
     outside.make_queues("a", "b", "c", "d", "e")
-    bench.on_demand.needed = lambda destination: True
-    assert len(await bench.on_demand.bind(bench.exchange, queues("a", "b", "c", "d", "e"))) == 5
-    assert bench.on_demand.bound_count == 0
+    bench.state.router = router({"c": queues("a", "b", "c", "d", "e")})
+    assert len(await bench.requests.bind(b"c", queues("a", "b", "c", "d", "e"))) == 5
+    assert bench.requests.bound_count == 0
 
 
 async def test_a_refused_destination_does_not_count(bench: Bench) -> None:
-    await bench.on_demand.bind(bench.exchange, queues("a"))
-    assert bench.on_demand.bound_count == 0
+    await bench.requests.bind(b"c", queues("a"))
+    assert bench.requests.bound_count == 0
 
 
 async def test_many_publishes_wait_for_one_attempt(bench: Bench, outside: Outside) -> None:
     outside.make_queue("a")
-    answers = await asyncio.gather(*(bench.on_demand.bind(bench.exchange, queues("a")) for _ in range(20)))
+    answers = await asyncio.gather(*(bench.requests.bind(b"c", queues("a")) for _ in range(20)))
     assert answers == [queues("a")] * 20
     assert bench.executor.asked == 1
 
 
 async def test_a_publish_that_goes_does_not_take_the_attempt_along(bench: Bench, outside: Outside) -> None:
     outside.make_queue("a")
-    leaving = asyncio.ensure_future(bench.on_demand.bind(bench.exchange, queues("a")))
-    staying = asyncio.ensure_future(bench.on_demand.bind(bench.exchange, queues("a")))
+    leaving = asyncio.ensure_future(bench.requests.bind(b"c", queues("a")))
+    staying = asyncio.ensure_future(bench.requests.bind(b"c", queues("a")))
     await asyncio.sleep(0)
     leaving.cancel()
     assert await staying == queues("a")
@@ -169,20 +172,20 @@ async def test_a_publish_that_goes_does_not_take_the_attempt_along(bench: Bench,
 
 async def test_without_a_connection_a_publish_waits_until_the_deadline(broker: Broker, vhost: str) -> None:
     bench = Bench(broker, vhost, deadline_seconds=0.05)
-    assert await bench.on_demand.bind(bench.exchange, queues("a")) == set()
+    assert await bench.requests.bind(b"c", queues("a")) == set()
     await bench.close()
 
 
 async def test_an_exclusive_queue_is_not_tried(bench: Bench) -> None:
     bench.observed.add_queue(b"mine", exclusive=True)
-    await bench.on_demand.bind(bench.exchange, queues("mine"))
+    await bench.requests.bind(b"c", queues("mine"))
     assert bench.executor.asked == 0
     assert bench.state.missing == {("queue", b"mine"): "exclusive queue of another connection"}
 
 
 async def test_bound_at_last_a_cached_answer_without_it_is_stale(bench: Bench, outside: Outside) -> None:
     outside.make_queue("a")
-    flight = asyncio.ensure_future(bench.on_demand.bind(bench.exchange, queues("a")))
+    flight = asyncio.ensure_future(bench.requests.bind(b"c", queues("a")))
     await asyncio.sleep(0)
     bench.state.missing["queue", b"a"] = "said somebody else meanwhile"
     epoch = bench.state.epoch

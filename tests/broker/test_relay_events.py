@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
 
+from proxy.broker.connection import ControlSettings
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.reconcile.desired import TokenRights
 from proxy.broker.reconcile.executor import Token
 from proxy.broker.reconcile.observed import ObservedState
-from proxy.broker.reconcile.relay_requests import RelayEvents
+from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from tests.broker.clients import declare_here, stored, text
 from tests.broker.world import exchanges, owned, queues, state
@@ -27,9 +27,6 @@ class Hand:
         exchange.tokens.bind_ok(destination)
         return None
 
-    def forget(self, destination: object) -> None:
-        return
-
 
 class Scene:
     """Notices of a virtual host."""
@@ -40,21 +37,20 @@ class Scene:
         self.orphaned: list[OwnedExchange] = []
         self.rights = TokenRights(own_routes)
         self.rights.learn(known.exchanges, known.router)
-        self.connected = asyncio.Event()
-        self.connected.set()
         hand = self.hand
-        self.relay_events = RelayEvents(
+        self.requests = RelayRequests(
+            ControlSettings((), "guest", "guest", deadline_seconds=5),
             known,
             DeclarationStore(known),
             ObservedState(),
             hand,  # type: ignore[arg-type]
             self.rights,
-            hand,  # type: ignore[arg-type]
-            self.orphaned.append,
+            orphaned=self.orphaned.append,
         )
+        self.requests.connected.set()
 
     async def ensure(self, queue: str) -> None:
-        await self.relay_events.ensure_queue(queue.encode(), False, self.connected, 5)
+        await self.requests.ensure_queue(queue.encode())
 
 
 @pytest.fixture
@@ -68,9 +64,9 @@ def scene() -> Scene:
 def test_a_declare_waits_for_what_may_come_later_and_not_for_what_clients_bound_themselves(scene: Scene) -> None:
     scene.known.exchanges[b"documents"].tokens.bind_ok(("queue", b"demanded"))
     names = ("a", "demanded", "own", "route", "other")
-    assert [scene.relay_events.interested(name.encode()) for name in names] == [True, True, False, False, False]
+    assert [scene.requests.interested(name.encode()) for name in names] == [True, True, False, False, False]
     declare_here(scene.known, "all", stored("all", "q", ((b"x-addqre-ontrue", text("^x")),)))
-    assert scene.relay_events.interested(b"other")
+    assert scene.requests.interested(b"other")
 
 
 async def test_a_queue_gets_the_tokens_that_it_may_have(scene: Scene) -> None:
@@ -99,7 +95,7 @@ def test_a_queue_takes_the_bindings_of_clients_along(scene: Scene) -> None:
     for destination in queues("own", "route"):
         ox.tokens.bind_ok(destination)
     epoch = known.epoch
-    scene.relay_events.queue_deleted(b"own")
+    scene.requests.queue_deleted(b"own")
     assert known.exchanges[b"documents"].clients == ox.clients == {}
     assert ox.bound == queues("route")
     assert scene.orphaned == [ox]
@@ -108,8 +104,8 @@ def test_a_queue_takes_the_bindings_of_clients_along(scene: Scene) -> None:
 
 
 def test_a_queue_that_something_else_names_is_missing(scene: Scene) -> None:
-    scene.relay_events.queue_deleted(b"a")
-    scene.relay_events.queue_deleted(b"route")
+    scene.requests.queue_deleted(b"a")
+    scene.requests.queue_deleted(b"route")
     assert scene.known.missing == {("queue", b"a"): "deleted", ("queue", b"route"): "deleted"}
     assert scene.orphaned == []
 
@@ -119,13 +115,13 @@ def test_an_exchange_takes_its_bindings_and_those_to_it_along(scene: Scene) -> N
     declare_here(known, "outer", stored("outer", "ox", kind="exchange"), stored("outer", "amq.topic", kind="exchange"))
     for destination in exchanges("amq.topic"):
         known.exchanges[b"outer"].tokens.bind_ok(destination)
-    scene.relay_events.exchange_deleted(b"ox")
+    scene.requests.exchange_deleted(b"ox")
     assert set(known.exchanges) == {b"documents", b"outer"}
     assert [one.binding.destination for one in known.exchanges[b"outer"].clients.values()] == [b"amq.topic"]
-    scene.relay_events.exchange_deleted(b"amq.topic")
+    scene.requests.exchange_deleted(b"amq.topic")
     assert known.exchanges[b"outer"].clients == {}
     assert known.exchanges[b"outer"].bound == set()
-    scene.relay_events.exchange_deleted(b"documents")  # a file's stays
+    scene.requests.exchange_deleted(b"documents")  # a file's stays
     assert b"documents" in known.exchanges
 
 
@@ -139,11 +135,11 @@ def test_ten_thousand_queues_and_bindings_in_turn_compute_no_needs(monkeypatch: 
     declare_here(scene.known, "ox")
     for number in range(10_000):
         name = f"q{number}"
-        assert not scene.relay_events.interested(name.encode())
-        scene.relay_events.queue_declared(name.encode())
+        assert not scene.requests.interested(name.encode())
+        scene.requests.queue_declared(name.encode())
         scene.known.add_binding(stored("ox", name, (), number))
-        assert not scene.relay_events.interested(name.encode())
-    scene.relay_events.queue_deleted(b"q5000")
+        assert not scene.requests.interested(name.encode())
+    scene.requests.queue_deleted(b"q5000")
     assert len(scene.known.exchanges[b"ox"].clients) == 9_999
 
 
@@ -152,5 +148,5 @@ def test_a_missing_queue_that_is_declared_is_missing_until_it_has_its_token(make
     exchange = make()
     scene = Scene(state("/", {"x": queues("a")}, exchange))
     scene.known.missing["queue", b"a"] = "does not exist"
-    scene.relay_events.queue_declared(b"a")
+    scene.requests.queue_declared(b"a")
     assert (("queue", b"a") in scene.known.missing) == (exchange.delivery is Delivery.CARRIER)

@@ -267,7 +267,7 @@ async def test_without_the_management_api_regex_routes_see_the_rules_queues_and_
     outside.make_queue("unknown")
     known = state(vhost, {"documents": queues("a")}, regex=True)
     topology = await make(known, Queue(b"a"), management=False)
-    topology.relay_events.queue_declared(b"b")
+    topology.requests.queue_declared(b"b")
     await topology.refresh()
     assert list(known.queues.names) == [b"a", b"b"]
 
@@ -400,9 +400,9 @@ async def test_a_declared_queue_has_its_tokens_when_ensure_returns(make: Make, o
     known = state(vhost, {"first": queues("a"), "second": queues("a"), "third": set()}, regex=True)
     topology = await make(known)
     outside.make_queue("a")
-    assert topology.relay_events.interested(b"a")
+    assert topology.requests.interested(b"a")
     epoch = known.epoch
-    await topology.ensure_queue(b"a")
+    await topology.requests.ensure_queue(b"a")
     assert outside.bound("first") == outside.bound("second") == queues("a")
     assert outside.bound("third") == set()
     assert known.exchanges[b"first"].bound == queues("a")
@@ -420,7 +420,7 @@ async def test_a_queue_believed_bound_is_bound_again_when_it_is_declared(
     outside.delete_queue("a")
     outside.make_queue("a")
     epoch = known.epoch
-    await topology.ensure_queue(b"a")
+    await topology.requests.ensure_queue(b"a")
     assert outside.bound("documents") == queues("a")
     assert known.epoch == epoch  # what relays believed was right, they need not ask again
 
@@ -430,11 +430,11 @@ async def test_a_declared_queue_that_is_refused_is_missing_and_nothing_is_raised
 ) -> None:
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known)
-    await topology.ensure_queue(b"a")  # in fact it is not there
+    await topology.requests.ensure_queue(b"a")  # in fact it is not there
     assert known.missing == {("queue", b"a"): "does not exist"}
     with outside.channel() as channel:
         channel.queue_declare("a", exclusive=True)
-        await topology.ensure_queue(b"a")
+        await topology.requests.ensure_queue(b"a")
         assert known.missing == {("queue", b"a"): "exclusive queue of another connection"}
 
 
@@ -442,7 +442,7 @@ async def test_ensuring_waits_for_the_connection_and_gives_up_at_the_deadline(ma
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known, connect=False, deadline_seconds=0.05)
     with capture_logs() as events:
-        await topology.ensure_queue(b"a")
+        await topology.requests.ensure_queue(b"a")
     assert len(has(events, "queue declared but not bound yet")) == 1
 
 
@@ -450,7 +450,7 @@ async def test_ensuring_goes_on_when_the_connection_is_there(make: Make, outside
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known, connect=False)
-    ensured = asyncio.ensure_future(topology.ensure_queue(b"a"))
+    ensured = asyncio.ensure_future(topology.requests.ensure_queue(b"a"))
     await topology.connect()
     await ensured
     assert outside.bound("documents") == queues("a")
@@ -461,15 +461,15 @@ async def test_interest_in_a_queue(make: Make, outside: Outside, vhost: str) -> 
     direct = owned("direct", Delivery.QUEUE)
     known = state(vhost, {"documents": queues("a"), "direct": queues("b")}, direct)
     topology = await make(known)
-    await topology.bind(b"documents", queues("demanded"))
-    assert [topology.relay_events.interested(name) for name in (b"a", b"b", b"demanded", b"c")] == [
+    await topology.requests.bind(b"documents", queues("demanded"))
+    assert [topology.requests.interested(name) for name in (b"a", b"b", b"demanded", b"c")] == [
         True,
         True,
         True,
         False,
     ]
     topology.swap(known.exchanges, router({"documents": queues("a"), "direct": queues("b")}, regex=True))
-    assert topology.relay_events.interested(b"c")
+    assert topology.requests.interested(b"c")
 
 
 async def test_a_queue_declared_through_us_is_known_at_once(make: Make, vhost: str) -> None:
@@ -478,7 +478,7 @@ async def test_a_queue_declared_through_us_is_known_at_once(make: Make, vhost: s
     topology = await make(known)
     assert ("queue", b"a") in known.missing
     epoch = known.epoch
-    topology.relay_events.queue_declared(b"a")
+    topology.requests.queue_declared(b"a")
     assert known.missing == {}
     assert list(known.queues.names) == [b"a"]
     assert known.epoch > epoch
@@ -488,7 +488,7 @@ async def test_a_declare_that_no_rule_cares_for_leaves_cached_answers_alone(make
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known)
     epoch = known.epoch
-    topology.relay_events.queue_declared(b"reply-1")
+    topology.requests.queue_declared(b"reply-1")
     topology.queue_deleted(b"reply-1")
     assert known.epoch == epoch
 
@@ -514,10 +514,10 @@ async def test_binding_on_demand_where_nothing_is_bound_looks_what_can_be_publis
     direct = owned("direct", Delivery.QUEUE)
     known = state(vhost, {"direct": set()}, direct)
     topology = await make(known)
-    assert await topology.bind(b"direct", exchanges("there", "inside", "ghost")) == exchanges("there")
+    assert await topology.requests.bind(b"direct", exchanges("there", "inside", "ghost")) == exchanges("there")
     assert known.missing["exchange", b"ghost"] == "does not exist"
     assert "internal" in known.missing["exchange", b"inside"]
-    assert await topology.bind(b"nowhere", queues("a")) == set()
+    assert await topology.requests.bind(b"nowhere", queues("a")) == set()
 
 
 async def test_new_rules_are_bound_before_the_swap_and_old_tokens_go_after_it(
@@ -526,7 +526,7 @@ async def test_new_rules_are_bound_before_the_swap_and_old_tokens_go_after_it(
     outside.make_queues("a", "b", "c", "extra")
     known = state(vhost, {"documents": queues("a", "b"), "dropped": queues("a")})
     topology = await make(known, grace_seconds=0)
-    await topology.bind(b"documents", queues("extra"))
+    await topology.requests.bind(b"documents", queues("extra"))
 
     rules = router({"documents": queues("b", "c"), "fresh": queues("d")})
     evaluated = {b"documents": owned("documents"), b"fresh": owned("fresh")}
@@ -552,7 +552,7 @@ async def test_a_look_in_the_grace_period_does_not_bring_a_token_back(make: Make
     retirement = await topology.prepare(evaluated, rules, [])
     known.exchanges, known.router = evaluated, rules
     topology.release(retirement)
-    await topology.bind(b"documents", queues("b"))  # a producer asks for what rules named before
+    await topology.requests.bind(b"documents", queues("b"))  # a producer asks for what rules named before
     await topology.refresh()
     assert evaluated[b"documents"].bound == queues("b", "c")
     await topology.unbind(retirement)

@@ -15,7 +15,7 @@ from proxy.broker.management_api import BindingInfo
 from proxy.broker.methods import ABSENT, unnameable
 from proxy.broker.reconcile.desired import DesiredState, WantedQueue
 from proxy.broker.reconcile.observed import ObservedState
-from proxy.relay.vhost import Destination, OwnedExchange, StoredBinding
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange, StoredBinding
 from proxy.values import EXCHANGE, QUEUE, Table
 
 
@@ -216,6 +216,35 @@ def lost_bindings(
         for stored in before
         if stored.binding.exchange not in listed and missing.get(stored.destination) == ABSENT
     ]
+
+
+def retired_tokens(old: DesiredState, new: DesiredState) -> tuple[BindToken, ...]:
+    """Find the tokens that go after a swap of rules: needed before, and not any more."""
+    coming = _by_carrier(new)
+    return tuple(
+        BindToken(exchange, destination)
+        for exchange in old.carriers
+        for destination in sorted(old.tokens_of(exchange))
+        if exchange.carrier not in coming or destination not in new.tokens_of(coming[exchange.carrier])
+    )
+
+
+def needed_again(desired: DesiredState, token: BindToken) -> bool:
+    """Say whether the rules of now need a token that was to go."""
+    now = _by_carrier(desired).get(token.exchange.carrier)
+    return now is not None and token.destination in desired.tokens_of(now)
+
+
+def share_tables(old: DesiredState, exchanges: Mapping[bytes, OwnedExchange]) -> None:
+    """Give new exchanges the table of tokens of the carriers that they share with old ones."""
+    current = _by_carrier(old)
+    for exchange in exchanges.values():
+        if exchange.delivery is Delivery.CARRIER and exchange.carrier in current:
+            exchange.tokens = current[exchange.carrier].tokens
+
+
+def _by_carrier(desired: DesiredState) -> dict[bytes, OwnedExchange]:
+    return {exchange.carrier: exchange for exchange in desired.carriers}
 
 
 def _text(name: bytes) -> str:

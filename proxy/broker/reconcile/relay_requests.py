@@ -1,18 +1,18 @@
-"""Serves relays between two reconcile passes: binding on demand, and events of queues and exchanges.
+"""Serves relays between two looks: destinations bound on demand, and queues and exchanges that come and go.
 
-`OnDemandBinding` binds destinations that no rule names at the moment a publish needs them. Producers and regex routes
-choose such destinations, so everything is bounded: one attempt per destination at a time, a limited number of bound
-destinations, a limited memory of those that can't be bound. Source: architecture, "The control plane".
+Producers and regex routes choose destinations that no rule names, so everything is bounded: one attempt per destination
+at a time, a limited number of bound destinations, a limited memory of those that can't be bound. Declares and deletes
+that pass through a relay are applied at once. That must stay cheap with thousands of bindings: ten thousand declares in
+turn must not compute the desired state ten thousand times. The broker is not observed here.
 
-`RelayEvents` applies declares and deletes that passed through a relay. It must stay cheap with thousands of bindings:
-ten thousand declares in turn must not compute the desired state ten thousand times. It does not observe the broker.
+Source: architecture, "The control plane".
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import structlog
@@ -27,23 +27,27 @@ from proxy.broker.reconcile.observed import ObservedState, with_name, without_na
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError
 from proxy.relay.token_table import Need
-from proxy.relay.vhost import Destination, OwnedExchange, VhostState
+from proxy.relay.vhost import Delivery, Destination, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
 
+log = structlog.get_logger(__name__)
 
-class OnDemandBinding:
-    """Binding on demand in one virtual host.
+
+class RelayRequests:
+    """What relays ask and report in one virtual host.
 
     What could not be bound is written into the state's `missing`, so that publishes don't ask again and again, and
     stays there until the next look at the broker after `refresh_seconds`.
 
     Args:
         settings: limits.
-        state: the virtual host.
-        observed: what exists there.
-        management: asked about what presence does not know; None where there is no management API.
+        state: what the relays see; written here.
+        store: what clients declared.
+        observed: what exists.
         executor: binds.
-        connected: set while the control connection stands.
+        rights: what gives a right to a token.
+        management: asked about what `observed` does not know; None where there is no management API.
+        orphaned: called when an exchange that clients declared has lost its last binding with something's end.
         supervisor: runs what is in flight; None: its own.
     """
 
@@ -51,34 +55,48 @@ class OnDemandBinding:
         self,
         settings: ControlSettings,
         state: VhostState,
+        store: DeclarationStore,
         observed: ObservedState,
-        management: ManagementApi | None,
         executor: Executor,
-        connected: asyncio.Event,
+        rights: TokenRights,
+        management: ManagementApi | None = None,
+        orphaned: Callable[[OwnedExchange], None] = lambda exchange: None,
         supervisor: Supervisor | None = None,
     ) -> None:
-        """Remember the arguments."""
+        """Wait until the control connection stands."""
         self._settings = settings
-        self._supervisor = supervisor or Supervisor()
         self._state = state
+        self._store = store
         self._observed = observed
-        self._management = management
         self._executor = executor
-        self._connected = connected
+        self._rights = rights
+        self._management = management
+        self._note_orphans = orphaned
+        self._supervisor = supervisor or Supervisor()
+        #: Set while the control connection stands and everything has been looked over.
+        self.connected = asyncio.Event()
         self._attempts: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
         self._remembered: OrderedDict[Destination, tuple[str, float]] = OrderedDict()
-        #: Tokens bound that no rule needs; counted anew at every look.
+        #: Tokens bound that no rule needs; counted again at every look.
         self.bound_count = 0
-        #: Whether a rule names the destination: those don't count.
-        self.needed: Callable[[Destination], bool] = lambda destination: False
 
-    async def bind(self, exchange: OwnedExchange, destinations: Iterable[Destination]) -> set[Destination]:
+    # -- destinations wanted by publishes ----------------------------------------------------------------------
+
+    async def bind(self, name: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations to the carrier of an exchange, waiting at most the deadline.
+
+        Where there is no carrier it is asked which of them can be published to; those count as bound from now on.
 
         Returns:
             Those of the destinations that are bound now.
         """
+        exchange = self._state.exchanges.get(name)
+        if exchange is None:
+            return set()
         wanted = set(destinations)
+        if exchange.delivery is not Delivery.CARRIER:
+            await self._check(exchange, sorted(wanted - exchange.bound))
+            return wanted & exchange.bound
         flights = {
             self._attempt_of(exchange, destination)
             for destination in wanted - exchange.bound
@@ -89,18 +107,10 @@ class OnDemandBinding:
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
         return wanted & exchange.bound
 
-    async def check_destinations(
-        self, exchange: OwnedExchange, destinations: Iterable[Destination]
-    ) -> set[Destination]:
-        """Look which destinations can be published to, where nothing is bound since there is no carrier.
-
-        Returns:
-            Those of the destinations that can; they count as bound from now on.
-        """
-        wanted = sorted(set(destinations) - exchange.bound)
+    async def _check(self, exchange: OwnedExchange, wanted: Sequence[Destination]) -> None:
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
-                await self._connected.wait()
+                await self.connected.wait()
                 for destination in wanted:
                     why = unnameable(destination[1]) or await self._unpublishable(destination)
                     if why is None:
@@ -110,7 +120,6 @@ class OnDemandBinding:
         except (UpstreamError, TimeoutError) as error:
             for destination in wanted:
                 self._remember(destination, str(error) or "the broker did not answer in time")
-        return set(destinations) & exchange.bound
 
     async def _unpublishable(self, destination: Destination) -> str | None:
         kind, name = destination
@@ -120,10 +129,6 @@ class OnDemandBinding:
         if found is None:
             return ABSENT
         return INTERNAL if isinstance(found, ExchangeInfo) and found.internal else None
-
-    def forget(self, destination: Destination) -> None:
-        """A destination may be reachable now: ask again when it is wanted next."""
-        self._remembered.pop(destination, None)
 
     def missing(self) -> dict[Destination, str]:
         """Give what could not be bound and is still believed, forgetting what has been believed long enough."""
@@ -156,7 +161,7 @@ class OnDemandBinding:
         destination = token[1]
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
-                await self._connected.wait()
+                await self.connected.wait()
                 why = await self._reach(token)
         except UpstreamError as error:
             why = str(error)
@@ -172,7 +177,7 @@ class OnDemandBinding:
         why = unnameable(destination[1]) or await self._lacking(destination)
         if why is not None:
             return why
-        extra = not self.needed(destination)
+        extra = not self.named(destination)
         if extra and self.bound_count >= self._settings.bind_limit:
             return f"{self._settings.bind_limit} destinations are bound on demand already"
         # Counted before the broker is asked: many flights may be under way.
@@ -210,44 +215,10 @@ class OnDemandBinding:
         self._state.set_missing(destination, why)
         if len(self._remembered) > self._settings.remember_limit:
             oldest, _ = self._remembered.popitem(last=False)
-            if not self.needed(oldest):
+            if not self.named(oldest):
                 self._state.not_missing(oldest)
 
-
-log = structlog.get_logger(__name__)
-
-
-class RelayEvents:
-    """Applies what relays report about queues and exchanges of one virtual host.
-
-    Args:
-        state: what the relays see; written here.
-        store: what clients declared.
-        observed: what exists.
-        on_demand: binds what publishes ask for.
-        rights: what gives a right to a token.
-        executor: binds.
-        orphaned: called when an exchange that clients declared has lost its last binding with something's end.
-    """
-
-    def __init__(
-        self,
-        state: VhostState,
-        store: DeclarationStore,
-        observed: ObservedState,
-        on_demand: OnDemandBinding,
-        rights: TokenRights,
-        executor: Executor,
-        orphaned: Callable[[OwnedExchange], None],
-    ) -> None:
-        """Remember the arguments."""
-        self._state = state
-        self._store = store
-        self._observed = observed
-        self._on_demand = on_demand
-        self._rights = rights
-        self._executor = executor
-        self._note_orphans = orphaned
+    # -- queues and exchanges ----------------------------------------------------------------------------------
 
     def interested(self, queue: bytes) -> bool:
         """Say whether a declare of the queue must wait for `ensure_queue`."""
@@ -264,7 +235,7 @@ class RelayEvents:
         """Take note of a queue that exists now."""
         state, destination = self._state, ("queue", queue)
         self._observed.add_queue(queue, exclusive)
-        self._on_demand.forget(destination)
+        self._remembered.pop(destination, None)  # ask again when it is wanted next
         state.clear_refusals(destination=destination)
         names = with_name(state.queues, queue)
         changed = names is not state.queues and self._see_queues()
@@ -296,16 +267,12 @@ class RelayEvents:
         if self._gone(("exchange", name)):
             self._state.changed()
 
-    async def ensure_queue(
-        self, queue: bytes, exclusive: bool, connected: asyncio.Event, deadline_seconds: float
-    ) -> None:
+    async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
         """Bind the tokens of a queue that has just been declared; returns when bound, refused, or out of time.
 
         Args:
             queue: its name.
             exclusive: whether only the connection that declared it may bind it.
-            connected: set while the control connection stands.
-            deadline_seconds: longest wait.
         """
         self.queue_declared(queue, exclusive)
         if exclusive or unnameable(queue) is not None:
@@ -319,8 +286,8 @@ class RelayEvents:
             return
         bound = all(destination in exchange.bound for exchange, _ in tokens)
         try:
-            async with asyncio.timeout(deadline_seconds):
-                await connected.wait()
+            async with asyncio.timeout(self._settings.deadline_seconds):
+                await self.connected.wait()
                 refused = await asyncio.gather(*map(self._executor.bind_one, tokens))
         except (UpstreamError, TimeoutError) as error:
             log.warning(

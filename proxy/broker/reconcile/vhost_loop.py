@@ -19,21 +19,23 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from secrets import token_hex
+from typing import TypeAlias
 
 import structlog
 
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.announcements import Announcements
-from proxy.broker.declared.store import DeclarationStore
+from proxy.broker.declared.store import DeclarationStore, inherit, inheriting
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
 from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
+from proxy.broker.reconcile.diff import BindToken, needed_again, retired_tokens, share_tables
 from proxy.broker.reconcile.executor import Executor, Token
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.observer import Observer, log_missing
-from proxy.broker.reconcile.reconciler import Reconciler, Retirement, RulesSwap
-from proxy.broker.reconcile.relay_requests import OnDemandBinding, RelayEvents
+from proxy.broker.reconcile.reconciler import Reconciler
+from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.broker.reconcile.token_migration import TokenMigration
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
@@ -205,6 +207,11 @@ def _order(token: Token) -> tuple[bytes, Destination]:
     return token[0].name, token[1]
 
 
+#: Tokens that the rules before a swap needed and those after it don't.
+Retired: TypeAlias = tuple[BindToken, ...]
+
+#: Clients' bindings put beside new rules between two pauses in which others may run.
+_STEP = 64
 #: Refusals in a row after which it is asked whether the virtual host is gone: a producer may be logging in to it.
 _SURE_REFUSALS = 3
 
@@ -269,15 +276,18 @@ class VhostTopology:
         self.observer.looked = self._token_migration.look
         self._reconciler = Reconciler(state.name, self.observer, observed, self._executor, store)
         self._orphans = OrphanTokens(state, self._executor, self._rights)
-        self._connected = asyncio.Event()
-        self._on_demand = OnDemandBinding(
-            settings, state, observed, management, self._executor, self._connected, supervisor
+        self.requests = RelayRequests(
+            settings,
+            state,
+            store,
+            observed,
+            self._executor,
+            self._rights,
+            management,
+            self._note_orphans,
+            supervisor,
         )
-        self.relay_events = RelayEvents(
-            state, store, observed, self._on_demand, self._rights, self._executor, self._note_orphans
-        )
-        self._on_demand.needed = self.relay_events.named
-        self._rules_swap = RulesSwap(state, self.observer, self._reconciler, self._executor, self._rights)
+        self._coming_rights = self._rights
         self._schedule = RefreshSchedule(settings.refresh_seconds)
         self._announcements = Announcements(self.connection, state.name, self._schedule.request_refresh, supervisor)
         self._desired: DesiredState | None = None
@@ -309,7 +319,7 @@ class VhostTopology:
     @property
     def connected(self) -> bool:
         """Whether the connection stands and has been looked over."""
-        return self._connected.is_set()
+        return self.requests.connected.is_set()
 
     # -- looks -------------------------------------------------------------------------------------------------
 
@@ -340,7 +350,7 @@ class VhostTopology:
 
     async def disconnect(self) -> None:
         """Give the connection up; on-demand work waits until `connect` succeeds."""
-        self._connected.clear()
+        self.requests.connected.clear()
         await self.connection.close()
 
     async def refresh(self) -> None:
@@ -421,7 +431,7 @@ class VhostTopology:
             for text in set(self.conflicts).difference(conflicts):
                 log.error("rules and broker contradict each other", vhost=self.state.name, what=text)
             # Not before: on-demand work would meet carriers that do not exist yet.
-            self._connected.set()
+            self.requests.connected.set()
             self.refreshed_at = time.time()
         self._schedule.looked(began_at, everything=True)
         if unbound:
@@ -477,6 +487,7 @@ class VhostTopology:
             self._schedule.request_refresh()
 
     def _wanted(self) -> DesiredState:
+        """Compute the desired state again."""
         self._desired = None
         self._rights.learn(self.state.exchanges, self.state.router)
         return self.desired
@@ -487,9 +498,9 @@ class VhostTopology:
         """Let the relays and the log see what a look found."""
         state = self.state
         names = self.observed.names(state.queues)
-        self._on_demand.bound_count = sum(len(item.bound - desired.tokens_of(item)) for item in desired.made)
+        self.requests.bound_count = sum(len(item.bound - desired.tokens_of(item)) for item in desired.made)
         log_missing(state.name, self._missing, missing)
-        everything = {**self._on_demand.missing(), **missing}
+        everything = {**self.requests.missing(), **missing}
         changed = (
             (desired.regex and names is not state.queues)
             or everything != state.missing
@@ -504,16 +515,11 @@ class VhostTopology:
 
     # -- what relays ask and say ---------------------------------------------------------------------------------
 
-    def _rules_changed(self) -> None:
-        """Compute the desired state again, after rules have changed."""
-        self._rights.learn(self.state.exchanges, self.state.router)
-        self._desired = None
-
     def changed(self, exchange: bytes) -> None:
         """A client has declared, deleted, bound or unbound an exchange through us."""
         self._desired = None
         if exchange not in self.state.exchanges:
-            self.relay_events.exchange_deleted(exchange)
+            self.requests.exchange_deleted(exchange)
         self._record()
         if self._token_migration.unkept:
             self._schedule.request_refresh()
@@ -523,21 +529,8 @@ class VhostTopology:
     def queue_deleted(self, queue: bytes) -> None:
         """Take note of a queue that is gone, and with it its bindings."""
         changes = self.store.changes
-        self.relay_events.queue_deleted(queue)
+        self.requests.queue_deleted(queue)
         self._after_changes(changes)
-
-    async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
-        """Bind the tokens of a queue that has just been declared; returns when bound, refused, or out of time."""
-        await self.relay_events.ensure_queue(queue, exclusive, self._connected, self._settings.deadline_seconds)
-
-    async def bind(self, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
-        """Bind destinations on demand; see `OnDemandBinding.bind`."""
-        owned = self.state.exchanges.get(exchange)
-        if owned is None:
-            return set()
-        if owned.delivery is not Delivery.CARRIER:
-            return await self._on_demand.check_destinations(owned, destinations)
-        return await self._on_demand.bind(owned, destinations)
 
     async def lookup_exchange(self, name: bytes) -> str | None:
         """Look for an exchange now.
@@ -567,7 +560,7 @@ class VhostTopology:
 
     async def prepare(
         self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
-    ) -> Retirement:
+    ) -> Retired:
         """Declare and bind what new rules need, before they are swapped in.
 
         Args:
@@ -582,39 +575,64 @@ class VhostTopology:
             UpstreamError: REFUSED for conflicts, else the broker can't be reached. Nothing is swapped then.
         """
         async with self._look:
-            retirement = await self._rules_swap.prepare(self._wanted(), exchanges, router, queues)
+            old = self._wanted()
+            self._coming_rights = rights = TokenRights(self._rights.own_routes)
+            rights.learn(exchanges, router)
+            for number, _ in enumerate(inheriting(self.state, exchanges, router)):
+                if number % _STEP == _STEP - 1:
+                    await asyncio.sleep(0)
+            share_tables(old, exchanges)
+            await self._reconciler.reconcile_all(lambda: desired_state(exchanges, router, rights), queues)
+            self.observer.finish()
             self._queues = tuple(queues)
-        return retirement
+            return retired_tokens(old, desired_state(exchanges, router, rights))
 
     def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
-        """Put prepared rules in the place of the old ones; call `retire` next.
+        """Put prepared rules in the place of the old ones, with what clients declared until now; call `retire` next.
 
         Args:
             exchanges: as given to `prepare`.
             router: as given to `prepare`.
         """
-        self._rules_swap.swap(exchanges, router)
-        self._rules_changed()
+        self._rights.take(self._coming_rights)
+        self._rights.learn(exchanges, router)
+        for stored, why in inherit(self.state, exchanges, router):
+            kind, name = stored.destination
+            log.warning(
+                "new rules don't take a client's binding",
+                vhost=self.state.name,
+                exchange=stored.binding.exchange.decode(errors="replace"),
+                destination=f"{kind} {name.decode(errors='replace')}",
+                error=why,
+            )
+        self.state.swap(exchanges, router)
+        self._wanted()
 
-    async def retire(self, retirement: Retirement) -> None:
+    async def retire(self, tokens: Retired) -> None:
         """Unbind what the rules before the last swap needed, once publishes decided by them have gone."""
-        self.release(retirement)
+        self.release(tokens)
         await asyncio.sleep(self._settings.grace_seconds)
-        await self.unbind(retirement)
+        await self.unbind(tokens)
 
-    def release(self, retirement: Retirement) -> None:
+    def release(self, tokens: Retired) -> None:
         """Begin to retire: relays ask again before they use these tokens."""
-        self._rules_changed()
-        self._rules_swap.release(retirement, self.desired)
+        desired = self._wanted()
+        for token in tokens:
+            if not needed_again(desired, token):
+                token.exchange.tokens.unbinding(token.destination)
+        self.state.changed()
 
-    async def unbind(self, retirement: Retirement) -> None:
-        """End what `release` began; a token that was asked for meanwhile stays."""
+    async def unbind(self, tokens: Retired) -> None:
+        """End what `release` began; a token that was asked for meanwhile, or that prepared rules need, stays."""
         # Not while new rules are prepared: what they have just bound could be what goes.
         async with self._look:
-            await self._rules_swap.unbind(retirement)
+            due = [token for token in tokens if token.exchange.tokens.is_unbinding(token.destination)]
+            await self._executor.unbind((token, (PLAIN,)) for token in due)
+            for token in due:
+                token.exchange.tokens.unbound(token.destination)
 
     async def close(self) -> None:
         """End everything; what is declared stays."""
         await self._announcements.close()
-        await self._on_demand.close()
+        await self.requests.close()
         await self.connection.close()
