@@ -18,7 +18,7 @@ from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.checks import carrier_conflict, carrier_difference, internal_conflicts
 from proxy.broker.reconcile.desired import desired_state
-from proxy.broker.reconcile.diff import Action, Observation, RemoveBinding, diff
+from proxy.broker.reconcile.diff import Action, DeclareCarrier, Observation, RemoveBinding, diff
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
@@ -244,9 +244,10 @@ async def _passively(
             if exchange.rule.delivery == _CARRIER
         }
         lacking = await executor.find_missing(list(carried))
-        for destination, exchange in carried.items():
-            if destination not in lacking:
-                for why in await executor.declare_carriers([owned_exchange(exchange.rule)]):
-                    answer.add_conflict(exchange, why)
+        there = [exchange for destination, exchange in carried.items() if destination not in lacking]
+        declares: dict[Action, EvaluatedExchange] = {DeclareCarrier(owned_exchange(one.rule)): one for one in there}
+        await executor.carry_out(list(declares))
+        for action, failure in executor.failures.items():
+            answer.add_conflict(declares[action], failure.why)
     finally:
         await connection.close()

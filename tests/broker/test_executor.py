@@ -86,20 +86,21 @@ async def test_a_carrier_that_differs_is_named_and_bound_to_nothing_where_that_s
 
 
 async def test_declaring_a_carrier_again_is_no_conflict(executor: Executor) -> None:
-    assert await executor.declare_carriers([owned("c")]) == []
-    assert await executor.declare_carriers([owned("c")]) == []
+    for _ in range(2):
+        await executor.carry_out([DeclareCarrier(owned("c"))])
+        assert executor.failures == {}
 
 
 async def test_an_alternate_exchange_that_differs_is_a_conflict(executor: Executor) -> None:
-    await executor.declare_carriers([owned("c", alternate=b"one")])
-    [conflict] = await executor.declare_carriers([owned("c", alternate=b"two")])
-    assert "alternate-exchange" in conflict
+    await executor.carry_out([DeclareCarrier(owned("c", alternate=b"one"))])
+    await executor.carry_out([DeclareCarrier(owned("c", alternate=b"two"))])
+    assert "alternate-exchange" in reasons(executor)["declare exchange c"]
 
 
 async def test_bound_tells_what_stands(executor: Executor, outside: Outside) -> None:
     carrier = owned("c", bound=queues("gone"))
     outside.make_queue("a")
-    await executor.declare_carriers([carrier])
+    await executor.carry_out([DeclareCarrier(carrier)])
     refused = await executor.bind([(carrier, ("queue", name)) for name in (b"a", b"gone")])
     assert carrier.bound == outside.bound("c") == queues("a")
     assert refused == {(carrier, ("queue", b"gone")): "does not exist"}
@@ -107,7 +108,7 @@ async def test_bound_tells_what_stands(executor: Executor, outside: Outside) -> 
 
 async def test_a_locked_queue_may_well_be_bound_by_its_owner(executor: Executor, outside: Outside) -> None:
     carrier = owned("c", bound=queues("mine"))
-    await executor.declare_carriers([carrier])
+    await executor.carry_out([DeclareCarrier(carrier)])
     with outside.channel() as channel:
         channel.queue_declare("mine", exclusive=True)
         refused = await executor.bind([(carrier, ("queue", b"mine"))])
@@ -118,7 +119,7 @@ async def test_a_locked_queue_may_well_be_bound_by_its_owner(executor: Executor,
 async def test_one_token_is_bound_or_refused(executor: Executor, outside: Outside) -> None:
     carrier = owned("c")
     outside.make_queue("a")
-    await executor.declare_carriers([carrier])
+    await executor.carry_out([DeclareCarrier(carrier)])
     assert await executor.bind_one((carrier, ("queue", b"a"))) is None
     assert await executor.bind_one((carrier, ("queue", b"b"))) == "does not exist"
     assert carrier.bound == queues("a")
@@ -127,7 +128,7 @@ async def test_one_token_is_bound_or_refused(executor: Executor, outside: Outsid
 async def test_the_rows_that_are_named_are_unbound(executor: Executor, outside: Outside) -> None:
     carrier = owned("c")
     outside.make_queues("a", "b")
-    await executor.declare_carriers([carrier])
+    await executor.carry_out([DeclareCarrier(carrier)])
     tokens = [(carrier, destination) for destination in sorted(queues("a", "b"))]
     await executor.bind(tokens)
     await executor.unbind([(tokens[0], [b"another row"]), (tokens[1], [PLAIN])])
@@ -137,7 +138,7 @@ async def test_the_rows_that_are_named_are_unbound(executor: Executor, outside: 
 async def test_unbinding_what_is_not_there_is_no_fault(executor: Executor, outside: Outside) -> None:
     carrier = owned("c")
     outside.make_queue("a")
-    await executor.declare_carriers([carrier])
+    await executor.carry_out([DeclareCarrier(carrier)])
     absent: list[Token] = [(carrier, ("queue", b"a")), (carrier, ("exchange", b"nowhere"))]
     await executor.unbind((token, [PLAIN]) for token in absent)
     await executor.bind([(carrier, ("queue", b"a"))])

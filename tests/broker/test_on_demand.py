@@ -9,6 +9,7 @@ from proxy.broker.connection import ControlConnection
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.desired import TokenRights
+from proxy.broker.reconcile.diff import DeclareCarrier
 from proxy.broker.reconcile.executor import Executor, Token
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.relay_requests import RelayRequests
@@ -51,7 +52,7 @@ class Bench:
 
     async def open(self) -> None:
         await self.connection.connect()
-        await self.executor.declare_carriers([self.exchange])
+        await self.executor.carry_out([DeclareCarrier(self.exchange)])
         self.requests.connected.set()
 
     async def close(self) -> None:

@@ -167,19 +167,6 @@ class Executor:
             else:
                 self._note(action, refusal, f"can't be declared: {refusal.code} {refusal.text}")
 
-    async def declare_carriers(self, exchanges: Sequence[OwnedExchange]) -> list[str]:
-        """Declare the carriers of exchanges; an equal one is no fault.
-
-        Returns:
-            Conflicts: what an operator must do about those that could not be declared.
-        """
-        refusals = await self._connection.call_all([declare_carrier(exchange) for exchange in exchanges])
-        return [
-            declare_conflict(exchange, refusal.code, refusal.text, self._username)
-            for exchange, refusal in zip(exchanges, refusals, strict=True)
-            if refusal is not None
-        ]
-
     async def bind(self, tokens: Sequence[Token]) -> dict[Token, str]:
         """Bind tokens and report to each exchange's table which stand; say why, for those that were refused."""
         answers = (await self._bind(tokens)).items()

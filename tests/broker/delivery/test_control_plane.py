@@ -277,3 +277,31 @@ def test_a_virtual_host_that_rules_name_is_followed_though_it_is_deleted(
         broker.create_vhost(site.vhost)
         until(lambda: json.loads(site.sidecar.get("/status"))["degraded"] == [])
         assert ("queue", b"other") in site.bound("letters")
+
+
+def test_what_the_broker_refuses_is_named_in_the_status_and_tried_again(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    name = "limited"
+
+    def prepare(outside: Outside) -> None:
+        broker.create_user(name, name, "monitoring")
+        broker.grant(name, outside.vhost, configure=".*", write="^(other|letters)$", read=".*")
+        outside.make_queue("late")
+
+    def failing(site: Site) -> list[str]:
+        [status] = json.loads(site.sidecar.get("/status"))["vhosts"]
+        return list(status["failing"])
+
+    settings = {**SETTINGS, "upstream": {"control": {"username": name, "password": name}}}
+    try:
+        with standing(broker, tmp_path_factory.mktemp("site"), RULES, settings, prepare) as site:
+            [text] = failing(site)
+            assert text.startswith(
+                "bind queue late to exchange letters: refused: the control user needs write permission"
+            )
+            broker.grant(name, site.vhost, configure=".*", write=".*", read=".*")
+            until(lambda: failing(site) == [])
+            assert ("queue", b"late") in site.bound("letters")
+    finally:
+        broker.delete_user(name)
