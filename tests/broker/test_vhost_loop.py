@@ -585,9 +585,10 @@ async def test_new_rules_that_meet_a_conflict_change_nothing(make: Make, outside
     topology = await make(known)
     evaluated = {b"documents": owned("documents"), b"legacy": owned("legacy")}
     with pytest.raises(UpstreamError, match="legacy"):
-        await topology.prepare(evaluated, router({"documents": queues("a"), "legacy": set()}), [])
+        await topology.prepare(evaluated, router({"documents": queues("a"), "legacy": set()}), [Queue(b"refused")])
     await topology.refresh()
     assert topology.conflicts == ()
+    assert [item["name"] for item in outside.broker.api("GET", f"queues/{vhost}")] == ["a"]
     assert known.exchanges[b"documents"].bound == queues("a")
 
 

@@ -73,8 +73,12 @@ class Reconciler:
             UpstreamError: REFUSED with every conflict, else the connection was lost.
         """
         self._executor.forget_failures()
-        self._undeclared = queues
-        return await self._reconcile(wanted, remove_foreign, thorough=True)
+        last, self._undeclared = self._undeclared, queues
+        try:
+            return await self._reconcile(wanted, remove_foreign, thorough=True)
+        except UpstreamError:
+            self._undeclared = last  # rules that are refused declare nothing later
+            raise
 
     async def reconcile_changes(
         self, wanted: Callable[[], DesiredState], *, remove_foreign: bool = False
