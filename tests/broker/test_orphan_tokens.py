@@ -6,7 +6,7 @@ import pytest
 
 from proxy.broker.reconcile.desired import TokenRights, desired_state
 from proxy.broker.reconcile.executor import Token
-from proxy.broker.reconcile.vhost_loop import OrphanTokens
+from proxy.broker.reconcile.orphan_tokens import OrphanTokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored, text

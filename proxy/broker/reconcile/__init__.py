@@ -2,7 +2,7 @@
 
 | question | open |
 |---|---|
-| the loop of one virtual host: connect, look, retry, replace the rules, orphaned tokens | `vhost_loop` |
+| the loop of one virtual host: connect, look, retry, replace the rules | `vhost_loop` |
 | what the rules need on the broker: carriers, tokens, destinations that must exist | `desired` |
 | what the broker has: queues, exchanges, bindings of carriers | `observer`; queues and exchanges: `observed` |
 | what has to be done, and which destinations can't be reached: pure functions | `diff` |
@@ -10,5 +10,6 @@
 | one look: observe, diff, execute | `reconciler` |
 | carrying actions out, in bulk; what failed and when it is tried again | `executor` |
 | queues declared and destinations bound between two passes, on behalf of relays | `relay_requests` |
+| tokens that nothing needs any more | `orphan_tokens` |
 | moving from unkeyed tokens, or those of a previous secret, to current ones | `token_migration` |
 """
