@@ -79,8 +79,9 @@ def test_what_does_not_settle_holds_it_until_the_deadline_only(serve: Serve, con
     assert "publishes not settled in time" in running.log.read_text()
 
 
-def test_a_second_signal_ends_it_at_once(serve: Serve, connect: Connect, tap: Tap) -> None:
-    running = serve(upstream={"address": tap.address}, shutdown={"deadline": "60s"})
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_second_signal_ends_it_at_once(serve: Serve, connect: Connect, tap: Tap, workers: int) -> None:
+    running = serve(upstream={"address": tap.address}, shutdown={"deadline": "60s"}, workers=workers)
     running.await_ready()
     producer = connect(running).open(confirm=True)
     tap.last.reading.clear()
