@@ -144,20 +144,20 @@ def test_the_log_has_a_line_for_each_connection_and_none_for_ten_thousand_publis
         settled = 0
         while settled < 10_000:
             settled = int(str(producer.expect("Basic.Ack").arguments["delivery_tag"]))
-        producer.publish("letters", body=b"x", channel=2)  # no such channel: the broker closes the connection
+        producer.publish("letters", body=b"x", channel=2)  # no such channel: a fault
         assert producer.closed(0).code == 504
     until(lambda: len(lines()) == before + 2)
     connected, ended = lines()[before:]
     names = {"name": "test", "user": "guest", "vhost": outside.vhost}
     if style == "json":
-        for line, event in ((connected, "producer connected"), (ended, "producer disconnected")):
+        for line, event in ((connected, "producer connected"), (ended, "producer closed for a fault")):
             said = json.loads(line)
             assert said["event"] == event
             assert names.items() <= said.items()
             assert said["peer"].startswith("127.0.0.1:")
     else:
         assert 'event="producer connected"' in connected
-        assert 'event="producer disconnected"' in ended
+        assert 'event="producer closed for a fault"' in ended
         for line in (connected, ended):
             assert all(f"{key}={value}" in line for key, value in names.items())
     assert "letters" not in connected + ended
