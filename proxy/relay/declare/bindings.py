@@ -656,7 +656,11 @@ class ClientBindings:
             for row in table.removable(receiver):
                 rows += self._token_steps(unbind, channel, owned, receiver, row)
             table.unbinding(receiver)
-        rows += [unbind(channel.number, receiver, owned.carrier, *row) for row in kept_rows(stored)]
+        # A copy under a token that is retired may have been moved meanwhile.
+        stays = (stored.key, *self._state.tokens.of(*receiver))
+        moved = [copy._replace(key=stored.key) for copy in stored.copies if copy.key not in stays]
+        copies = stored._replace(copies=(*stored.copies, *moved))
+        rows += [unbind(channel.number, receiver, owned.carrier, *row) for row in kept_rows(copies)]
         inject_held(self._connection, channel, rows, partial(self._unbound, pending))
 
     def _permitted(self, pending: _PendingBind) -> None:
