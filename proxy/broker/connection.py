@@ -199,7 +199,11 @@ class AmqpConnection(aio_pika.Connection):
         """Connect; called once."""
         transport = _Transport(self.url, **self.kwargs)
         transport.vhost = self._vhost
-        await asyncio.wait_for(transport.connect(), timeout)
+        try:
+            await asyncio.wait_for(transport.connect(), timeout)
+        except BaseException:
+            await self.close()  # else aio-pika does that whenever this is collected, in a task that nobody awaits
+            raise
         closed = OneShotCallback(self._on_connection_close)
         transport.closing.add_done_callback(closed)
         self.transport = UnderlayConnection(connection=transport, close_callback=closed)

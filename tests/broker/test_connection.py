@@ -103,6 +103,15 @@ async def test_nobody_there_is_unavailable() -> None:
     assert "hush" not in str(caught.value)
 
 
+async def test_a_connection_that_could_not_be_made_leaves_no_task() -> None:
+    nobody = settings(Broker("127.0.0.1", free_port(), "http://127.0.0.1"))
+    for _ in range(3):
+        with pytest.raises(UpstreamError):
+            await ControlConnection(nobody, "/").connect()
+    gc.collect()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_a_lost_connection_is_noticed_and_can_be_made_again(
     connection: ControlConnection, broker: Broker, vhost: str
 ) -> None:
