@@ -190,7 +190,8 @@ class VhostTopology:
         self._announcements = Announcements(self.connection, state.name, self._schedule.request_refresh, supervisor)
         self._desired: DesiredState | None = None
         self._look = asyncio.Lock()
-        self._missing: dict[Destination, str] = {}
+        #: Destinations that rules name and that could not be reached at the last look, with the reason.
+        self.missing: Mapping[Destination, str] = {}
 
     @property
     def desired(self) -> DesiredState:
@@ -198,11 +199,6 @@ class VhostTopology:
         if self._desired is None:
             self._desired = desired_state(self.state.exchanges, self.state.router, self._rights, self.state.addresses)
         return self._desired
-
-    @property
-    def missing(self) -> Mapping[Destination, str]:
-        """Destinations that rules name and that could not be reached at the last look, with the reason."""
-        return self._missing
 
     @property
     def conflicts(self) -> tuple[str, ...]:
@@ -397,14 +393,14 @@ class VhostTopology:
         state = self.state
         names = self.observed.names(state.queues)
         self.requests.bound_count = sum(len(item.bound - desired.tokens_of(item)) for item in desired.made)
-        log_missing(state.name, self._missing, missing)
+        log_missing(state.name, self.missing, missing)
         everything = {**self.requests.missing(), **missing}
         changed = (
             (desired.regex and names is not state.queues)
             or everything != state.missing
             or any(item.bound != before.get(name) for name, item in state.exchanges.items())
         )
-        self._missing = missing
+        self.missing = missing
         state.clear_refusals()
         state.queues = names
         state.missing = everything
