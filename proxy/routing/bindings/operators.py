@@ -43,9 +43,11 @@ def _words(text: bytes) -> list[bytes]:
 
 
 def _run_matches(run: tuple[bytes, ...], words: list[bytes], start: int) -> bool:
-    return all(
-        expected in (_ONE_WORD, word) for expected, word in zip(run, words[start : start + len(run)], strict=True)
-    )
+    for expected in run:
+        if expected != words[start] and expected != _ONE_WORD:
+            return False
+        start += 1
+    return True
 
 
 class Topic:
