@@ -57,9 +57,9 @@ def with_imports(names: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def compiler() -> str:
-    """Return what compiles: a change of it is a reason to compile again."""
-    return f"mypy {version('mypy')}, -O{OPTIMIZATION}, Python {sys.version.split()[0]}, {SUFFIX}"
+def settings(names: Iterable[str]) -> str:
+    """Return what compiles, and which modules: a change of it is a reason to compile again."""
+    return f"mypy {version('mypy')}, -O{OPTIMIZATION}, Python {sys.version.split()[0]}, {SUFFIX}: {' '.join(names)}"
 
 
 def missing() -> str:
@@ -90,14 +90,15 @@ def build(target: Path) -> None:
 
 def main() -> int:
     """Compile unless what is there is as wanted."""
-    sources = with_imports(modules())
-    wanted = digest(str(ROOT), sources), compiler(), sources
+    names = modules()
+    sources = with_imports(names)
+    wanted = digest(str(ROOT), sources), settings(names), sources
     if read_manifest(FOLDER) == wanted:
         return 0
     if lacking := missing():
         print(f"The publish path is not compiled, its sources run instead: {lacking}", flush=True)
         return NO_COMPILER
-    print(f"Compiling {len(modules())} modules of the publish path", flush=True)
+    print(f"Compiling {len(names)} modules of the publish path", flush=True)
     target = Path(f"{FOLDER}.new")
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()

@@ -19,7 +19,7 @@ from typing import Final
 
 ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER: Final = os.path.join(ROOT, "proxy", "_native")
-#: Lines: digest of the sources, compiler, then the sources, relative to ROOT.
+#: Lines: digest of the sources, settings of the compilation, then the sources, relative to ROOT.
 MANIFEST: Final = "manifest.txt"
 #: Names this Python and this platform exactly, so that modules for others are never loaded.
 SUFFIX: Final = EXTENSION_SUFFIXES[0]
@@ -42,7 +42,7 @@ def digest(root: str, sources: Iterable[str]) -> str:
 
 
 def read_manifest(folder: str) -> tuple[str, str, list[str]]:
-    """Return digest, compiler and sources of what is in a directory; empty where nothing is."""
+    """Return digest, settings and sources of what is in a directory; empty where nothing is."""
     try:
         with open(os.path.join(folder, MANIFEST), encoding="utf-8") as file:
             lines = file.read().split("\n")

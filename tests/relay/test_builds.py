@@ -20,6 +20,8 @@ from tests.relay.contents import properties, tables
 from tests.relay.wire import ack, nack, publish
 from tests.routing.random_rules import BINDINGS
 
+pytestmark = pytest.mark.timeout(600)  # where nothing was compiled before, it is now
+
 Builds = tuple[Build, Build]
 
 
@@ -100,7 +102,7 @@ def conversations(draw: st.DrawFn) -> list[bytes]:
     return pieces + [b"\1" + reply for reply in replies]
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(data=damaged_tables() | st.binary(max_size=60))
 def test_both_builds_read_the_same_bytes_alike(builds: Builds, data: bytes) -> None:
     same(builds, "codec", data)
