@@ -162,7 +162,7 @@ class BrokerMethods:
     def _answer(self, channel: Channel, frame: bytes) -> bool:
         """Take the answer to a request about exchanges, queues or bindings: the producer's or one of ours."""
         index = U32.unpack_from(frame, 7)[0]
-        if not channel.replies or channel.replies[0].reply != index:
+        if not channel.replies or channel.replies.next.reply != index:
             return True
         expected = channel.replies.popleft()
         if expected.taken is not None:
@@ -259,7 +259,7 @@ class BrokerMethods:
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:
     """Give a close as if what we looked for with a declare had been asked for by the method that the producer sent."""
-    request_method = channel.replies[0].request_method if channel.replies else 0
+    request_method = channel.replies.next.request_method if channel.replies else 0
     if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
         return close
     return close[: -1 - U32.size] + U32.pack(request_method) + close[-1:]

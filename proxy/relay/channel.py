@@ -284,35 +284,43 @@ class UnansweredRequests:
         self.unanswerable = 0
 
 
-class Replies(deque[ExpectedReply]):
+class Replies:
     """The answers that a channel waits for, in order.
 
     Args:
         unanswered: counts those of the connection.
     """
 
-    __slots__ = ("_owed",)
+    __slots__ = ("_expected", "_unanswered")
 
     def __init__(self, unanswered: UnansweredRequests) -> None:
-        """Wait for none."""
-        super().__init__()
-        self._owed = unanswered
+        self._unanswered = unanswered
+        self._expected: deque[ExpectedReply] = deque()
+
+    def __len__(self) -> int:
+        """How many are to come."""
+        return len(self._expected)
+
+    @property
+    def next(self) -> ExpectedReply:
+        """The one that comes next; only where there is one."""
+        return self._expected[0]
 
     def append(self, expected: ExpectedReply) -> None:
         """Wait for one more."""
-        self._owed.count += expected.weight
-        super().append(expected)
+        self._unanswered.count += expected.weight
+        self._expected.append(expected)
 
     def popleft(self) -> ExpectedReply:
         """The next one has come."""
-        expected = super().popleft()
-        self._owed.count -= expected.weight
+        expected = self._expected.popleft()
+        self._unanswered.count -= expected.weight
         return expected
 
     def clear(self) -> None:
         """None will come: the channel has ended."""
-        self._owed.count -= sum(expected.weight for expected in self)
-        super().clear()
+        self._unanswered.count -= sum([expected.weight for expected in self._expected])
+        self._expected.clear()
 
 
 class Channel:

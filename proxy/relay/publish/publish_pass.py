@@ -648,9 +648,10 @@ class PublishPass:
         if out.remote_alone is not None:
             body_size: int = U64.unpack_from(header, 11)[0]
             after = self._whole_body_end(data, at, body_at, body_size)
-            body = data[body_at + FRAME_HEAD.size : after - 1] if body_size else b""
-            if after and self._publishes.leave_for_remote(publish, header, body, plan, out, took_us):
-                self._start = after
-                return after
+            if after:
+                body = data[body_at + FRAME_HEAD.size : after - 1] if body_size else b""
+                if self._publishes.leave_for_remote(publish, header, body, plan, out, took_us):
+                    self._start = after
+                    return after
         self._publishes.leave(publish, header, plan, out, took_us, waited=waited)
         return body_at
