@@ -52,6 +52,12 @@ def test_hadolint_has_nothing_to_say(name: str) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_what_a_wheel_includes_by_name_reaches_the_build() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    wanted = {*wheel["force-include"], wheel["hooks"]["custom"]["path"]}
+    assert sorted(wanted - {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()}) == []
+
+
 @pytest.mark.parametrize("name", ["Dockerfile", "report.Dockerfile"])
 def test_an_image_ends_as_another_user_than_root(name: str) -> None:
     last_stage = (FOLDER / name).read_text().rsplit("\nFROM ", 1)[1]
