@@ -161,7 +161,10 @@ def with_copies(stored: StoredBinding, copies: Iterable[BindingCopy]) -> StoredB
     """Give a binding with these copies, the first of which counts."""
     ordered = sorted_copies(copies)
     sequence = ordered[0].sequence if ordered else 0
-    return stored._replace(binding=replace(stored.binding, sequence=sequence), copies=ordered)
+    binding = stored.binding
+    if binding.sequence != sequence:  # a start reads ten thousand of them: no copy that says the same
+        binding = replace(binding, sequence=sequence)
+    return stored._replace(binding=binding, copies=ordered)
 
 
 def _table(entries: bytes) -> Table:
