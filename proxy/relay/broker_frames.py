@@ -34,15 +34,18 @@ from proxy.relay.broker_methods import BrokerMethods
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import DISCARDING
 from proxy.relay.connection_state import ConnectionState, Phase
-from proxy.relay.original_address import restored_content
+from proxy.relay.original_address import ADDRESS_HEADER, restored_content
 from proxy.relay.publish.split_publish import fingerprint
 
-#: payload of a Basic.Ack: class, method, delivery tag, bits
-_ACK_BYTES = 13
-_ACK_FRAME_BYTES = _ACK_BYTES + OVERHEAD
+#: payload of a Basic.Ack: class, method, delivery tag, bits; its frame, and what stands before the delivery tag
+_ACK_BYTES: Final = 13
+_ACK_FRAME_BYTES: Final = 21
+_ACK_HEAD_BYTES: Final = 11
 #: bytes of the shortest method frame and of the shortest content header frame
-_LEAST_METHOD, _LEAST_HEADER = 12, 22
-_WITH_CONTENT = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
+_LEAST_METHOD: Final = 12
+_LEAST_HEADER: Final = 22
+#: stands in `ConnectionState.unfinished` for a content whose header is still to come
+HEADER_TO_COME: Final = -1
 _CLOSES = frozenset((methods.CHANNEL_CLOSE, methods.CHANNEL_CLOSE_OK))
 _ENDED = frozenset((Phase.CLOSING, Phase.CLOSED))
 
@@ -83,101 +86,124 @@ class BrokerFrames:
             self._rest.keep(data[at:])
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- one pass over the read buffer, as in `publish_pass`
-        """Take whole frames; answer the offset of what is left."""
+        """Take whole frames; answer the offset of what is left.
+
+        What is none of ours extends the run `start:at`, which is copied as one slice: whole contents, parts of
+        contents, confirms on channels without a ledger, and methods that are not looked at.
+        """
         connection = self._connection
         out = connection.to_producer
         inspected = connection.inspected_channels
-        channels = connection.channels
         unfinished = connection.unfinished
         frame_max = connection.tuning.frame_max_upstream
-        least_max = self._least_max
-        sidecar_channel = connection.sidecar_channel.number
+        largest = self._least_max - OVERHEAD
+        sidecar_channel = connection.sidecar_channel.number or -1
         looked_at = self._methods.looked_at
+        restores = connection.state.restores
         delayed_confirms = connection.delayed_confirms
-        starts = data.startswith
+        acked = 0
+        confirmed: Channel | None = None
         end = len(data)
-        at = start = acked = 0
-        channel: Channel | None = None
-        unpack_head, unpack_method, unpack_tag = FRAME_HEAD.unpack_from, U32.unpack_from, U64.unpack_from
+        at = 0
+        start = 0  # what goes to the producer as it came begins here and has not been copied yet
         while end - at >= OVERHEAD:
-            kind, number, size = unpack_head(data, at)
-            stop = at + size + OVERHEAD
+            kind: int = data[at]
+            number: int = (data[at + 1] << 8) | data[at + 2]
+            size: int = (data[at + 3] << 24) | (data[at + 4] << 16) | (data[at + 5] << 8) | data[at + 6]
+            stop: int = at + size + OVERHEAD
             if stop > end:
                 check_head(kind, number, size, frame_max)
                 break
             if data[stop - 1] != FRAME_END:
                 raise ProtocolError(501, f"the broker's frame on channel {number} does not end with octet 206")
-            if number == sidecar_channel or (inspected and number in inspected):
-                pass
-            elif kind == METHOD:
-                index = unpack_method(data, at + 7)[0] if size >= 4 else 0
-                if index == methods.BASIC_ACK and size == _ACK_BYTES:
-                    channel = channels.get(number)
-                    confirms = channel.confirms if channel is not None else None
-                    if channel is not None and confirms is not None and confirms.ledger is None:
-                        settle, published, head = confirms.settled.settle, confirms.published, data[at : at + 11]
-                        first = at
-                        while True:  # confirms come in runs
-                            acked += settle(unpack_tag(data, at + 11)[0], data[at + 19], published)
+
+            if number != sidecar_channel and not (inspected and number in inspected):
+                if kind == METHOD and size >= 4:
+                    index: int = (data[at + 7] << 24) | (data[at + 8] << 16) | (data[at + 9] << 8) | data[at + 10]
+                    if index == methods.BASIC_ACK and size == _ACK_BYTES:
+                        channel = connection.channels.get(number)
+                        if channel is not None and channel.confirms.ledger is None:
+                            confirms = channel.confirms
+                            first = at
+                            # Confirms come in runs: as long as the next frame is one on the same channel.
+                            head = data[at : at + _ACK_HEAD_BYTES]
+                            while True:
+                                tag: int = U64.unpack_from(data, at + _ACK_HEAD_BYTES)[0]
+                                acked += confirms.settled.settle(tag, data[at + 19], confirms.published)
+                                at = stop
+                                stop += _ACK_FRAME_BYTES
+                                if stop > end or data[stop - 1] != FRAME_END or not data.startswith(head, at):
+                                    break
+                            confirmed = channel
+                            if confirms.sample is not None:
+                                connection.time_confirm(channel)
+                            if channel.audit.mandatory:
+                                connection.forget_mandatory(channel)
+                            if delayed_confirms is not None and delayed_confirms.waits(channel):
+                                if start < first:
+                                    out.append(data[start:first])
+                                delayed_confirms.keep(channel, data[first:at])
+                                start = at
+                            continue
+                    elif index == methods.BASIC_DELIVER or index == methods.BASIC_GET_OK:
+                        after = self._whole_content_end(data, stop, number, largest)
+                        if after and not (restores and data.find(ADDRESS_HEADER, stop, after) >= 0):
+                            at = after
+                            continue
+                        if not restores:
+                            unfinished[number] = HEADER_TO_COME
                             at = stop
-                            stop += _ACK_FRAME_BYTES
-                            if stop > end or data[stop - 1] != FRAME_END or not starts(head, at):
-                                break
-                        if confirms.sample is not None:
-                            connection.time_confirm(channel)
-                        if channel.audit.mandatory:
-                            connection.forget_mandatory(channel)
-                        if delayed_confirms is not None and delayed_confirms.waits(channel):
-                            if start < first:
-                                out.append(data[start:first])
-                            delayed_confirms.keep(channel, data[first:at])
-                            start = at
+                            continue
+                    elif index not in looked_at:
+                        at = stop
                         continue
-                elif index not in looked_at:
+                elif (kind == BODY or kind == HEADER) and size <= largest and number in unfinished:
+                    self._progress(kind, number, data, at, size)
                     at = stop
-                    if index in _WITH_CONTENT:
-                        at = self._whole_content_end(data, stop, number)
-                        if not at:
-                            at = stop
-                            unfinished[number] = -1
                     continue
-            elif (kind == BODY or kind == HEADER) and size + OVERHEAD <= least_max and number in unfinished:
-                self._progress(kind, number, data, at, size)
-                at = stop
-                continue
+
+            # Everything else goes frame by frame: it may change any channel, and end the connection.
             if start < at:
                 out.append(data[start:at])
             start = at if self._take(kind, number, data[at:stop]) else stop
             at = stop
             if connection.phase in _ENDED:
                 break
-        if acked and channel is not None:
+        if confirmed is not None:
             connection.counters.confirms_acked += acked
-            connection.confirmed = channel
+            connection.confirmed = confirmed
         if start < at:
             out.append(data[start:at] if start or at < end else data)
         return at if connection.phase not in _ENDED else self._end(data, at)
 
-    def _whole_content_end(self, data: bytes, header_at: int, number: int) -> int:
-        """Find the offset after a content whose body is one frame at most and all there; 0 where it is not."""
+    def _whole_content_end(self, data: bytes, header_at: int, number: int, largest: int) -> int:
+        """Find the offset after a content whose body is one frame at most and all there; 0 where it is not.
+
+        Args:
+            data: a read buffer.
+            header_at: offset of the content header frame.
+            number: of its channel.
+            largest: payload that a frame to the producer may have, in bytes.
+        """
         end = len(data)
-        if end - header_at < CONTENT_HEAD.size:
+        if end - header_at < _LEAST_HEADER or data[header_at] != HEADER:
             return 0
-        kind, channel, size, _, _, body_size = CONTENT_HEAD.unpack_from(data, header_at)
-        body_at: int = header_at + size + OVERHEAD
-        after: int = body_at + (body_size + OVERHEAD if body_size else 0)
+        if ((data[header_at + 1] << 8) | data[header_at + 2]) != number:
+            return 0
+        size: int = U32.unpack_from(data, header_at + 3)[0]
+        body_at = header_at + size + OVERHEAD
+        if size < _LEAST_HEADER - OVERHEAD or size > largest or body_at > end or data[body_at - 1] != FRAME_END:
+            return 0
+        body_size: int = U64.unpack_from(data, header_at + 11)[0]
+        if not body_size:
+            return body_at
+        after = body_at + body_size + OVERHEAD
         if (
             after > end
-            or kind != HEADER
-            or channel != number
-            or size + OVERHEAD > self._least_max
-            or size < _LEAST_HEADER - OVERHEAD
-            or data[body_at - 1] != FRAME_END
-        ):
-            return 0
-        if body_size and (
-            body_size + OVERHEAD > self._least_max
-            or FRAME_HEAD.unpack_from(data, body_at) != (BODY, number, body_size)
+            or body_size > largest
+            or data[body_at] != BODY
+            or ((data[body_at + 1] << 8) | data[body_at + 2]) != number
+            or U32.unpack_from(data, body_at + 3)[0] != body_size
             or data[after - 1] != FRAME_END
         ):
             return 0
@@ -245,11 +271,11 @@ class BrokerFrames:
         index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
         if channel.state in DISCARDING:
             return self._methods.take_while_closing(channel, index)
-        if channel.output.held_back is not None:
+        if channel.output.holds_back:
             if index not in _CLOSES:
                 self._hold_back(channel, frame)
                 return False
-            while channel.output.held_back is not None:
+            while channel.output.holds_back:
                 self.release(channel)
         return self._methods.take_channel_method(channel, index, frame)
 

@@ -176,6 +176,11 @@ class ProducerOutput:
         """Whether the broker's frames have to be looked at."""
         return bool(self.held_back is not None or self.deferred or self.returned is not None or self.swallowed)
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether frames of the broker are kept."""
+        return self.held_back is not None
+
     def hold_back(self, frame: bytes) -> None:
         """Keep a frame of the broker, and all after it."""
         if self.held_back is None:

@@ -82,6 +82,11 @@ from proxy.relay.publish.producer_frames import ProducerFrames
 from proxy.relay.publish.publish_frames import PublishFrames
 from proxy.values import RESERVED_PREFIX
 
+#: methods of class basic that consumers send, and the payload of each
+_ACK: Final = 80
+_REJECT: Final = 90
+_NACK: Final = 120
+_ACK_BYTES: Final = 13
 #: payload of a content header without any property
 _LEAST_HEADER: Final = 14
 #: payload of a publish with empty exchange and routing key
@@ -269,6 +274,22 @@ class PublishPass:
                         self._after_fault = body_at
                         at = self._publish(data, at, key_at, flags_at, body_at, channel, False)
                         continue
+
+            # What a consumer sends for each message passes: Basic.Ack, Reject and Nack have one length.
+            if (
+                kind == METHOD
+                and size == _ACK_BYTES
+                and data[at + 8] == BASIC
+                and (data[at + 10] == _ACK or data[at + 10] == _REJECT or data[at + 10] == _NACK)
+                and not data[at + 9]
+                and not data[at + 7]
+                and self._relaying
+                and channel is not None
+                and channel.content is None
+                and (channel.state is OPEN or channel.state is OPENING)
+            ):
+                at = stop
+                continue
 
             # Everything else goes frame by frame: it may change any channel, the rules, and what is relayed at all.
             if self._start < at:
