@@ -9,9 +9,9 @@ from proxy.net.remote.pool import RemotePool
 from proxy.net.throttle import RegexPacing
 from proxy.net.upstream import Upstream, UpstreamPool
 from proxy.net.vhosts import Vhosts
+from proxy.relay.connection_audit import AuditCommits
 from proxy.relay.connection_state import RelayLimits
 from proxy.relay.counters import Counters
-from proxy.relay.delayed_confirms import AuditCommits
 from proxy.relay.rate_limits import RateLimits, UserRateLimits
 
 

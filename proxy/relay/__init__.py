@@ -13,14 +13,14 @@ Nothing here opens a socket, reads a clock or draws a random number: `net` drive
 | the read buffer of the broker's frames; deliveries and returns | `broker_frames` |
 | what an ack, nack, return, declare-ok or close of the broker does | `broker_methods` |
 | joining the acks, nacks and returns of publishes that left as several | `confirm_ledger` |
-| confirms that wait for the audit log | `delayed_confirms` |
 | publishes to other brokers | `remote` |
 | logging in and agreeing on limits | `handshake` |
 | the state of a virtual host, shared with the control plane | `vhost` |
 | whether the token of a destination is bound, and what to bind and unbind | `token_table` |
 | destination tokens, grant keys and signatures | `tokens` |
 | ``x-original-address`` and ``x-original-cc`` | `original_address` |
-| audit lines of a connection; the interface of the audit log | `connection_audit`, `audit_sink` |
+| audit lines of a connection, and confirms that wait for them | `connection_audit` |
+| the interface of the audit log | `audit_sink` |
 | what is counted | `counters` |
 | how much a user may publish | `rate_limits` |
 """

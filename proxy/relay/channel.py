@@ -341,7 +341,6 @@ class Channel:
         "audit",
         "confirms",
         "content",
-        "head",
         "held",
         "last_queue",
         "mode",
@@ -358,8 +357,6 @@ class Channel:
         """Start closed: Channel.Open is the first event."""
         buffered = buffered or BufferedBytes()
         self.number = number
-        #: what each content header frame of the channel begins with
-        self.head = b"\x02" + number.to_bytes(2, "big")
         self.state: ChannelState = CLOSED
         self.mode: ChannelMode = PLAIN
         self.content: ContentUnderWay | None = None

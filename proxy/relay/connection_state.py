@@ -29,9 +29,8 @@ from proxy.relay.channel_state import (
     ChannelEvent,
     next_state,
 )
-from proxy.relay.connection_audit import ConnectionAudit
+from proxy.relay.connection_audit import AuditCommits, ConnectionAudit, DelayedConfirms
 from proxy.relay.declare.sidecar_channel import SidecarChannel
-from proxy.relay.delayed_confirms import AuditCommits, DelayedConfirms
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
 from proxy.relay.remote.lane import Remotes

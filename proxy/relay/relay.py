@@ -16,7 +16,7 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay.broker_frames import BrokerFrames
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM, DECLARING, HOLDING
-from proxy.relay.connection_audit import ConnectionAudit
+from proxy.relay.connection_audit import AuditCommits, ConnectionAudit
 from proxy.relay.connection_state import (
     ConnectionState,
     LookUpExchange,
@@ -28,7 +28,6 @@ from proxy.relay.connection_state import (
 )
 from proxy.relay.counters import RelayCounters
 from proxy.relay.declare.token_bindings import check_permission
-from proxy.relay.delayed_confirms import AuditCommits
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
 from proxy.relay.publish.publish_pass import PublishPass

@@ -113,10 +113,6 @@ def test_a_channel_starts_closed_idle_and_plain() -> None:
     assert (channel.needs_inspection, channel.confirms.total, bool(channel.held)) == (False, 0, False)
 
 
-def test_its_head_is_how_its_content_headers_begin() -> None:
-    assert Channel(258).head == b"\x02\x01\x02"
-
-
 @pytest.mark.parametrize("state", ChannelState)
 def test_what_the_broker_sends_is_looked_at_where_it_is_discarded(state: ChannelState) -> None:
     channel = Channel(1)
