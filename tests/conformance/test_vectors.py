@@ -7,7 +7,6 @@ import pytest
 from tests.conformance import open_exchange
 from tests.conformance.__main__ import main
 from tests.conformance.files import OWN_VECTORS, vectors, verdicts
-from tests.conformance.plugin import PluginExchange
 
 _ROW_1 = "goto-stop-and-plain-bindings"
 
@@ -24,7 +23,7 @@ def test_there_are_vectors_of_the_open_exchange() -> None:
 
 def test_plugin_view_is_what_was_observed_where_only_goto_and_stop_differ() -> None:
     observed = [
-        (open_exchange.result(vector, PluginExchange), vector["expected"])
+        (open_exchange.plugin_result(vector), vector["expected"])
         for path in OWN_VECTORS
         for vector in vectors(path)
         if vector.get("seed_reason") == [_ROW_1]
