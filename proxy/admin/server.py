@@ -218,13 +218,13 @@ class AdminServer:
         degraded = list(await _now(self._degraded()))
         status = 503 if reasons else 200
         if "application/json" in request.headers.get("Accept", ""):
-            return _json({"ready": not reasons, "reasons": reasons, "degraded": degraded}, status)
+            return json_response({"ready": not reasons, "reasons": reasons, "degraded": degraded}, status)
         lines = ["not ready", *reasons] if reasons else ["ready"]
         lines += [f"degraded: {reason}" for reason in degraded]
         return web.Response(status=status, text="".join(f"{line}\n" for line in lines))
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        return _json(await _now(self._status()))
+        return json_response(await _now(self._status()))
 
 
 class _Refused(asyncio.Protocol):
@@ -303,7 +303,8 @@ async def _now(answer: Soon[T]) -> T:
     return await answer if isawaitable(answer) else answer
 
 
-def _json(value: object, status: int = 200) -> web.Response:
+def json_response(value: object, status: int = 200) -> web.Response:
+    """Make an answer of plain data; what JSON lacks is shown as text."""
     text = json.dumps(value, indent=2, default=_as_text)
     return web.Response(status=status, text=text + "\n", content_type="application/json")
 

@@ -23,6 +23,7 @@ import structlog
 
 from proxy.addressing.targets import Remote
 from proxy.admin.explain import ExplainPage
+from proxy.admin.recent import RecentPublishes
 from proxy.admin.rules_pages import RulesPages
 from proxy.admin.server import AdminServer
 from proxy.app.composition import (
@@ -260,7 +261,9 @@ class Sidecar:
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks, self._remotes)
         self._shadow = Shadow(self._reload, vhosts, privacy, tasks)
-        self._admin = self._make_admin(vhosts, self._reload, self._shadow)
+        recent = RecentPublishes(privacy, vhosts.set_failures)
+        vhosts.set_failures(recent)
+        self._admin = self._make_admin(vhosts, self._reload, self._shadow, recent)
         listener = self._make_listener(vhosts)
         if self._audit is not None:
             self._audit.on_durable = listener.audit_durable
@@ -421,10 +424,10 @@ class Sidecar:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload
 
-    def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow) -> AdminServer:
+    def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow, recent: RecentPublishes) -> AdminServer:
         explain = ExplainPage(lambda: reload.loaded, lambda: vhosts.states)
         rules = RulesPages(lambda: reload.loaded, lambda: vhosts.states, self._missing)
-        routes = [reload.route, explain.route, *rules.routes, *shadow.routes]
+        routes = [reload.route, explain.route, *rules.routes, *shadow.routes, recent.route]
         exposition = Exposition(self._counters, None if self._slot is None else self._slot.number)
         allow = self._settings.admin.allow
         hosts = self._settings.admin.hosts

@@ -133,6 +133,18 @@ COMMANDS = {
         done="done, or ended by Ctrl-C",
         interrupted="ended by Ctrl-C before the first table",
     ),
+    "tail": CommandEntry(
+        "the last publishes that were unroutable, rejected, nacked or returned",
+        "Prints what a running sidecar has kept of its last 200 failed publishes: exchange, routing key, size, reason "
+        "and the names of headers; values only of headers that audit.headers allows. Publishes that reach no queue "
+        "are kept while somebody looks: from the first call on, until five minutes after the last.",
+        (
+            ("oxproxy tail --follow", "until Ctrl-C"),
+            ("oxproxy tail --json", "one JSON object in a line for each, for a script"),
+        ),
+        wrong=_ASKED,
+        done="done; with --follow, ended by Ctrl-C",
+    ),
     "routes": CommandEntry(
         "exchanges, bindings and destinations as a tree",
         "Shows for each exchange its bindings in the order in which they are visited, with conditions, effects and "

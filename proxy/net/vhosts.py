@@ -21,7 +21,7 @@ from proxy.relay.audit_sink import AuditSink
 from proxy.relay.connection_state import NO_INVENTORY, PermissionCheck, QueueInventory
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import ClientRules, DecisionCaches, Plans, Sources
-from proxy.relay.publish.tap import Tap
+from proxy.relay.publish.tap import FailureSink, Tap
 from proxy.relay.vhost import Destination, VhostState
 from proxy.routing.router import Router
 
@@ -134,6 +134,7 @@ class Vhosts:
         "_control",
         "_counters",
         "_decisions",
+        "_failures",
         "_journal",
         "_plans",
         "_rules",
@@ -158,6 +159,7 @@ class Vhosts:
         self._counters = counters
         self._sources = sources
         self._tap: Tap | None = None
+        self._failures: FailureSink | None = None
         self._decisions = DecisionCaches()
         self._plans = {state.name: self._make(state) for state in states}
         #: connections on which clients can be asked what they may bind
@@ -203,9 +205,17 @@ class Vhosts:
         for plans in self._plans.values():
             plans.set_tap(tap)
 
+    def set_failures(self, failures: FailureSink) -> None:
+        """Let somebody keep failed publishes; called again when it has changed its mind which ones."""
+        self._failures = failures
+        for plans in self._plans.values():
+            plans.failures = failures
+            plans.state.changed()
+
     def _make(self, state: VhostState) -> Plans:
         plans = Plans(state, self._counters, self._sources, self._rules, self._journal, self._decisions)
         plans.tap = self._tap
+        plans.failures = self._failures
         return plans
 
     def inventory(self, vhost: str) -> QueueInventory:

@@ -316,10 +316,7 @@ class BrokerFrames:
         connection.mark(channel)
         method, header = restored_content(connection.state, method, header)
         if returned:
-            connection.counters.returns += 1
-            if connection.audit is not None:
-                _, _, exchange, routing_key = read_return(method[7:-1])
-                connection.audit.returned(channel, exchange, routing_key)
+            connection.note_return(channel, method, header)
         connection.to_producer.append(method)
         self._pass_content(channel, HEADER, header)
 

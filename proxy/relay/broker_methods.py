@@ -16,7 +16,6 @@ from proxy.amqp.method_frames import (
     read_ack,
     read_nack,
     read_queue_declare_ok,
-    read_return,
 )
 from proxy.amqp.methods import method_frame
 from proxy.relay.channel import Channel, ExpectedReply
@@ -122,8 +121,9 @@ class BrokerMethods:
                 counters.confirms_acked += count
             else:
                 counters.confirms_nacked += count
-                if connection.audit is not None:
-                    for producer_tag in refused:
+                for producer_tag in refused:
+                    connection.note_nack(channel, producer_tag)
+                    if connection.audit is not None:
                         connection.audit.settled(channel, producer_tag, "nacked")
             if confirms.sample is not None:
                 connection.time_confirm(channel)
@@ -141,12 +141,11 @@ class BrokerMethods:
 
     def _return(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
-        if connection.state.restores or channel.confirms.returns:  # its header tells whose it is
+        # Its header tells whose it is, and what those who look at failed publishes want to know.
+        failures = connection.plans.failures
+        if connection.state.restores or channel.confirms.returns or (failures is not None and failures.watched):
             return self._content(channel, frame)
-        connection.counters.returns += 1
-        if connection.audit is not None:
-            _, _, exchange, routing_key = read_return(frame[7:-1])
-            connection.audit.returned(channel, exchange, routing_key)
+        connection.note_return(channel, frame)
         connection.unfinished[channel.number] = -1
         return True
 

@@ -412,6 +412,7 @@ class ConnectionState:
                 self.send_to_producer(channel, frame)
             return
         self.counters.confirms_nacked += 1
+        self.note_nack(channel, producer_tag)
         if self.audit is not None:
             self.audit.settled(channel, producer_tag, "nacked")
         frame = methods.method_frame(channel.number, methods.BASIC_NACK, producer_tag, False, False)
@@ -428,13 +429,37 @@ class ConnectionState:
         """
         channel = publish.channel
         self.counters.returns += 1
+        address = (publish.exchange, publish.routing_key)
+        self.plans.fail(self.user, channel.number, "returned", "312 NO_ROUTE", address, header)
         if self.audit is not None:
-            self.audit.returned(channel, publish.exchange, publish.routing_key)
+            self.audit.returned(channel, *address)
         method = method_frames.basic_return(
             channel.number, _NO_ROUTE, b"NO_ROUTE", publish.exchange, publish.routing_key
         )
         body_parts = body_frames(channel.number, body, self.tuning.frame_max_producer)
         self.send_to_producer(channel, b"".join((method, header, *body_parts)))
+
+    def note_return(self, channel: Channel, method: bytes, header: bytes = b"") -> None:
+        """The broker returns a publish to the producer.
+
+        Args:
+            channel: where it came from.
+            method: the frame of Basic.Return, with the producer's address.
+            header: the content header frame after it, where it is looked at.
+        """
+        self.counters.returns += 1
+        if self.audit is None and self.plans.failures is None:
+            return
+        code, text, exchange, routing_key = method_frames.read_return(method[7:-1])
+        reason = f"{code} {text.decode(errors='backslashreplace')}"
+        self.plans.fail(self.user, channel.number, "returned", reason, (exchange, routing_key), header)
+        if self.audit is not None:
+            self.audit.returned(channel, exchange, routing_key)
+
+    def note_nack(self, channel: Channel, producer_tag: int) -> None:
+        """A publish is nacked to the producer."""
+        number = channel.confirms.before + producer_tag
+        self.plans.fail(self.user, channel.number, "nacked", f"the broker refused publish {number} of the channel")
 
     def drop_content(self, channel: Channel) -> None:
         """No more frames of the publish under way are expected."""

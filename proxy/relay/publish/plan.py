@@ -38,7 +38,7 @@ from proxy.relay.publish.outgoing import (
     outgoing,
     readdressed,
 )
-from proxy.relay.publish.tap import ObservedDecision, Tap
+from proxy.relay.publish.tap import FailedPublish, FailureSink, ObservedDecision, Tap
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
@@ -148,6 +148,7 @@ class Plans:
         "confirm_timing",
         "counters",
         "epoch",
+        "failures",
         "journal",
         "rules",
         "sources",
@@ -185,6 +186,23 @@ class Plans:
         self._passed_records: dict[bytes, LineTemplate] = {}
         #: who is told of publishes; `set_tap` changes it
         self.tap: Tap | None = None
+        #: who keeps failed publishes
+        self.failures: FailureSink | None = None
+
+    def fail(
+        self,
+        user: str,
+        channel: int,
+        result: str,
+        reason: str,
+        address: tuple[bytes, bytes] | None = None,
+        header: bytes = b"",
+    ) -> None:
+        """Keep a failed publish, see `FailedPublish`; for what is rare, never for a publish that reaches a queue."""
+        if self.failures is not None:
+            exchange, routing_key = (None, None) if address is None else address
+            at, vhost = self.sources.wall(), self.state.name
+            self.failures.add(FailedPublish(at, vhost, user, channel, result, reason, exchange, routing_key, header))
 
     def set_tap(self, tap: Tap | None) -> None:
         """Let a tap observe the publishes from now on, or none."""
@@ -420,8 +438,11 @@ class Plan:
         out = outgoing(
             decision, self.owned, state, plans.traffic, plans.journal, routing_key=routing_key, source=self._source
         )
+        nowhere = plans.failures is not None and plans.failures.watched and bool(self.unroutable(out))
         if self._source is not None:
             out = readdressed(out, OriginalAddress(self.owned.name, routing_key))
+        if nowhere:
+            out.leaves_at_once = False  # the exit keeps it; publishes that reach a queue pay nothing
         cost = len(entries) + len(routing_key) + _ENTRY_BYTES
         if decision.keep and not out.unbound and cost <= FACTS_BYTES:
             shared = len(decision.queues) + len(decision.exchanges) + len(decision.matched)
@@ -442,6 +463,22 @@ class Plan:
         self.decisions.clear()
         self._bytes = 0
         self._plans.caches.remove(self)
+
+    def unroutable(self, out: Outgoing) -> str:
+        """Give the reason why a publish reaches no queue, as far as it is known here; empty where it may reach some."""
+        decision, remote_targets = out.decision, out.remote_targets
+        if remote_targets is not None:
+            failed = bool(remote_targets.failed) and not (remote_targets.targets or out.copies)
+            return "the address table leads nowhere" if failed else ""
+        if out.untouched or any(copy.plain for copy in out.copies):
+            return ""
+        state = self._plans.state
+        if decision.outcome is Outcome.UNROUTED:
+            return "" if decision.alternate and self.owned.alternate is not None else "no binding matches"
+        if decision.outcome is not Outcome.ROUTED or state.addresses is not None:
+            return ""
+        names = [("queue", name) for name in decision.queues] + [("exchange", name) for name in decision.exchanges]
+        return "no destination exists" if all(name in state.missing for name in names) else ""
 
     def observe(self, tap: Tap, exchange: bytes, routing_key: bytes, header: bytes, out: Outgoing) -> None:
         """Tell a tap of a publish that is on its way."""

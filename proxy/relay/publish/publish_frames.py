@@ -192,6 +192,12 @@ class PublishFrames:
             address = (publish.exchange, publish.routing_key)
             header_bytes = len(header)
             audit.publish(channel, out.record, *address, publish.mandatory, header, 0, header_bytes, body_size, took_us)
+        plans = self._connection.plans
+        if plans.failures is not None and plans.failures.watched:
+            reason = plan.unroutable(out)
+            if reason:
+                address = (publish.exchange, publish.routing_key)
+                plans.fail(self._connection.user, channel.number, "unroutable", reason, address, header)
         if plan.tap is not None:
             plan.observe(plan.tap, publish.exchange, publish.routing_key, header, out)
 

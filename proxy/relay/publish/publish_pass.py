@@ -513,6 +513,8 @@ class PublishPass:
             if self._start < at:
                 self._upstream.append(data[self._start : at])
             self._start = body_at
+            header = data[header_at:body_at]
+            self._plans.fail(connection.user, channel.number, "rejected", str(error), (exchange, routing_key), header)
             if error.scope is Scope.CONNECTION:
                 raise
             connection.refuse(channel, error)

@@ -1,4 +1,4 @@
-"""Tap on the publish path: how shadow rules see live publishes and what was decided about them.
+"""Who sees what passes the publish path: shadow rules (`Tap`), and the list of publishes that failed (`FailureSink`).
 
 While a tap is set, the plans of the publishes that it wants carry it (`Plan.tap`), and it gets each of these publishes
 with its decision, once it is on its way. What leaves does not change.
@@ -61,9 +61,8 @@ class ObservedDecision(NamedTuple):
         Raises:
             ProtocolError: 502, the header is malformed.
         """
-        header = self.header
-        span = table_span(header, _PROPERTIES_AT, U16.unpack_from(header, _FLAGS_AT)[0], len(header) - 1)
-        return [] if span is None else pick(header, *span, names)
+        span = _table_span(self.header)
+        return [] if span is None else pick(self.header, *span, names)
 
 
 class Tap(Protocol):
@@ -74,3 +73,69 @@ class Tap(Protocol):
 
     def observe(self, observed: ObservedDecision) -> None:
         """A publish is on its way; called on the publish path."""
+
+
+class FailedPublish(NamedTuple):
+    """One publish that reached no queue, or was refused.
+
+    Args:
+        at: seconds since the epoch.
+        vhost: its virtual host.
+        user: name the producer logged in with.
+        channel: number of its channel.
+        result: unroutable, rejected, nacked or returned.
+        reason: why, in words.
+        exchange: as the producer named it; None where it is not known (a nack has a number only).
+        routing_key: likewise.
+        header: its content header frame, empty where it is not known.
+    """
+
+    at: float
+    vhost: str
+    user: str
+    channel: int
+    result: str
+    reason: str
+    exchange: bytes | None = None
+    routing_key: bytes | None = None
+    header: bytes = b""
+
+    def size(self) -> int | None:
+        """Give the bytes of its body, None where they are not known."""
+        if not self.header:
+            return None
+        size: int = U64.unpack_from(self.header, _SIZE_AT)[0]
+        return size
+
+    def header_names(self) -> list[bytes]:
+        """Give the names of its headers, in order.
+
+        Raises:
+            ProtocolError: 502, the header is malformed.
+        """
+        span = _table_span(self.header) if self.header else None
+        return [] if span is None else [name for name, _ in decode_table(self.header, *span)]
+
+    def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+        """Give some headers as letter and value bytes.
+
+        Raises:
+            ProtocolError: 502, the header is malformed.
+        """
+        span = _table_span(self.header) if self.header else None
+        return [] if span is None else pick(self.header, *span, names)
+
+
+class FailureSink(Protocol):
+    """Keeps failed publishes."""
+
+    #: Whether publishes that reach no queue are wanted as well. Plans look at it when they decide: a change has to be
+    #: followed by `VhostState.changed`.
+    watched: bool
+
+    def add(self, failed: FailedPublish) -> None:
+        """Keep one."""
+
+
+def _table_span(header: bytes) -> tuple[int, int] | None:
+    return table_span(header, _PROPERTIES_AT, U16.unpack_from(header, _FLAGS_AT)[0], len(header) - 1)

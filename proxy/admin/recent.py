@@ -1,0 +1,125 @@
+"""``GET /api/recent``: the last publishes that were unroutable, rejected, nacked or returned.
+
+Rejected, nacked and returned publishes are rare, and always kept. Publishes that reach no queue may be many: they are
+kept while somebody looks (`WATCHED_SECONDS` from the last request), so that nobody pays for them at other times; the
+same holds for size and header names of returned ones. The broker's nack names a publish by its number only, so that
+address and headers of a nacked one are not known here; the audit log has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+
+from aiohttp import web
+
+from proxy.admin.server import GuardedRoute, json_response
+from proxy.audit.record import LineRenderer, Privacy, TimestampText, text
+from proxy.errors import ProtocolError
+from proxy.relay.publish.tap import FailedPublish, FailureSink
+
+#: Publishes that are kept, and bytes of their header frames; the oldest go first.
+KEPT, KEPT_BYTES = 200, 2 << 20
+#: Seconds after the last request in which publishes that reach no queue are still kept.
+WATCHED_SECONDS = 300.0
+#: The error text of a regex has the regex, which is the value of a header.
+_PATTERN = re.compile(r"Invalid regex '.*': ", re.DOTALL)
+
+
+class RecentPublishes:
+    """Keeps failed publishes.
+
+    Args:
+        privacy: what of a message may be shown.
+        changed: called with this object when `watched` has changed.
+    """
+
+    def __init__(self, privacy: Privacy, changed: Callable[[FailureSink], None]) -> None:
+        self.watched = False
+        self._records = LineRenderer("", privacy)
+        self._changed = changed
+        self._timestamp = TimestampText()
+        self._kept: deque[FailedPublish] = deque()
+        self._bytes = 0
+        #: how many there have been
+        self._count = 0
+        self._end: asyncio.TimerHandle | None = None
+
+    @property
+    def route(self) -> GuardedRoute:
+        """``GET /api/recent``; `after`: only those with a higher number."""
+        return GuardedRoute("GET", "/api/recent", self._get)
+
+    def add(self, failed: FailedPublish) -> None:
+        """Keep one; called on the publish path, so it is made readable on request only."""
+        self._count += 1
+        self._kept.append(failed)
+        self._bytes += len(failed.header)
+        while len(self._kept) > KEPT or self._bytes > KEPT_BYTES:
+            self._bytes -= len(self._kept.popleft().header)
+
+    def watch(self) -> None:
+        """Somebody looks: keep publishes that reach no queue from now on, for some time."""
+        if self._end is not None:
+            self._end.cancel()
+        self._end = asyncio.get_running_loop().call_later(WATCHED_SECONDS, self._set_watched, False)
+        if not self.watched:
+            self._set_watched(True)
+
+    def after(self, number: int) -> dict[str, object]:
+        """Return what is kept, the oldest first.
+
+        Args:
+            number: of the last publish that is known already.
+        """
+        first = self._count - len(self._kept) + 1
+        new = enumerate(islice(self._kept, max(0, number - first + 1), None), max(first, number + 1))
+        return {"count": self._count, "publishes": [self._shown(each, failed) for each, failed in new]}
+
+    async def _get(self, request: web.Request) -> web.Response:
+        asked = request.query.get("after", "0")
+        if not asked.isascii() or not asked.isdigit() or len(asked) > 18:
+            return json_response({"errors": [f"after: seen {asked!r}, expected a number"]}, 422)
+        before = self.watched
+        self.watch()
+        number = int(asked)
+        # A number from before a restart: everything is new.
+        return json_response({"watched": before, **self.after(number if number <= self._count else 0)})
+
+    def _set_watched(self, watched: bool) -> None:
+        self.watched = watched
+        if not watched:
+            self._end = None
+        self._changed(self)
+
+    def _shown(self, number: int, failed: FailedPublish) -> dict[str, object]:
+        """Return what may be shown of a publish: the same as in an audit line, and the names of its headers."""
+        privacy = self._records.privacy
+        key = None if failed.routing_key is None else text(failed.routing_key)
+        if failed.routing_key is not None and "rk" in privacy.hashed:
+            key = privacy.hash("rk", failed.routing_key)
+        user = privacy.hash("user", failed.user.encode()) if "user" in privacy.hashed else failed.user
+        try:
+            names: list[str] | None = [text(name) for name in failed.header_names()] if failed.header else None
+            headers = json.loads(self._records.headers(failed.raw_headers(privacy.headers)))
+            size = failed.size()
+        except ProtocolError:  # it may have been rejected for that
+            names, headers, size = None, {}, None
+        return {
+            "number": number,
+            "at": self._timestamp(failed.at),
+            "vhost": failed.vhost,
+            "user": user,
+            "channel": failed.channel,
+            "result": failed.result,
+            "reason": _PATTERN.sub("Invalid regex: ", failed.reason),
+            "exchange": None if failed.exchange is None else text(failed.exchange),
+            "routing_key": key,
+            "size": size,
+            "header_names": names,
+            "headers": headers,
+        }

@@ -1,0 +1,64 @@
+"""``oxproxy tail``: the last publishes of a running sidecar that were unroutable, rejected, nacked or returned."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
+from proxy.cli.console import DONE, print_line, printable
+
+_INTERVAL_SECONDS = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    add_admin_arguments(parser)
+    parser.add_argument("--follow", "-f", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print a JSON object in a line for each publish")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what is kept; with --follow also what comes."""
+    admins = admin_clients(options, "oxproxy tail")
+    counts = [0] * len(admins)
+    try:
+        while True:
+            counts = _print_new(admins, counts, as_json=options.json)
+            sys.stdout.flush()
+            if not options.follow:
+                return DONE
+            time.sleep(_INTERVAL_SECONDS)
+    except KeyboardInterrupt:
+        if not options.follow:
+            raise
+    return DONE
+
+
+def _print_new(admins: Sequence[AdminClient], counts: Sequence[int], *, as_json: bool) -> list[int]:
+    """Print the publishes of all workers since their last numbers in the order of time; give the new numbers."""
+    answers = [admin.json(f"/api/recent?after={count}") for admin, count in zip(admins, counts, strict=True)]
+    new = sorted((publish for answer in answers for publish in answer["publishes"]), key=lambda each: str(each["at"]))
+    for publish in new:
+        print_line(json.dumps(publish, ensure_ascii=False) if as_json else _line(publish))
+    return [int(answer["count"]) for answer in answers]
+
+
+def _line(publish: dict[str, Any]) -> str:
+    fields = [publish["at"], publish["result"].ljust(10), f"vhost={publish['vhost']}"]
+    for name in ("exchange", "routing_key", "size"):
+        if publish[name] is not None:
+            fields.append(f"{name}={_quoted(publish[name])}")
+    if publish["header_names"]:
+        shown = publish["headers"]
+        names = [f"{name}={_quoted(shown[name])}" if name in shown else name for name in publish["header_names"]]
+        fields.append(f"headers=[{', '.join(names)}]")
+    return printable("  ".join([*fields, publish["reason"]]))
+
+
+def _quoted(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
