@@ -1,4 +1,4 @@
-"""How much memory does the sidecar take: idle, for one more connection, for one very large message?
+"""How much memory does the sidecar take: idle, for one more connection, hostile or not, for one very large message?
 
 Asks a sidecar that has carried nothing yet, and looks at its resident set from outside.
 """
@@ -6,6 +6,7 @@ Asks a sidecar that has carried nothing yet, and looks at its resident set from 
 from __future__ import annotations
 
 import contextlib
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -17,10 +18,14 @@ from tests.bench.arena import OXPROXY, Arena
 from tests.bench.cases import Row
 from tests.bench.link import FRAME_MAX_BYTES, Link, LinkError
 from tests.bench.processes import ChildError, memory_kib, reset_peak
-from tests.bench.publishes import content_header, frame, publish_method
+from tests.bench.publishes import content_header, frame, publish_method, text_entry
 
 WARM_CONNECTIONS = 20
 CONNECTIONS = 200
+HOSTILE_CONNECTIONS = 1_000
+"""10,000 need 20,000 descriptors of each side, which few machines allow; what one adds is asked for, and it is flat."""
+HOSTILE_HEADER_BYTES, HOSTILE_LARGE, HOSTILE_KEYS = 60_000, 4, 64
+"""What each of them publishes: large headers, and keys and values that no other publish has."""
 LARGE_BODY_BYTES = 1 << 30
 LOAD_RUNS = 3
 STEADY_SECONDS = 1.0
@@ -31,7 +36,11 @@ CONNECTION = Row("memory", "memory of one more idle connection", "KiB", 64, at_l
 LARGE_PASS = Row("memory", "extra memory for a 1 GiB message, pass-through", "MiB", 16, at_least=False)
 LARGE_OPEN = Row("memory", "extra memory for a 1 GiB message, open exchange", "MiB", 16, at_least=False)
 LOAD = Row("load", "load a rules file of 10,000 bindings (oxproxy check)", "s", 3, at_least=False)
+HOSTILE = Row(
+    "hostile", "memory of one more connection that sends large, always different publishes", "KiB", 128, at_least=False
+)
 IDLE_ROWS = (IDLE, CONNECTION)
+HOSTILE_ROWS = (HOSTILE,)
 LARGE_PASS_ROWS = (LARGE_PASS,)
 LARGE_OPEN_ROWS = (LARGE_OPEN,)
 LOAD_ROWS = (LOAD,)
@@ -49,6 +58,38 @@ def measure_idle(arena: Arena) -> list[list[float]]:
             links.enter_context(Link("127.0.0.1", port))
         after = steady_memory_kib(pid)
     return [[idle / 1024], [(after - before) / CONNECTIONS]]
+
+
+def measure_hostile(arena: Arena) -> list[list[float]]:
+    """The value of `HOSTILE_ROWS`: what a connection leaves in memory that has sent what no cache is made for."""
+    port, pid = arena.start_sidecar(
+        "sidecar with hostile producers", arrangement.small_rules(arena.folder, arena.broker)
+    )
+    with contextlib.ExitStack() as links:
+        for number in range(WARM_CONNECTIONS):
+            send_hostile(links.enter_context(Link("127.0.0.1", port, confirms=True)), number)
+        before = steady_memory_kib(pid)
+        for number in range(WARM_CONNECTIONS, WARM_CONNECTIONS + HOSTILE_CONNECTIONS):
+            send_hostile(links.enter_context(Link("127.0.0.1", port, confirms=True)), number)
+        after = steady_memory_kib(pid)
+    return [[(after - before) / HOSTILE_CONNECTIONS]]
+
+
+def send_hostile(link: Link, number: int) -> None:
+    """Publish messages of which none equals another, and wait until all are confirmed."""
+    fill = "x" * (HOSTILE_HEADER_BYTES // HOSTILE_LARGE)
+    sizes = [HOSTILE_LARGE] * HOSTILE_LARGE + [0] * HOSTILE_KEYS
+    for turn, fillers in enumerate(sizes):
+        entries = text_entry("kind", f"kind.{number}.{turn}") + text_entry("trace", f"{number}-{turn}")
+        entries += b"".join(text_entry(f"filler-{index}", fill) for index in range(fillers))
+        payload = struct.pack(">HHQHL", 60, 0, 0, 0x2000, len(entries)) + entries
+        link.socket.sendall(publish_method("bench.hkv-10", f"key.{number}.{turn}") + frame(2, payload))
+    confirmed = 0
+    while confirmed < len(sizes):
+        seen = link.next_frame()
+        if not isinstance(seen, commands.Basic.Ack):
+            raise LinkError(f"expected an ack, saw {seen!r}")
+        confirmed = seen.delivery_tag if seen.multiple else confirmed + 1
 
 
 def measure_large_pass(arena: Arena) -> list[list[float]]:

@@ -25,6 +25,7 @@ PING_BLOCKS, PINGS = 8, 50
 """Pings of a round: the cases take turns in short blocks, as an added latency is a small difference."""
 SINGLES = (
     (memory.IDLE_ROWS, memory.measure_idle),
+    (memory.HOSTILE_ROWS, memory.measure_hostile),
     (memory.LARGE_PASS_ROWS, memory.measure_large_pass),
     (memory.LARGE_OPEN_ROWS, memory.measure_large_open),
     (memory.LOAD_ROWS, memory.measure_load),
