@@ -4,6 +4,7 @@
   how a page is made of a function (`json_route`).
 - `explain`: ``POST /explain``, why a message would reach which queues.
 - `rules_pages`: ``GET /api/rules``, the rules in force as written; ``GET /api/routes``, what they route where.
+- `console`: ``GET /``, a page for a browser, made of the others; its files are in ``static``.
 - `recent`: ``GET /api/recent``, the last publishes that were unroutable, rejected, nacked or returned.
 
 ``POST /-/reload`` and ``/-/shadow`` are pages of `proxy.app.reload` and `proxy.app.shadow`.

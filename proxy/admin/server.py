@@ -8,8 +8,8 @@ Connections are bounded in number and time, so that they take no file descriptor
 have been received `REQUEST_SECONDS` after its connection, or after the answer before it was ready, and that answer must
 have been read by then. There is no deadline while a page is being made.
 
-Guarded pages answer loopback and `admin.allow`, and no page in a browser: neither one that names its origin, nor one
-whose own name was made to lead here (DNS rebinding), which shows in the Host header.
+Guarded pages answer loopback and `admin.allow`, and no page in a browser but the console: neither one that names
+another origin, nor one whose own name was made to lead here (DNS rebinding), which shows in the Host header.
 """
 
 from __future__ import annotations
@@ -172,11 +172,12 @@ class AdminServer:
         async def guarded(request: web.Request) -> web.StreamResponse:
             if not self._is_allowed(request.remote):
                 raise web.HTTPForbidden(text="only for loopback and for networks of admin.allow\n")
+            host = request.headers.get("Host", "")
             # A page in an operator's browser can reach loopback as well; browsers say so, tools never do.
-            if "Origin" in request.headers:
-                raise web.HTTPForbidden(text="not for pages in a browser\n")
-            if not self._is_named(request.headers.get("Host", "")):
-                text = f"Host {request.headers['Host']}: expected localhost, an address, or a name of admin.hosts\n"
+            if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
+                raise web.HTTPForbidden(text="not for other pages in a browser\n")
+            if not self._is_named(host):
+                text = f"Host {host}: expected localhost, an address, or a name of admin.hosts\n"
                 raise web.HTTPForbidden(text=text)
             return await handler(request)
 

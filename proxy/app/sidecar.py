@@ -22,6 +22,7 @@ from pathlib import Path
 import structlog
 
 from proxy.addressing.targets import Remote
+from proxy.admin.console import console_routes
 from proxy.admin.explain import ExplainPage
 from proxy.admin.recent import RecentPublishes
 from proxy.admin.rules_pages import RulesPages
@@ -427,7 +428,7 @@ class Sidecar:
     def _make_admin(self, vhosts: Vhosts, reload: Reload, shadow: Shadow, recent: RecentPublishes) -> AdminServer:
         explain = ExplainPage(lambda: reload.loaded, lambda: vhosts.states)
         rules = RulesPages(lambda: reload.loaded, lambda: vhosts.states, self._missing)
-        routes = [reload.route, explain.route, *rules.routes, *shadow.routes, recent.route]
+        routes = [reload.route, explain.route, *rules.routes, *shadow.routes, recent.route, *console_routes()]
         exposition = Exposition(self._counters, None if self._slot is None else self._slot.number)
         allow = self._settings.admin.allow
         hosts = self._settings.admin.hosts

@@ -1,6 +1,6 @@
 """How a page is looked at in a Chromium without a window, over its DevTools protocol.
 
-The browser may reach nothing but files; what it logs, asks for and refuses is kept. Source: Chrome DevTools Protocol.
+What it logs, asks for and refuses is kept. Source: Chrome DevTools Protocol.
 """
 
 from __future__ import annotations
@@ -56,9 +56,13 @@ class Tab:
 
     async def open(self, path: Path) -> None:
         """Show a file, and return when it is loaded."""
+        await self.go(path.as_uri())
+
+    async def go(self, address: str) -> None:
+        """Show a page, and return when it is loaded."""
         for domain in ("Page", "Network", "Runtime", "Log"):
             await self.call(f"{domain}.enable")
-        await self.call("Page.navigate", url=path.as_uri())
+        await self.call("Page.navigate", url=address)
         while "Page.loadEventFired" not in [name for name, _ in self.events]:
             await self._next()
 
