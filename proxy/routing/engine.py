@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 
-from proxy.routing.bindings.compiled import CompiledBinding, Entry
+from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.routes import STOP
 from proxy.routing.decision import BindingStep, OperatorStep
 from proxy.routing.message import Message
 from proxy.values import QUEUE, Destination
 
 
-def route(entries: Iterable[Entry], message: Message, matched: list[tuple[bytes, str]]) -> set[Destination] | None:
+def route(
+    entries: Iterable[CompiledBinding], message: Message, matched: list[tuple[bytes, str]]
+) -> set[Destination] | None:
     """Visit bindings.
 
     Args:
@@ -30,7 +32,7 @@ def route(entries: Iterable[Entry], message: Message, matched: list[tuple[bytes,
     """
     routed: set[Destination] = set()
     floor = 0
-    for _, compiled in entries:
+    for compiled in entries:
         if floor > compiled.order:
             continue
         true = compiled.truth(message)
@@ -50,7 +52,7 @@ def route(entries: Iterable[Entry], message: Message, matched: list[tuple[bytes,
 
 
 def route_traced(
-    entries: Sequence[Entry],
+    entries: Sequence[CompiledBinding],
     message: Message,
     matched: list[tuple[bytes, str]],
     steps: list[BindingStep],
@@ -67,7 +69,7 @@ def route_traced(
     """
     routed: set[Destination] = set()
     floor = 0
-    for _, compiled in entries:
+    for compiled in entries:
         if floor > compiled.order:
             continue
         before = frozenset(routed)
@@ -129,7 +131,7 @@ def _step(
         )
     return BindingStep(
         compiled.binding,
-        compiled.label[1],
+        compiled.id,
         compiled.order,
         compiled.match_type,
         true,

@@ -9,12 +9,12 @@ Source: the open-exchange specification, sections 1, 8, 10 and 13.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from datetime import UTC, tzinfo
-from typing import cast
+from typing import Final, cast
 
 from proxy.routing.bindings.binding import Binding, binding_hash
-from proxy.routing.bindings.compiled import CompiledBinding, Entry
+from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import COMPILERS, OPEN, compile_binding
 from proxy.routing.bindings.operators import ALL_HEADERS, CLOCK, HEADER, PROPERTY, QUEUE_NAMES, ROUTING_KEY, FactName
 from proxy.routing.decision import ExchangeStep, FilterStep, Interest
@@ -25,8 +25,6 @@ from proxy.routing.message import UNSEEN_HEADER, Message
 from proxy.values import EXCHANGE, Destination, Table
 
 _NO_INTEREST = Interest()
-#: Greater than every order.
-_LAST = 1 << 64
 
 
 class InterestCount:
@@ -106,6 +104,21 @@ def join_interests(interests: Iterable[Interest]) -> Interest:
     return result
 
 
+class _Identity:
+    """The key of a binding in its exchange: what makes it itself, without a copy of it."""
+
+    __slots__ = ("_binding",)
+
+    def __init__(self, binding: Binding) -> None:
+        self._binding: Final = binding
+
+    def __hash__(self) -> int:
+        return hash(self._binding.identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self._binding.identity == other._binding.identity
+
+
 class Exchange:
     """One exchange that is evaluated here.
 
@@ -130,6 +143,7 @@ class Exchange:
         "_interest",
         "_local_time",
         "_next_names",
+        "_shared",
         "alternate",
         "changes",
         "filters",
@@ -155,10 +169,12 @@ class Exchange:
         #: Grows with every binding that comes or goes.
         self.changes = 0
         self._local_time = local_time
-        self._compiled: dict[Hashable, CompiledBinding] = {}
+        self._compiled: dict[_Identity, CompiledBinding] = {}
         self._index = Index()
         self._interest = InterestCount(self.filters)
         self._destinations: Counter[Destination] = Counter()
+        #: one object for each destination, which its bindings share
+        self._shared: dict[Destination, Destination] = {}
         self._next_names: set[bytes] = set()
         self._free_exchanges = self._free_queues = 0
 
@@ -172,13 +188,13 @@ class Exchange:
             ProtocolError: 406 on the channel, the binding is not valid.
         """
         compiled = compile_binding(self.type, binding, self._local_time)
-        identity = binding.identity
+        identity = _Identity(binding)
         if identity in self._compiled:
             return False
         self.changes += 1
-        order = compiled.order + _LAST if binding.last else compiled.order
-        compiled.rank = (order, -binding.sequence, -self.changes)
-        compiled.label = (self.name, binding.id or _hash(binding))
+        compiled.arrival = self.changes
+        compiled.exchange = self.name
+        compiled.id = binding.id or _hash(binding)
         self._compiled[identity] = compiled
         self._index.add(compiled)
         self._interest.add(compiled.fact_names)
@@ -193,7 +209,7 @@ class Exchange:
         Returns:
             False where there is none.
         """
-        compiled = self._compiled.pop(binding.identity, None)
+        compiled = self._compiled.pop(_Identity(binding), None)
         if compiled is None:
             return False
         self.changes += 1
@@ -209,17 +225,20 @@ class Exchange:
             kind, name = destination
             count = self._destinations[destination] + change
             if count:
-                self._destinations[destination] = count
+                shared = self._shared.setdefault(destination, destination)
+                self._destinations[shared] = count
+                if compiled.destination == shared:
+                    compiled.destination = shared
                 if kind == EXCHANGE:
                     self._next_names.add(name)
             else:
-                del self._destinations[destination]
+                del self._destinations[destination], self._shared[destination]
                 if kind == EXCHANGE:
                     self._next_names.discard(name)
 
     def has(self, binding: Binding) -> bool:
         """Whether a binding of the same identity is there."""
-        return binding.identity in self._compiled
+        return _Identity(binding) in self._compiled
 
     def binds(self, destination_type: str, destination: bytes, routing_key: bytes) -> bool:
         """Whether a binding to this destination under this key is there, whatever its arguments."""
@@ -237,10 +256,10 @@ class Exchange:
             yield compiled.binding
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CompiledBinding]:
         """All bindings in visiting order."""
         # A copy in one step: another thread may explain while this one binds.
-        return sorted((compiled.rank, compiled) for compiled in list(self._compiled.values()))
+        return sorted(self._compiled.values())
 
     @property
     def parts(self) -> list[object]:
@@ -303,7 +322,7 @@ class Exchange:
         if step is None:
             routed = route(self._index.candidates(message), message, matched)
         else:
-            found = {compiled for _, compiled in self._index.candidates(message)}
+            found = set(self._index.candidates(message))
             routed = route_traced(self.entries, message, matched, step.visits, found)
         return message.producer.error if routed is None else routed
 

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 from itertools import chain
 from typing import TypeAlias, cast
 
-from proxy.routing.bindings.compiled import CompiledBinding, Entry
+from proxy.routing.bindings.compiled import ALWAYS_VISITED, UNDER_EITHER, CompiledBinding
 from proxy.routing.bindings.operators import HEADER, ROUTING_KEY, TOPIC, IndexKey, canonical
 from proxy.routing.message import Message, spelled_integer
 
@@ -26,8 +26,9 @@ _ONE_WORD = b"*"
 _ANY_WORDS = b"#"
 _EXPIRATION = "expiration"
 
-_Bucket: TypeAlias = list[Entry]
-_Table: TypeAlias = dict[Hashable, _Bucket]
+_Bucket: TypeAlias = list[CompiledBinding]
+#: A binding that is alone under its key is there without a list.
+_Table: TypeAlias = dict[Hashable, CompiledBinding | _Bucket]
 
 
 class _Node:
@@ -37,7 +38,7 @@ class _Node:
         self.words: dict[bytes, _Node] = {}
         self.one_word: _Node | None = None
         self.any_words: _Node | None = None
-        self.entries: list[Entry] = []
+        self.entries: _Bucket = []
         #: After a `#`: any further word stays here.
         self.repeats = repeats
 
@@ -59,14 +60,14 @@ class TopicTree:
         """Whether there is any entry."""
         return not self._root.is_empty
 
-    def add(self, pattern: bytes, entry: Entry) -> None:
+    def add(self, pattern: bytes, entry: CompiledBinding) -> None:
         """Put an entry under a topic."""
         node = self._root
         for word in _words(pattern):
             node = _child(node, word)
         insort(node.entries, entry)
 
-    def remove(self, pattern: bytes, entry: Entry) -> None:
+    def remove(self, pattern: bytes, entry: CompiledBinding) -> None:
         """Take an entry away again, and what only it needed."""
         path = [self._root]
         words = _words(pattern)
@@ -79,7 +80,7 @@ class TopicTree:
                 break
             _cut(parent, word)
 
-    def find(self, key: bytes) -> list[list[Entry]]:
+    def find(self, key: bytes) -> list[_Bucket]:
         """The lists of entries of all topics that the key fits."""
         places = _with_skipped({self._root: None})
         for word in _words(key):
@@ -133,6 +134,11 @@ def _with_skipped(places: dict[_Node, None]) -> dict[_Node, None]:
     return places
 
 
+def _collect(found: list[_Bucket], bucket: CompiledBinding | _Bucket | None) -> None:
+    if bucket is not None:
+        found.append(bucket if isinstance(bucket, list) else [bucket])
+
+
 class Index:
     """The bindings of one exchange, found by what a message has."""
 
@@ -147,83 +153,94 @@ class Index:
         self._topics: TopicTree = TopicTree()
 
     def add(self, compiled: CompiledBinding) -> None:
-        """Take a binding in, at its rank."""
-        compiled.index_keys = self._index_keys_of(compiled)
-        entry = (compiled.rank, compiled)
-        if compiled.index_keys is None:
-            insort(self._always, entry)
-            return
-        for index_key in compiled.index_keys:
-            family, what, value = index_key
-            if family == TOPIC:
-                self._topics.add(cast("bytes", value), entry)
-            else:
-                insort(self._table(family, what).setdefault(value, []), entry)
-
-    def remove(self, compiled: CompiledBinding) -> None:
-        """Take out a binding that was added."""
-        entry = (compiled.rank, compiled)
-        if compiled.index_keys is None:
-            del self._always[bisect_left(self._always, entry)]
+        """Take a binding in."""
+        compiled.index_place = self._place_of(compiled)
+        if compiled.index_place == ALWAYS_VISITED:
+            insort(self._always, compiled)
             return
         for family, what, value in compiled.index_keys:
             if family == TOPIC:
-                self._topics.remove(cast("bytes", value), entry)
+                self._topics.add(cast("bytes", value), compiled)
+                continue
+            table = self._table(family, what)
+            bucket = table.get(value)
+            if bucket is None:
+                table[value] = compiled
+            elif isinstance(bucket, list):
+                insort(bucket, compiled)
+            else:
+                table[value] = sorted((bucket, compiled))
+
+    def remove(self, compiled: CompiledBinding) -> None:
+        """Take out a binding that was added."""
+        if compiled.index_place == ALWAYS_VISITED:
+            del self._always[bisect_left(self._always, compiled)]
+            return
+        for family, what, value in compiled.index_keys:
+            if family == TOPIC:
+                self._topics.remove(cast("bytes", value), compiled)
                 continue
             table = self._table(family, what)
             bucket = table[value]
-            del bucket[bisect_left(bucket, entry)]
-            if not bucket:
+            if isinstance(bucket, list):
+                del bucket[bisect_left(bucket, compiled)]
+                if len(bucket) == 1:
+                    table[value] = bucket[0]
+            else:
                 del table[value]
                 self._forget_empty(family, what, table)
 
-    def candidates(self, message: Message) -> Sequence[Entry]:
+    def candidates(self, message: Message) -> Sequence[CompiledBinding]:
         """All bindings that must be visited, in visiting order. The answer is not to be changed."""
         found = self._look_up(message)
         if not found:
             return self._always
-        # An entry can be found in several ways; the set makes it one visit.
-        hits = found[0] if len(found) == 1 else sorted(set(chain.from_iterable(found)))
+        if len(found) == 1:
+            hits = found[0]
+        else:
+            # A binding can be found in several ways; the set makes it one visit.
+            hits = sorted(set(chain.from_iterable(found)))
         # Two ascending runs: sorting them is a merge.
         return sorted(self._always + hits) if self._always else hits
 
     def _look_up(self, message: Message) -> list[_Bucket]:
         found: list[_Bucket] = []
-        if self._routing_keys and (bucket := self._routing_keys.get(message.routing_key)):
-            found.append(bucket)
+        if self._routing_keys:
+            _collect(found, self._routing_keys.get(message.routing_key))
         if self._headers:
             # Every header of a name, not only the first: the walks of `eq` and `set` look at all of them.
             for name, value in message.headers:
                 table = self._headers.get(name)
-                if table is not None and (bucket := table.get(canonical(value))):
-                    found.append(bucket)
+                if table is not None:
+                    _collect(found, table.get(canonical(value)))
         for known, table in self._properties.items():
             seen = message.properties.get(known)
             if seen is not None:
-                bucket = table.get(spelled_integer(seen) if known == _EXPIRATION else seen)
-                if bucket:
-                    found.append(bucket)
+                _collect(found, table.get(spelled_integer(seen) if known == _EXPIRATION else seen))
         if self._topics:
             found += self._topics.find(message.routing_key)
         return found
 
-    def _index_keys_of(self, compiled: CompiledBinding) -> tuple[IndexKey, ...] | None:
-        """The accesses that lead to a binding; None where it must be visited always."""
+    def _place_of(self, compiled: CompiledBinding) -> int:
+        """Which accesses lead to a binding."""
         match = compiled.match
         if not compiled.idle_when_false:
-            return None
+            return ALWAYS_VISITED
         if match.either is not None:
-            return tuple(dict.fromkeys(match.either))
-        if not match.required:
-            return None
+            return UNDER_EITHER
+        required = match.required
+        if not required:
+            return ALWAYS_VISITED
         # Any one will do: the one that the fewest others stand under distinguishes messages best.
-        return (min(match.required, key=self._crowd),) if len(match.required) > 1 else match.required
+        crowds = [self._crowd(index_key) for index_key in required] if len(required) > 1 else [0]
+        return crowds.index(min(crowds))
 
     def _crowd(self, index_key: IndexKey) -> int:
         family, what, value = index_key
         if family == TOPIC:
             return 1 << 62
-        return len(self._peek(family, what).get(value, ()))
+        bucket = self._peek(family, what).get(value)
+        return 0 if bucket is None else len(bucket) if isinstance(bucket, list) else 1
 
     def _peek(self, family: str, what: Hashable) -> _Table:
         if family == ROUTING_KEY:

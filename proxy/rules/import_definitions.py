@@ -164,7 +164,7 @@ def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
     """Find bindings of one order among which the order of declaration decides."""
     for router in loaded.routers.values():
         for exchange in router.exchanges.values():
-            entries = [compiled for _, compiled in exchange.entries]
+            entries = exchange.entries
             for order, group in groupby(entries, lambda each: each.order):
                 alike = list(group)
                 deciding = [each for each in alike if _depends_on_order(each)]

@@ -45,7 +45,7 @@ def _exchange(rule: ExchangeRule, exchange: Exchange, router: Router) -> dict[st
         "carrier": text(rule.carrier) if rule.delivery == "carrier" else None,
         "unmatched": "pass" if rule.unmatched_pass else None,
         "alternate": None if rule.alternate is None else text(rule.alternate),
-        "bindings": [_binding(compiled, rule.type, router) for _, compiled in exchange.entries],
+        "bindings": [_binding(compiled, rule.type, router) for compiled in exchange.entries],
     }
 
 

@@ -24,7 +24,7 @@ class PluginExchange(Exchange):
     ) -> set[Destination] | bytes:
         routed: set[Destination] = set()
         floor = 0
-        for _, compiled in self.entries:
+        for compiled in self.entries:
             plain = compiled.on_true is None and compiled.on_false is None
             if floor > compiled.order and not plain:
                 continue

@@ -6,6 +6,7 @@ condition no message comes near, tests nothing.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
 
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 
 from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import Binding
-from proxy.routing.bindings.compiled import Match
+from proxy.routing.bindings.compiled import ALWAYS_VISITED
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.values import EXCHANGE, QUEUE, Table, Value
@@ -226,10 +227,10 @@ messages = st.builds(
 
 def visit_every_binding(exchange: Exchange) -> None:
     """Have the index of an exchange leave nothing out: no condition of its bindings leads to them any more."""
-    for _, compiled in exchange.entries:
+    for compiled in exchange.entries:
         exchange._index.remove(compiled)
-        compiled.match = Match(compiled.match.truth)
-        exchange._index.add(compiled)
+        compiled.index_place = ALWAYS_VISITED
+        insort(exchange._index._always, compiled)
 
 
 def bind_valid(exchange: Exchange, bindings: Iterable[Binding]) -> list[Binding]:

@@ -5,16 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.routing.bindings.operators import (
+    SIGNS,
     TYPE_TESTS,
+    HeaderCompares,
+    HeaderDiffers,
+    HeaderEquals,
+    HeaderIsPresent,
+    HeaderMatches,
     canonical,
-    compares,
-    differs,
-    equals,
-    has_type,
-    lacks_type,
-    matches,
-    mismatches,
-    present,
 )
 from proxy.routing.bindings.patterns import compile_pattern
 from proxy.values import Value
@@ -23,6 +21,14 @@ from tests.routing.random_rules import SEEN
 
 _MESSAGE = message()
 _values = st.sampled_from(SEEN)
+
+
+def _equals(expected: Value, seen: Value) -> bool:
+    return HeaderEquals(b"", expected, b"a").predicate(seen, _MESSAGE)
+
+
+def _differs(expected: Value, seen: Value) -> bool:
+    return HeaderDiffers(b"", expected, b"a").predicate(seen, _MESSAGE)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +46,8 @@ _values = st.sampled_from(SEEN)
     ],
 )
 def test_equal_whatever_the_letter_within_a_kind(one: Value, other: Value) -> None:
-    assert equals(one)(other, _MESSAGE)
-    assert equals(other)(one, _MESSAGE)
+    assert _equals(one, other)
+    assert _equals(other, one)
     assert canonical(one) == canonical(other)
 
 
@@ -67,18 +73,18 @@ def test_equal_whatever_the_letter_within_a_kind(one: Value, other: Value) -> No
     ],
 )
 def test_different_kinds_and_values_are_not_equal(one: Value, other: Value) -> None:
-    assert not equals(one)(other, _MESSAGE)
-    assert differs(one)(other, _MESSAGE)
+    assert not _equals(one, other)
+    assert _differs(one, other)
     assert canonical(one) != canonical(other)
 
 
 @given(one=_values, other=_values)
 def test_canonical_keys_are_equal_exactly_where_values_are(one: Value, other: Value) -> None:
-    equal = equals(one)(other, _MESSAGE)
+    equal = _equals(one, other)
     found = {canonical(one): True}.get(canonical(other), False)
     not_a_number = isinstance(one.value, float) and one.value != one.value
     assert found == equal or not_a_number
-    assert differs(one)(other, _MESSAGE) is not equal
+    assert _differs(one, other) is not equal
 
 
 @pytest.mark.parametrize(
@@ -91,8 +97,8 @@ def test_canonical_keys_are_equal_exactly_where_values_are(one: Value, other: Va
     ],
 )
 def test_numbers_are_compared_across_types(sign: bytes, bound: Value, below: bool, at: bool, above: bool) -> None:
-    predicate = compares(sign, bound)
-    assert [predicate(value, _MESSAGE) for value in (Value("d", 4.5), Value("T", 5), Value("l", 6))] == [
+    operator = HeaderCompares(b"", bound, b"a", SIGNS[sign])
+    assert [operator.predicate(value, _MESSAGE) for value in (Value("d", 4.5), Value("T", 5), Value("l", 6))] == [
         below,
         at,
         above,
@@ -102,18 +108,19 @@ def test_numbers_are_compared_across_types(sign: bytes, bound: Value, below: boo
 @pytest.mark.parametrize("value", [Value("S", b"5"), Value("t", True), VOID, Value("D", (0, 5)), many(5), table()])
 @pytest.mark.parametrize("sign", [b"<", b"<=", b">=", b">"])
 def test_what_is_no_number_compares_with_none(sign: bytes, value: Value) -> None:
-    assert not compares(sign, Value("I", 5))(value, _MESSAGE)
+    assert not HeaderCompares(b"", Value("I", 5), b"a", SIGNS[sign]).predicate(value, _MESSAGE)
 
 
 def test_comparison_is_exact_beyond_the_doubles() -> None:
-    assert compares(b">", Value("d", 2.0**53))(Value("l", 2**53 + 1), _MESSAGE)
+    assert HeaderCompares(b"", Value("d", 2.0**53), b"a", SIGNS[b">"]).predicate(Value("l", 2**53 + 1), _MESSAGE)
 
 
 def test_regexes_look_at_long_strings_only() -> None:
     pattern = compile_pattern(b"^a")
     seen = [Value("S", b"ab"), Value("S", b"b"), Value("x", b"ab"), Value("I", 1)]
-    assert [matches(pattern)(value, _MESSAGE) for value in seen] == [True, False, False, False]
-    assert [mismatches(pattern)(value, _MESSAGE) for value in seen] == [False, True, False, False]
+    found, missed = (HeaderMatches(b"", VOID, b"a", pattern, negated) for negated in (False, True))
+    assert [found.predicate(value, _MESSAGE) for value in seen] == [True, False, False, False]
+    assert [missed.predicate(value, _MESSAGE) for value in seen] == [False, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +140,8 @@ def test_regexes_look_at_long_strings_only() -> None:
 )
 def test_each_value_is_of_its_types_and_no_other(value: Value, types: str) -> None:
     for name, letters in TYPE_TESTS.items():
-        assert has_type(letters)(value, _MESSAGE) is (name.decode() in types)
-        assert lacks_type(letters)(value, _MESSAGE) is (name.decode() not in types)
-    assert present(value, _MESSAGE)
+        of_type = HeaderIsPresent(b"", VOID, b"a", letters)
+        of_no_such_type = HeaderIsPresent(b"", VOID, b"a", letters, negated=True)
+        assert of_type.predicate(value, _MESSAGE) is (name.decode() in types)
+        assert of_no_such_type.predicate(value, _MESSAGE) is (name.decode() not in types)
+    assert HeaderIsPresent(b"", VOID, b"a").predicate(value, _MESSAGE)

@@ -110,7 +110,7 @@ def test_bindings_that_are_true_are_marked_in_order() -> None:
     matched: list[tuple[bytes, str]] = []
     made = exchange(_at(200, "b"), _at(100, "a"), _asking(150, "c", "true", {}))
     route(made.entries, message(_FALSE), matched)
-    assert matched == [compiled.label for _, compiled in made.entries if compiled.order != 150]
+    assert matched == [compiled.label for compiled in made.entries if compiled.order != 150]
 
 
 _INVALID = facts(headers={"x-delqre-onfalse": "("})

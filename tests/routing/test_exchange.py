@@ -18,7 +18,7 @@ def test_binding_that_is_there_already_changes_nothing() -> None:
     made = exchange(to_queue("a"), to_queue("b"))
     assert not made.bind(to_queue("a"))
     assert [each.destination for each in made.bindings] == [b"a", b"b"]
-    assert [compiled.binding.destination for _, compiled in made.entries] == [b"b", b"a"]
+    assert [compiled.binding.destination for compiled in made.entries] == [b"b", b"a"]
     assert made.changes == 2
 
 
@@ -26,7 +26,7 @@ def test_binding_again_after_unbinding_comes_first_among_its_ties() -> None:
     made = exchange(to_queue("a"), to_queue("b"))
     assert made.unbind(to_queue("a"))
     assert made.bind(to_queue("a"))
-    assert [compiled.binding.destination for _, compiled in made.entries] == [b"a", b"b"]
+    assert [compiled.binding.destination for compiled in made.entries] == [b"a", b"b"]
 
 
 def test_unbinding_needs_the_same_identity() -> None:

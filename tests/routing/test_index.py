@@ -20,7 +20,7 @@ _EXAMPLES = 400
 
 def found(of: Exchange, seen: Facts) -> list[str]:
     """The destinations of the bindings that would be visited, in order."""
-    return [compiled.binding.destination.decode() for _, compiled in of._index.candidates(message(seen))]
+    return [compiled.binding.destination.decode() for compiled in of._index.candidates(message(seen))]
 
 
 @pytest.mark.parametrize("kind", BINDINGS)

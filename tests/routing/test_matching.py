@@ -1,48 +1,40 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
-from proxy.routing.bindings.compiled import Match, match_all, match_any
+from proxy.routing.bindings.compiled import Match, MatchAll, MatchAny
 from proxy.routing.bindings.operators import (
     ABSENT,
     ALL_HEADERS,
-    HEADER,
     MATCH,
     MISMATCH,
-    FactName,
-    IndexKey,
+    SIGNS,
+    HeaderCompares,
+    HeaderEquals,
+    KeyEquals,
+    KeyFits,
     Operator,
-    RoutingKeyOperator,
+    Topic,
 )
 from proxy.routing.decision import Facts, Verdict
 from proxy.values import Value
-from tests.routing.building import VOID, Plain, arguments, exchange, message, queues, to_queue, value
+from tests.routing.building import Plain, arguments, exchange, facts, message, queues, to_queue, value
 
 _M, _X, _A = MATCH, MISMATCH, ABSENT
 
 
-@dataclass
-class _Answers:
-    """Gives one answer."""
+def _answering(answer: Verdict, optional: bool = False) -> Operator:
+    """An operator that gives this answer about `_MESSAGE`."""
+    seen = {_M: (b"a", 1), _X: (b"a", 2), _A: (b"b", 1)}
+    name, expected = seen[answer]
+    return HeaderCompares(b"", value(expected), name, SIGNS[b"="], optional)
 
-    answer: Verdict
-    optional: bool = False
-    index_key: IndexKey | None = None
-    key: bytes = b""
-    expected: Value = VOID
-    fact_name: FactName = (HEADER, b"")
 
-    def verdict(self, message: object) -> Verdict:
-        return self.answer
-
-    def seen(self, message: object) -> None:
-        return None
+_MESSAGE = facts(headers={"a": 1})
 
 
 def _true(match: Match) -> bool:
-    return match.truth(message())
+    return match.truth(message(_MESSAGE))
 
 
 @pytest.mark.parametrize(
@@ -50,13 +42,13 @@ def _true(match: Match) -> bool:
     [((), True), ((_M,), True), ((_X,), False), ((_A,), False), ((_M, _M), True), ((_M, _X), False), ((_A, _M), False)],
 )
 def test_all_is_true_when_every_operator_matches(answers: tuple[Verdict, ...], true: bool) -> None:
-    assert _true(match_all([_Answers(answer) for answer in answers])) is true
+    assert _true(MatchAll(tuple(_answering(answer) for answer in answers))) is true
 
 
 @pytest.mark.parametrize(("answer", "true"), [(_M, True), (_X, False), (_A, True)])
-@pytest.mark.parametrize("more", [(), (_Answers(_M),), (_Answers(_M, True), _Answers(_M))])
+@pytest.mark.parametrize("more", [(), (_answering(_M),), (_answering(_M, True), _answering(_M))])
 def test_all_takes_absence_for_an_optional_operator(answer: Verdict, true: bool, more: tuple[Operator, ...]) -> None:
-    assert _true(match_all([_Answers(answer, True), *more])) is true
+    assert _true(MatchAll((_answering(answer, True), *more))) is true
 
 
 @pytest.mark.parametrize(
@@ -64,33 +56,32 @@ def test_all_takes_absence_for_an_optional_operator(answer: Verdict, true: bool,
     [((), False), ((_M,), True), ((_X,), False), ((_A,), False), ((_X, _M), True), ((_A, _X), False)],
 )
 def test_any_is_true_when_one_operator_matches(answers: tuple[Verdict, ...], true: bool) -> None:
-    assert _true(match_any([_Answers(answer) for answer in answers])) is true
+    assert _true(MatchAny(tuple(_answering(answer) for answer in answers))) is true
 
 
 def test_any_takes_absence_for_nothing() -> None:
-    assert not _true(match_any([_Answers(_A, optional=True)]))
+    assert not _true(MatchAny((_answering(_A, optional=True),)))
 
 
 def test_equalities_that_must_hold_are_those_of_operators_that_must_match() -> None:
-    here, there, topic = ("header", b"a", 1), ("routing key", "", b"k"), ("topic", "", b"#")
-    match = match_all(
-        [
-            _Answers(_M, index_key=topic),
-            _Answers(_M, index_key=here),
-            _Answers(_M, optional=True, index_key=("header", b"b", 1)),
-            _Answers(_M),
-            RoutingKeyOperator(b"", value(""), lambda _seen, _message: True, there),
-        ]
+    match = MatchAll(
+        (
+            KeyFits(b"", value("#"), Topic(b"#")),
+            HeaderEquals(b"", value(1), b"a"),
+            HeaderEquals(b"", value(1), b"b", optional=True),
+            _answering(_M),
+            KeyEquals(b"", value("k")),
+        )
     )
-    assert match.required == (here, there, topic)
+    assert match.required == (("header", b"a", 1), ("routing key", "", b"k"), ("topic", "", b"#"))
     assert match.either is None
 
 
 def test_any_can_be_found_by_equalities_only_where_all_of_it_is_equalities() -> None:
-    here, there = ("header", b"a", 1), ("header", b"b", 1)
-    assert match_any([_Answers(_M, index_key=here), _Answers(_M, index_key=there)]).either == (here, there)
-    assert match_any([_Answers(_M, index_key=here), _Answers(_M)]).either is None
-    assert match_any([]).either == ()
+    here, there = HeaderEquals(b"", value(1), b"a"), HeaderEquals(b"", value(1), b"b")
+    assert MatchAny((here, there)).either == (("header", b"a", 1), ("header", b"b", 1))
+    assert MatchAny((here, _answering(_M))).either is None
+    assert MatchAny(()).either == ()
 
 
 def _open(operators: dict[str, Plain], headers: Facts, match_type: str) -> bool:
@@ -187,5 +178,5 @@ def test_set_looks_at_other_headers_only_where_their_being_there_counts(
 
 def test_eq_looks_at_all_headers() -> None:
     made = exchange(to_queue("q", {"x-match": "eq"}))
-    [(_, compiled)] = made.entries
+    [compiled] = made.entries
     assert compiled.match.fact_names == (ALL_HEADERS,)

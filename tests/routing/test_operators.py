@@ -12,13 +12,14 @@ from proxy.routing.bindings.operators import (
     MISMATCH,
     PROPERTY,
     ROUTING_KEY,
+    SIGNS,
     ClockOperator,
-    HeaderOperator,
-    PropertyOperator,
-    RoutingKeyOperator,
-    equals,
-    header_index_key,
-    present,
+    HeaderEquals,
+    HeaderIsAbsent,
+    HeaderIsPresent,
+    KeyEquals,
+    PropertyCompares,
+    PropertyEquals,
 )
 from proxy.routing.bindings.patterns import compile_pattern
 from proxy.routing.decision import Verdict
@@ -33,25 +34,25 @@ _RED = value("red")
     [({"color": "red"}, MATCH), ({"color": "blue"}, MISMATCH), ({"size": "red"}, ABSENT)],
 )
 def test_header_operator_answers_for_the_header_of_its_name(headers: dict[str, str], verdict: Verdict) -> None:
-    operator = HeaderOperator(b"key", _RED, b"color", equals(_RED))
+    operator = HeaderEquals(b"key", _RED, b"color")
     assert operator.verdict(message(facts(headers=headers))) is verdict
     assert operator.fact_name == (HEADER, b"color")
 
 
 def test_header_operator_can_ask_for_absence() -> None:
-    operator = HeaderOperator(b"key", _RED, b"color", lambda _value, _message: False, absent=MATCH)
+    operator = HeaderIsAbsent(b"key", _RED, b"color")
     assert operator.verdict(message()) is MATCH
     assert operator.verdict(message(facts(headers={"color": "red"}))) is MISMATCH
 
 
 def test_header_operator_shows_what_it_saw() -> None:
-    operator = HeaderOperator(b"key", _RED, b"color", present)
+    operator = HeaderIsPresent(b"key", _RED, b"color")
     assert operator.seen(message(facts(headers={"color": "blue"}))) == value("blue")
     assert operator.seen(message()) is None
 
 
 def test_routing_key_is_never_absent() -> None:
-    operator = RoutingKeyOperator(b"key", _RED, lambda seen, _: seen == b"")
+    operator = KeyEquals(b"key", value(""))
     assert operator.verdict(message(facts(""))) is MATCH
     assert operator.verdict(message(facts("k"))) is MISMATCH
     assert operator.seen(message(facts("k"))) == b"k"
@@ -59,7 +60,7 @@ def test_routing_key_is_never_absent() -> None:
 
 
 def test_property_set_to_the_empty_string_is_there() -> None:
-    operator = PropertyOperator(b"key", _RED, "type", lambda seen, _: seen == b"")
+    operator = PropertyEquals(b"key", value(""), "type")
     assert operator.verdict(message(facts(properties={"type": ""}))) is MATCH
     assert operator.verdict(message(facts(properties={"type": "x"}))) is MISMATCH
     assert operator.verdict(message(facts(properties={"app_id": ""}))) is ABSENT
@@ -68,7 +69,7 @@ def test_property_set_to_the_empty_string_is_there() -> None:
 
 
 def test_property_of_zero_is_there() -> None:
-    operator = PropertyOperator(b"key", _RED, "priority", lambda seen, _: seen == 0)
+    operator = PropertyCompares(b"key", value(0), "priority", SIGNS[b"="])
     assert operator.verdict(message(facts(properties={"priority": 0}))) is MATCH
 
 
@@ -84,6 +85,7 @@ def test_clock_operator_matches_the_time_as_text(pattern: bytes, negated: bool, 
 
 
 def test_equal_values_of_different_types_are_found_at_one_place() -> None:
-    assert header_index_key(b"a", Value("I", 1)) == header_index_key(b"a", Value("d", 1.0))
-    assert header_index_key(b"a", Value("I", 1)) != header_index_key(b"a", Value("t", True))
-    assert header_index_key(b"a", Value("I", 1)) != header_index_key(b"b", Value("I", 1))
+    integer = HeaderEquals(b"", Value("I", 1), b"a").index_key
+    assert integer == HeaderEquals(b"", Value("d", 1.0), b"a").index_key
+    assert integer != HeaderEquals(b"", Value("t", True), b"a").index_key
+    assert integer != HeaderEquals(b"", Value("I", 1), b"b").index_key

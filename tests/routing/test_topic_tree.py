@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.bindings.compiled import CompiledBinding, Entry
+from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import compile_topic
 from proxy.routing.bindings.operators import Topic
 from proxy.routing.index import TopicTree
@@ -17,13 +17,14 @@ _patterns = st.lists(_WORDS, max_size=5).map(b".".join)
 _keys = st.lists(st.sampled_from((b"a", b"b", b"", b"*", b"#")), max_size=6).map(b".".join)
 
 
-def _entry(number: int, pattern: bytes) -> Entry:
+def _entry(number: int, pattern: bytes) -> CompiledBinding:
     compiled: CompiledBinding = compile_topic(to_queue("q", key=pattern.decode()), UTC)
-    return (10_000, 0, -number), compiled
+    compiled.arrival = number
+    return compiled
 
 
 def _found(tree: TopicTree, key: bytes) -> set[bytes]:
-    return {compiled.binding.routing_key for entries in tree.find(key) for _, compiled in entries}
+    return {compiled.binding.routing_key for entries in tree.find(key) for compiled in entries}
 
 
 @given(patterns=st.lists(_patterns, max_size=8, unique=True), key=_keys)
@@ -53,7 +54,7 @@ def test_entries_of_one_topic_keep_their_order() -> None:
     for entry in entries:
         tree.add(b"a.#", entry)
     [found] = tree.find(b"a.b")
-    assert [rank for rank, _ in found] == sorted(rank for rank, _ in entries)
+    assert found == sorted(entries)
 
 
 @pytest.mark.parametrize("hashes", [5, 60])

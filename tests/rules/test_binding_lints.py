@@ -24,7 +24,7 @@ def entries(*tables: dict[str, Plain], kind: str = "x-open", queue: str = "q{0}"
     exchange = Exchange(b"xo", kind)
     for index, table in enumerate(tables):
         exchange.bind(to_queue(queue.format(index), table, sequence=-index))
-    return [compiled for _, compiled in exchange.entries]
+    return exchange.entries
 
 
 def queue(compiled: CompiledBinding) -> str:
@@ -109,12 +109,12 @@ def test_what_is_said_to_be_in_vain_is(data: st.DataObject) -> None:
             exchange.bind(binding)
         except ProtocolError:
             continue
-    compiled = [one for _, one in exchange.entries]
+    compiled = exchange.entries
     never = {one.label for one, _ in unreachable(compiled)}
-    vain = {one.rank for one, _ in redundant(compiled)}
+    vain = {one.arrival for one, _ in redundant(compiled)}
     without = Exchange(b"xo", "x-open")
     for one in compiled:
-        if one.rank not in vain:
+        if one.arrival not in vain:
             without.bind(one.binding)
     for facts in data.draw(st.lists(messages, min_size=1, max_size=6)):
         step = ExchangeStep(b"xo", "x-open")

@@ -17,7 +17,7 @@ from tests.routing.random_rules import BINDINGS, messages
 def compiled(arguments: dict[str, Plain], kind: str = "x-open", key: str = "") -> CompiledBinding:
     exchange = Exchange(b"xo", kind)
     exchange.bind(to_queue("q", arguments, key))
-    ((_, found),) = exchange.entries
+    (found,) = exchange.entries
     return found
 
 
@@ -109,7 +109,7 @@ def test_what_is_said_to_never_or_always_match_does(kind: str, data: st.DataObje
         except ProtocolError:
             continue
     facts: list[Facts] = data.draw(st.lists(messages, min_size=1, max_size=6))
-    for _, one in exchange.entries:
+    for one in exchange.entries:
         truths = {one.truth(Message(each, NOW, QueueNames(), lambda _: 0)) for each in facts}
         assert unsatisfiable_reason(one) is None or truths == {False}
         assert not always_true(one) or truths == {True}

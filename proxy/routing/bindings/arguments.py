@@ -11,7 +11,6 @@ Source: the open-exchange specification, sections 3 to 8; section 11 for the tex
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,46 +18,48 @@ from datetime import UTC
 from math import isfinite
 from typing import cast
 
-from proxy.routing.bindings import operators
 from proxy.routing.bindings.compiled import (
     Draft,
     HeaderReader,
     Match,
+    MatchAll,
+    MatchAny,
+    MatchEq,
+    MatchSet,
     Reader,
-    match_all,
-    match_any,
-    match_eq,
-    match_set,
     name_of,
     pattern_of,
     text_of,
     unknown_key,
 )
 from proxy.routing.bindings.operators import (
-    ABSENT,
     FLOATS,
     INTEGERS,
-    MATCH,
     NUMBERS,
-    PROPERTY,
-    ROUTING_KEY,
-    TOPIC,
+    SIGNS,
     TYPE_TESTS,
     ClockOperator,
-    HeaderOperator,
-    IndexKey,
+    HeaderCompares,
+    HeaderDiffers,
+    HeaderEquals,
+    HeaderIsAbsent,
+    HeaderIsPresent,
+    HeaderMatches,
     InvalidTopic,
-    Predicate,
+    KeyEquals,
+    KeyFits,
+    KeyMatches,
+    PropertyCompares,
+    PropertyEquals,
+    PropertyIsAbsent,
+    PropertyIsPresent,
+    PropertyMatches,
     PropertyOperator,
-    RoutingKeyOperator,
-    header_index_key,
     open_topic,
 )
 from proxy.routing.bindings.producer_routes import PatternRoute, begins_with_character
 from proxy.routing.bindings.routes import QueueRoute
-from proxy.routing.decision import Verdict
 from proxy.routing.error_texts import precondition_failed
-from proxy.routing.message import Message, spelled_integer
 from proxy.values import EXCHANGE, QUEUE, Table, Value
 
 DEFAULT_ORDER = 10_000
@@ -99,104 +100,68 @@ def plain_key(draft: Draft, key: bytes, value: Value) -> None:
 
 
 def _equality(draft: Draft, key: bytes, value: Value, name: bytes, optional: bool) -> None:
-    predicate = operators.equals(value)
-    draft.headers.append(
-        HeaderOperator(key, value, name, predicate, optional, ABSENT, True, True, header_index_key(name, value))
-    )
+    draft.headers.append(HeaderEquals(key, value, name, optional))
 
 
 def _equal(optional: bool) -> HeaderReader:
     return lambda draft, key, value, name: _equality(draft, key, value, name, optional)
 
 
-def _comparison(optional: bool, predicate_of: Callable[[bytes, Value], Predicate]) -> HeaderReader:
+def _different(optional: bool) -> HeaderReader:
+    return lambda draft, key, value, name: draft.headers.append(HeaderDiffers(key, value, name, optional))
+
+
+def _ordered(optional: bool, sign: bytes) -> HeaderReader:
+    code = SIGNS[sign]
+
+    def read(draft: Draft, key: bytes, value: Value, name: bytes) -> None:
+        if value.letter not in NUMBERS:
+            raise precondition_failed("Type's value of comparison's operators < and > must be numeric")
+        draft.headers.append(HeaderCompares(key, value, name, code, optional))
+
+    return read
+
+
+def _searched(optional: bool, negated: bool) -> HeaderReader:
     return lambda draft, key, value, name: draft.headers.append(
-        HeaderOperator(key, value, name, predicate_of(key, value), optional)
+        HeaderMatches(key, value, name, pattern_of(key, value), negated, optional)
     )
 
 
-def _different(_key: bytes, value: Value) -> Predicate:
-    return operators.differs(value)
-
-
-def _ordered(sign: bytes) -> Callable[[bytes, Value], Predicate]:
-    def predicate_of(_key: bytes, value: Value) -> Predicate:
-        if value.letter not in NUMBERS:
-            raise precondition_failed("Type's value of comparison's operators < and > must be numeric")
-        return operators.compares(sign, value)
-
-    return predicate_of
-
-
-def _searched(key: bytes, value: Value) -> Predicate:
-    return operators.matches(pattern_of(key, value))
-
-
-def _not_searched(key: bytes, value: Value) -> Predicate:
-    return operators.mismatches(pattern_of(key, value))
-
-
-def _exists(predicate: Predicate) -> Reader:
+def _exists(letters: frozenset[str] | None = None, negated: bool = False) -> Reader:
     return lambda draft, key, value: draft.headers.append(
-        HeaderOperator(key, value, name_of(key, value), predicate, uses_up=True, compares=False)
+        HeaderIsPresent(key, value, name_of(key, value), letters, negated)
     )
 
 
 def _is_absent(draft: Draft, key: bytes, value: Value) -> None:
-    name = name_of(key, value)
-    draft.headers.append(HeaderOperator(key, value, name, _never, absent=MATCH, compares=False))
-
-
-def _never(_value: object, _message: object) -> bool:
-    return False
+    draft.headers.append(HeaderIsAbsent(key, value, name_of(key, value)))
 
 
 # -- section 5: routing key, properties, clock ------------------------------------------------------------------------
 
 
-def _key_equals(draft: Draft, key: bytes, value: Value) -> None:
-    expected = text_of(key, value)
-    index_key = (ROUTING_KEY, "", expected)
-    draft.others.append(RoutingKeyOperator(key, value, lambda seen, _: seen == expected, index_key))
+def _key_equals(negated: bool) -> Reader:
+    def read(draft: Draft, key: bytes, value: Value) -> None:
+        text_of(key, value)
+        draft.others.append(KeyEquals(key, value, negated))
 
-
-def _key_differs(draft: Draft, key: bytes, value: Value) -> None:
-    expected = text_of(key, value)
-    draft.others.append(RoutingKeyOperator(key, value, lambda seen, _: seen != expected))
+    return read
 
 
 def _key_searched(negated: bool) -> Reader:
-    def read(draft: Draft, key: bytes, value: Value) -> None:
-        pattern = pattern_of(key, value)
-        draft.others.append(
-            RoutingKeyOperator(
-                key, value, lambda seen, message: (pattern.search(seen, message.budget) is True) is not negated
-            )
-        )
-
-    return read
+    return lambda draft, key, value: draft.others.append(KeyMatches(key, value, pattern_of(key, value), negated))
 
 
 def _key_topic(negated: bool, ignore_case: bool) -> Reader:
     def read(draft: Draft, key: bytes, value: Value) -> None:
-        source = text_of(key, value)
         try:
-            topic = open_topic(source, ignore_case)
+            topic = open_topic(text_of(key, value), ignore_case)
         except InvalidTopic as error:
             raise precondition_failed("Invalid AMQP topic") from error
-        index_key = None if negated or ignore_case else topic_index_key(source)
-        draft.others.append(
-            RoutingKeyOperator(key, value, lambda seen, _: topic.matches(seen) is not negated, index_key)
-        )
+        draft.others.append(KeyFits(key, value, topic, negated))
 
     return read
-
-
-def topic_index_key(pattern: bytes) -> IndexKey:
-    """Where a routing key that fits a topic is found; a topic without wildcards is an equality."""
-    if b"*" in pattern or b"#" in pattern:
-        return TOPIC, "", pattern
-    return ROUTING_KEY, "", pattern
 
 
 def property_key(draft: Draft, key: bytes, value: Value) -> None:
@@ -215,38 +180,22 @@ def property_key(draft: Draft, key: bytes, value: Value) -> None:
 
 def _text_property(key: bytes, value: Value, sign: bytes, name: bytes) -> PropertyOperator | None:
     expected = text_of(key, value)
-    if key in _PROPERTY_TESTS and expected in TEXT_PROPERTIES | INTEGER_PROPERTIES:
-        predicate, absent = _PROPERTY_TESTS[key]
-        return PropertyOperator(key, value, expected.decode(), predicate, absent)
+    test = _PROPERTY_TESTS.get(key)
+    if test is not None and expected in TEXT_PROPERTIES | INTEGER_PROPERTIES:
+        return test(key, value, _PROPERTY_NAMES[expected])
     if name not in TEXT_PROPERTIES or sign not in (b"=", b"!=", b"re", b"!re"):
         return None
     negated = sign.startswith(b"!")
     if sign.endswith(b"="):
-        index_key = None if negated else (PROPERTY, name.decode(), expected)
-        return PropertyOperator(
-            key, value, name.decode(), lambda seen, _: (seen == expected) is not negated, index_key=index_key
-        )
-    pattern = pattern_of(key, value)
-    return PropertyOperator(
-        key,
-        value,
-        name.decode(),
-        lambda seen, message: (pattern.search(cast("bytes", seen), message.budget) is True) is not negated,
-    )
+        return PropertyEquals(key, value, _PROPERTY_NAMES[name], negated)
+    return PropertyMatches(key, value, _PROPERTY_NAMES[name], pattern_of(key, value), negated)
 
 
 def _integer_property(key: bytes, value: Value, sign: bytes, name: bytes) -> PropertyOperator | None:
-    compare = _INTEGER_COMPARISONS.get(sign)
-    if name not in INTEGER_PROPERTIES or compare is None:
+    code = SIGNS.get(sign)
+    if name not in INTEGER_PROPERTIES or code is None:
         return None
-    bound = cast("int", value.value)
-
-    def predicate(seen: bytes | int, _message: Message) -> bool:
-        number = spelled_integer(seen)
-        return number is not None and compare(number, bound)
-
-    index_key = (PROPERTY, name.decode(), bound) if sign == b"=" else None
-    return PropertyOperator(key, value, name.decode(), predicate, index_key=index_key)
+    return PropertyCompares(key, value, _PROPERTY_NAMES[name], code)
 
 
 def _clock(local: bool, negated: bool) -> Reader:
@@ -257,18 +206,12 @@ def _clock(local: bool, negated: bool) -> Reader:
     return read
 
 
-_PROPERTY_TESTS: dict[bytes, tuple[Callable[[object, object], bool], Verdict]] = {
-    b"x-?prex": (lambda _seen, _message: True, ABSENT),
-    b"x-?pr!ex": (_never, MATCH),
+_PROPERTY_TESTS: dict[bytes, Callable[[bytes, Value, str], PropertyOperator]] = {
+    b"x-?prex": PropertyIsPresent,
+    b"x-?pr!ex": PropertyIsAbsent,
 }
-_INTEGER_COMPARISONS: dict[bytes, Callable[[int, int], bool]] = {
-    b"=": operator.eq,
-    b"!=": operator.ne,
-    b"<": operator.lt,
-    b"<=": operator.le,
-    b">=": operator.ge,
-    b">": operator.gt,
-}
+#: As text, so that all bindings share it.
+_PROPERTY_NAMES = {name: name.decode() for name in TEXT_PROPERTIES | INTEGER_PROPERTIES}
 
 #: Keys that take the name of a header after one blank.
 HEADER_KEYS: dict[bytes, HeaderReader] = {
@@ -276,24 +219,24 @@ HEADER_KEYS: dict[bytes, HeaderReader] = {
     for prefix, optional in ((b"x-?hkv", False), (b"x-?hk?v", True))
     for sign, reader in {
         b"=": _equal(optional),
-        b"!=": _comparison(optional, _different),
-        b"<": _comparison(optional, _ordered(b"<")),
-        b"<=": _comparison(optional, _ordered(b"<=")),
-        b">=": _comparison(optional, _ordered(b">=")),
-        b">": _comparison(optional, _ordered(b">")),
-        b"re": _comparison(optional, _searched),
-        b"!re": _comparison(optional, _not_searched),
+        b"!=": _different(optional),
+        b"<": _ordered(optional, b"<"),
+        b"<=": _ordered(optional, b"<="),
+        b">=": _ordered(optional, b">="),
+        b">": _ordered(optional, b">"),
+        b"re": _searched(optional, False),
+        b"!re": _searched(optional, True),
     }.items()
 }
 
 #: Whole keys.
 OPERATOR_KEYS: dict[bytes, Reader] = {
-    b"x-?hkex": _exists(operators.present),
+    b"x-?hkex": _exists(),
     b"x-?hk!ex": _is_absent,
-    **{b"x-?hkex" + test: _exists(operators.has_type(letters)) for test, letters in TYPE_TESTS.items()},
-    **{b"x-?hkex!" + test: _exists(operators.lacks_type(letters)) for test, letters in TYPE_TESTS.items()},
-    b"x-?rk=": _key_equals,
-    b"x-?rk!=": _key_differs,
+    **{b"x-?hkex" + test: _exists(letters) for test, letters in TYPE_TESTS.items()},
+    **{b"x-?hkex!" + test: _exists(letters, negated=True) for test, letters in TYPE_TESTS.items()},
+    b"x-?rk=": _key_equals(False),
+    b"x-?rk!=": _key_equals(True),
     b"x-?rkre": _key_searched(False),
     b"x-?rk!re": _key_searched(True),
     b"x-?rkta": _key_topic(False, False),
@@ -438,9 +381,9 @@ class MatchType:
     fold: Callable[[Draft], Match]
 
 
-ALL = MatchType("all", lambda draft: match_all((*draft.others, *draft.headers)))
-ANY = MatchType("any", lambda draft: match_any((*draft.others, *draft.headers)))
-EQ = MatchType("eq", lambda draft: match_eq(draft.headers, draft.others))
+ALL = MatchType("all", lambda draft: MatchAll((*draft.others, *draft.headers)))
+ANY = MatchType("any", lambda draft: MatchAny((*draft.others, *draft.headers)))
+EQ = MatchType("eq", lambda draft: MatchEq(draft.headers, draft.others))
 
 
 def read_arguments(arguments: Table, draft: Draft) -> MatchType:
@@ -491,7 +434,7 @@ def _match_type(value: Value) -> MatchType:
     if sign == b"-" and digits:
         raise precondition_failed("Invalid binding type")
     least = int(digits or b"0") if len(digits) <= 18 else _OUT_OF_REACH
-    return MatchType(f"set {least}", lambda draft: match_set(draft.headers, draft.others, least))
+    return MatchType(f"set {least}", lambda draft: MatchSet(draft.headers, draft.others, least))
 
 
 def _refuse_lists(arguments: Table, under_any: bool) -> None:

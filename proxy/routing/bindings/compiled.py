@@ -3,7 +3,7 @@
 A `CompiledBinding` is the same for every exchange type: a `Match`, effects for both results, a place in the order of
 visits, and what index and caches must know about it. It is made by `exchange_types`.
 
-The four `match_` functions are the match types. They know operators by their verdicts only; `eq` and `set` also walk
+The four subclasses of `Match` are the match types. They know operators by their verdicts only; `eq` and `set` also walk
 the whole header table. Each states which facts beyond those of its operators it looks at and which equalities it
 cannot be true without. A `Draft` collects operators and effects while `arguments` reads the arguments of a binding.
 
@@ -13,11 +13,11 @@ key with a value of the wrong type".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from operator import attrgetter
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import Binding
@@ -41,100 +41,155 @@ from proxy.routing.error_texts import format_binary, precondition_failed
 from proxy.routing.message import Message
 from proxy.values import EXCHANGE, Destination, Table, Value
 
-#: Whether a binding is true for a message.
-Truth: TypeAlias = Callable[[Message], bool]
-#: Place in the order of visits: order, then the greater sequence, then the later arrival.
-Rank: TypeAlias = tuple[int, int, int]
-
 _REGEX_HEADERS: tuple[FactName, ...] = tuple((HEADER, name) for name in PATTERN_ROUTES)
 
 _by_header = attrgetter("name")
 
 
-@dataclass(frozen=True, slots=True)
 class Match:
-    """What a fold makes of a binding's operators.
+    """Whether a binding is true, and what that depends on: its operators, put together by a match type."""
 
-    Args:
-        truth: whether the binding is true for a message.
-        required: equalities that all hold where the binding is true.
-        either: equalities of which at least one holds where the binding is true; None: it can do without.
-        fact_names: facts beyond those of the operators that the truth depends on.
-    """
+    __slots__ = ()
 
-    truth: Truth
-    required: tuple[IndexKey, ...] = ()
-    either: tuple[IndexKey, ...] | None = None
-    fact_names: tuple[FactName, ...] = ()
+    def truth(self, message: Message) -> bool:
+        """Whether the binding is true for a message."""
+        raise NotImplementedError
+
+    @property
+    def required(self) -> tuple[IndexKey, ...]:
+        """Equalities that all hold where the binding is true."""
+        return ()
+
+    @property
+    def either(self) -> tuple[IndexKey, ...] | None:
+        """Equalities of which at least one holds where the binding is true; None: it can do without."""
+        return None
+
+    @property
+    def fact_names(self) -> tuple[FactName, ...]:
+        """Facts beyond those of the operators that the truth depends on."""
+        return ()
 
 
-def match_all(operators: Sequence[Operator]) -> Match:
+class MatchAll(Match):
     """True when every operator matches, an optional one also where it is absent."""
-    strict = tuple(operator.verdict for operator in operators if not operator.optional)
-    lenient = tuple(operator.verdict for operator in operators if operator.optional)
-    index_keys = _index_keys(operator for operator in operators if not operator.optional)
-    if len(strict) == 1 and not lenient:
-        only = strict[0]
-        return Match(lambda message: only(message) is MATCH, index_keys)
 
-    def truth(message: Message) -> bool:
-        for verdict in strict:
-            if verdict(message) is not MATCH:
-                return False
-        for verdict in lenient:
-            if verdict(message) is MISMATCH:
+    __slots__ = ("_operators",)
+
+    def __init__(self, operators: tuple[Operator, ...]) -> None:
+        if any(operator.optional for operator in operators):
+            # Those that must match first: with equal results, fewer patterns are searched for.
+            operators = tuple(sorted(operators, key=_is_optional))
+        self._operators: Final = operators
+
+    def truth(self, message: Message) -> bool:
+        """Whether the binding is true for a message."""
+        for operator in self._operators:
+            verdict = operator.verdict(message)
+            if verdict is not MATCH and (verdict is MISMATCH or not operator.optional):
                 return False
         return True
 
-    return Match(truth, index_keys)
+    @property
+    def required(self) -> tuple[IndexKey, ...]:
+        """The equalities among what must match."""
+        return _index_keys([operator for operator in self._operators if not operator.optional])
 
 
-def match_any(operators: Sequence[Operator]) -> Match:
+class MatchAny(Match):
     """True when at least one operator matches."""
-    verdicts = tuple(operator.verdict for operator in operators)
 
-    def truth(message: Message) -> bool:
-        for verdict in verdicts:
-            if verdict(message) is MATCH:
+    __slots__ = ("_operators",)
+
+    def __init__(self, operators: tuple[Operator, ...]) -> None:
+        self._operators: Final = operators
+
+    def truth(self, message: Message) -> bool:
+        """Whether the binding is true for a message."""
+        for operator in self._operators:
+            if operator.verdict(message) is MATCH:
                 return True
         return False
 
-    index_keys = [operator.index_key for operator in operators]
-    known = tuple(index_key for index_key in index_keys if index_key is not None)
-    return Match(truth, either=known if len(known) == len(index_keys) else None)
+    @property
+    def either(self) -> tuple[IndexKey, ...] | None:
+        """The equalities, where there is nothing else."""
+        index_keys = [operator.index_key for operator in self._operators]
+        known = tuple([index_key for index_key in index_keys if index_key is not None])
+        return known if len(known) == len(index_keys) else None
 
 
-def match_eq(headers: Sequence[HeaderOperator], others: Sequence[Operator]) -> Match:
+class MatchEq(Match):
     """True when the others match and the header table is exactly what the header operators describe."""
-    walk = _arranged(headers)
-    rest = match_all(others)
 
-    def truth(message: Message) -> bool:
-        return rest.truth(message) and _walk_eq(walk, message)
+    __slots__ = ("_headers", "_rest", "_walk")
 
-    index_keys = rest.required + _index_keys(each for each in headers if not each.optional)
-    return Match(truth, index_keys, fact_names=(ALL_HEADERS,))
+    def __init__(self, headers: Sequence[HeaderOperator], others: Sequence[Operator]) -> None:
+        self._headers: Final = tuple(headers)
+        self._walk: Final = _arranged(headers)
+        self._rest: Final = MatchAll(tuple(others))
+
+    def truth(self, message: Message) -> bool:
+        """Whether the binding is true for a message."""
+        return self._rest.truth(message) and _walk_eq(self._walk, message)
+
+    @property
+    def required(self) -> tuple[IndexKey, ...]:
+        """The equalities among what must match or be there."""
+        return self._rest.required + _index_keys([each for each in self._headers if not each.optional])
+
+    @property
+    def fact_names(self) -> tuple[FactName, ...]:
+        """The whole header table."""
+        return (ALL_HEADERS,)
 
 
-def match_set(headers: Sequence[HeaderOperator], others: Sequence[Operator], least: int) -> Match:
+class MatchSet(Match):
     """True when the others match, no header operator fails on a present header and at least `least` succeed."""
-    walk = _arranged(headers)
-    rest = match_all(others)
 
-    def truth(message: Message) -> bool:
-        return rest.truth(message) and _walk_set(walk, message) >= least
+    __slots__ = ("_headers", "_least", "_rest", "_walk")
 
-    index_keys = rest.required
-    if least >= len(walk):
-        # None of them may be missing from the count, so that each must succeed.
-        index_keys += _index_keys(headers)
-    return Match(truth, index_keys, fact_names=(ALL_HEADERS,) if _count_can_stop(walk) else ())
+    def __init__(self, headers: Sequence[HeaderOperator], others: Sequence[Operator], least: int) -> None:
+        self._headers: Final = tuple(headers)
+        self._walk: Final = _arranged(headers)
+        self._rest: Final = MatchAll(tuple(others))
+        self._least: Final = least
+
+    def truth(self, message: Message) -> bool:
+        """Whether the binding is true for a message."""
+        return self._rest.truth(message) and _walk_set(self._walk, message) >= self._least
+
+    @property
+    def required(self) -> tuple[IndexKey, ...]:
+        """The equalities among what must match; headers too, where none may be missing from the count."""
+        if self._least >= len(self._walk):
+            return self._rest.required + _index_keys(self._headers)
+        return self._rest.required
+
+    @property
+    def fact_names(self) -> tuple[FactName, ...]:
+        """The whole header table, where headers that no operator names can change the count."""
+        return (ALL_HEADERS,) if _count_can_stop(self._walk) else ()
 
 
-def _index_keys(operators: Iterable[Operator]) -> tuple[IndexKey, ...]:
+def _is_optional(operator: Operator) -> bool:
+    return operator.optional
+
+
+def _index_keys(operators: Sequence[Operator]) -> tuple[IndexKey, ...]:
     """The equalities among operators that must all match; topics only where there is nothing better."""
-    index_keys = [operator.index_key for operator in operators if operator.index_key is not None]
-    return tuple(sorted(index_keys, key=lambda index_key: index_key[0] == TOPIC))
+    index_keys = []
+    for operator in operators:
+        index_key = operator.index_key
+        if index_key is not None:
+            index_keys.append(index_key)
+    if len(index_keys) > 1:
+        index_keys.sort(key=_is_topic)
+    return tuple(index_keys)
+
+
+def _is_topic(index_key: IndexKey) -> bool:
+    return index_key[0] == TOPIC
 
 
 def _arranged(headers: Sequence[HeaderOperator]) -> tuple[HeaderOperator, ...]:
@@ -274,24 +329,16 @@ def is_regex_key(key: bytes) -> bool:
     return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head
 
 
-def _within_budget(truth: Truth, owner: str | None) -> Truth:
-    """Charge the searches to the owner; a binding that needs a search when the owner's budget is spent is false."""
-
-    def bounded(message: Message) -> bool:
-        if message.payer is not owner:
-            message.charge(owner)
-        true = truth(message)
-        if message.budget.exceeded:
-            message.note_spent(owner)
-            return False
-        return true
-
-    return bounded
+#: Where the index has put a binding: among those that are always visited, or under all keys of `either`. Any other
+#: number is the place of its key among those of `required`.
+ALWAYS_VISITED, UNDER_EITHER = -1, -2
 
 
 @dataclass(slots=True, eq=False)
 class CompiledBinding:
     """A binding ready to be visited.
+
+    Of these there may be a hundred thousand: what can be told from another attribute is no attribute.
 
     Args:
         binding: as it was declared.
@@ -302,10 +349,11 @@ class CompiledBinding:
         destination: added when true; None: the queue that the routing key names.
         on_true: effects when true, None where there are none beyond the destination.
         on_false: effects when false.
-        rank: its place, given by the exchange that it is bound to.
         regexes: regular expressions in its arguments.
-        label: exchange and id, as a decision lists them.
-        index_keys: where the index has put it.
+        exchange: name of the exchange that it is bound to.
+        id: as a decision lists it.
+        arrival: grows with every binding of its exchange.
+        index_place: where the index has put it.
     """
 
     binding: Binding
@@ -317,21 +365,66 @@ class CompiledBinding:
     on_true: Effects | None = None
     on_false: Effects | None = None
     regexes: int = 0
-    rank: Rank = (0, 0, 0)
-    label: tuple[bytes, str] = (b"", "")
-    index_keys: tuple[IndexKey, ...] | None = None
-    truth: Truth = field(init=False)
+    exchange: bytes = b""
+    id: str = ""
+    arrival: int = 0
+    index_place: int = ALWAYS_VISITED
     asks_producer: bool = field(init=False)
     plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Work out what the engine asks for at each visit."""
-        truth = self.match.truth
-        self.truth = _within_budget(truth, self.binding.owner) if self.regexes else truth
         effects = [each for each in (self.on_true, self.on_false) if each is not None]
         self.asks_producer = any(each.asks_producer for each in effects)
         #: Adds one destination when true and does nothing else.
         self.plain = not effects and self.destination is not None
+
+    def __hash__(self) -> int:
+        """Its own number: a compiled class that can be ordered has no hash otherwise."""
+        return self.arrival
+
+    def __lt__(self, other: CompiledBinding) -> bool:
+        """Whether it is visited before another binding of its exchange.
+
+        First those that are not the last, then by order, then the greater sequence, then the later arrival.
+        """
+        if self.binding.last is not other.binding.last:
+            return other.binding.last
+        if self.order != other.order:
+            return self.order < other.order
+        if self.binding.sequence != other.binding.sequence:
+            return self.binding.sequence > other.binding.sequence
+        return self.arrival > other.arrival
+
+    @property
+    def label(self) -> tuple[bytes, str]:
+        """Exchange and id, as a decision lists them."""
+        return self.exchange, self.id
+
+    def truth(self, message: Message) -> bool:
+        """Whether it is true for a message.
+
+        Searches are charged to its owner; a binding that needs a search when the owner's budget is spent is false.
+        """
+        if not self.regexes:
+            return self.match.truth(message)
+        owner = self.binding.owner
+        if message.payer is not owner:
+            message.charge(owner)
+        true = self.match.truth(message)
+        if message.budget.exceeded:
+            message.note_spent(owner)
+            return False
+        return true
+
+    @property
+    def index_keys(self) -> tuple[IndexKey, ...]:
+        """Where the index has put it; nowhere, if it is always visited."""
+        if self.index_place == ALWAYS_VISITED:
+            return ()
+        if self.index_place == UNDER_EITHER:
+            return tuple(dict.fromkeys(self.match.either or ()))
+        return (self.match.required[self.index_place],)
 
     @property
     def idle_when_false(self) -> bool:
@@ -374,7 +467,3 @@ class CompiledBinding:
             if effects is not None:
                 named |= effects.add
         return frozenset(named)
-
-
-#: What is kept in visiting order. A rank is unique in its exchange, so that it alone orders entries.
-Entry: TypeAlias = tuple[Rank, CompiledBinding]

@@ -12,17 +12,17 @@ from collections.abc import Callable
 from datetime import tzinfo
 from typing import TypeAlias, cast
 
-from proxy.routing.bindings import operators
-from proxy.routing.bindings.arguments import DEFAULT_ORDER, read_arguments, refuse_unreal_numbers, topic_index_key
+from proxy.routing.bindings.arguments import DEFAULT_ORDER, read_arguments, refuse_unreal_numbers
 from proxy.routing.bindings.binding import Binding, by_name
-from proxy.routing.bindings.compiled import CompiledBinding, Draft, Match, count_regexes, match_all, match_any
+from proxy.routing.bindings.compiled import CompiledBinding, Draft, Match, MatchAll, MatchAny, count_regexes
 from proxy.routing.bindings.operators import (
-    ROUTING_KEY,
+    HeaderEquals,
+    HeaderIsPresent,
     HeaderOperator,
+    KeyEquals,
+    KeyFits,
     Operator,
-    RoutingKeyOperator,
     Topic,
-    header_index_key,
 )
 from proxy.routing.error_texts import TYPE_NAMES, format_binary, format_term, precondition_failed
 from proxy.values import Value
@@ -58,28 +58,19 @@ def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
 
 def compile_fanout(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
     """A fanout exchange: always true."""
-    return _standard(binding, "all", match_all(()), ())
+    return _standard(binding, "all", MatchAll(()), ())
 
 
 def compile_direct(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
     """A direct exchange: the routing key is equal."""
-    expected = binding.routing_key
-    operator = RoutingKeyOperator(
-        b"routing key", Value("S", expected), lambda seen, _: seen == expected, (ROUTING_KEY, "", expected)
-    )
-    return _standard(binding, "all", match_all((operator,)), (operator,))
+    operator = KeyEquals(b"routing key", Value("S", binding.routing_key))
+    return _standard(binding, "all", MatchAll((operator,)), (operator,))
 
 
 def compile_topic(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
     """A topic exchange: the routing key fits the topic."""
-    topic = Topic(binding.routing_key)
-    operator = RoutingKeyOperator(
-        b"topic",
-        Value("S", binding.routing_key),
-        lambda seen, _: topic.matches(seen),
-        topic_index_key(binding.routing_key),
-    )
-    return _standard(binding, "all", match_all((operator,)), (operator,))
+    operator = KeyFits(b"topic", Value("S", binding.routing_key), Topic(binding.routing_key))
+    return _standard(binding, "all", MatchAll((operator,)), (operator,))
 
 
 def compile_headers(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
@@ -96,14 +87,12 @@ def compile_headers(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
         for key, value in arguments
         if key != _X_MATCH and (with_operators or not key.startswith(_OPERATOR_PREFIX))
     )
-    match = match_all(operators) if match_type.startswith("all") else match_any(operators)
+    match = MatchAll(operators) if match_type.startswith("all") else MatchAny(operators)
     return _standard(binding, match_type, match, operators)
 
 
 def _header(key: bytes, value: Value) -> HeaderOperator:
-    if value.letter == "V":
-        return HeaderOperator(key, value, key, operators.present)
-    return HeaderOperator(key, value, key, operators.equals(value), index_key=header_index_key(key, value))
+    return HeaderIsPresent(key, value, key) if value.letter == "V" else HeaderEquals(key, value, key)
 
 
 def _headers_match_type(value: Value) -> str:

@@ -1,9 +1,9 @@
 """Operators: what one condition of a binding finds in a message; topics, which some of them match.
 
 An operator answers MATCH, MISMATCH or ABSENT (what it asks for is not there). What a binding makes of the answers is in
-`compiled`; which argument makes which operator, in `arguments`, where a new operator gets its key. A predicate compares
-the value of a header that is present: equal to, less than or of the type of what a binding names. Type letters are kept
-until the comparison and ignored only in it.
+`compiled`; which argument makes which operator, in `arguments`, where a new operator gets its key. The predicate of an
+operator decides about what is present: equal to, less than or of the type of what a binding names. Type letters are
+kept until the comparison and ignored only in it.
 
 A `Topic` serves topic exchanges and the ``rkta`` operators: words stand between dots, ``*`` is exactly one word, ``#``
 any number of them.
@@ -13,17 +13,15 @@ Sources: the open-exchange specification, sections 2, 4 and 5; AMQP 0-9-1 spec, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable
 from datetime import tzinfo
 from functools import lru_cache
-from operator import ge, gt, le, lt
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from proxy.routing.bindings.binding import typed
 from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern, latin1_tables
 from proxy.routing.decision import Verdict
-from proxy.routing.message import Message
+from proxy.routing.message import Message, spelled_integer
 from proxy.values import Value
 
 _ANY_WORDS = b"#"
@@ -58,12 +56,12 @@ class Topic:
         ignore_case: compare letters without case (``rktaci``), as Latin-1.
     """
 
-    __slots__ = ("_first", "_ignore_case", "_last", "_least", "_middle", "pattern")
+    __slots__ = ("_first", "_last", "_least", "_middle", "ignores_case", "pattern")
 
     def __init__(self, pattern: bytes, ignore_case: bool = False) -> None:
         """Split the pattern at its ``#`` into runs of words."""
         self.pattern = pattern
-        self._ignore_case = ignore_case
+        self.ignores_case = ignore_case
         words = _words(pattern.translate(_FOLD) if ignore_case else pattern)
         runs: list[tuple[bytes, ...]] = []
         run: list[bytes] = []
@@ -80,7 +78,7 @@ class Topic:
 
     def matches(self, key: bytes) -> bool:
         """Whether the routing key fits. Work grows with the product of the lengths at worst, never faster."""
-        if self._ignore_case:
+        if self.ignores_case:
             key = key.translate(_FOLD)
         words = _words(key)
         count = len(words)
@@ -132,8 +130,6 @@ def open_topic(pattern: bytes, ignore_case: bool = False) -> Topic:
     return Topic(pattern, ignore_case)
 
 
-Predicate: TypeAlias = Callable[[Value, Message], bool]
-
 INTEGERS = frozenset("bBsuIilLT")
 FLOATS = frozenset("fd")
 NUMBERS = INTEGERS | FLOATS
@@ -144,7 +140,9 @@ _PLAIN = NUMBERS | TEXTS
 #: What the empty table and the empty list have in common.
 _EMPTY = ("F", ())
 
-_COMPARISONS = {b"<": lt, b"<=": le, b">=": ge, b">": gt}
+#: Signs of the comparisons of numbers, as `_compare` knows them.
+_EQUAL, _DIFFERENT, _LESS, _AT_MOST, _AT_LEAST, _GREATER = range(6)
+SIGNS = {b"=": _EQUAL, b"!=": _DIFFERENT, b"<": _LESS, b"<=": _AT_MOST, b">=": _AT_LEAST, b">": _GREATER}
 
 #: Suffixes of ``x-?hkex`` and the letters that each takes for its type.
 TYPE_TESTS = {
@@ -170,56 +168,18 @@ def canonical(value: Value) -> Hashable:
     return typed(value)
 
 
-def equals(expected: Value) -> Predicate:
-    """Equal at the top level: the letter is ignored within a kind."""
-    letter, content = expected
-    if letter in NUMBERS:
-        return lambda value, _: value[0] in NUMBERS and value[1] == content
-    if letter in TEXTS:
-        return lambda value, _: value[0] in TEXTS and value[1] == content
-    key = canonical(expected)
-    return lambda value, _: canonical(value) == key
-
-
-def differs(expected: Value) -> Predicate:
-    """Not equal at the top level."""
-    equal = equals(expected)
-    return lambda value, message: not equal(value, message)
-
-
-def compares(sign: bytes, expected: Value) -> Predicate:
-    """Numeric, and less or greater by exact mathematical value. `expected` is a number."""
-    comparison = _COMPARISONS[sign]
-    # Not as float: compiled code would round integers to it.
-    bound = cast("Any", expected.value)
-    return lambda value, _: value[0] in NUMBERS and bool(comparison(cast("Any", value[1]), bound))
-
-
-def matches(pattern: Pattern) -> Predicate:
-    """A long string in which the pattern is found."""
-    return lambda value, message: value[0] == "S" and pattern.search(cast("bytes", value[1]), message.budget) is True
-
-
-def mismatches(pattern: Pattern) -> Predicate:
-    """A long string in which the pattern is not found."""
-    return lambda value, message: (
-        value[0] == "S" and pattern.search(cast("bytes", value[1]), message.budget) is not True
-    )
-
-
-def has_type(letters: frozenset[str]) -> Predicate:
-    """Of one of the types."""
-    return lambda value, _: value[0] in letters
-
-
-def lacks_type(letters: frozenset[str]) -> Predicate:
-    """Of none of the types."""
-    return lambda value, _: value[0] not in letters
-
-
-def present(_value: Value, _message: Message) -> bool:
-    """Whatever the value is, void included."""
-    return True
+def _compare(sign: int, seen: Any, bound: Any) -> bool:
+    """Compare two numbers by exact mathematical value."""
+    # Not typed as float: compiled code would round integers to it.
+    if sign == _AT_LEAST:
+        return bool(seen >= bound)
+    if sign == _LESS:
+        return bool(seen < bound)
+    if sign == _GREATER:
+        return bool(seen > bound)
+    if sign == _AT_MOST:
+        return bool(seen <= bound)
+    return bool(seen == bound) is (sign == _EQUAL)
 
 
 MATCH = Verdict.MATCH
@@ -242,66 +202,85 @@ ALL_HEADERS: FactName = ("headers", "")
 QUEUE_NAMES: FactName = ("queues", "")
 
 
-class Operator(Protocol):
-    """What all families have in common."""
+class Operator:
+    """What all families have in common.
 
-    @property
-    def key(self) -> bytes:
-        """The argument's key as it was declared."""
+    Operators have no state and no closures: there are two of them to a binding, and a hundred thousand bindings.
 
-    @property
-    def expected(self) -> Value:
-        """The argument's value, one element of it where it was a list."""
+    Args:
+        key: the argument's key as it was declared.
+        expected: the argument's value, one element of it where it was a list.
+        optional: whether ABSENT is good enough under `all` (and under `eq`, for a header).
+    """
 
-    @property
-    def optional(self) -> bool:
-        """Whether ABSENT is good enough under `all`."""
+    __slots__ = ("expected", "key", "optional")
+
+    def __init__(self, key: bytes, expected: Value, optional: bool = False) -> None:
+        self.key: Final = key
+        self.expected: Final = expected
+        self.optional: Final = optional
 
     @property
     def index_key(self) -> IndexKey | None:
         """For an equality: the only place where a message that it matches can be found."""
+        return None
 
     @property
     def fact_name(self) -> FactName:
         """The fact that it looks at."""
+        raise NotImplementedError
 
     def verdict(self, message: Message) -> Verdict:
         """The answer."""
+        raise NotImplementedError
 
     def seen(self, message: Message) -> Value | bytes | int | None:
         """What it looks at, as it is in this message; None where it is absent."""
+        raise NotImplementedError
 
 
-@dataclass(slots=True, eq=False)
-class HeaderOperator:
+# -- headers -----------------------------------------------------------------------------------------------------------
+
+
+class HeaderOperator(Operator):
     """Looks at the first header of a name.
 
     Args:
         key: see Operator.
         expected: see Operator.
         name: of the header.
-        predicate: decides where the header is present.
-        optional: whether absence satisfies `all` and `eq`.
-        absent: the answer where the header is absent.
-        uses_up: whether the walk of `eq` and `set` continues after a header that it matched.
-        compares: whether it is a comparison (``hkv``, ``hk?v``), not a test of existence or type.
-        index_key: see Operator.
+        optional: see Operator.
     """
 
-    key: bytes
-    expected: Value
-    name: bytes
-    predicate: Predicate
-    optional: bool = False
-    absent: Verdict = ABSENT
-    uses_up: bool = False
-    compares: bool = True
-    index_key: IndexKey | None = None
+    __slots__ = ("name",)
+
+    def __init__(self, key: bytes, expected: Value, name: bytes, optional: bool = False) -> None:
+        super().__init__(key, expected, optional)
+        self.name: Final = name
+
+    @property
+    def absent(self) -> Verdict:
+        """The answer where the header is absent."""
+        return ABSENT
+
+    @property
+    def uses_up(self) -> bool:
+        """Whether the walk of `eq` and `set` continues after a header that it matched."""
+        return False
+
+    @property
+    def compares(self) -> bool:
+        """Whether it is a comparison (``hkv``, ``hk?v``), not a test of existence or type."""
+        return True
 
     @property
     def fact_name(self) -> FactName:
         """The header."""
         return HEADER, self.name
+
+    def predicate(self, value: Value, message: Message) -> bool:
+        """Decide where the header is present."""
+        raise NotImplementedError
 
     def verdict(self, message: Message) -> Verdict:
         """MATCH or MISMATCH by the predicate where the header is there."""
@@ -315,20 +294,173 @@ class HeaderOperator:
         return message.first.get(self.name)
 
 
-@dataclass(slots=True, eq=False)
-class RoutingKeyOperator:
+class HeaderEquals(HeaderOperator):
+    """Equal at the top level: the letter is ignored within a kind."""
+
+    __slots__ = ("_content", "_letters")
+
+    def __init__(self, key: bytes, expected: Value, name: bytes, optional: bool = False) -> None:
+        super().__init__(key, expected, name, optional)
+        letter = expected[0]
+        #: Types of which equal content is enough; None: values are compared by their canonical form.
+        self._letters: Final = NUMBERS if letter in NUMBERS else TEXTS if letter in TEXTS else None
+        self._content: Final[Hashable] = canonical(expected)
+
+    @property
+    def uses_up(self) -> bool:
+        """Whether the walk of `eq` and `set` continues after a header that it matched."""
+        return True
+
+    @property
+    def index_key(self) -> IndexKey | None:
+        """Where an equal header is found."""
+        return HEADER, self.name, self._content
+
+    def predicate(self, value: Value, message: Message) -> bool:
+        """Whether it is equal."""
+        letters = self._letters
+        if letters is None:
+            return canonical(value) == self._content
+        return value[0] in letters and value[1] == self._content
+
+
+class HeaderDiffers(HeaderEquals):
+    """Not equal at the top level."""
+
+    __slots__ = ()
+
+    @property
+    def uses_up(self) -> bool:
+        """Whether the walk of `eq` and `set` continues after a header that it matched."""
+        return False
+
+    @property
+    def index_key(self) -> IndexKey | None:
+        """None: it is true nearly everywhere."""
+        return None
+
+    def predicate(self, value: Value, message: Message) -> bool:
+        """Whether it is not equal."""
+        letters = self._letters
+        if letters is None:
+            return canonical(value) != self._content
+        return not (value[0] in letters and value[1] == self._content)
+
+
+class HeaderCompares(HeaderOperator):
+    """Numeric, and less or greater by exact mathematical value.
+
+    Args:
+        key: see Operator.
+        expected: a number.
+        name: see HeaderOperator.
+        sign: a value of SIGNS.
+        optional: see Operator.
+    """
+
+    __slots__ = ("_bound", "_sign")
+
+    def __init__(self, key: bytes, expected: Value, name: bytes, sign: int, optional: bool = False) -> None:
+        super().__init__(key, expected, name, optional)
+        self._sign: Final = sign
+        self._bound: Final[object] = expected[1]
+
+    def predicate(self, value: Value, message: Message) -> bool:
+        """Whether it compares so."""
+        return value[0] in NUMBERS and _compare(self._sign, value[1], self._bound)
+
+
+class HeaderMatches(HeaderOperator):
+    """A long string in which a pattern is found, or is not found where it is negated."""
+
+    __slots__ = ("_negated", "_pattern")
+
+    def __init__(
+        self, key: bytes, expected: Value, name: bytes, pattern: Pattern, negated: bool = False, optional: bool = False
+    ) -> None:
+        super().__init__(key, expected, name, optional)
+        self._pattern: Final = pattern
+        self._negated: Final = negated
+
+    def predicate(self, value: Value, message: Message) -> bool:
+        """Whether it is a long string and the pattern is found, or is not found."""
+        if value[0] != "S":
+            return False
+        return (self._pattern.search(cast("bytes", value[1]), message.budget) is True) is not self._negated
+
+
+class HeaderIsPresent(HeaderOperator):
+    """There, void included, and of one of some types, or of none of them where it is negated.
+
+    Args:
+        key: see Operator.
+        expected: see Operator.
+        name: see HeaderOperator.
+        letters: the types; None: any.
+        negated: see above.
+    """
+
+    __slots__ = ("_letters", "_negated")
+
+    def __init__(
+        self, key: bytes, expected: Value, name: bytes, letters: frozenset[str] | None = None, negated: bool = False
+    ) -> None:
+        super().__init__(key, expected, name)
+        self._letters: Final = letters
+        self._negated: Final = negated
+
+    @property
+    def uses_up(self) -> bool:
+        """Whether the walk of `eq` and `set` continues after a header that it matched."""
+        return True
+
+    @property
+    def compares(self) -> bool:
+        """Whether it is a comparison."""
+        return False
+
+    def predicate(self, value: Value, message: Message) -> bool:
+        """Whether the type is right."""
+        letters = self._letters
+        return letters is None or (value[0] in letters) is not self._negated
+
+
+class HeaderIsAbsent(HeaderOperator):
+    """Not there."""
+
+    __slots__ = ()
+
+    @property
+    def absent(self) -> Verdict:
+        """The answer where the header is absent."""
+        return MATCH
+
+    @property
+    def compares(self) -> bool:
+        """Whether it is a comparison."""
+        return False
+
+    def predicate(self, value: Value, message: Message) -> bool:
+        """Whatever there is, it is there."""
+        return False
+
+
+# -- routing key -------------------------------------------------------------------------------------------------------
+
+
+class RoutingKeyOperator(Operator):
     """Looks at the routing key, which is never absent."""
 
-    key: bytes
-    expected: Value
-    predicate: Callable[[bytes, Message], bool]
-    index_key: IndexKey | None = None
-    optional: bool = False
+    __slots__ = ()
 
     @property
     def fact_name(self) -> FactName:
         """The routing key."""
         return ROUTING_KEY, ""
+
+    def predicate(self, key: bytes, message: Message) -> bool:
+        """Decide about a routing key."""
+        raise NotImplementedError
 
     def verdict(self, message: Message) -> Verdict:
         """MATCH or MISMATCH."""
@@ -339,22 +471,90 @@ class RoutingKeyOperator:
         return message.routing_key
 
 
-@dataclass(slots=True, eq=False)
-class PropertyOperator:
+class KeyEquals(RoutingKeyOperator):
+    """Equal to the expected text, or not equal where it is negated."""
+
+    __slots__ = ("_negated", "_text")
+
+    def __init__(self, key: bytes, expected: Value, negated: bool = False) -> None:
+        super().__init__(key, expected)
+        self._text: Final = cast("bytes", expected[1])
+        self._negated: Final = negated
+
+    @property
+    def index_key(self) -> IndexKey | None:
+        """Where an equal routing key is found."""
+        return None if self._negated else (ROUTING_KEY, "", self._text)
+
+    def predicate(self, key: bytes, message: Message) -> bool:
+        """Whether it is equal."""
+        return (key == self._text) is not self._negated
+
+
+class KeyMatches(RoutingKeyOperator):
+    """A routing key in which a pattern is found, or is not found where it is negated."""
+
+    __slots__ = ("_negated", "_pattern")
+
+    def __init__(self, key: bytes, expected: Value, pattern: Pattern, negated: bool = False) -> None:
+        super().__init__(key, expected)
+        self._pattern: Final = pattern
+        self._negated: Final = negated
+
+    def predicate(self, key: bytes, message: Message) -> bool:
+        """Whether the pattern is found."""
+        return (self._pattern.search(key, message.budget) is True) is not self._negated
+
+
+class KeyFits(RoutingKeyOperator):
+    """A routing key that fits a topic, or does not where it is negated."""
+
+    __slots__ = ("_negated", "_topic")
+
+    def __init__(self, key: bytes, expected: Value, topic: Topic, negated: bool = False) -> None:
+        super().__init__(key, expected)
+        self._topic: Final = topic
+        self._negated: Final = negated
+
+    @property
+    def index_key(self) -> IndexKey | None:
+        """Where a routing key that fits is found; a topic without wildcards is an equality."""
+        topic = self._topic
+        if self._negated or topic.ignores_case:
+            return None
+        pattern = topic.pattern
+        return TOPIC if b"*" in pattern or b"#" in pattern else ROUTING_KEY, "", pattern
+
+    def predicate(self, key: bytes, message: Message) -> bool:
+        """Whether it fits."""
+        return self._topic.matches(key) is not self._negated
+
+
+# -- properties --------------------------------------------------------------------------------------------------------
+
+
+class PropertyOperator(Operator):
     """Looks at one property; one that is set to the empty string is there."""
 
-    key: bytes
-    expected: Value
-    name: str
-    predicate: Callable[[bytes | int, Message], bool]
-    absent: Verdict = ABSENT
-    index_key: IndexKey | None = None
-    optional: bool = False
+    __slots__ = ("name",)
+
+    def __init__(self, key: bytes, expected: Value, name: str) -> None:
+        super().__init__(key, expected)
+        self.name: Final = name
+
+    @property
+    def absent(self) -> Verdict:
+        """The answer where the property is absent."""
+        return ABSENT
 
     @property
     def fact_name(self) -> FactName:
         """The property."""
         return PROPERTY, self.name
+
+    def predicate(self, seen: bytes | int, message: Message) -> bool:
+        """Decide where the property is set."""
+        raise NotImplementedError
 
     def verdict(self, message: Message) -> Verdict:
         """MATCH or MISMATCH by the predicate where the property is set."""
@@ -368,17 +568,98 @@ class PropertyOperator:
         return message.properties.get(self.name)
 
 
-@dataclass(slots=True, eq=False)
-class ClockOperator:
+class PropertyIsPresent(PropertyOperator):
+    """Set."""
+
+    __slots__ = ()
+
+    def predicate(self, seen: bytes | int, message: Message) -> bool:
+        """Whatever it is, it is there."""
+        return True
+
+
+class PropertyIsAbsent(PropertyOperator):
+    """Not set."""
+
+    __slots__ = ()
+
+    @property
+    def absent(self) -> Verdict:
+        """The answer where the property is absent."""
+        return MATCH
+
+    def predicate(self, seen: bytes | int, message: Message) -> bool:
+        """Whatever it is, it is there."""
+        return False
+
+
+class PropertyEquals(PropertyOperator):
+    """A text property equal to the expected text, or not equal where it is negated."""
+
+    __slots__ = ("_negated",)
+
+    def __init__(self, key: bytes, expected: Value, name: str, negated: bool = False) -> None:
+        super().__init__(key, expected, name)
+        self._negated: Final = negated
+
+    @property
+    def index_key(self) -> IndexKey | None:
+        """Where an equal property is found."""
+        return None if self._negated else (PROPERTY, self.name, cast("bytes", self.expected[1]))
+
+    def predicate(self, seen: bytes | int, message: Message) -> bool:
+        """Whether it is equal."""
+        return (seen == self.expected[1]) is not self._negated
+
+
+class PropertyMatches(PropertyOperator):
+    """A text property in which a pattern is found, or is not found where it is negated."""
+
+    __slots__ = ("_negated", "_pattern")
+
+    def __init__(self, key: bytes, expected: Value, name: str, pattern: Pattern, negated: bool = False) -> None:
+        super().__init__(key, expected, name)
+        self._pattern: Final = pattern
+        self._negated: Final = negated
+
+    def predicate(self, seen: bytes | int, message: Message) -> bool:
+        """Whether the pattern is found."""
+        return (self._pattern.search(cast("bytes", seen), message.budget) is True) is not self._negated
+
+
+class PropertyCompares(PropertyOperator):
+    """An integer property that compares so; `sign` is a value of SIGNS."""
+
+    __slots__ = ("_sign",)
+
+    def __init__(self, key: bytes, expected: Value, name: str, sign: int) -> None:
+        super().__init__(key, expected, name)
+        self._sign: Final = sign
+
+    @property
+    def index_key(self) -> IndexKey | None:
+        """Where an equal property is found."""
+        return (PROPERTY, self.name, cast("int", self.expected[1])) if self._sign == _EQUAL else None
+
+    def predicate(self, seen: bytes | int, message: Message) -> bool:
+        """Whether it compares so."""
+        number = spelled_integer(seen)
+        return number is not None and _compare(self._sign, number, self.expected[1])
+
+
+# -- clock -------------------------------------------------------------------------------------------------------------
+
+
+class ClockOperator(Operator):
     """Looks at the time of one zone, read once for the message."""
 
-    key: bytes
-    expected: Value
-    zone: tzinfo
-    pattern: Pattern
-    negated: bool
-    index_key: IndexKey | None = None
-    optional: bool = False
+    __slots__ = ("_negated", "_pattern", "_zone")
+
+    def __init__(self, key: bytes, expected: Value, zone: tzinfo, pattern: Pattern, negated: bool) -> None:
+        super().__init__(key, expected)
+        self._zone: Final = zone
+        self._pattern: Final = pattern
+        self._negated: Final = negated
 
     @property
     def fact_name(self) -> FactName:
@@ -387,14 +668,9 @@ class ClockOperator:
 
     def verdict(self, message: Message) -> Verdict:
         """MATCH or MISMATCH."""
-        found = self.pattern.search(message.clock(self.zone), message.budget) is True
-        return MATCH if found is not self.negated else MISMATCH
+        found = self._pattern.search(message.clock(self._zone), message.budget) is True
+        return MATCH if found is not self._negated else MISMATCH
 
     def seen(self, message: Message) -> bytes:
         """The time as the pattern saw it."""
-        return message.clock(self.zone)
-
-
-def header_index_key(name: bytes, expected: Value) -> IndexKey:
-    """Where a header equal to `expected` is found."""
-    return HEADER, name, canonical(expected)
+        return message.clock(self._zone)

@@ -145,7 +145,7 @@ def linted_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterat
     """Bring together what was written and what was made of it."""
     for file in files:
         for parsed in file.exchanges:
-            entries = [compiled for _, compiled in loaded.routers[file.vhost].exchanges[parsed.name].entries]
+            entries = loaded.routers[file.vhost].exchanges[parsed.name].entries
             bindings = {each.binding.id: each for each in parsed.bindings}
             yield LintedExchange(file.vhost, parsed.name, entries, bindings)
 
