@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as Environment
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.addresses import broker_password
 from proxy.rules.file_tests import TestFailure
-from proxy.rules.lint.bindings import lint_bindings, untested_bindings
+from proxy.rules.lint.bindings import UntestedBindings, lint_bindings, untested_bindings
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination, destinations, evaluated_exchanges
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules, compile_sources
@@ -132,7 +133,7 @@ class Findings:
         failures: tests that fail.
         files: the files that were read.
         sets: every set of rules that could be compiled.
-        uncovered: bindings that no test makes true.
+        untested: bindings that no test makes true, by exchange.
         destinations: what must exist on the broker.
         exchanges: what the rules evaluate.
         settings: every configuration that could be read.
@@ -147,7 +148,7 @@ class Findings:
     failures: list[TestFailure] = field(default_factory=list)
     files: set[Path] = field(default_factory=set)
     sets: list[LoadedRules] = field(default_factory=list)
-    uncovered: list[ConfigWarning] = field(default_factory=list)
+    untested: list[UntestedBindings] = field(default_factory=list)
     destinations: list[NamedDestination] = field(default_factory=list)
     exchanges: list[EvaluatedExchange] = field(default_factory=list)
     settings: list[Settings] = field(default_factory=list)
@@ -165,7 +166,12 @@ class Findings:
     def coverage(self) -> float:
         """Percentage of the bindings that some test makes true; 100 where there is no binding."""
         bindings = sum(self._bindings())
-        return 100.0 if not bindings else 100.0 * (bindings - len(self.uncovered)) / bindings
+        return 100.0 if not bindings else 100.0 * (bindings - sum(map(len, self.untested))) / bindings
+
+    @property
+    def uncovered(self) -> Iterator[ConfigWarning]:
+        """The bindings that no test makes true."""
+        return chain.from_iterable(self.untested)
 
     def _bindings(self) -> Iterator[int]:
         for loaded in self.sets:
@@ -343,7 +349,7 @@ def _rules(
 
     def lint(files: Sequence[ParsedFile], loaded: LoadedRules) -> None:
         findings.warnings += [*loaded.warnings, *lint_bindings(files, loaded)]
-        findings.uncovered += untested_bindings(files, loaded)
+        findings.untested += untested_bindings(files, loaded)
         findings.destinations += destinations(files, loaded)
         findings.exchanges += evaluated_exchanges(files, loaded)
 

@@ -220,6 +220,11 @@ class PackedBinding:
 _OWN, _KEY, _NAME, _ARGUMENTS, _FIRST_ARGUMENT = range(5)
 
 
+def binding_path(exchange_path: str, index: int) -> str:
+    """Give the dotted path of a binding."""
+    return f"{exchange_path}.bindings[{index}]"
+
+
 @dataclass(slots=True)
 class ParsedBinding:
     """One binding, with where it was written."""
@@ -228,36 +233,36 @@ class ParsedBinding:
     exchange_path: str
     index: int
     named: bool
-    _places: PackedPlaces
-    _first: int
+    places: PackedPlaces
+    first_place: int
 
     @property
     def path(self) -> str:
         """Its dotted path."""
-        return f"{self.exchange_path}.bindings[{self.index}]"
+        return binding_path(self.exchange_path, self.index)
 
     @property
     def place(self) -> Place:
         """Where it was written."""
-        return self._places.place(self._first + _OWN)
+        return self.places.place(self.first_place + _OWN)
 
     @property
     def key_place(self) -> Place:
         """Where its routing key was written."""
-        return self._places.place(self._first + _KEY)
+        return self.places.place(self.first_place + _KEY)
 
     @property
     def name_place(self) -> Place:
         """Where its id was written, or the binding where it has none."""
-        return self._places.place(self._first + _NAME)
+        return self.places.place(self.first_place + _NAME)
 
     def argument_place(self, key: str) -> Place:
         """Where an argument was written."""
         name = key.encode()
         for index, (other, _) in enumerate(self.binding.arguments):
             if other == name:
-                return self._places.place(self._first + _FIRST_ARGUMENT + index)
-        return self._places.place(self._first + _ARGUMENTS)
+                return self.places.place(self.first_place + _FIRST_ARGUMENT + index)
+        return self.places.place(self.first_place + _ARGUMENTS)
 
     def argument_path(self, key: str) -> str:
         """Dotted path of an argument."""

@@ -12,6 +12,7 @@ Source: the open-exchange specification, section 8 (order, goto, stop).
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from proxy.rules.evaluation import decide, mentioned_queues, translate_publish
 from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage
-from proxy.rules.schema import ParsedBinding, ParsedFile
+from proxy.rules.schema import PackedPlaces, ParsedBinding, ParsedFile, binding_path
 from proxy.yamlfile.document import ConfigWarning, Place
 
 #: Arguments that say where a binding stands and how its operators are joined, not what it looks at.
@@ -207,15 +208,48 @@ def exceeds_match_limit(pattern: bytes) -> bytes | None:
     return next((subject for subject in trials if compiled.search(subject, Budget()) is None), None)
 
 
-def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[ConfigWarning]:
-    """Give the bindings that are true in no test of the files."""
+class UntestedBindings:
+    """The bindings of one exchange that are true in no test.
+
+    Where there are no tests these are all bindings, and nobody may ask for them: they are kept as numbers, and the
+    warnings are made when they are asked for.
+    """
+
+    __slots__ = ("_numbers", "_path", "_places")
+
+    def __init__(self, path: str, places: PackedPlaces) -> None:
+        self._path = path
+        self._places = places
+        #: for each of them its index in the exchange and where its places begin
+        self._numbers = array("Q")
+
+    def add(self, parsed: ParsedBinding) -> None:
+        """Add a binding."""
+        self._numbers.extend((parsed.index, parsed.first_place))
+
+    def __len__(self) -> int:
+        return len(self._numbers) // 2
+
+    def __iter__(self) -> Iterator[ConfigWarning]:
+        for index, first in zip(self._numbers[::2], self._numbers[1::2], strict=True):
+            path = binding_path(self._path, index)
+            yield ConfigWarning(self._places.place(first), path, "no test makes this binding true")
+
+
+def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[UntestedBindings]:
+    """Give the bindings that are true in no test of the files, by exchange."""
     touched = _tested(loaded)
-    return [
-        ConfigWarning(parsed.place, parsed.path, "no test makes this binding true")
-        for exchange in linted_exchanges(files, loaded)
-        for parsed in exchange.bindings.values()
-        if (exchange.vhost, exchange.name, parsed.binding.id) not in touched
-    ]
+    found = []
+    for file in files:
+        for exchange in file.exchanges:
+            if not exchange.bindings:
+                continue
+            untested = UntestedBindings(exchange.bindings[0].exchange_path, exchange.bindings[0].places)
+            for parsed in exchange.bindings:
+                if (file.vhost, exchange.name, parsed.binding.id) not in touched:
+                    untested.add(parsed)
+            found.append(untested)
+    return found
 
 
 def _tested(loaded: LoadedRules) -> set[tuple[str, bytes, str]]:
