@@ -52,8 +52,6 @@ from proxy.amqp.frames import (
     HEARTBEAT,
     METHOD,
     OVERHEAD,
-    U16,
-    U32,
     U64,
     PartialFrame,
     check_head,
@@ -87,6 +85,8 @@ _ACK: Final = 80
 _REJECT: Final = 90
 _NACK: Final = 120
 _ACK_BYTES: Final = 13
+#: type, channel, size
+_FRAME_HEAD_BYTES: Final = 7
 #: payload of a content header without any property
 _LEAST_HEADER: Final = 14
 #: payload of a publish with empty exchange and routing key
@@ -303,7 +303,7 @@ class PublishPass:
         if self._start < at:
             whole = not self._start and at == end
             self._upstream.append(data if whole else data[self._start : at])
-        if end - at >= FRAME_HEAD.size:
+        if end - at >= _FRAME_HEAD_BYTES:
             self._after_fault = end
             self._check(data, at, end)
         return at
@@ -361,7 +361,7 @@ class PublishPass:
         """
         end = len(data)
         there = end - header_at
-        if there >= FRAME_HEAD.size:
+        if there >= _FRAME_HEAD_BYTES:
             if data[header_at] != HEADER or data[header_at + 2] != data[at + 2] or data[header_at + 1] != data[at + 1]:
                 return 0
             size: int = (
@@ -403,7 +403,15 @@ class PublishPass:
         header_at = flags_at + 2
         exchange = data[at + 14 : key_at]
         routing_key = data[key_at + 1 : flags_at]
-        body_size: int = U64.unpack_from(data, header_at + 11)[0]
+        # Written out, as below: compiled, a number of four octets costs a tenth of a call that reads it.
+        body_size: int = (
+            (data[header_at + 15] << 24)
+            | (data[header_at + 16] << 16)
+            | (data[header_at + 17] << 8)
+            | data[header_at + 18]
+        )
+        if data[header_at + 14] or data[header_at + 13] or data[header_at + 12] or data[header_at + 11]:
+            body_size = U64.unpack_from(data, header_at + 11)[0]
         took_us = _KNOWN
         try:
             if data[key_at + 1] == _RESERVED_FIRST:
@@ -431,7 +439,12 @@ class PublishPass:
             if flags & HEADERS:
                 entries_at = table_at + 4
                 if entries_at <= last:
-                    table_end = entries_at + U32.unpack_from(data, table_at)[0]
+                    table_end = entries_at + (
+                        (data[table_at] << 24)
+                        | (data[table_at + 1] << 16)
+                        | (data[table_at + 2] << 8)
+                        | data[table_at + 3]
+                    )
             if entries_at > last or table_end > last:
                 raise ProtocolError(502, "the header table ends after its frame", Scope.CONNECTION, *PUBLISH)
 
@@ -451,7 +464,16 @@ class PublishPass:
                 if width:
                     entry_end = value_at + width
                 elif value_at + 5 <= table_end:
-                    entry_end = value_at + 5 + U32.unpack_from(data, value_at + 1)[0]
+                    entry_end = (
+                        value_at
+                        + 5
+                        + (
+                            (data[value_at + 1] << 24)
+                            | (data[value_at + 2] << 16)
+                            | (data[value_at + 3] << 8)
+                            | data[value_at + 4]
+                        )
+                    )
                 else:
                     break
                 if name_sizes[name_size]:
@@ -548,7 +570,7 @@ class PublishPass:
             method = data[at : header_at + 3]
             if out.address:
                 address = out.address + (out.key_field or data[key_at:flags_at])
-                method_bytes = U32.pack(len(address) + 7)
+                method_bytes = (len(address) + 7).to_bytes(4, "big")
                 method = b"".join(
                     (data[at : at + 3], method_bytes, data[at + 7 : at + 13], address, data[flags_at : header_at + 3])
                 )
@@ -556,11 +578,17 @@ class PublishPass:
                 front = data[header_at + 7 : table_at]
             else:
                 front = b"".join(
-                    (data[header_at + 7 : header_at + 19], U16.pack(flags | HEADERS), data[header_at + 21 : table_at])
+                    (
+                        data[header_at + 7 : header_at + 19],
+                        (flags | HEADERS).to_bytes(2, "big"),
+                        data[header_at + 21 : table_at],
+                    )
                 )
-            table_bytes = U32.pack(len(kept) + len(added))
+            table_bytes = (len(kept) + len(added)).to_bytes(4, "big")
             self._upstream.append(
-                b"".join((method, U32.pack(header_bytes), front, table_bytes, kept, added, data[table_end:after]))
+                b"".join(
+                    (method, header_bytes.to_bytes(4, "big"), front, table_bytes, kept, added, data[table_end:after])
+                )
             )
         return after
 
@@ -634,7 +662,7 @@ class PublishPass:
             and data[body_at] == BODY
             and data[body_at + 2] == data[at + 2]
             and data[body_at + 1] == data[at + 1]
-            and U32.unpack_from(data, body_at + 3)[0] == body_size
+            and data[body_at + 3 : body_at + 7] == body_size.to_bytes(4, "big")
             and data[after - 1] == FRAME_END
         ):
             return after
@@ -672,7 +700,7 @@ class PublishPass:
             body_size: int = U64.unpack_from(header, 11)[0]
             after = self._whole_body_end(data, at, body_at, body_size)
             if after:
-                body = data[body_at + FRAME_HEAD.size : after - 1] if body_size else b""
+                body = data[body_at + _FRAME_HEAD_BYTES : after - 1] if body_size else b""
                 if self._publishes.leave_for_remote(publish, header, body, plan, out, took_us):
                     self._start = after
                     return after
