@@ -132,13 +132,13 @@ class Heartbeats:
     def _look_at_upstream(self, now: float) -> bool:
         seconds = self._tuning.heartbeat_upstream
         if seconds and now - self.wrote_upstream_at >= seconds / 2 - self._every:
-            self._relay.heartbeat_upstream()
+            self._relay.connection.to_upstream.append(HEARTBEAT_FRAME)
         if seconds and now - self.read_upstream_at > 2 * seconds:
             self._log.warning("missed heartbeats from the broker", seconds=2 * seconds)
             self._upstream.abort()
         return True
 
     def _is_idle(self, now: float) -> bool:
-        if self._producer.paused or self._relay.unsettled:
+        if self._producer.paused or self._relay.connection.unsettled:
             self._busy = now
         return now - self._busy >= self._idle_seconds

@@ -23,7 +23,7 @@ from proxy.net.remote.pool import ProducerRemotes
 from proxy.net.tasks import Tasks
 from proxy.net.throttle import Throttle
 from proxy.net.vhosts import ControlPlane
-from proxy.relay.connection_state import BindDestinations, EnsureQueue, PermissionCheck, Phase, Request
+from proxy.relay.connection_state import BindDestinations, EnsureQueue, PermissionCheck, Phase, RemoteBrokers, Request
 from proxy.relay.handshake.machine import Handshake
 from proxy.relay.relay import Relay
 
@@ -88,17 +88,18 @@ class Session:
         plans = vhosts.plans(handshake.vhost)
         limits, inventory = self._shared.limits.relay, vhosts.inventory(handshake.vhost)
         self.relay = relay = Relay(tuning, plans, inventory, limits, handshake.user)
+        connection = relay.connection
         if self._opening is not None:
             if (lease := self._opening.lease) is not None and self._shared.reuse is not None:
                 self._keep = partial(self._shared.reuse.keep, self._upstream, lease, tuning.heartbeat_upstream)
-                relay.allow_keeping()
+                connection.upstream.may_be_kept = True
             self._opening.end()
             self._opening = None
         audit = self._shared.audit
-        relay.start_audit(self.id, handshake.user, audit if audit is not None and audit.strict else None)
+        connection.start_audit(self.id, audit if audit is not None and audit.strict else None)
         if self._shared.remotes is not None:
             self._remotes = self._shared.remotes.port(handshake.vhost, partial(self._pause_producer, "remote is slow"))
-            relay.connect_remotes(self._remotes, self._wake)
+            connection.remotes = RemoteBrokers(self._remotes, self._wake)
         self._user = handshake.user
         vhosts.client_connections.enter(handshake.vhost, handshake.user, self)
         plans.state.clear_refusals(client=handshake.user)
@@ -115,7 +116,7 @@ class Session:
             allowance = self._shared.allowances.acquire(handshake.user, now)
             self._throttle = Throttle(allowance, relay, counters.limits, pause, flush)
         if handshake.leftover_upstream:
-            relay.receive_from_upstream(handshake.leftover_upstream, now)
+            relay.broker_sent(handshake.leftover_upstream, now)
         if handshake.leftover_producer:
             self._from_producer(handshake.leftover_producer)
         self._flush(relay, now)
@@ -124,7 +125,7 @@ class Session:
 
     def settling(self) -> bool:
         """Say whether publishes are not settled yet; if so no more are read. `close` ends that."""
-        if self.relay is None or not self.relay.unsettled:
+        if self.relay is None or not self.relay.connection.unsettled:
             return False
         self._pause_producer("draining", True)
         return True
@@ -139,7 +140,7 @@ class Session:
         if self.relay is None:
             self.abort()
         else:
-            self.relay.close(reply_code, text)
+            self.relay.connection.close(reply_code, text.encode())
             self._flush(self.relay, monotonic())
             self._pause_producer("draining", False)
 
@@ -165,7 +166,7 @@ class Session:
         if relay is not None:
             if beats.watches_idle:
                 beats.saw(data, now)
-            relay.receive_from_producer(data, now)
+            relay.producer_sent(data, now)
             self._flush(relay, now)
             if self._shared.audit is not None and self._shared.audit.full:
                 self.audit_full(True)
@@ -203,34 +204,35 @@ class Session:
         if relay is not None:
             if beats.watches_idle:
                 beats.saw(data, now)
-            relay.receive_from_upstream(data, now)
+            relay.broker_sent(data, now)
             self._flush(relay, now)
-            if relay.outstanding >= AHEAD_MESSAGES:
+            if relay.connection.traffic.outstanding >= AHEAD_MESSAGES:
                 self._upstream.rest()
         elif self._opening is not None:
             self._opening.from_upstream(data)
 
     def _flush(self, relay: Relay, now: float) -> None:
         """Send what the relay has for either side, start what it asks for, end what it has ended."""
-        if relay.to_upstream:
+        connection = relay.connection
+        if connection.to_upstream:
             self._heartbeats.wrote_upstream_at = now
-            self._upstream.send(relay.to_upstream)
-        if relay.to_producer:
+            self._upstream.send(connection.to_upstream)
+        if for_producer := connection.for_producer:
             self._heartbeats.wrote_producer_at = now
-            self.producer.send(relay.to_producer)
-        if relay.requests:
-            requests = tuple(relay.requests)
-            relay.requests.clear()
-            for request in requests:
+            self.producer.send(for_producer)
+        if requests := connection.pending.requests:
+            asked = tuple(requests)
+            requests.clear()
+            for request in asked:
                 self._tasks.start(self._carry_out(relay, request), "bind")
-        if relay.producer_full != self._held_full:
-            self._held_full = relay.producer_full
+        if (producer_full := connection.producer_full) != self._held_full:
+            self._held_full = producer_full
             self._pause_producer("held", self._held_full)
-        if relay.upstream_full != self._upstream.paused_for("held"):
-            self._upstream.pause("held", relay.upstream_full)
+        if (upstream_full := connection.upstream_full) != self._upstream.paused_for("held"):
+            self._upstream.pause("held", upstream_full)
         if relay.interrupted:
             self._rest(now)
-        if relay.phase is not Phase.OPEN:
+        if connection.lifecycle.phase is not Phase.OPEN:
             self._ending(relay)
 
     def _wake(self) -> None:
@@ -246,25 +248,25 @@ class Session:
 
     def audit_durable(self, sequence: int) -> None:
         """Audit lines up to a sequence are on disk: confirms that waited for them go to the producer."""
-        if self.relay is not None and self.relay.has_delayed_confirms:
-            self.relay.audit_lines_durable(sequence)
+        if self.relay is not None and (delayed_confirms := self.relay.connection.delayed_confirms):
+            delayed_confirms.durable(sequence)
             self._flush(self.relay, monotonic())
 
     def audit_failing(self) -> None:
         """The disk refuses audit lines, or does not answer."""
-        if self.relay is not None and self.relay.close_is_delayed:
-            self.relay.audit_lines_failing()
+        if self.relay is not None and (delayed_confirms := self.relay.connection.delayed_confirms):
+            delayed_confirms.failing()
             self._flush(self.relay, monotonic())
 
     def audit_full(self, full: bool) -> None:
         """The audit log can't keep up: a producer that has published waits; others, consumers say, go on."""
-        if self.relay is not None and (not full or self.relay.published):
+        if self.relay is not None and (not full or self.relay.connection.published):
             self._pause_producer("audit", full)
 
     async def _carry_out(self, relay: Relay, request: Request) -> None:
         """Do what a relay asked for, within the deadline; without an answer it goes on all the same."""
         control = self._shared.vhosts.control
-        vhost = relay.vhost
+        vhost = relay.connection.plans.state.name
         found: str | None = None
         try:
             async with asyncio.timeout(self._shared.limits.bind_seconds):
@@ -317,21 +319,22 @@ class Session:
     def _ending(self, relay: Relay) -> None:
         if self._throttle is not None:
             self._throttle.end()  # its last words must be read
-        if relay.phase is Phase.PRODUCER_CLOSES:
+        phase = relay.connection.lifecycle.phase
+        if phase is Phase.PRODUCER_CLOSES:
             return  # the broker works off what came before; how long that may take is the producer's to say
-        if relay.phase is Phase.CLOSED:
+        if phase is Phase.CLOSED:
             self._close_producer(relay)
             if relay.kept and self._keep is not None:
                 self._keep()
             self._upstream.close()
-        elif relay.upstream_done:
+        elif relay.connection.upstream.done:
             self._upstream.close()
         if self._deadline is None:
             self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self.abort)
 
     def _close_producer(self, relay: Relay) -> None:
         """Close the producer's socket once it has everything, unless that is its own part (until the deadline)."""
-        if not relay.close_is_delayed and not relay.producer_ends:
+        if not relay.connection.close_is_delayed and not relay.connection.lifecycle.producer_ends:
             self.producer.close()
 
     def _producer_writable(self, writable: bool) -> None:
@@ -344,7 +347,7 @@ class Session:
         before = self.producer.paused
         self.producer.pause(reason, paused)
         if self.relay is not None:
-            self.relay.counters.paused_producers += self.producer.paused - before
+            self.relay.connection.plans.counters.paused_producers += self.producer.paused - before
 
     def _producer_lost(self, error: Exception | None) -> None:
         # Whole frames only have gone upstream: the broker drops a publish that is not complete.
@@ -393,14 +396,14 @@ class Session:
         counters = self._shared.counters
         relay = self.relay
         if relay is not None:
-            relay.counters.paused_producers -= self.producer.paused
+            relay.connection.plans.counters.paused_producers -= self.producer.paused
             relay.ended()
             if self._remotes is not None:
                 self._remotes.close()
-            self._shared.vhosts.client_connections.leave(relay.vhost, self._user, self)
+            self._shared.vhosts.client_connections.leave(relay.connection.plans.state.name, self._user, self)
             counters.downstream.open -= 1
             counters.upstream.open -= 1
-            fault = relay.fault
+            fault = relay.connection.lifecycle.fault
             if fault is not None:
                 self._log.warning("producer closed for a fault", fault=str(fault))
             else:

@@ -84,7 +84,7 @@ class Throttle:
             size_bytes: what came from the socket.
             now: monotonic seconds.
         """
-        published = self._relay.published
+        published = self._relay.connection.published
         publishes, self._charged = published - self._charged, published
         if publishes:
             self._told = False

@@ -4,8 +4,8 @@ Nothing here opens a socket, reads a clock or draws a random number: `net` drive
 
 | question | open |
 |---|---|
-| what a driver calls: bytes, time and answers in, bytes and requests out | `relay` |
-| what both directions share; closing a connection or channel | `connection_state` |
+| what a driver calls: bytes, time and answers in | `relay` |
+| what both directions share, and a driver reads: bytes and requests out; closing | `connection_state` |
 | the states of a channel and the table of transitions | `channel_state` |
 | what a channel keeps: content under way, held frames, pending confirms, expected replies | `channel` |
 | frames of the producer: publishes, and a handler for each other method | `publish` |

@@ -44,7 +44,7 @@ _ACK_HEAD_BYTES: Final = 11
 #: bytes of the shortest method frame and of the shortest content header frame
 _LEAST_METHOD: Final = 12
 _LEAST_HEADER: Final = 22
-#: stands in `ConnectionState.unfinished` for a content whose header is still to come
+#: stands in `Deliveries.unfinished` for a content whose header is still to come
 HEADER_TO_COME: Final = -1
 _CLOSES = frozenset((methods.CHANNEL_CLOSE, methods.CHANNEL_CLOSE_OK))
 _ENDED = frozenset((Phase.CLOSING, Phase.CLOSED))
@@ -70,7 +70,7 @@ class BrokerFrames:
         """Whether no frame has come in part."""
         return not self._rest
 
-    def receive(self, data: bytes) -> None:
+    def read_broker(self, data: bytes) -> None:
         """Take bytes from the broker; what goes to the producer gathers in the connection's state.
 
         Args:
@@ -81,7 +81,7 @@ class BrokerFrames:
         """
         if self._rest:
             data = self._rest.join(data)
-        at = self._run(data) if self._connection.phase not in _ENDED else self._end(data, 0)
+        at = self._run(data) if self._connection.lifecycle.phase not in _ENDED else self._end(data, 0)
         if at < len(data):
             self._rest.keep(data[at:])
 
@@ -93,13 +93,13 @@ class BrokerFrames:
         """
         connection = self._connection
         out = connection.to_producer
-        inspected = connection.inspected_channels
-        unfinished = connection.unfinished
+        inspected = connection.deliveries.inspected
+        unfinished = connection.deliveries.unfinished
         frame_max = connection.tuning.frame_max_upstream
         largest = self._least_max - OVERHEAD
-        sidecar_channel = connection.sidecar_channel.number or -1
+        sidecar_channel = connection.upstream.sidecar_channel.number or -1
         looked_at = self._methods.looked_at
-        restores = connection.state.restores
+        restores = connection.plans.state.restores
         delayed_confirms = connection.delayed_confirms
         acked = 0
         confirmed: Channel | None = None
@@ -167,14 +167,14 @@ class BrokerFrames:
                 out.append(data[start:at])
             start = at if self._take(kind, number, data[at:stop]) else stop
             at = stop
-            if connection.phase in _ENDED:
+            if connection.lifecycle.phase in _ENDED:
                 break
         if confirmed is not None:
-            connection.counters.confirms_acked += acked
-            connection.confirmed = confirmed
+            connection.plans.counters.confirms_acked += acked
+            connection.traffic.confirmed = confirmed
         if start < at:
             out.append(data[start:at] if start or at < end else data)
-        return at if connection.phase not in _ENDED else self._end(data, at)
+        return at if connection.lifecycle.phase not in _ENDED else self._end(data, at)
 
     def _whole_content_end(self, data: bytes, header_at: int, number: int, largest: int) -> int:
         """Find the offset after a content whose body is one frame at most and all there; 0 where it is not.
@@ -224,7 +224,7 @@ class BrokerFrames:
 
     def _progress(self, kind: int, number: int, data: bytes, at: int, size: int) -> None:
         """Count a content frame that goes to the producer."""
-        unfinished = self._connection.unfinished
+        unfinished = self._connection.deliveries.unfinished
         if kind == BODY:
             left = unfinished.get(number, 0) - size
         else:
@@ -241,9 +241,9 @@ class BrokerFrames:
             return False
         if kind not in KINDS or (number == 0 and kind != METHOD):
             raise ProtocolError(505, f"frame of type {kind} on channel {number}")
-        if number == connection.sidecar_channel.number:
-            if kind == METHOD and not connection.upstream_closing:
-                connection.sidecar_channel.receive(frame[7:-1])
+        if number == connection.upstream.sidecar_channel.number:
+            if kind == METHOD and not connection.upstream.closing:
+                connection.upstream.sidecar_channel.take_method(frame[7:-1])
             return False
         if number == 0:
             return self._methods.take_connection_method(frame)
@@ -263,7 +263,7 @@ class BrokerFrames:
         """
         if kind == METHOD:
             self._methods.take_while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0)
-        elif number in self._connection.unfinished:
+        elif number in self._connection.deliveries.unfinished:
             raise ProtocolError(505, f"content frame on channel {number}, which is closed")
         return False
 
@@ -281,7 +281,7 @@ class BrokerFrames:
 
     def _inspected_content(self, channel: Channel, kind: int, frame: bytes) -> None:
         """Take a content frame on a channel where something of ours is in play, or one that is too large."""
-        if channel.number in self._connection.unfinished:
+        if channel.number in self._connection.deliveries.unfinished:
             # On a closed channel, too: no method may stand between the frames of a content (spec, 4.2.6).
             self._pass_content(channel, kind, frame)
         elif channel.state in DISCARDING:
@@ -292,15 +292,15 @@ class BrokerFrames:
             self._returned(channel, channel.output.returned, kind, frame)
         elif channel.output.swallowed:
             channel.output.swallowed = max(channel.output.swallowed - len(frame) + OVERHEAD, 0)
-            self._connection.mark(channel)
+            self._connection.deliveries.mark(channel)
         # else: the rest of a content whose method was discarded on a channel that is closed by now
 
     def _hold_back(self, channel: Channel, frame: bytes) -> None:
         connection = self._connection
         channel.output.hold_back(frame)
-        if connection.sidecar_channel.busy and connection.buffered.held_back >= connection.limits.held_bytes:
+        if connection.upstream.sidecar_channel.busy and connection.backlog.held_back >= connection.limits.held_bytes:
             # The answer of our own channel comes after all this: the producer gets its own early, rather than never.
-            connection.released.append(channel)
+            connection.pending.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
         """Take the content header after a method that waited for it: a delivery, a get or a return."""
@@ -311,10 +311,10 @@ class BrokerFrames:
         returned = U32.unpack_from(method, 7)[0] == methods.BASIC_RETURN
         if returned and channel.confirms.returns and not self._is_last(channel, method, header):
             channel.output.swallowed = CONTENT_HEAD.unpack_from(header)[5]
-            connection.mark(channel)
+            connection.deliveries.mark(channel)
             return
-        connection.mark(channel)
-        method, header = restored_content(connection.state, method, header)
+        connection.deliveries.mark(channel)
+        method, header = restored_content(connection.plans.state, method, header)
         if returned:
             connection.note_return(channel, method, header)
         connection.to_producer.append(method)
@@ -339,19 +339,19 @@ class BrokerFrames:
             connection.fail(ProtocolError(501, text))
             return
         self._progress(kind, channel.number, frame, 0, len(frame) - OVERHEAD)
-        if channel.output.deferred and channel.number not in connection.unfinished:
+        if channel.output.deferred and channel.number not in connection.deliveries.unfinished:
             connection.to_producer += channel.output.deferred
             channel.output.deferred = []
-            connection.mark(channel)
+            connection.deliveries.mark(channel)
 
     def release(self, channel: Channel) -> None:
         """Take the frames that were kept back on a channel, in front of everything that comes."""
         frames = channel.output.release()
-        self._connection.mark(channel)
+        self._connection.deliveries.mark(channel)
         # The answer itself has been looked at; only what came after it has not.
         self._connection.to_producer += frames[:1]
         rest = self._rest.take()
-        if self._connection.phase is not Phase.CLOSED:
-            self.receive(b"".join(frames[1:]))
+        if self._connection.lifecycle.phase is not Phase.CLOSED:
+            self.read_broker(b"".join(frames[1:]))
         if rest:
             self._rest.keep(rest)

@@ -73,13 +73,13 @@ class BrokerMethods:
     @property
     def looked_at(self) -> frozenset[int]:
         """Methods that are not copied through unseen; deliveries only where an address may have to be restored."""
-        return self._everything if self._connection.state.restores else self._without_content
+        return self._everything if self._connection.plans.state.restores else self._without_content
 
     def take_connection_method(self, frame: bytes) -> bool:
         """Take a method on channel 0; answer whether it goes to the producer as it came."""
         index = U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0
         taken = self._connection_handlers.get(index)
-        return taken() if taken else self._connection.phase is not Phase.CLOSING
+        return taken() if taken else self._connection.lifecycle.phase is not Phase.CLOSING
 
     def take_channel_method(self, channel: Channel, index: int, frame: bytes) -> bool:
         """Take a method on an open channel; answer whether it goes to the producer as it came."""
@@ -93,7 +93,7 @@ class BrokerMethods:
             return self._closed(channel)
         if index == methods.CHANNEL_CLOSE:  # it crossed ours, and the producer knows of ours alone
             connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
-            if not connection.upstream_closing:
+            if not connection.upstream.closing:
                 connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
         elif index == methods.CHANNEL_OPEN_OK:
             connection.change(channel, ChannelEvent.BROKER_OPEN_OK, index)
@@ -112,7 +112,7 @@ class BrokerMethods:
 
     def _settle(self, channel: Channel, tag: int, multiple: bool, *, ack: bool) -> bool:
         connection = self._connection
-        counters = connection.counters
+        counters = connection.plans.counters
         confirms = channel.confirms
         if confirms.ledger is None:
             refused = () if ack else self._refused(channel, tag, multiple)
@@ -143,15 +143,15 @@ class BrokerMethods:
         connection = self._connection
         # Its header tells whose it is, and what those who look at failed publishes want to know.
         failures = connection.plans.failures
-        if connection.state.restores or channel.confirms.returns or (failures is not None and failures.watched):
+        if connection.plans.state.restores or channel.confirms.returns or (failures is not None and failures.watched):
             return self._content(channel, frame)
         connection.note_return(channel, frame)
-        connection.unfinished[channel.number] = -1
+        connection.deliveries.unfinished[channel.number] = -1
         return True
 
     def _content(self, channel: Channel, frame: bytes) -> bool:
         channel.output.returned = frame
-        self._connection.mark(channel)
+        self._connection.deliveries.mark(channel)
         return False
 
     def _opened(self, channel: Channel, frame: bytes) -> bool:
@@ -179,18 +179,18 @@ class BrokerMethods:
         channel.last_queue = queue
         exclusive = asked.exclusive and not asked.passive
         connection.inventory.queue_declared(queue, exclusive)
-        if connection.upstream_closing or not connection.inventory.interested(queue):
+        if connection.upstream.closing or not connection.inventory.interested(queue):
             return True
-        wanted = tokens_of(connection.state, queue)
+        wanted = tokens_of(connection.plans.state, queue)
         if asked.passive and wanted and all(destination in owned.bound for owned, destination in wanted):
             return True
         channel.output.hold_back(frame)
-        connection.mark(channel)
+        connection.deliveries.mark(channel)
         if exclusive and wanted:
-            done = partial(connection.released.append, channel)
-            bind_tokens(connection, wanted, done, connection.state.set_missing)
+            done = partial(connection.pending.released.append, channel)
+            bind_tokens(connection, wanted, done, connection.plans.state.set_missing)
         else:
-            connection.requests.append(EnsureQueue(channel, queue))
+            connection.pending.requests.append(EnsureQueue(channel, queue))
         return False
 
     def _close(self, channel: Channel, frame: bytes) -> bool:
@@ -224,36 +224,34 @@ class BrokerMethods:
 
     def _connection_close(self) -> bool:
         connection = self._connection
-        if connection.phase is Phase.OPEN and connection.last_frame is None:
-            connection.phase = Phase.CLOSING
+        if connection.lifecycle.takes_new_frames:
+            connection.lifecycle.phase = Phase.CLOSING
             connection.forget_all()
             return True
         connection.to_upstream.append(connection_close_ok())
-        connection.upstream_closing = connection.upstream_done = True
-        if connection.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):  # the producer has said goodbye itself
+        connection.upstream.end()
+        if connection.lifecycle.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):  # the producer has said goodbye itself
             connection.producer_answered()
             connection.to_producer.append(connection_close_ok())
         return False
 
     def _connection_close_ok(self) -> bool:
         connection = self._connection
-        connection.upstream_done = True
-        if connection.phase is Phase.PRODUCER_CLOSES:
+        connection.upstream.done = True
+        if connection.lifecycle.phase is Phase.PRODUCER_CLOSES:
             connection.producer_answered()
             return True
         return False
 
     def _blocked(self) -> bool:
         connection = self._connection
-        connection.counters.upstream_blocked += not connection.blocked
-        connection.blocked = True
-        return connection.phase is not Phase.CLOSING
+        connection.plans.counters.upstream_blocked += connection.upstream.block(True)
+        return connection.lifecycle.phase is not Phase.CLOSING
 
     def _unblocked(self) -> bool:
         connection = self._connection
-        connection.counters.upstream_blocked -= connection.blocked
-        connection.blocked = False
-        return connection.phase is not Phase.CLOSING
+        connection.plans.counters.upstream_blocked += connection.upstream.block(False)
+        return connection.lifecycle.phase is not Phase.CLOSING
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:

@@ -69,10 +69,13 @@ class CollectedPublish(NamedTuple):
     remote_targets: RemoteTargets | None = None
 
 
-class BufferedBytes:
-    """What the channels of one connection keep, in bytes: `RelayLimits` bounds each."""
+class Backlog:
+    """What the channels of one connection keep, in bytes, and wait for: `RelayLimits` bounds each.
 
-    __slots__ = ("collected", "held", "held_back")
+    A request costs memory until it is answered, and a broker that is stopped answers none.
+    """
+
+    __slots__ = ("collected", "held", "held_back", "unanswerable", "unanswered")
 
     def __init__(self) -> None:
         """Nothing is kept."""
@@ -82,6 +85,23 @@ class BufferedBytes:
         self.held = 0
         #: frames of the broker
         self.held_back = 0
+        #: requests that the broker has not answered yet
+        self.unanswered = 0
+        #: those among them that have no answer of their own, and are not covered by that of another one yet
+        self.unanswerable = 0
+
+    def count_unanswerable(self, most: int) -> int:
+        """Count a request without an answer; give how many there are now, if as many as may be, and 0 otherwise.
+
+        Those are covered by the answer to a further request, which is to be sent then.
+        """
+        self.unanswered += 1
+        self.unanswerable += 1
+        if self.unanswerable < most:
+            return 0
+        weight, self.unanswerable = self.unanswerable, 0
+        self.unanswered -= weight
+        return weight
 
 
 class ContentUnderWay:
@@ -115,14 +135,14 @@ class HeldFrames:
     """Frames of the producer that wait, in the states of `HOLDING` alone.
 
     Args:
-        buffered: counts the bytes of the connection.
+        backlog: counts the bytes of the connection.
     """
 
-    __slots__ = ("_buffered", "_size_bytes", "binds", "frames", "marking")
+    __slots__ = ("_backlog", "_size_bytes", "binds", "frames", "marking")
 
-    def __init__(self, buffered: BufferedBytes) -> None:
+    def __init__(self, backlog: Backlog) -> None:
         """Hold none."""
-        self._buffered = buffered
+        self._backlog = backlog
         self._size_bytes = 0
         self.frames: list[bytes] = []
         #: identities of the bindings they wait for, where they wait for nothing else: further ones need not wait
@@ -139,12 +159,12 @@ class HeldFrames:
         size = sum(map(len, frames))
         self.frames += frames
         self._size_bytes += size
-        self._buffered.held += size
+        self._backlog.held += size
 
     def take(self) -> list[bytes]:
         """Give the frames that were kept, and keep none."""
         frames, self.frames = self.frames, []
-        self._buffered.held -= self._size_bytes
+        self._backlog.held -= self._size_bytes
         self._size_bytes = 0
         return frames
 
@@ -153,14 +173,14 @@ class ProducerOutput:
     """What of the frames for the producer is not simply copied.
 
     Args:
-        buffered: counts the bytes of the connection.
+        backlog: counts the bytes of the connection.
     """
 
-    __slots__ = ("_buffered", "close_oks", "deferred", "held_back", "returned", "swallowed")
+    __slots__ = ("_backlog", "close_oks", "deferred", "held_back", "returned", "swallowed")
 
-    def __init__(self, buffered: BufferedBytes) -> None:
+    def __init__(self, backlog: Backlog) -> None:
         """Copy everything."""
-        self._buffered = buffered
+        self._backlog = backlog
         #: frames of the broker, from a declare-ok on, while the queue gets its tokens; None while none are kept
         self.held_back: list[bytes] | None = None
         #: methods of ours that wait for the end of a content on its way
@@ -186,12 +206,12 @@ class ProducerOutput:
         if self.held_back is None:
             self.held_back = []
         self.held_back.append(frame)
-        self._buffered.held_back += len(frame)
+        self._backlog.held_back += len(frame)
 
     def release(self) -> list[bytes]:
         """Give the frames that were kept, and keep none."""
         frames, self.held_back = self.held_back or [], None
-        self._buffered.held_back -= sum(map(len, frames))
+        self._backlog.held_back -= sum(map(len, frames))
         return frames
 
 
@@ -274,32 +294,17 @@ class ExpectedReply(NamedTuple):
     weight: int = 1
 
 
-class UnansweredRequests:
-    """How many requests of one connection, on all its channels, the broker has not answered yet.
-
-    Each costs memory until it is answered, and a broker that is stopped answers none: `count` is what limits them.
-    """
-
-    __slots__ = ("count", "unanswerable")
-
-    def __init__(self) -> None:
-        """Nothing is owed."""
-        self.count = 0
-        #: those among them that have no answer of their own, and are not covered by that of another one yet
-        self.unanswerable = 0
-
-
 class Replies:
     """The answers that a channel waits for, in order.
 
     Args:
-        unanswered: counts those of the connection.
+        backlog: counts those of the connection.
     """
 
-    __slots__ = ("_expected", "_unanswered")
+    __slots__ = ("_backlog", "_expected")
 
-    def __init__(self, unanswered: UnansweredRequests) -> None:
-        self._unanswered = unanswered
+    def __init__(self, backlog: Backlog) -> None:
+        self._backlog = backlog
         self._expected: deque[ExpectedReply] = deque()
 
     def __len__(self) -> int:
@@ -313,18 +318,18 @@ class Replies:
 
     def append(self, expected: ExpectedReply) -> None:
         """Wait for one more."""
-        self._unanswered.count += expected.weight
+        self._backlog.unanswered += expected.weight
         self._expected.append(expected)
 
     def popleft(self) -> ExpectedReply:
         """The next one has come."""
         expected = self._expected.popleft()
-        self._unanswered.count -= expected.weight
+        self._backlog.unanswered -= expected.weight
         return expected
 
     def clear(self) -> None:
         """None will come: the channel has ended."""
-        self._unanswered.count -= sum([expected.weight for expected in self._expected])
+        self._backlog.unanswered -= sum([expected.weight for expected in self._expected])
         self._expected.clear()
 
 
@@ -333,8 +338,7 @@ class Channel:
 
     Args:
         number: its number.
-        unanswered: counts the requests of the connection.
-        buffered: counts the bytes that the connection keeps.
+        backlog: counts what the connection keeps and waits for.
     """
 
     __slots__ = (
@@ -351,20 +355,18 @@ class Channel:
         "state",
     )
 
-    def __init__(
-        self, number: int, unanswered: UnansweredRequests | None = None, buffered: BufferedBytes | None = None
-    ) -> None:
+    def __init__(self, number: int, backlog: Backlog | None = None) -> None:
         """Start closed: Channel.Open is the first event."""
-        buffered = buffered or BufferedBytes()
+        backlog = backlog or Backlog()
         self.number = number
         self.state: ChannelState = CLOSED
         self.mode: ChannelMode = PLAIN
         self.content: ContentUnderWay | None = None
         self.confirms = PendingConfirms()
         self.audit = ChannelAudit()
-        self.held = HeldFrames(buffered)
-        self.output = ProducerOutput(buffered)
-        self.replies = Replies(unanswered or UnansweredRequests())
+        self.held = HeldFrames(backlog)
+        self.output = ProducerOutput(backlog)
+        self.replies = Replies(backlog)
         #: the queue declared last, which an empty name in a bind means
         self.last_queue = b""
         #: to other brokers, as far as its publishes have gone there

@@ -178,12 +178,12 @@ class ConnectionAudit:
 
     __slots__ = (
         "_conn",
-        "_delayed_confirms",
         "_journal",
         "_opening",
         "_user",
         "_vhost",
         "append",
+        "delayed_confirms",
         "ruled_only",
     )
 
@@ -191,7 +191,7 @@ class ConnectionAudit:
         self, journal: AuditSink, conn: str, user: str, vhost: str, delayed_confirms: DelayedConfirms | None = None
     ) -> None:
         """Start with no publish."""
-        self._delayed_confirms = delayed_confirms
+        self.delayed_confirms = delayed_confirms
         self._journal = journal
         self._conn = conn
         self._user = user
@@ -273,8 +273,8 @@ class ConnectionAudit:
         message_id, headers = self._facts(data, start, stop)
         ending = template.ending(routing_key, message_id, size, headers, decide_us)
         self.append(f"{self._opening}{origin}{seq}{ending}".encode())
-        if self._delayed_confirms is not None:
-            self._delayed_confirms.wrote(channel)
+        if self.delayed_confirms is not None:
+            self.delayed_confirms.wrote(channel)
         if mandatory:
             if trail.mandatory is None:
                 trail.mandatory = deque()

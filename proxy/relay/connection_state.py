@@ -1,8 +1,10 @@
 """State that the two directions of one producer connection share: channels, output, how the connection ends.
 
-`publish_pass` (producer to broker) and `broker_frames` (broker to producer) both write here; `relay` owns it. Bytes to
-send gather in `to_upstream` and `to_producer`; what needs sockets, time or the control plane gathers in `requests`.
-Acks, nacks and returns that the sidecar makes itself, because several brokers take part, are sent from here.
+`publish_pass` (producer to broker) and `broker_frames` (broker to producer) both write here; `relay` makes it, and the
+driver reads it. Bytes to send gather in `to_upstream` and `to_producer`; what needs sockets, time or the control plane
+gathers in `pending`. What belongs together is an object of its own: `Lifecycle` (phase and close of the producer),
+`UpstreamLink` (the leased connection), `Deliveries`, `ConnectionTraffic`, `PendingWork`, and a
+`Channel` for each channel. Acks, nacks and returns of our own, where several brokers take part, are sent from here.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing; RabbitMQ guide "Publisher confirms".
 """
@@ -12,16 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from enum import Enum
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from proxy.amqp import method_frames, methods
 from proxy.amqp.frames import FRAME_END, METHOD, body_frames
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import BufferedBytes, Channel, PendingPublish, UnansweredRequests
+from proxy.relay.channel import Backlog, Channel, PendingPublish
 from proxy.relay.channel_state import (
     BOTH_AWAITING_BROKER,
     CLOSED,
     CLOSING_BY_US,
+    CONFIRM,
     COUNTED,
     HOLDING,
     US_AWAITING_BROKER,
@@ -146,8 +149,148 @@ NO_INVENTORY = QueueInventory(
 )
 
 
-def _no_driver() -> None:
-    """Notify no driver: without links it has looked already."""
+class Lifecycle:
+    """How far a connection is, and what its producer has said of its end."""
+
+    __slots__ = ("fault", "further_closes", "last_frame", "phase", "producer_ends")
+
+    def __init__(self) -> None:
+        self.phase = Phase.OPEN
+        #: what to tell the logs when it ended by a fault
+        self.fault: ProtocolError | None = None
+        #: the producer's Connection.Close, which waits for publishes that wait for their destinations
+        self.last_frame: bytes | None = None
+        #: Connection.Close methods of the producer after its first, which is not answered yet
+        self.further_closes = 0
+        #: the producer has closed the connection and was answered: closing the socket is its part
+        self.producer_ends = False
+
+    @property
+    def takes_new_frames(self) -> bool:
+        """Whether what the producer sends now is still relayed."""
+        return self.phase is Phase.OPEN and self.last_frame is None
+
+    def end(self, phase: Phase) -> None:
+        """Enter a phase in which nothing of the producer is relayed any more."""
+        self.phase = phase
+        self.last_frame = None
+
+    def answer_closes(self) -> int:
+        """Count the Connection.Close methods that are to be answered, apart from the first: there are none after."""
+        self.producer_ends = True
+        count, self.further_closes = self.further_closes, 0
+        return count
+
+
+class UpstreamLink:
+    """The leased connection to the broker: the sidecar's own channel on it, and how it ends.
+
+    Args:
+        sidecar_channel: the sidecar's own channel.
+    """
+
+    __slots__ = ("blocked", "closing", "done", "kept", "may_be_kept", "sidecar_channel")
+
+    def __init__(self, sidecar_channel: SidecarChannel) -> None:
+        self.sidecar_channel = sidecar_channel
+        #: our Connection.Close, or the producer's, went upstream; and nothing more is expected from there
+        self.closing = self.done = False
+        #: whether the broker has blocked publishes
+        self.blocked = False
+        #: whether it may be left to another producer, and whether it is, after a goodbye
+        self.may_be_kept = self.kept = False
+
+    @property
+    def as_new(self) -> bool:
+        """Whether it may be left to another producer, as far as is known of the link itself."""
+        return self.may_be_kept and not self.blocked and not self.sidecar_channel.used
+
+    def end(self) -> None:
+        """Nothing more is sent there, and nothing more expected."""
+        self.closing = self.done = True
+
+    def keep(self) -> None:
+        """Leave it to another producer, as new as it is."""
+        self.end()
+        self.kept = True
+
+    def block(self, blocked: bool) -> int:
+        """Note whether the broker blocks publishes; answer by how much the number of blocked links changes."""
+        change = blocked - self.blocked
+        self.blocked = blocked
+        return change
+
+
+class PendingWork:
+    """What is to be done after the bytes of a read: by the driver (requests), and by the relay itself."""
+
+    __slots__ = ("released", "requests", "resumable")
+
+    def __init__(self) -> None:
+        #: what needs the control plane; the driver takes and clears them
+        self.requests: list[Request] = []
+        #: channels whose held frames may go on
+        self.resumable: list[Channel] = []
+        #: channels whose kept-back frames may go to the producer now
+        self.released: list[Channel] = []
+
+
+class Deliveries:
+    """Contents on their way to the producer, and the channels whose frames from the broker are looked at."""
+
+    __slots__ = ("inspected", "unfinished")
+
+    def __init__(self) -> None:
+        #: channels on which the broker's content frames or replies are not simply copied
+        self.inspected: set[int] = set()
+        #: channel number -> body bytes of a content on its way to the producer, -1: its header is still to come
+        self.unfinished: dict[int, int] = {}
+
+    def mark(self, channel: Channel) -> None:
+        """Note whether the broker's frames on a channel have to be looked at."""
+        if channel.needs_inspection:
+            self.inspected.add(channel.number)
+        else:
+            self.inspected.discard(channel.number)
+
+
+class ConnectionTraffic:
+    """What has been published on a connection, and when."""
+
+    __slots__ = ("before", "confirmed", "now", "sample_after")
+
+    def __init__(self) -> None:
+        #: seconds on the driver's monotonic clock, set with every input
+        self.now = 0.0
+        #: when the next confirm may be timed
+        self.sample_after = 0.0
+        #: the channel that had a confirm last
+        self.confirmed: Channel | None = None
+        #: publishes of channels that have ended
+        self.before = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Publishes without a confirm yet, on the channel that had one last: how much a producer sends ahead."""
+        return self.confirmed.confirms.outstanding if self.confirmed is not None else 0
+
+    def channel_ended(self, channel: Channel) -> None:
+        """Count what was published on a channel, which will not have a confirm any more."""
+        self.before += channel.confirms.total
+        if channel is self.confirmed:
+            self.confirmed = None
+
+
+class RemoteBrokers(NamedTuple):
+    """Other brokers, for publishes that the address table sends there.
+
+    Args:
+        remotes: the links.
+        notify: called when they have brought something that is to be sent, outside of the driver's own calls.
+    """
+
+    remotes: Remotes
+    notify: Callable[[], None]
 
 
 class ConnectionState:
@@ -161,82 +304,54 @@ class ConnectionState:
         user: the name that the producer logged in with.
     """
 
+    __slots__ = (
+        "audit", "backlog", "channels", "deliveries", "inventory", "lifecycle", "limits", "pending", "plans", "remotes",
+        "to_producer", "to_upstream", "traffic", "tuning", "upstream", "user",
+    )  # fmt: skip
+
     def __init__(
         self, tuning: Tuning, plans: Plans, inventory: QueueInventory, limits: RelayLimits, user: str = ""
     ) -> None:
         """Start open, with no channel."""
-        self.user = user
-        self.tuning = tuning
-        self.plans = plans
-        self.state = plans.state
-        self.counters = plans.counters
-        self.inventory = inventory
-        self.limits = limits
-        self.phase = Phase.OPEN
-        self.unanswered = UnansweredRequests()
-        self.buffered = BufferedBytes()
+        self.tuning: Final = tuning
+        self.plans: Final = plans
+        self.inventory: Final = inventory
+        self.limits: Final = limits
+        self.user: Final = user
+        self.lifecycle = Lifecycle()
         self.channels: dict[int, Channel] = {}
+        self.backlog = Backlog()
+        #: pieces for either side, in order; the driver sends and clears them
         self.to_upstream: list[bytes] = []
         self.to_producer: list[bytes] = []
-        self.requests: list[Request] = []
         spare = tuning.channel_max_upstream > tuning.channel_max_producer
-        self.sidecar_channel = SidecarChannel(tuning.channel_max_upstream if spare else None, self.to_upstream)
-        #: our Connection.Close, or the producer's, went upstream; and nothing more is expected from there
-        self.upstream_closing = self.upstream_done = False
-        self.blocked = False
-        #: whether the upstream connection may be left to another producer, and whether it is, after a goodbye
-        self.may_be_kept = self.kept = False
-        #: channels on which the broker's content frames or replies are not simply copied
-        self.inspected_channels: set[int] = set()
-        #: channel number -> body bytes of a content on its way to the producer, -1: its header is still to come
-        self.unfinished: dict[int, int] = {}
-        #: channels whose kept-back frames may go to the producer now
-        self.released: list[Channel] = []
+        self.upstream = UpstreamLink(SidecarChannel(tuning.channel_max_upstream if spare else None, self.to_upstream))
+        self.pending = PendingWork()
+        self.deliveries = Deliveries()
+        self.traffic = ConnectionTraffic()
         self.audit: ConnectionAudit | None = None
-        #: confirms that wait for their audit lines, where they have to
-        self.delayed_confirms: DelayedConfirms | None = None
-        #: links to other brokers, where there are any
-        self.remotes: Remotes | None = None
-        #: called when something is to be sent outside of the driver's own calls
-        self.notify_driver: Callable[[], None] = _no_driver
-        #: channels whose held frames may go on
-        self.resumable: list[Channel] = []
-        #: what to tell the logs when it ended by a fault
-        self.fault: ProtocolError | None = None
-        #: the producer's Connection.Close, which waits for publishes that wait for their destinations
-        self.last_frame: bytes | None = None
-        #: Connection.Close methods of the producer after its first, which is not answered yet
-        self.further_closes = 0
-        #: the producer has closed the connection and was answered: closing the socket is its part
-        self.producer_ends = False
-        #: publishes of channels that have ended
-        self.published_before = 0
-        #: seconds on the driver's monotonic clock, set with every input
-        self.now = 0.0
-        #: the channel that had a confirm last
-        self.confirmed: Channel | None = None
-        #: no confirm is timed before
-        self.sample_after = 0.0
+        #: other brokers, where there are any
+        self.remotes: RemoteBrokers | None = None
 
     def permission_checks(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[PermissionCheck, ...]:
         """Give what exists of that which routes chose and is not yet known to be within a client's reach."""
         asked = []
         for reach, destination in sorted(unknown, key=lambda one: one[1]):
-            owned = self.state.owner_of(reach)
-            exists = destination[0] == "exchange" or self.state.has_queue(destination[1])
+            owned = self.plans.state.owner_of(reach)
+            exists = destination[0] == "exchange" or self.plans.state.has_queue(destination[1])
             if owned is not None and exists and len(reach.allowed) < self.limits.tokens:
                 asked.append(PermissionCheck(owned, reach, destination))
         return tuple(asked)
 
     def next_sequence(self) -> int:
         """Give a place in the order of declarations, later than all before: microseconds since 1970, or one more."""
-        state = self.state
+        state = self.plans.state
         state.last_sequence = max(state.last_sequence + 1, int(self.plans.sources.wall() * 1_000_000))
         return state.last_sequence
 
     def next_pin(self, table: TokenTable) -> bytes:
         """Give a row under a token for clients' bindings to rely on: a pin, where other sidecars may be there."""
-        return pin_row(self.state.sidecar, self.next_sequence()) if table.shared else PLAIN
+        return pin_row(self.plans.state.sidecar, self.next_sequence()) if table.shared else PLAIN
 
     def change(self, channel: Channel, event: ChannelEvent, method: int = 0) -> None:
         """Send an event to a channel; the only way in which its state changes.
@@ -253,14 +368,14 @@ class ConnectionState:
         after = channel.state = next_state(before, event, method)
         if after is before:
             return
-        self.counters.channels += (after in COUNTED) - (before in COUNTED)
+        self.plans.counters.channels += (after in COUNTED) - (before in COUNTED)
         if after in _ENDED and before not in _ENDED:
             self._end(channel)
         if after is CLOSED:
             del self.channels[channel.number]
-            self.inspected_channels.discard(channel.number)
+            self.deliveries.inspected.discard(channel.number)
         else:
-            self.mark(channel)
+            self.deliveries.mark(channel)
 
     def open_channel(self, number: int, event: ChannelEvent, method: int) -> Channel:
         """Begin a channel with its first event, which is to be Channel.Open.
@@ -268,7 +383,7 @@ class ConnectionState:
         Raises:
             ProtocolError: see `next_state`.
         """
-        channel = Channel(number, self.unanswered, self.buffered)
+        channel = Channel(number, self.backlog)
         self.change(channel, event, method)
         self.channels[number] = channel
         return channel
@@ -276,13 +391,53 @@ class ConnectionState:
     def _end(self, channel: Channel) -> None:
         """Nothing more is published on a channel, and nothing confirmed."""
         self.end_confirms(channel)
-        if channel is self.confirmed:
-            self.confirmed = None
-        self.published_before += channel.confirms.total
+        self.traffic.channel_ended(channel)
         self.close_remote_publishers(channel)
         self.drop_content(channel)
         channel.output.release()
         channel.end()
+
+    @property
+    def for_producer(self) -> list[bytes]:
+        """Pieces that may go to the producer now, in order; the driver sends and clears them."""
+        delayed_confirms = self.delayed_confirms
+        return self.to_producer if delayed_confirms is None else delayed_confirms.out
+
+    @property
+    def close_is_delayed(self) -> bool:
+        """Whether the end of a channel or of the connection waits for confirms."""
+        delayed_confirms = self.delayed_confirms
+        return delayed_confirms is not None and delayed_confirms.until is not None
+
+    @property
+    def producer_full(self) -> bool:
+        """Whether so much is held, or unanswered, for the producer's channels that its socket must not be read."""
+        backlog, limits = self.backlog, self.limits
+        return backlog.held >= limits.held_bytes or backlog.unanswered >= limits.unanswered
+
+    @property
+    def upstream_full(self) -> bool:
+        """Whether so much is kept back from the producer that the broker's socket must not be read."""
+        kept_bytes = self.backlog.held_back
+        delayed_confirms = self.delayed_confirms
+        if delayed_confirms is not None:
+            if delayed_confirms.until is not None:
+                return True
+            kept_bytes += delayed_confirms.size_bytes
+        return kept_bytes >= self.limits.held_bytes
+
+    @property
+    def published(self) -> int:
+        """Publishes since the connection was opened."""
+        return self.traffic.before + sum([channel.confirms.total for channel in self.channels.values()])
+
+    @property
+    def unsettled(self) -> int:
+        """Publishes in confirm mode that are neither acked nor nacked yet; channels that wait count as well."""
+        return sum(
+            (channel.state in HOLDING) + (channel.confirms.outstanding if channel.mode is CONFIRM else 0)
+            for channel in self.channels.values()
+        )
 
     @property
     def holds(self) -> bool:
@@ -311,54 +466,58 @@ class ConnectionState:
         Args:
             frame: the method's frame.
         """
-        if self.may_be_kept and not (self.channels or self.unfinished or self.blocked or self.sidecar_channel.used):
-            self.kept = self.upstream_closing = self.upstream_done = True
+        if self.upstream.as_new and not self.channels and not self.deliveries.unfinished:
+            self.upstream.keep()
             self.producer_answered()
             self.to_producer.append(method_frames.connection_close_ok())
             return
-        self.phase = Phase.PRODUCER_CLOSES
-        self.upstream_closing = True
-        self.last_frame = None
+        self.lifecycle.end(Phase.PRODUCER_CLOSES)
+        self.upstream.closing = True
         for channel in self.channels.values():
             self.drop_content(channel)
         self.to_upstream.append(frame)
 
     def producer_answered(self) -> None:
         """The producer's Connection.Close is answered, and so is each that it has sent after it, as RabbitMQ does."""
-        self.producer_ends = True
         self.finish()
-        self.to_producer += [method_frames.connection_close_ok()] * self.further_closes
-        self.further_closes = 0
+        self.to_producer += [method_frames.connection_close_ok()] * self.lifecycle.answer_closes()
 
     def finish(self) -> None:
         """Both sides have said their last word."""
-        self.phase = Phase.CLOSED
-        self.last_frame = None
+        self.lifecycle.end(Phase.CLOSED)
         self.forget_all()
-
-    def mark(self, channel: Channel) -> None:
-        """Note whether the broker's frames on a channel have to be looked at."""
-        if channel.needs_inspection:
-            self.inspected_channels.add(channel.number)
-        else:
-            self.inspected_channels.discard(channel.number)
 
     def send_to_producer(self, channel: Channel, frames: bytes) -> None:
         """Send methods of ours to the producer on a channel, after a content that is on its way there.
 
         No method may stand between the frames of a content (spec, 4.2.6).
         """
-        if channel.number in self.unfinished:
+        if channel.number in self.deliveries.unfinished:
             channel.output.deferred.append(frames)
-            self.mark(channel)
+            self.deliveries.mark(channel)
         else:
             self.to_producer.append(frames)
 
-    def delay_confirms(self, lines: AuditCommits) -> None:
-        """Let confirms wait until the audit lines of their publishes are on disk."""
-        self.delayed_confirms = DelayedConfirms(
-            lines, self.to_producer, lambda number, frames: self.send_to_producer(self.channels[number], frames)
-        )
+    def start_audit(self, conn: str, lines: AuditCommits | None = None) -> None:
+        """Write this connection's publishes to the audit log, if there is one.
+
+        Args:
+            conn: id of the connection.
+            lines: the log, where confirms have to wait until the lines of their publishes are on disk.
+        """
+        journal, delayed_confirms = self.plans.journal, None
+        if journal is None:
+            return
+        if lines is not None:
+            delayed_confirms = DelayedConfirms(
+                lines, self.to_producer, lambda number, frames: self.send_to_producer(self.channels[number], frames)
+            )
+        self.audit = ConnectionAudit(journal, conn, self.user, self.plans.state.name, delayed_confirms)
+
+    @property
+    def delayed_confirms(self) -> DelayedConfirms | None:
+        """Confirms that wait for their audit lines, where they have to."""
+        return self.audit.delayed_confirms if self.audit is not None else None
 
     def delay_confirm(self, channel: Channel, confirm: bytes) -> bool:
         """Keep a confirm for the producer, if it has to wait for an audit line."""
@@ -371,19 +530,19 @@ class ConnectionState:
     def end_confirms(self, channel: Channel) -> None:
         """A close on a channel is what the producer gets next: after the confirms that wait, if it can."""
         if self.delayed_confirms is not None:
-            self.delayed_confirms.end(channel.number, channel.number in self.unfinished)
+            self.delayed_confirms.end(channel.number, channel.number in self.deliveries.unfinished)
 
     def time_confirm(self, channel: Channel) -> None:
         """Observe the confirm that is being timed, once it is there."""
         confirms = channel.confirms
         if confirms.sample is not None and confirms.settled.low >= confirms.sample[0]:
             tag, since = confirms.sample
-            seconds = self.now - since
+            seconds = self.traffic.now - since
             self.plans.confirm_timing.observe(seconds)
             if self.audit is not None:
                 self.audit.settled(channel, tag, "acked", seconds * 1e6)
             confirms.sample = None
-            self.sample_after = self.now + SAMPLE_SECONDS
+            self.traffic.sample_after = self.traffic.now + SAMPLE_SECONDS
 
     def forget_mandatory(self, channel: Channel) -> None:
         """Mandatory publishes of a channel that are settled don't come back any more."""
@@ -405,13 +564,13 @@ class ConnectionState:
             self.time_confirm(channel)
         self.forget_mandatory(channel)
         if acked:
-            self.counters.confirms_acked += 1
+            self.plans.counters.confirms_acked += 1
             number = channel.number
             frame = _ACK.pack(METHOD, number, _ACK_BYTES, methods.BASIC_ACK, producer_tag, 0, FRAME_END)
             if not self.delay_confirm(channel, frame):
                 self.send_to_producer(channel, frame)
             return
-        self.counters.confirms_nacked += 1
+        self.plans.counters.confirms_nacked += 1
         self.note_nack(channel, producer_tag)
         if self.audit is not None:
             self.audit.settled(channel, producer_tag, "nacked")
@@ -428,7 +587,7 @@ class ConnectionState:
             body: its body.
         """
         channel = publish.channel
-        self.counters.returns += 1
+        self.plans.counters.returns += 1
         address = (publish.exchange, publish.routing_key)
         self.plans.fail(self.user, channel.number, "returned", "312 NO_ROUTE", address, header)
         if self.audit is not None:
@@ -447,7 +606,7 @@ class ConnectionState:
             method: the frame of Basic.Return, with the producer's address.
             header: the content header frame after it, where it is looked at.
         """
-        self.counters.returns += 1
+        self.plans.counters.returns += 1
         if self.audit is None and self.plans.failures is None:
             return
         code, text, exchange, routing_key = method_frames.read_return(method[7:-1])
@@ -465,14 +624,14 @@ class ConnectionState:
         """No more frames of the publish under way are expected."""
         content, channel.content = channel.content, None
         if content is not None and content.collected is not None:
-            self.buffered.collected -= content.collected.body_size
+            self.backlog.collected -= content.collected.body_size
 
     def refuse(self, channel: Channel, error: ProtocolError) -> None:
         """Answer a fault of the producer on one channel: Channel.Close to both sides.
 
         What was published before stays published: the broker gets our close after it.
         """
-        self.counters.protocol_error(error.reply_code)
+        self.plans.counters.protocol_error(error.reply_code)
         self.change(channel, ChannelEvent.REFUSE)
         text = method_frames.reply_text(error.reply_code, error.text)
         number = channel.number
@@ -485,16 +644,16 @@ class ConnectionState:
     def take_held_again(self, channel: Channel) -> None:
         """Take the frames that a channel held in the state that it has by now."""
         if channel.held:
-            self.resumable.append(channel)
+            self.pending.resumable.append(channel)
 
     def fail(self, error: ProtocolError) -> None:
         """Answer a fault of the producer on the connection: Connection.Close to both sides."""
-        if self.phase is not Phase.OPEN:
+        if self.lifecycle.phase is not Phase.OPEN:
             return
         if error.scope is Scope.CHANNEL:
             error = ProtocolError(error.reply_code, error.text, Scope.CONNECTION, error.class_id, error.method_id)
-        self.fault = error
-        self.counters.protocol_error(error.reply_code)
+        self.lifecycle.fault = error
+        self.plans.counters.protocol_error(error.reply_code)
         self.close(error.reply_code, error.text, error.class_id, error.method_id)
 
     def close(self, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> None:
@@ -506,11 +665,10 @@ class ConnectionState:
             class_id: offending class, if any.
             method_id: offending method, if any.
         """
-        if self.phase is not Phase.OPEN:
+        if self.lifecycle.phase is not Phase.OPEN:
             return
         self.close_upstream()
-        self.last_frame = None
-        self.phase = Phase.CLOSING
+        self.lifecycle.end(Phase.CLOSING)
         self.forget_all()
         self.to_producer.append(
             method_frames.connection_close(reply_code, method_frames.reply_text(reply_code, text), class_id, method_id)
@@ -518,6 +676,6 @@ class ConnectionState:
 
     def close_upstream(self) -> None:
         """Say goodbye to the broker; its close-ok, or the end of the link, ends that side."""
-        if not self.upstream_closing:
-            self.upstream_closing = True
+        if not self.upstream.closing:
+            self.upstream.closing = True
             self.to_upstream.append(method_frames.connection_close(200, b"Goodbye", 0, 0))

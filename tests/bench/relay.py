@@ -50,7 +50,7 @@ def wire(audited: bool) -> Wire:
         sources = Sources(lambda: NOW, lambda: 0.0, lambda below: 0)
         made.plans = Plans(made.state, made.counters, sources, ClientRules(), journal)
         made.connect()
-        made.relay.start_audit("bench", "guest")
+        made.relay.connection.start_audit("bench")
     return made.open(confirm=True)
 
 
@@ -74,7 +74,7 @@ def microseconds(data: list[bytes], audited: bool = False) -> float:
         spent = 0.0
         for _ in range(READS):
             begin = process_time()
-            made.relay.receive_from_producer(data[at], 0.0)
+            made.relay.producer_sent(data[at], 0.0)
             spent += process_time() - begin
             assert made.upstream()
             at = (at + 1) % len(data)

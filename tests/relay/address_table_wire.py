@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, Remote
+from proxy.relay.connection_state import RemoteBrokers
 from proxy.relay.remote.lane import RemoteMessage, RemotePublisher, RemoteResult
 from proxy.relay.vhost import VhostState
 from tests.relay.wire import REPORT, Wire, publish
@@ -53,7 +54,7 @@ class Linked(Wire):
         table = AddressTable([AddressRule(*rule) for rule in RULES.items()])
         self.state.set_addresses(AddressBook(table, [b"archive", b"other"]))
         self.remotes = RecordingRemotes()
-        self.relay.connect_remotes(self.remotes, self.remotes.wake)
+        self.relay.connection.remotes = RemoteBrokers(self.remotes, self.remotes.wake)
         self.open(confirm=confirm)
 
 

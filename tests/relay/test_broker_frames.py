@@ -105,7 +105,7 @@ def test_contents_reach_the_producer_as_they_are(of: object, body_size: int, com
     wire = Wire(of).open()  # type: ignore[arg-type]
     whole = delivery(bytes(body_size), command=command)
     assert wire.answer(whole, whole) == whole * 2
-    assert not wire.relay._connection.unfinished
+    assert not wire.relay.connection.deliveries.unfinished
 
 
 def test_heartbeats_of_the_broker_end_here() -> None:
@@ -126,7 +126,7 @@ def test_any_pieces_give_the_same(data: st.DataObject) -> None:
     at = [0, *sorted(cuts), len(stream)]
     pieces = b"".join(cut.answer(stream[one:other]) for one, other in pairwise(at))
     assert pieces == whole.answer(stream)
-    assert not cut.relay._connection.unfinished
+    assert not cut.relay.connection.deliveries.unfinished
     assert asdict(cut.counters.relays["/"]) == asdict(whole.counters.relays["/"])
 
 
@@ -147,7 +147,7 @@ def test_confirms_are_relayed_and_counted() -> None:
     said = ack(1) + ack(3, True) + nack(5) + ack(4) + nack(0, True)
     assert wire.answer(said) == said
     counters = wire.counters.relays["/"]
-    assert (counters.confirms_acked, counters.confirms_nacked, wire.relay.unsettled) == (4, 2, 0)
+    assert (counters.confirms_acked, counters.confirms_nacked, wire.relay.connection.unsettled) == (4, 2, 0)
 
 
 def test_acks_on_a_channel_without_confirms_are_the_consumers_business() -> None:
@@ -162,7 +162,7 @@ def test_acks_on_a_channel_without_confirms_are_the_consumers_business() -> None
 def test_a_consumer_sees_where_a_message_was_published(body_size: int) -> None:
     wire = Wire(QUEUE).open()
     assert wire.answer(moved(bytes(body_size))) == original(bytes(body_size))
-    assert not wire.relay._connection.inspected_channels
+    assert not wire.relay.connection.deliveries.inspected
 
 
 def test_a_get_sees_it_too() -> None:
@@ -284,11 +284,11 @@ def test_a_close_ok_of_the_broker_brings_it_too() -> None:
 
 def test_a_publish_that_goes_on_does_not_lose_what_is_kept_back() -> None:
     wire = held(chosen("new"))
-    wire.relay.requests.clear()
+    wire.relay.connection.pending.requests.clear()
     wire.produce(publish("new"))
     wire.relay.resume(wire.request().channel)
     assert names(wire.upstream()) == ["Basic.Publish", "Header", "Body"]
-    wire.relay.release(wire.relay._connection.channels[1])
+    wire.relay.release(wire.relay.connection.channels[1])
     assert wire.producer() == say(1, DECLARED)
 
 
@@ -297,10 +297,10 @@ def test_what_is_kept_back_is_counted_and_stops_the_reading() -> None:
     full = []
     for _ in range(2):
         wire.answer(delivery(bytes(1000)))
-        full.append(wire.relay.upstream_full)
+        full.append(wire.relay.connection.upstream_full)
     wire.relay.release(wire.request().channel)
-    assert [*full, wire.relay.upstream_full] == [False, True, False]
-    assert wire.relay._connection.buffered.held_back == 0
+    assert [*full, wire.relay.connection.upstream_full] == [False, True, False]
+    assert wire.relay.connection.backlog.held_back == 0
 
 
 def test_an_answer_that_waits_for_our_own_channel_leaves_early_rather_than_never() -> None:
@@ -312,7 +312,7 @@ def test_an_answer_that_waits_for_our_own_channel_leaves_early_rather_than_never
     assert [(one.channel, one.name) for one in split(wire.upstream())] == [(OWN, "Channel.Open")]
     assert wire.answer(delivery(bytes(1000))) == b""
     assert wire.answer(delivery(bytes(1000))) == say(1, DECLARED) + delivery(bytes(1000)) * 2
-    assert not wire.relay.upstream_full
+    assert not wire.relay.connection.upstream_full
 
 
 # -- a producer that takes smaller frames -----------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def test_bodies_are_cut_to_what_the_producer_takes(body_size: int) -> None:
     body = bytes(range(256)) * (body_size // 256 + 1)
     left = wire.answer(delivery(body[:body_size]))
     assert left == method(1, DELIVER) + content(1, REPORT, body[:body_size], frame_max=4096)
-    assert not wire.relay._connection.unfinished
+    assert not wire.relay.connection.deliveries.unfinished
 
 
 def test_a_header_that_it_does_not_take_ends_the_connection_with_the_reason() -> None:
@@ -361,7 +361,7 @@ def test_a_return_that_stays_here_goes_with_its_whole_content(body_size: int) ->
     header = sent[1].raw
     back = returned("", "q", header + b"".join(one.raw for one in sent[2 : len(sent) // 2]))
     assert wire.answer(back, delivery()) == delivery()
-    assert not wire.relay._connection.inspected_channels
+    assert not wire.relay.connection.deliveries.inspected
 
 
 # -- what no broker says ----------------------------------------------------------------------------------------------
@@ -391,4 +391,4 @@ def test_behind_the_end_of_the_connection_nothing_is_relayed() -> None:
     assert wire.answer(delivery(), ack(1), moved(), HEARTBEAT, method(2, commands.Basic.QosOk())) == b""
     assert wire.answer(delivery()[:9], delivery()[9:]) == b""
     assert wire.answer(method(0, commands.Connection.CloseOk())) == b""
-    assert wire.relay.upstream_done
+    assert wire.relay.connection.upstream.done

@@ -49,7 +49,7 @@ def test_a_queue_that_no_rule_names_is_answered_at_once() -> None:
     wire.produce(say(1, commands.Queue.Declare(0, "other")))
     assert wire.answer(declared("other")) == declared("other")
     assert wire.heard == [("declared", b"other", False)]
-    assert wire.relay.requests == []
+    assert wire.relay.connection.pending.requests == []
 
 
 def test_a_queue_that_the_broker_named_is_known_by_that_name() -> None:
@@ -105,7 +105,7 @@ def test_a_passive_declare_of_a_queue_that_has_its_tokens_waits_for_nothing() ->
     wire = Wire(routed("q"), ears=Ears([b"q"])).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True, exclusive=True)))
     assert wire.answer(declared()) == declared()
-    assert (wire.relay.requests, wire.upstream()) == ([], b"")
+    assert (wire.relay.connection.pending.requests, wire.upstream()) == ([], b"")
 
 
 def test_a_passive_declare_finds_a_queue_that_has_none_yet() -> None:
@@ -191,7 +191,7 @@ def test_a_close_of_the_broker_reaches_the_producer_as_it_is_and_so_does_the_ans
     wire = Wire().open()
     assert wire.answer(method(0, FORCED)) == method(0, FORCED)
     assert wire.produce(publish(), method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
-    assert wire.relay.phase is Phase.CLOSED
+    assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
 def test_closes_that_cross_are_both_answered_where_the_producers_comes_first() -> None:
@@ -199,8 +199,8 @@ def test_closes_that_cross_are_both_answered_where_the_producers_comes_first() -
     assert wire.produce(method(0, GOODBYE)) == method(0, GOODBYE)
     assert wire.answer(method(0, FORCED)) == method(0, GOODBYE_OK)
     assert wire.upstream() == method(0, GOODBYE_OK)
-    assert wire.relay.phase is Phase.CLOSED
-    assert wire.relay.upstream_done
+    assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
+    assert wire.relay.connection.upstream.done
 
 
 def test_closes_that_cross_are_both_answered_where_the_brokers_comes_first() -> None:
@@ -216,19 +216,19 @@ def test_a_close_of_the_broker_while_goodbye_waits_ends_both() -> None:
     assert wire.produce(publish("new"), method(0, GOODBYE)) == b""
     assert wire.answer(method(0, FORCED)) == method(0, GOODBYE_OK)
     assert wire.upstream() == method(0, GOODBYE_OK)
-    assert wire.relay.phase is Phase.CLOSED
+    assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
 def test_closes_of_ours_and_of_the_broker_that_cross_are_both_answered() -> None:
     wire = Wire().open()
-    wire.relay.close(320, "the proxy is shutting down")
+    wire.relay.connection.close(320, b"the proxy is shutting down")
     assert closed(wire.producer())[:2] == (0, 320)
     assert closed(wire.upstream())[:2] == (0, 200)
     assert wire.answer(method(0, FORCED)) == b""
     assert wire.upstream() == method(0, GOODBYE_OK)
     assert wire.answer(method(0, GOODBYE_OK)) == b""
     assert wire.produce(method(0, GOODBYE_OK)) == b""
-    assert wire.relay.phase is Phase.CLOSED
+    assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
 # -- blocked ----------------------------------------------------------------------------------------------------------

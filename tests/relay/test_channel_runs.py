@@ -209,7 +209,7 @@ class Run:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
-        self.wire.relay.receive_from_producer(data, 0.0)
+        self.wire.relay.producer_sent(data, 0.0)
         self.drain()
 
     def open(self, at: int) -> None:
@@ -282,7 +282,7 @@ class Run:
     def deliver(self, count: int) -> None:
         for _ in range(min(count, len(self.answers))):
             data = self.answers.popleft()
-            self.wire.relay.receive_from_upstream(data, 0.0)
+            self.wire.relay.broker_sent(data, 0.0)
             self.drain()
 
     def acknowledge(self, at: int, ack: bool, multiple: bool) -> None:
@@ -303,7 +303,7 @@ class Run:
             self.reply(at, NOT_FOUND)
 
     def control(self, found: str | None = None) -> None:
-        requests, self.wire.relay.requests[:] = list(self.wire.relay.requests), []
+        requests, self.wire.relay.connection.pending.requests[:] = list(self.wire.relay.connection.pending.requests), []
         for request in requests:
             if isinstance(request, BindDestinations):
                 self.wire.relay.resume(request.channel)
@@ -367,15 +367,15 @@ class Run:
             for at in self.numbers:
                 self.acknowledge(at, ack=True, multiple=False)
             waits = any(number.must_answer or number.partial for number in self.numbers.values())
-            if not waits and not self.answers and not self.unread and not self.wire.relay.requests:
+            if not waits and not self.answers and not self.unread and not self.wire.relay.connection.pending.requests:
                 return
         raise AssertionError("no end of it")
 
     def check(self) -> None:
         """What must hold once nothing is under way."""
         relay, counters = self.wire.relay, self.wire.counters.relays["/"]
-        connection = relay._connection
-        assert relay.phase is Phase.OPEN
+        connection = relay.connection
+        assert relay.connection.lifecycle.phase is Phase.OPEN
         used = {at for at, number in self.numbers.items() if number.life is not None}
         assert {at for at in self.broker if at != OWN} == used
         assert set(connection.channels) == used
@@ -388,11 +388,11 @@ class Run:
                 assert arrived or life.closed, "a publish neither sent nor refused"
             if not life.closed and not life.closes:
                 assert len(life.settled) == len(life.tags), "a publish without a confirm"
-        assert relay.published == len(self.copies)
+        assert relay.connection.published == len(self.copies)
         assert counters.confirms_acked + counters.confirms_nacked == self.confirms
-        buffered = connection.buffered
-        assert (buffered.held, buffered.held_back, buffered.collected, connection.unanswered.count) == (0, 0, 0, 0)
-        assert connection.inspected_channels == set()
+        buffered = connection.backlog
+        assert (buffered.held, buffered.held_back, buffered.collected, connection.backlog.unanswered) == (0, 0, 0, 0)
+        assert connection.deliveries.inspected == set()
 
 
 #: what may come next, as often as it is there
@@ -429,7 +429,7 @@ def test_a_producer_that_sends_something_out_of_turn_never_ends_the_connection_u
         run.step(*step)
     run.wire.relay.ended()
     assert run.wire.counters.relays["/"].channels == 0
-    buffered = run.wire.relay._connection.buffered
+    buffered = run.wire.relay.connection.backlog
     assert (buffered.held, buffered.held_back, buffered.collected) == (0, 0, 0)
 
 

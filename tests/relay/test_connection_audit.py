@@ -56,7 +56,7 @@ class Log:
 def audited(log: Log, *, confirm: bool = False) -> Wire:
     wire = Wire(routed("a"))
     wire.plans.journal = log
-    wire.relay.start_audit("c", "guest")
+    wire.relay.connection.start_audit("c")
     return wire.open(confirm=confirm)
 
 
@@ -165,7 +165,7 @@ def test_lines_of_what_passes_name_the_rules_in_force() -> None:
 
 def test_a_mandatory_publish_is_forgotten_once_it_is_confirmed() -> None:
     wire = audited(log := Log(), confirm=True)
-    channel = wire.relay._connection.channels[1]
+    channel = wire.relay.connection.channels[1]
     wire.produce(*[publish("k", mandatory=True)] * 1000)
     assert channel.audit.mandatory is not None
     assert len(channel.audit.mandatory) == 1000
@@ -179,7 +179,7 @@ def test_a_mandatory_publish_is_forgotten_once_it_is_confirmed() -> None:
 
 def test_without_confirms_only_the_latest_mandatory_publishes_are_remembered() -> None:
     wire = audited(log := Log())
-    channel = wire.relay._connection.channels[1]
+    channel = wire.relay.connection.channels[1]
     for _ in range(5):
         wire.produce(*[publish("k", mandatory=True)] * 1000)
     assert channel.audit.mandatory is not None

@@ -51,32 +51,32 @@ def test_whatever_a_channel_kept_is_counted_off_when_it_ends() -> None:
     publish = PendingPublish(b"", b"", b"", channel, False)
     channel.content = ContentUnderWay(publish)
     channel.content.collected = CollectedPublish(publish, OriginalAddress(b"xo", b""), b"", (), 7, bytearray())
-    both.buffered.collected = 7
-    assert (both.buffered.held, both.buffered.held_back) == (3, 5)
+    both.backlog.collected = 7
+    assert (both.backlog.held, both.backlog.held_back) == (3, 5)
     both.forget_all()
-    assert (both.buffered.held, both.buffered.held_back, both.buffered.collected) == (0, 0, 0)
+    assert (both.backlog.held, both.backlog.held_back, both.backlog.collected) == (0, 0, 0)
 
 
 def test_a_method_of_ours_waits_for_the_end_of_a_content() -> None:
     both = connection()
     channel = opened(both, 1)
     both.send_to_producer(channel, b"first")
-    both.unfinished[1] = 10
+    both.deliveries.unfinished[1] = 10
     both.send_to_producer(channel, b"second")
     assert said(both.to_producer) == b"first"
     assert channel.output.deferred == [b"second"]
-    assert both.inspected_channels == {1}
+    assert both.deliveries.inspected == {1}
 
 
 def test_odd_channels_are_noted() -> None:
     both = connection()
     channel = opened(both, 1)
     channel.output.returned = b"frame"
-    both.mark(channel)
-    assert both.inspected_channels == {1}
+    both.deliveries.mark(channel)
+    assert both.deliveries.inspected == {1}
     channel.output.returned = None
-    both.mark(channel)
-    assert both.inspected_channels == set()
+    both.deliveries.mark(channel)
+    assert both.deliveries.inspected == set()
 
 
 def test_a_refused_channel_is_closed_on_both_sides() -> None:
@@ -87,7 +87,7 @@ def test_a_refused_channel_is_closed_on_both_sides() -> None:
     assert (channel, code, len(text), ids) == (5, 406, 255, (60, 40))
     assert closed(said(both.to_upstream))[:3] == (5, 200, "closed by the proxy")
     assert both.channels[5].state is ChannelState.CLOSING_BY_US
-    assert both.counters.protocol_errors == {406: 1}
+    assert both.plans.counters.protocol_errors == {406: 1}
 
 
 def test_a_fault_closes_the_connection_on_both_sides_once() -> None:
@@ -97,17 +97,17 @@ def test_a_fault_closes_the_connection_on_both_sides_once() -> None:
     both.fail(ProtocolError(501, "again"))
     assert closed(said(both.to_producer)) == (0, 505, "UNEXPECTED_FRAME - what", (60, 40))
     assert closed(said(both.to_upstream))[:2] == (0, 200)
-    assert (both.phase, both.channels, both.counters.protocol_errors) == (Phase.CLOSING, {}, {505: 1})
-    assert str(both.fault) == "505 what"
+    assert (both.lifecycle.phase, both.channels, both.plans.counters.protocol_errors) == (Phase.CLOSING, {}, {505: 1})
+    assert str(both.lifecycle.fault) == "505 what"
 
 
 @pytest.mark.parametrize("phase", [Phase.PRODUCER_CLOSES, Phase.CLOSING, Phase.CLOSED])
 def test_what_is_being_closed_is_not_closed_again(phase: Phase) -> None:
     both = connection()
-    both.phase = phase
+    both.lifecycle.phase = phase
     both.close(320, b"again")
     both.fail(ProtocolError(501, "again"))
-    assert (both.to_producer, both.to_upstream, both.fault) == ([], [], None)
+    assert (both.to_producer, both.to_upstream, both.lifecycle.fault) == ([], [], None)
 
 
 def test_places_in_the_order_of_declarations_never_repeat() -> None:
@@ -118,8 +118,8 @@ def test_places_in_the_order_of_declarations_never_repeat() -> None:
 
 def test_what_exists_is_asked_about() -> None:
     both = connection()
-    both.state.queues = QueueNames((b"a",), 1)
-    own = both.state.exchanges[b"xo"]
+    both.plans.state.queues = QueueNames((b"a",), 1)
+    own = both.plans.state.exchanges[b"xo"]
     reach = own.reach("client")
     unknown = [(reach, ("queue", b"ghost")), (reach, ("queue", b"a")), (reach, ("exchange", b"e"))]
     assert both.permission_checks(unknown) == (
@@ -135,7 +135,7 @@ def test_a_reach_of_an_exchange_that_is_gone_is_not_asked_about() -> None:
 
 def test_what_producers_make_us_ask_is_limited() -> None:
     both = connection(RelayLimits(tokens=2))
-    reach = both.state.exchanges[b"xo"].reach("client")
+    reach = both.plans.state.exchanges[b"xo"].reach("client")
     reach.allowed |= {("queue", b"a"), ("queue", b"b")}
     assert both.permission_checks([(reach, ("exchange", b"e"))]) == ()
 
@@ -143,8 +143,9 @@ def test_what_producers_make_us_ask_is_limited() -> None:
 def test_without_a_channel_to_spare_there_is_none_of_ours() -> None:
     wire = Wire(state())
     tuning = replace(TUNING, channel_max_upstream=TUNING.channel_max_producer)
-    assert ConnectionState(tuning, wire.plans, wire.heard.inventory(), RelayLimits()).sidecar_channel.number is None
-    assert ConnectionState(TUNING, wire.plans, wire.heard.inventory(), RelayLimits()).sidecar_channel.number == 2047
+    inventory = wire.heard.inventory()
+    assert ConnectionState(tuning, wire.plans, inventory, RelayLimits()).upstream.sidecar_channel.number is None
+    assert ConnectionState(TUNING, wire.plans, inventory, RelayLimits()).upstream.sidecar_channel.number == 2047
 
 
 def test_a_heartbeat_is_eight_bytes_on_channel_0() -> None:
@@ -155,9 +156,9 @@ def test_a_heartbeat_is_eight_bytes_on_channel_0() -> None:
 def test_a_channel_that_ends_leaves_the_gauge_once() -> None:
     both = connection()
     channel = opened(both, 1)
-    gauge = [both.counters.channels]
+    gauge = [both.plans.counters.channels]
     for event in (ChannelEvent.REFUSE, ChannelEvent.PRODUCER_CLOSE_OK, ChannelEvent.BROKER_CLOSE_OK):
         both.change(channel, event)
-        gauge.append(both.counters.channels)
+        gauge.append(both.plans.counters.channels)
     both.forget_all()
-    assert [*gauge, both.counters.channels] == [1, 0, 0, 0, 0]
+    assert [*gauge, both.plans.counters.channels] == [1, 0, 0, 0, 0]

@@ -33,14 +33,15 @@ class Disk(Log):
 def strict(disk: Disk, *channels: int, wire: Wire | None = None, confirm: bool = True) -> Wire:
     wire = wire or Wire(routed("a"), limits=RelayLimits(held_bytes=1000))
     wire.plans.journal = disk
-    wire.relay.start_audit("c", "guest", disk)
+    wire.relay.connection.start_audit("c", disk)
     return wire.open(*channels, confirm=confirm)
 
 
 def written(wire: Wire, disk: Disk, line: int | None = None) -> bytes:
     """Lines get to the disk, all of them or up to one; what leaves to the producer then."""
     disk.durable = disk.appended if line is None else line
-    wire.relay.audit_lines_durable(disk.durable)
+    if (delayed_confirms := wire.relay.connection.delayed_confirms) is not None:
+        delayed_confirms.durable(disk.durable)
     return wire.producer()
 
 
@@ -51,7 +52,7 @@ def test_a_confirm_waits_for_the_last_line_of_its_channel_and_has_it_written() -
     assert written(wire, disk, 1) == b""
     assert written(wire, disk) == ack(1)
     assert wire.answer(ack(2)) == ack(2)
-    assert not wire.relay.has_delayed_confirms
+    assert not wire.relay.connection.delayed_confirms
 
 
 def test_channels_do_not_wait_for_each_other() -> None:
@@ -119,9 +120,9 @@ def test_what_waits_counts_against_the_limit_that_stops_the_reading_of_the_broke
     for tag in range(1, 11):
         wire.produce(publish())
         wire.answer(ack(tag))
-        assert wire.relay.upstream_full is (tag > 6)
+        assert wire.relay.connection.upstream_full is (tag > 6)
     assert written(wire, disk) == b"".join(map(ack, range(1, 11)))
-    assert not wire.relay.upstream_full
+    assert not wire.relay.connection.upstream_full
 
 
 CLOSES = {
@@ -146,10 +147,10 @@ def test_the_end_waits_for_confirms_that_are_being_written(case: str) -> None:
     wire.answer(ack(1))
     wire.produce(asked)
     assert wire.answer(say(2, commands.Channel.Flow(True)), close) == say(2, commands.Channel.Flow(True))
-    assert wire.relay.close_is_delayed
-    assert wire.relay.upstream_full
+    assert wire.relay.connection.close_is_delayed
+    assert wire.relay.connection.upstream_full
     assert written(wire, disk) == ack(1) + close
-    assert not wire.relay.close_is_delayed
+    assert not wire.relay.connection.close_is_delayed
 
 
 @pytest.mark.parametrize("case", CLOSES)
@@ -164,10 +165,11 @@ def test_the_end_does_not_wait_for_a_disk_that_refuses_lines(case: str, late: bo
     found = wire.answer(close)
     if late:
         assert found == b""
-        wire.relay.audit_lines_failing()
+        assert wire.relay.connection.delayed_confirms is not None
+        wire.relay.connection.delayed_confirms.failing()
         found = wire.producer()
     assert found == close
-    assert not wire.relay.close_is_delayed
+    assert not wire.relay.connection.close_is_delayed
     assert written(wire, disk) == b""
 
 
@@ -189,9 +191,9 @@ def test_what_we_close_waits_for_its_confirms() -> None:
     wire = strict(disk := Disk())
     wire.produce(publish())
     wire.answer(ack(1))
-    wire.relay.close(320, "the proxy is shutting down")
+    wire.relay.connection.close(320, b"the proxy is shutting down")
     assert wire.producer() == b""
     found = split(written(wire, disk))
     assert [frame.name for frame in found] == ["Basic.Ack", "Connection.Close"]
     wire.produce(say(0, commands.Connection.CloseOk()))
-    assert wire.relay.phase is Phase.CLOSED
+    assert wire.relay.connection.lifecycle.phase is Phase.CLOSED

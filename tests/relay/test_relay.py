@@ -43,7 +43,7 @@ def test_a_lost_upstream_is_told_with_320_at_once() -> None:
     assert closed(wire.producer()) == (0, 320, "CONNECTION_FORCED - upstream connection lost", (0, 0))
     assert wire.upstream() == b""
     assert wire.produce(publish(), method(0, GOODBYE_OK)) == b""
-    assert (wire.relay.phase, wire.relay.fault) == (Phase.CLOSED, None)
+    assert (wire.relay.connection.lifecycle.phase, wire.relay.connection.lifecycle.fault) == (Phase.CLOSED, None)
 
 
 def test_a_lost_upstream_is_told_once() -> None:
@@ -58,7 +58,7 @@ def test_an_upstream_that_is_lost_during_goodbye_is_no_reason_to_let_the_produce
     wire.produce(method(0, GOODBYE))
     wire.relay.upstream_lost("gone")
     assert wire.producer() == method(0, GOODBYE_OK)
-    assert wire.relay.phase is Phase.CLOSED
+    assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
 def test_an_upstream_that_is_lost_while_goodbye_waits_is_none_either() -> None:
@@ -73,20 +73,20 @@ def test_an_upstream_that_is_lost_while_goodbye_waits_is_none_either() -> None:
 def test_a_close_of_ours_goes_to_both_sides_behind_what_was_published() -> None:
     wire = Wire(routed("a")).open()
     message = publish()
-    wire.relay.receive_from_producer(message, 0.0)
-    wire.relay.close(320, "the proxy is shutting down")
+    wire.relay.producer_sent(message, 0.0)
+    wire.relay.connection.close(320, b"the proxy is shutting down")
     left = wire.upstream()
     assert left.startswith(with_tokens(message, "a"))
     assert closed(left[len(with_tokens(message, "a")) :])[:2] == (0, 200)
     assert closed(wire.producer()) == (0, 320, "CONNECTION_FORCED - the proxy is shutting down", (0, 0))
     assert wire.produce(method(0, GOODBYE_OK)) == b""
-    assert wire.relay.phase is Phase.CLOSED
+    assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
 def test_a_producer_that_says_goodbye_is_not_closed_on_top_of_it() -> None:
     wire = Wire().open()
     wire.produce(method(0, GOODBYE))
-    wire.relay.close(320, "the proxy is shutting down")
+    wire.relay.connection.close(320, b"the proxy is shutting down")
     assert wire.producer() == b""
     assert wire.answer(method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
 
@@ -103,29 +103,29 @@ def test_gauges_are_back_at_zero_when_it_has_ended() -> None:
 def test_unsettled_are_publishes_without_a_confirm() -> None:
     wire = Wire(several("e")).open(1, 2).open(3, confirm=True)
     wire.produce(publish(channel=1), publish(channel=3), publish(channel=3), publish(channel=3, to="other"))
-    assert wire.relay.unsettled == 3
+    assert wire.relay.connection.unsettled == 3
     wire.answer(ack(2, True, channel=3), nack(5, channel=3))
-    assert wire.relay.unsettled == 1
+    assert wire.relay.connection.unsettled == 1
 
 
 def test_outstanding_is_how_far_the_channel_confirmed_last_is_ahead() -> None:
     wire = Wire().open(1, 2, confirm=True)
     wire.produce(*(publish(to="other") for _ in range(5)), publish(channel=2, to="other"))
-    assert wire.relay.outstanding == 0
+    assert wire.relay.connection.traffic.outstanding == 0
     wire.answer(ack(1) + ack(3, multiple=True))
-    assert wire.relay.outstanding == 2
+    assert wire.relay.connection.traffic.outstanding == 2
     wire.answer(ack(1, channel=2))
-    assert wire.relay.outstanding == 0
+    assert wire.relay.connection.traffic.outstanding == 0
 
 
 def test_a_channel_that_ends_is_not_ahead_any_more() -> None:
     wire = Wire().open(1, 2, confirm=True)
     wire.produce(*(publish(to="other") for _ in range(5)))
     wire.answer(ack(1))
-    assert wire.relay.outstanding == 4
+    assert wire.relay.connection.traffic.outstanding == 4
     wire.produce(method(1, commands.Channel.Close(200, "", 0, 0)))
     wire.answer(method(1, commands.Channel.CloseOk()))
-    assert wire.relay.outstanding == 0
+    assert wire.relay.connection.traffic.outstanding == 0
 
 
 def test_how_far_a_channel_is_ahead_is_known_when_its_confirms_are_joined() -> None:
@@ -133,11 +133,11 @@ def test_how_far_a_channel_is_ahead_is_known_when_its_confirms_are_joined() -> N
     wire.produce(*(publish(to="other") for _ in range(5)))
     wire.answer(ack(1))
     copies = names(wire.produce(publish())).count("Basic.Publish")
-    assert (copies > 1, wire.relay.outstanding) == (True, 5)
+    assert (copies > 1, wire.relay.connection.traffic.outstanding) == (True, 5)
     wire.answer(ack(4, multiple=True))
-    assert wire.relay.outstanding == 2
+    assert wire.relay.connection.traffic.outstanding == 2
     wire.answer(nack(5) + ack(5 + copies, multiple=True))
-    assert wire.relay.outstanding == 0
+    assert wire.relay.connection.traffic.outstanding == 0
 
 
 # -- large frames ------------------------------------------------------------------------------------------------------
@@ -159,8 +159,8 @@ def test_a_large_frame_that_comes_in_many_reads_is_joined_once(side: str) -> Non
             1, None, bytes(size), frame_max=size + 8
         )
     pieces = [data[at : at + (64 << 10)] for at in range(0, len(data), 64 << 10)]
-    receive = wire.relay.receive_from_producer if side == "producer" else wire.relay.receive_from_upstream
-    out = wire.relay.to_upstream if side == "producer" else wire.relay.to_producer
+    receive = wire.relay.producer_sent if side == "producer" else wire.relay.broker_sent
+    out = wire.relay.connection.to_upstream if side == "producer" else wire.relay.connection.for_producer
 
     def take() -> None:
         for piece in pieces:
@@ -183,9 +183,9 @@ def test_further_goodbyes_are_answered_when_the_broker_has_answered_the_first() 
     assert wire.answer(delivery + ok) == delivery + ok * 3
     assert wire.produce(goodbye[:9]) + wire.produce(goodbye[9:]) == b""
     assert wire.producer() == ok
-    assert wire.relay.producer_ends
+    assert wire.relay.connection.lifecycle.producer_ends
     wire.produce(ok)
-    assert not wire.relay.producer_ends
+    assert not wire.relay.connection.lifecycle.producer_ends
 
 
 def test_further_goodbyes_are_answered_when_the_upstream_is_lost() -> None:
@@ -246,12 +246,12 @@ def drive(wire: Wire, steps: list[tuple[str, bytes]]) -> tuple[bytes, bytes]:
     upstream = producer = b""
     for side, data in steps:
         if side == "producer":
-            wire.relay.receive_from_producer(data, 0.0)
+            wire.relay.producer_sent(data, 0.0)
         elif side == "broker":
-            wire.relay.receive_from_upstream(data, 0.0)
+            wire.relay.broker_sent(data, 0.0)
         else:
-            requests = list(wire.relay.requests)
-            wire.relay.requests.clear()
+            requests = list(wire.relay.connection.pending.requests)
+            wire.relay.connection.pending.requests.clear()
             for request in requests:
                 if isinstance(request, LookUpExchange):
                     wire.relay.answer(request, None)

@@ -194,7 +194,7 @@ def compared(of: Callable[[], VhostState | None], cut: Callable[[bytes], list[by
         waits = side == P or wire.state.restores
         assert heard == data or (waits and by_channel(heard) == by_channel(data))
         assert (wire.upstream(), wire.producer()) == (b"", b"")
-    assert wire.relay.fault is None
+    assert wire.relay.connection.lifecycle.fault is None
     assert wire.counters.relays["/"].channels == 0
 
 

@@ -150,21 +150,21 @@ class Wire:
 
     def produce(self, *pieces: bytes) -> bytes:
         """The producer sends; give what leaves to the broker."""
-        self.relay.receive_from_producer(b"".join(pieces), self.now)
+        self.relay.producer_sent(b"".join(pieces), self.now)
         return self.upstream()
 
     def answer(self, *pieces: bytes) -> bytes:
         """The broker sends; give what leaves to the producer."""
-        self.relay.receive_from_upstream(b"".join(pieces), self.now)
+        self.relay.broker_sent(b"".join(pieces), self.now)
         return self.producer()
 
     def upstream(self) -> bytes:
         """What has left to the broker."""
-        return _taken(self.relay.to_upstream)
+        return _taken(self.relay.connection.to_upstream)
 
     def producer(self) -> bytes:
         """What has left to the producer."""
-        return _taken(self.relay.to_producer)
+        return _taken(self.relay.connection.for_producer)
 
     # -- conversations -------------------------------------------------------------------------------------------
 
@@ -180,8 +180,8 @@ class Wire:
 
     def request(self) -> EnsureQueue | BindDestinations:
         """Take the one request to the control plane."""
-        (found,) = self.relay.requests
-        self.relay.requests.clear()
+        (found,) = self.relay.connection.pending.requests
+        self.relay.connection.pending.requests.clear()
         assert isinstance(found, EnsureQueue | BindDestinations)
         return found
 

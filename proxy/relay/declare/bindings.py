@@ -158,7 +158,7 @@ class ClientReach:
     def __init__(self, connection: ConnectionState) -> None:
         """Have asked nothing."""
         self._connection = connection
-        self._state = connection.state
+        self._state = connection.plans.state
 
     def chosen_destinations(
         self, owned: OwnedExchange, compiled: CompiledBinding
@@ -188,7 +188,7 @@ class ClientReach:
         left = [one for one in wanted if one not in reach.allowed]
 
         def check_next() -> None:
-            if left and self._connection.phase is Phase.OPEN:
+            if left and self._connection.lifecycle.phase is Phase.OPEN:
                 check_permission(self._connection, owned, reach, left.pop(0), check_next)
             else:
                 then()
@@ -221,7 +221,7 @@ class ClientReach:
             tokens: destinations whose tokens were bound for it.
             then: called when it is done.
         """
-        if self._state.exchanges.get(owned.name) is not owned or self._connection.phase is not Phase.OPEN:
+        if self._state.exchanges.get(owned.name) is not owned or self._connection.lifecycle.phase is not Phase.OPEN:
             then()
             return
         grants: list[bytes] = []
@@ -312,7 +312,7 @@ class ClientBindings:
     def __init__(self, connection: ConnectionState) -> None:
         """Start with nothing bound."""
         self._connection = connection
-        self._state = connection.state
+        self._state = connection.plans.state
         self._reach = ClientReach(connection)
         #: stands for this connection in the tables of tokens, which may outlive it
         self._binder = object()
@@ -426,7 +426,7 @@ class ClientBindings:
         if (is_mark and pending.is_new) or pins:
             channel.held.marking.add(place)
         relies = [] if is_mark or pins or pending.stored is None else list(pending.tokens)
-        reliance, sent_at = table.reliance(pinned=False), self._connection.now
+        reliance, sent_at = table.reliance(pinned=False), self._connection.traffic.now
 
         def answered() -> None:
             channel.held.marking.discard(place)
@@ -456,7 +456,7 @@ class ClientBindings:
         owned, receiver = place
         if place in channel.held.marking:
             return True
-        return receiver[0] == QUEUE and owned.tokens.may_rely(receiver, self._binder, self._connection.now)
+        return receiver[0] == QUEUE and owned.tokens.may_rely(receiver, self._binder, self._connection.traffic.now)
 
     def _confirm(
         self, pending: _PendingBind, relies: list[Destination], reliance: Reliance, then: Callable[[], None]
@@ -464,7 +464,8 @@ class ClientBindings:
         """Make sure that what a binding relies on still stands, now that the broker has it; then go on."""
         channel, owned = pending.channel, pending.owned
         table = self._table(owned)
-        lacking = [one for one in (*relies, *pending.routes) if not table.holds(one, reliance, self._connection.now)]
+        now = self._connection.traffic.now
+        lacking = [one for one in (*relies, *pending.routes) if not table.holds(one, reliance, now)]
         if not lacking:
             then()
             return
@@ -478,7 +479,8 @@ class ClientBindings:
 
     def _pin(self, owned: OwnedExchange, destination: Destination) -> _Pin:
         table = self._table(owned)
-        return _Pin(destination, self._connection.next_pin(table), table.superseded(destination), self._connection.now)
+        now = self._connection.traffic.now
+        return _Pin(destination, self._connection.next_pin(table), table.superseded(destination), now)
 
     def _pin_steps(self, channel: Channel, owned: OwnedExchange, pins: Iterable[_Pin]) -> list[bytes]:
         """Bind pins, then unbind those that they replace."""
@@ -624,7 +626,7 @@ class ClientBindings:
             if is_held(channel):
                 self._drop(pending)
 
-        if self._connection.sidecar_channel.number is None:
+        if self._connection.upstream.sidecar_channel.number is None:
             inject(self._connection, channel, self._pin_steps(channel, owned, [pin]), bound)
             return
 

@@ -158,7 +158,7 @@ class ClientExchanges:
     def __init__(self, connection: ConnectionState) -> None:
         """Start without anything declared."""
         self._connection = connection
-        self._state = connection.state
+        self._state = connection.plans.state
 
     def declare(self, channel: Channel, frame: bytes) -> bool:
         """Take an exchange.declare; answer whether it goes upstream as it came.
@@ -279,7 +279,7 @@ class ClientExchanges:
             return
         look_up = LookUpExchange(channel, request.exchange, partial(self._looked_up, new))
         # After what the client asked before: it may have deleted an exchange of that name.
-        inject(self._connection, channel, [], partial(self._connection.requests.append, look_up))
+        inject(self._connection, channel, [], partial(self._connection.pending.requests.append, look_up))
 
     def _looked_up(self, new: _NewExchange, found: str | None) -> None:
         """Before the declare: is there an exchange of that name that is not ours?"""
@@ -302,7 +302,7 @@ class ClientExchanges:
         frame = self._carrier_frame(channel, request, owned.declared.sequence)
         # Two may have declared at once, and the broker does not compare: look again after the declare-ok.
         again = LookUpExchange(channel, request.exchange, partial(self._compared, new))
-        made = partial(self._connection.requests.append, again)
+        made = partial(self._connection.pending.requests.append, again)
         inject(self._connection, channel, [frame], made)
 
     def _compared(self, new: _NewExchange, _: str | None) -> None:

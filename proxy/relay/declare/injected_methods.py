@@ -47,7 +47,7 @@ def reply_and_resume(connection: ConnectionState, channel: Channel, answer: byte
         return
     if answer:
         connection.send_to_producer(channel, answer)
-    connection.resumable.append(channel)
+    connection.pending.resumable.append(channel)
 
 
 def inject(
@@ -118,15 +118,11 @@ def inject_and_reply(
 
 def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:
     """Count a request that the broker does not answer; after some of them ask for something, so that answers come."""
-    unanswered = connection.unanswered
-    unanswered.count += 1
-    unanswered.unanswerable += 1
-    if unanswered.unanswerable >= _UNANSWERABLE:
+    weight = connection.backlog.count_unanswerable(_UNANSWERABLE)
+    if weight:
         frame = _nothing(channel)
         connection.to_upstream.append(frame)
-        unanswered.count -= unanswered.unanswerable
-        channel.replies.append(ExpectedReply(reply_to(frame), taken=lambda _: False, weight=unanswered.unanswerable))
-        unanswered.unanswerable = 0
+        channel.replies.append(ExpectedReply(reply_to(frame), taken=lambda _: False, weight=weight))
 
 
 def _nothing(channel: Channel) -> bytes:

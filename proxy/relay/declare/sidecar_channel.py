@@ -63,7 +63,7 @@ class SidecarChannel:
         self._queue.append((frame, done))
         self._go_on()
 
-    def receive(self, payload: bytes) -> None:
+    def take_method(self, payload: bytes) -> None:
         """Take a method payload that the broker sent on this channel."""
         index = U32.unpack_from(payload)[0] if len(payload) >= 4 else 0
         if index == methods.CHANNEL_OPEN_OK:

@@ -46,7 +46,7 @@ def bind_tokens(
         refused: called with each destination that was refused, and the reason.
     """
     waiting = len(wanted)
-    state = connection.state
+    state = connection.plans.state
 
     def answered(text: str | None, owned: OwnedExchange, destination: Destination) -> None:
         nonlocal waiting
@@ -60,21 +60,21 @@ def bind_tokens(
         if not waiting:
             done()
 
-    number = connection.sidecar_channel.number or 0
+    number = connection.upstream.sidecar_channel.number or 0
     for owned, destination in wanted:
         current, *others = state.tokens.of(*destination)
         for key in others:
-            connection.sidecar_channel.run(bind(number, destination, owned.carrier, key), _unheeded)
+            connection.upstream.sidecar_channel.run(bind(number, destination, owned.carrier, key), _unheeded)
         # Last: when it is answered all are.
         frame = bind(number, destination, owned.carrier, current)
-        connection.sidecar_channel.run(frame, partial(answered, owned=owned, destination=destination))
+        connection.upstream.sidecar_channel.run(frame, partial(answered, owned=owned, destination=destination))
 
 
 def run_steps(
     connection: ConnectionState, frames: Callable[[int], list[bytes]], done: Callable[[str | None], None]
 ) -> None:
     """Run methods on the connection's own channel; `done` gets the first refusal, None where there is none."""
-    steps = frames(connection.sidecar_channel.number or 0)
+    steps = frames(connection.upstream.sidecar_channel.number or 0)
     refusals: list[str] = []
 
     def answered(text: str | None, last: bool) -> None:
@@ -84,7 +84,7 @@ def run_steps(
             done(refusals[0] if refusals else None)
 
     for number, frame in enumerate(steps, 1):
-        connection.sidecar_channel.run(frame, partial(answered, last=number == len(steps)))
+        connection.upstream.sidecar_channel.run(frame, partial(answered, last=number == len(steps)))
 
 
 def _unheeded(text: str | None) -> None:
@@ -123,8 +123,8 @@ def check_permission(
             witnessed(text)
             return
         owned.tokens.asserted(destination, pin, sent_at, None, replaced)
-        if connection.state.not_missing(destination):
-            connection.state.changed()
+        if connection.plans.state.not_missing(destination):
+            connection.plans.state.changed()
         others_replaced = [(bind, key, pin) for key in others] + [
             (unbind, key, row) for row in replaced for key in keys
         ]
@@ -132,17 +132,18 @@ def check_permission(
             run(make(number, destination, owned.carrier, under, pin_entries(row)), _unheeded)
         run(bind(number, destination, owned.carrier, key), witnessed)
 
-    keys = connection.state.tokens.of(*destination)
+    keys = connection.plans.state.tokens.of(*destination)
     current, *others = keys
-    run = connection.sidecar_channel.run
-    number = connection.sidecar_channel.number or 0
+    run = connection.upstream.sidecar_channel.run
+    number = connection.upstream.sidecar_channel.number or 0
     if owned.delivery is Delivery.QUEUE:
         # Nothing is there to unbind from, or nothing under this key: but the permissions are the same.
         run(unbind(number, destination, owned.name, key), witnessed)
-    elif destination[0] == "exchange" and destination[1] in connection.state.exchanges:
+    elif destination[0] == "exchange" and destination[1] in connection.plans.state.exchanges:
         run(bind(number, destination, owned.carrier, key), witnessed)
     else:
-        pin, replaced, sent_at = connection.next_pin(owned.tokens), owned.tokens.superseded(destination), connection.now
+        pin, replaced = connection.next_pin(owned.tokens), owned.tokens.superseded(destination)
+        sent_at = connection.traffic.now
         run(bind(number, destination, owned.carrier, current, pin_entries(pin)), bound)
 
 
@@ -165,7 +166,7 @@ def withdraw(
         done: called when the broker has answered all.
         plain: whether what the control plane has bound goes as well.
     """
-    number = connection.sidecar_channel.number or 0
+    number = connection.upstream.sidecar_channel.number or 0
     table, gone = owned.tokens, list(tokens)
     frames = []
     for destination in gone:
@@ -176,7 +177,7 @@ def withdraw(
         frames += [
             unbind(number, destination, owned.carrier, key, pin_entries(row))
             for row in sorted(rows)
-            for key in connection.state.tokens.of(*destination)
+            for key in connection.plans.state.tokens.of(*destination)
         ]
     for key in grants:
         destination = owned.grants.pop(key)
@@ -189,9 +190,9 @@ def withdraw(
         for destination in gone:
             table.unbound(destination)
         if gone:
-            connection.state.changed()
+            connection.plans.state.changed()
         done()
 
     for frame in frames[:-1]:
-        connection.sidecar_channel.run(frame, _unheeded)
-    connection.sidecar_channel.run(frames[-1], answered)
+        connection.upstream.sidecar_channel.run(frame, _unheeded)
+    connection.upstream.sidecar_channel.run(frames[-1], answered)

@@ -108,9 +108,9 @@ class ProducerFrames:
             ProtocolError: a fault that ends the connection.
         """
         connection = self._connection
-        if connection.phase is not Phase.OPEN:
+        if connection.lifecycle.phase is not Phase.OPEN:
             return self._ending(number, kind, frame)
-        if connection.last_frame is not None and not self.resuming:
+        if connection.lifecycle.last_frame is not None and not self.resuming:
             return self._ending(number, kind, frame)
         if number == 0:
             return self._connection_frame(kind, frame)
@@ -136,7 +136,7 @@ class ProducerFrames:
         """Take the first frame on a number: Like RabbitMQ, channel-max bounds how many there are, not their numbers."""
         connection = self._connection
         most, count = connection.tuning.channel_max_producer, len(connection.channels)
-        if number == connection.sidecar_channel.number:
+        if number == connection.upstream.sidecar_channel.number:
             text = f"channel {number} is above the negotiated channel_max {most} and used by the proxy itself"
             raise ProtocolError(530, text)
         if count >= most:
@@ -196,16 +196,16 @@ class ProducerFrames:
         connection = self._connection
         index = U32.unpack_from(frame, 7)[0] if kind == METHOD and number == 0 and len(frame) >= _LEAST_METHOD else 0
         if index == methods.CONNECTION_CLOSE:  # RabbitMQ answers each; clients with several threads send several
-            if connection.phase in (Phase.CLOSING, Phase.CLOSED):
+            if connection.lifecycle.phase in (Phase.CLOSING, Phase.CLOSED):
                 connection.to_producer.append(connection_close_ok())
             else:
-                connection.further_closes += 1
+                connection.lifecycle.further_closes += 1
         elif index == methods.CONNECTION_CLOSE_OK:
-            if connection.phase is Phase.CLOSING:
+            if connection.lifecycle.phase is Phase.CLOSING:
                 connection.finish()
-                return not connection.upstream_closing
-            if connection.phase is Phase.CLOSED:
-                connection.producer_ends = False
+                return not connection.upstream.closing
+            if connection.lifecycle.phase is Phase.CLOSED:
+                connection.lifecycle.producer_ends = False
         return False
 
     def _connection_frame(self, kind: int, frame: bytes) -> bool:
@@ -221,10 +221,12 @@ class ProducerFrames:
             raise ProtocolError(504, text, Scope.CONNECTION, *divmod(index, 1 << 16))
         _check(index, frame[7:-1])
         if index != methods.CONNECTION_CLOSE:
-            connection.may_be_kept = False  # it logs in again (Connection.UpdateSecret), or does what we don't know
+            connection.upstream.may_be_kept = (
+                False  # it logs in again (Connection.UpdateSecret), or does what we don't know
+            )
             return True
         if connection.holds:
-            connection.last_frame = frame  # what was published before it goes first
+            connection.lifecycle.last_frame = frame  # what was published before it goes first
         else:
             connection.producer_leaves(frame)
         return False
@@ -246,13 +248,13 @@ class ProducerFrames:
         connection = self._connection
         inventory = connection.inventory
         request = read_queue_declare(frame[7:-1])
-        refuse_nested(request.arguments, "queue", request.queue, connection.state.name, _QUEUE_DECLARE)
+        refuse_nested(request.arguments, "queue", request.queue, connection.plans.state.name, _QUEUE_DECLARE)
         _refuse_dead_letter_key(request)
         refuse_own_arguments(request.arguments, _QUEUE_DECLARE)
         channel.last_queue = request.queue or channel.last_queue
         if request.exclusive:  # such a queue lives as long as its connection
-            connection.may_be_kept = False
-        connection.state.redeclared(("queue", request.queue))
+            connection.upstream.may_be_kept = False
+        connection.plans.state.redeclared(("queue", request.queue))
         if not request.nowait:
             channel.replies.append(
                 ExpectedReply(methods.QUEUE_DECLARE_OK, request.queue, request.exclusive, request.passive)
@@ -276,13 +278,13 @@ class ProducerFrames:
     def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
         """Ask for the answer that the producer does without: no other connection can bind the queue later."""
         connection = self._connection
-        go_on = partial(connection.resumable.append, channel)
+        go_on = partial(connection.pending.resumable.append, channel)
 
         def declared(_: bytes) -> bool:
             connection.inventory.queue_declared(request.queue, True)
-            wanted = tokens_of(connection.state, request.queue)
+            wanted = tokens_of(connection.plans.state, request.queue)
             if wanted:
-                bind_tokens(connection, wanted, go_on, connection.state.set_missing)
+                bind_tokens(connection, wanted, go_on, connection.plans.state.set_missing)
             else:
                 go_on()
             return False

@@ -90,7 +90,7 @@ class PublishFrames:
             ProtocolError: 406 on the channel.
         """
         connection = self._connection
-        connection.counters.oversized += 1
+        connection.plans.counters.oversized += 1
         most = connection.limits.message_bytes
         text = f"message size {body_size} is larger than configured max size {most}"  # RabbitMQ's text
         raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
@@ -142,7 +142,7 @@ class PublishFrames:
                 send_collected(connection, collected)
             else:
                 channel.content.collected = collected
-                connection.buffered.collected += body_size
+                connection.backlog.collected += body_size
 
     def leave_for_remote(
         self, publish: PendingPublish, header: bytes, body: bytes, plan: Plan, out: Outgoing, took_us: float
@@ -174,8 +174,9 @@ class PublishFrames:
             sent = copy_frames(copy, out.address_of(publish.routing_key), b"", header)[1]
         self._record(publish, header, plan, out, len(body), took_us)
         confirms = channel.confirms
-        if channel.mode is CONFIRM and confirms.sample is None and connection.now >= connection.sample_after:
-            confirms.sample = (confirms.published, connection.now)
+        traffic = connection.traffic
+        if channel.mode is CONFIRM and confirms.sample is None and traffic.now >= traffic.sample_after:
+            confirms.sample = (confirms.published, traffic.now)
         send_alone(connection, channel, publisher, target, sent[7:-1], body)
         return True
 
@@ -210,5 +211,5 @@ class PublishFrames:
         channel = publish.channel
         connection.change(channel, ChannelEvent.WAIT, methods.BASIC_PUBLISH)
         channel.held.keep([publish.frame, header])
-        connection.requests.append(BindDestinations(channel, plan.owned.name, out.unbound, asked))
+        connection.pending.requests.append(BindDestinations(channel, plan.owned.name, out.unbound, asked))
         return True

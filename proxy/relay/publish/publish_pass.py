@@ -1,8 +1,8 @@
 """The publish pass: the producer's bytes in, the broker's bytes out, read once from left to right.
 
 What comes in
-    `PublishPass.receive` gets any piece of the producer's stream. `_run` looks at whole frames only; what is left of
-    the last one waits in `_rest` for the next read. A frame is type (1 byte), channel (2), size (4), payload, 206. A
+    `PublishPass.read_producer` gets any piece of the producer's stream. `_run` looks at whole frames only; what is left
+    of the last one waits in `_rest` for the next read. A frame is type (1 byte), channel (2), size (4), payload, 206. A
     publish is three kinds of frames on one channel: a method frame with exchange, routing key and flags; a content
     header frame with body size, property flags and properties, the header table among them; body frames. All offsets
     below are offsets into the read buffer:
@@ -23,7 +23,7 @@ What is done with it
 What ends the pass for a publish
     1. It is refused: `ProtocolError` on the channel or the connection.
     2. It leaves by a named exit (see `exits`): it waits for a destination, leaves as several, or to another broker.
-    3. It has spent a regex budget: what comes after it waits for the next `receive`, so that other producers get
+    3. It has spent a regex budget: what comes after it waits for the next `read_producer`, so that other producers get
        their turn in between.
 
 What is assumed
@@ -132,7 +132,7 @@ class PublishPass:
         self._rest: Final = PartialFrame()
         #: where frames go on after a fault in the bytes that are being taken
         self._after_fault = 0
-        #: whether a publish has spent a regex budget, so that the frames after it wait for the next `receive`
+        #: whether a publish has spent a regex budget, so that the frames after it wait for the next `read_producer`
         self.interrupted = False
         # What holds for one read, see `_begin` and `_look`.
         self._start = 0
@@ -145,16 +145,16 @@ class PublishPass:
         self._audit: ConnectionAudit | None = None
         self._passes_unknown = False
         self._known: dict[bytes, Plan] = {}
-        self._exchanges = connection.state.exchanges
+        self._exchanges = connection.plans.state.exchanges
 
-    def receive(self, data: bytes) -> None:
+    def read_producer(self, data: bytes) -> None:
         """Take bytes from the producer; what leaves gathers in the connection's state.
 
         Args:
             data: any piece of the stream.
         """
         connection = self._connection
-        counters = connection.counters
+        counters = self._plans.counters
         if connection.audit is not None:
             connection.audit.begin()
         if self._rest:
@@ -196,7 +196,7 @@ class PublishPass:
                 # One of them has to wait: those after it are not looked at again.
                 current.held.keep(held[first:])
                 break
-            self.receive(b"".join(held[first : first + _HELD_AT_ONCE]))
+            self.read_producer(b"".join(held[first : first + _HELD_AT_ONCE]))
         self._frames.resuming = False
         if rest:
             self._rest.keep(self._rest.take() + rest)
@@ -208,7 +208,7 @@ class PublishPass:
         self._spent = False
         self._upstream = connection.to_upstream
         self._audit = connection.audit
-        self._sampling = connection.now >= connection.sample_after
+        self._sampling = connection.traffic.now >= connection.traffic.sample_after
         self._look()
 
     def _look(self) -> None:
@@ -216,9 +216,11 @@ class PublishPass:
         connection = self._connection
         self._known = self._plans.current()
         self._passes_unknown = self._plans.passes_unknown
-        self._exchanges = connection.state.exchanges
-        self._restores = connection.state.restores
-        self._relaying = connection.phase is Phase.OPEN and (connection.last_frame is None or self._frames.resuming)
+        state = self._plans.state
+        self._exchanges = state.exchanges
+        self._restores = state.restores
+        lifecycle = connection.lifecycle
+        self._relaying = lifecycle.phase is Phase.OPEN and (lifecycle.last_frame is None or self._frames.resuming)
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- the publish path is one pass, see the module
         """Take whole frames; answer the offset of what is left."""
@@ -608,7 +610,6 @@ class PublishPass:
         Raises:
             ProtocolError: 403 on the channel: CC, BCC or a header has what only we may write.
         """
-        connection = self._connection
         header_at = flags_at + 2
         if data[header_at + 19] & _HEADERS_BIT and (
             data.find(RESERVED_PREFIX, header_at, body_at) >= 0
@@ -619,8 +620,8 @@ class PublishPass:
             entries = b"" if span is None else data[span[0] : span[1]]
             refuse_reserved(routing_key, entries, CC_BCC)
             if self._restores:
-                refuse_forged(connection.state, entries)
-        counters = connection.counters
+                refuse_forged(self._plans.state, entries)
+        counters = self._plans.counters
         counters.publishes_passed += 1
         counters.bytes_passed += body_size
         after = self._body_end(data, at, body_at, body_size, channel)
@@ -644,7 +645,7 @@ class PublishPass:
         if confirms.ledger is not None:
             confirms.ledger.add(confirms.published, 1)
         if self._sampling and channel.mode is CONFIRM and confirms.sample is None:
-            confirms.sample = (confirms.published, self._connection.now)
+            confirms.sample = (confirms.published, self._connection.traffic.now)
         after = self._whole_body_end(data, at, body_at, body_size)
         if after:
             return after

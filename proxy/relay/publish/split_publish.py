@@ -45,7 +45,7 @@ def fitting(
         ProtocolError: 311 on the channel, body or headers are too large to leave in several copies.
     """
     limits = connection.limits
-    if body_size > limits.replay_bytes or connection.buffered.collected + body_size > limits.collected_bytes:
+    if body_size > limits.replay_bytes or connection.backlog.collected + body_size > limits.collected_bytes:
         raise _too_large(f"body of {body_size} bytes is to leave in several copies, at most {limits.replay_bytes} can")
     limit = connection.tuning.frame_max_upstream
     original = out.address_of(publish.routing_key)

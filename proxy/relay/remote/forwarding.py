@@ -35,7 +35,7 @@ class _Copy(RemoteMessage):
         if target.publication != (publish.exchange, publish.routing_key):
             copy = Copy(exchange, key, (), moved=True, plain=True)
             header = copy_frames(copy, collected.original, b"", header)[1]
-        super().__init__(exchange, key, publish.mandatory, header[7:-1], bytes(collected.body), connection.now)
+        super().__init__(exchange, key, publish.mandatory, header[7:-1], bytes(collected.body), connection.traffic.now)
         self._connection = connection
         self._publish = publish
         self._tag = tag
@@ -59,16 +59,16 @@ class _OnlyCopy(RemoteMessage):
         self, connection: ConnectionState, channel: Channel, target: Target, tag: int, header: bytes, body: bytes
     ) -> None:
         exchange, key = target.publication
-        super().__init__(exchange, key, False, header, body, connection.now)
+        super().__init__(exchange, key, False, header, body, connection.traffic.now)
         self._connection = connection
         self._channel = channel
         self._tag = tag
 
     def settled(self, result: RemoteResult, reason: str) -> None:
         connection, channel = self._connection, self._channel
-        if self._tag and connection.phase is Phase.OPEN and channel.state in CONFIRMABLE:
+        if self._tag and connection.lifecycle.phase is Phase.OPEN and channel.state in CONFIRMABLE:
             connection.send_confirm(channel, self._tag, result in _TAKEN)
-            connection.notify_driver()
+            _notify_driver(connection)
 
 
 def send_alone(
@@ -121,7 +121,7 @@ def send_remote_copies(
         else:
             publisher.send(_Copy(connection, collected, target, tag, name))
     for name in names[len(remote_targets.targets) :]:
-        connection.counters.failed_translations += 1
+        connection.plans.counters.failed_translations += 1
         _refuse(connection, collected, tag, name)
 
 
@@ -131,10 +131,10 @@ def remote_publisher(connection: ConnectionState, channel: Channel, remote: Remo
         return None
     found = channel.remote_publishers.get(remote)
     if found is None:
-        remotes = connection.remotes
-        made = "no links" if remotes is None else remotes.publisher(remote)
+        others = connection.remotes
+        made = "no links" if others is None else others.remotes.publisher(remote)
         if isinstance(made, str):  # not kept: a rule may take its host from the address
-            connection.counters.failed_translations += 1
+            connection.plans.counters.failed_translations += 1
             return None
         found = channel.remote_publishers[remote] = made
     return found
@@ -156,7 +156,7 @@ def _settle(
 ) -> None:
     """Join what became of one copy; `content` where it comes back."""
     channel = publish.channel
-    if connection.phase is not Phase.OPEN or channel.state not in CONFIRMABLE:
+    if connection.lifecycle.phase is not Phase.OPEN or channel.state not in CONFIRMABLE:
         return
     confirms = channel.confirms
     if content is not None and (not confirms.returns or confirms.returns.returned(mark)):
@@ -165,4 +165,9 @@ def _settle(
         done = confirms.ledger.settle_remote(tag, acked)
         if done is not None:
             connection.send_confirm(channel, tag, done)
-    connection.notify_driver()
+    _notify_driver(connection)
+
+
+def _notify_driver(connection: ConnectionState) -> None:
+    if connection.remotes is not None:
+        connection.remotes.notify()

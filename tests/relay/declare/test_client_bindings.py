@@ -262,7 +262,7 @@ def test_with_no_channel_of_ours_the_token_comes_on_the_clients() -> None:
     made = bound()
     made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))
     made.answer(BIND_OK)
-    made.relay._connection.sidecar_channel.number = None
+    made.relay.connection.upstream.sidecar_channel.number = None
     (plain,) = split(made.produce(queue_unbind(1, b"b", b"xo", b"", ENTRIES)))
     assert (plain.name, read_queue_bind(plain.payload).routing_key) == ("Queue.Bind", token("queue", b"b"))
     assert made.answer(BIND_OK) == b""

@@ -36,8 +36,8 @@ def asked_before(wire: Wire, *pieces: bytes) -> None:
 
 
 def looked_up(wire: Wire, found: str | None = None) -> bytes:
-    (request,) = wire.relay.requests
-    wire.relay.requests.clear()
+    (request,) = wire.relay.connection.pending.requests
+    wire.relay.connection.pending.requests.clear()
     assert isinstance(request, LookUpExchange)
     assert request.exchange == b"mine"
     wire.relay.answer(request, found)
@@ -184,7 +184,7 @@ def test_names_that_are_the_brokers_own_are_refused_by_the_broker(name: bytes) -
     wire = Wire().open()
     (frame,) = split(wire.produce(exchange_declare(1, name, b"x-open")))
     assert read_exchange_declare(frame.payload).exchange == name
-    assert not wire.relay.requests
+    assert not wire.relay.connection.pending.requests
 
 
 def test_a_channel_that_was_closed_meanwhile_is_not_answered() -> None:

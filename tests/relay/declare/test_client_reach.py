@@ -30,7 +30,7 @@ class Client:
         self.wire = Wire(routed("z")).open()
         self.state = self.wire.state
         self.state.queues = QueueNames(tuple(sorted(name.encode() for name in queues)), 1)
-        self.reach = ClientReach(self.wire.relay._connection)
+        self.reach = ClientReach(self.wire.relay.connection)
         self.owned = self.state.exchanges[b"xo"]
 
     def chosen(self, entries: Mapping[str, Plain]) -> list[Destination]:
@@ -132,7 +132,7 @@ def test_nothing_is_taken_from_an_exchange_that_is_gone() -> None:
 def test_a_token_is_needed_by_bindings_by_routes_and_by_exchanges_behind() -> None:
     first, second = exchange(to_exchange("second"), to_queue("a"), name="xo"), exchange(to_queue("b"), name="second")
     wire = Wire(state((first, owned(first)), (second, owned(second)))).open()
-    reach, one = ClientReach(wire.relay._connection), wire.state.exchanges[b"xo"]
+    reach, one = ClientReach(wire.relay.connection), wire.state.exchanges[b"xo"]
     assert reach.is_needed(one, A)
     assert not reach.is_needed(one, A, uses=1)
     assert reach.is_needed(one, B)

@@ -18,7 +18,7 @@ ANSWER = say(1, commands.Exchange.DeclareOk())
 
 def running(*steps: bytes, answer: bytes = ANSWER) -> Wire:
     wire = Wire().open()
-    connection = wire.relay._connection
+    connection = wire.relay.connection
     channel = connection.channels[1]
     inject_and_reply(connection, channel, steps, lambda: answer)
     return wire
@@ -49,7 +49,7 @@ def test_other_channels_do_not_wait() -> None:
 def test_without_methods_the_client_gets_its_answer_behind_those_it_waits_for() -> None:
     wire = Wire().open()
     wire.produce(say(1, commands.Basic.Qos(prefetch_count=1)))
-    connection = wire.relay._connection
+    connection = wire.relay.connection
     inject_and_reply(connection, connection.channels[1], [], lambda: ANSWER)
     (frame,) = split(wire.upstream())
     assert (frame.name, frame.arguments["passive"]) == ("Exchange.Declare", True)
@@ -60,7 +60,7 @@ def test_without_methods_the_client_gets_its_answer_behind_those_it_waits_for() 
 
 def test_what_follows_may_run_further_methods() -> None:
     wire = Wire().open()
-    connection = wire.relay._connection
+    connection = wire.relay.connection
     channel = connection.channels[1]
     steps = [FIRST]
     again = partial(inject_and_reply, connection, channel, [SECOND], lambda: ANSWER)
@@ -73,7 +73,7 @@ def test_what_follows_may_run_further_methods() -> None:
 
 def test_a_channel_is_held_until_it_goes_on_or_ends() -> None:
     wire = running(FIRST)
-    connection = wire.relay._connection
+    connection = wire.relay.connection
     channel = connection.channels[1]
     assert is_held(channel)
     wire.answer(say(1, commands.Channel.Close(403, "ACCESS_REFUSED - no", 50, 20)))

@@ -30,7 +30,7 @@ class Channel:
 
     def receive(self, command: base.Frame) -> list[str]:
         (frame,) = split(method(7, command))
-        self.own.receive(frame.payload)
+        self.own.take_method(frame.payload)
         return self.sent()
 
     def sent(self) -> list[str]:

@@ -23,7 +23,7 @@ OTHER: Destination = ("exchange", b"theirs")
 
 def test_what_is_bound_counts_as_bound_and_what_is_refused_has_a_reason() -> None:
     wire = Wire(routed("a")).open()
-    connection = wire.relay._connection
+    connection = wire.relay.connection
     owned = wire.state.exchanges[b"xo"]
     refused: dict[Destination, str] = {}
     ended = []
@@ -52,7 +52,7 @@ class Question:
         self.owned: OwnedExchange = self.wire.state.exchanges[b"xo"]
         self.reach: Reach = self.owned.reach("client")
         self.answers: list[bool] = []
-        check_permission(self.wire.relay._connection, self.owned, self.reach, destination, self._done)
+        check_permission(self.wire.relay.connection, self.owned, self.reach, destination, self._done)
         self.wire.answer(say(OWN, commands.Channel.OpenOk()))
 
     def _done(self) -> None:
@@ -110,7 +110,7 @@ def test_tokens_and_grants_are_withdrawn_in_one_go() -> None:
     owned.grant(b"key", QUEUE)
     owned.tokens.asserted(("queue", b"a"), b"1 pin", 0.0, None)
     ended: list[bool] = []
-    withdraw(wire.relay._connection, owned, [("queue", b"a")], [b"key"], lambda: ended.append(True))
+    withdraw(wire.relay.connection, owned, [("queue", b"a")], [b"key"], lambda: ended.append(True))
     assert not owned.bound
     assert not owned.grants
     wire.answer(say(OWN, commands.Channel.OpenOk()))
@@ -125,7 +125,7 @@ def test_tokens_and_grants_are_withdrawn_in_one_go() -> None:
 def test_nothing_to_withdraw_is_done_at_once() -> None:
     wire = Wire(routed("a")).open()
     ended: list[bool] = []
-    withdraw(wire.relay._connection, wire.state.exchanges[b"xo"], [], [], lambda: ended.append(True))
+    withdraw(wire.relay.connection, wire.state.exchanges[b"xo"], [], [], lambda: ended.append(True))
     assert ended == [True]
     assert wire.upstream() == b""
 

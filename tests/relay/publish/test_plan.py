@@ -31,7 +31,7 @@ def plan_of(wire: Wire) -> Plan:
 
 def forwarded(wire: Wire, message: bytes) -> bytes:
     """Publish a message with an empty body and give what leaves."""
-    if 1 not in wire.relay._connection.channels:
+    if 1 not in wire.relay.connection.channels:
         wire.open(1)
     return wire.produce(message)
 
@@ -138,8 +138,9 @@ def test_a_header_longer_than_what_it_holds_is_malformed_not_read_over() -> None
         data = header + publish(headers=REPORT, body=b"x" * 300)
         wire = Wire(routed("a")).open(1)
         wire.produce(start + data)
-        assert wire.relay.fault is not None
-        assert (wire.relay.fault.reply_code, wire.relay.fault.scope) == (502, Scope.CONNECTION)
+        fault = wire.relay.connection.lifecycle.fault
+        assert fault is not None
+        assert (fault.reply_code, fault.scope) == (502, Scope.CONNECTION)
 
 
 def test_a_new_address_leaves_the_other_fields_of_the_publish() -> None:

@@ -158,7 +158,7 @@ def test_the_fault_is_kept_for_the_log_and_counted_once() -> None:
     wire = Wire().open()
     wire.produce(frame(9, 1, b""), frame(9, 1, b""))
     wire.produce(frame(9, 1, b""))
-    assert str(wire.relay.fault) == "501 unknown frame type 9 on channel 1, expected 1, 2, 3 or 8"
+    assert str(wire.relay.connection.lifecycle.fault) == "501 unknown frame type 9 on channel 1, expected 1, 2, 3 or 8"
     assert wire.counters.relays["/"].protocol_errors == {501: 1}
 
 
@@ -176,7 +176,7 @@ def test_a_close_of_the_producer_is_the_brokers_to_answer() -> None:
     wire = Wire().open()
     assert wire.produce(say(1, CLOSE)) == say(1, CLOSE)
     assert wire.answer(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
-    assert wire.relay._connection.channels == {}
+    assert wire.relay.connection.channels == {}
     assert wire.counters.relays["/"].channels == 0
 
 
@@ -198,7 +198,7 @@ def test_the_number_of_a_channel_the_broker_closed_is_free_behind_the_close_ok()
         opens = say(1, CLOSE_OK, commands.Channel.Open())
         message = publish()
         assert wire.produce(opens, message) == opens + with_tokens(message, "a")
-        assert wire.relay.unsettled == 0
+        assert wire.relay.connection.unsettled == 0
         assert wire.answer(say(1, commands.Channel.OpenOk())) == say(1, commands.Channel.OpenOk())
 
 
@@ -263,7 +263,7 @@ def test_behind_a_close_of_ours_frames_of_both_sides_are_discarded() -> None:
     assert wire.answer(say(1, commands.Basic.QosOk()), content_header(1, 5), say(1, commands.Basic.Ack(1))) == b""
     assert wire.answer(say(1, CLOSE_OK)) == b""
     assert wire.produce(say(1, CLOSE_OK)) == b""
-    assert wire.relay._connection.channels == {}
+    assert wire.relay.connection.channels == {}
 
 
 def test_the_number_of_a_channel_that_we_closed_is_opened_again_only_behind_the_brokers_close_ok() -> None:
@@ -349,9 +349,9 @@ def test_delivery_tags_count_from_the_publish_behind_confirm_select() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(publish(), publish())
     wire.produce(say(1, commands.Confirm.Select()), publish())
-    assert wire.relay.unsettled == 1
+    assert wire.relay.connection.unsettled == 1
     wire.produce(say(1, commands.Confirm.Select()), publish())
-    assert wire.relay.unsettled == 2
+    assert wire.relay.connection.unsettled == 2
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_a_producer_that_says_goodbye_gets_the_brokers_answer() -> None:
     assert wire.produce(method(0, GOODBYE)) == method(0, GOODBYE)
     assert wire.produce(publish(), HEARTBEAT, b"\xff" * 9) == b""
     assert wire.answer(method(0, GOODBYE_OK)) == method(0, GOODBYE_OK)
-    assert wire.relay.phase is Phase.CLOSED
+    assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
 def test_goodbye_waits_for_publishes_that_wait_for_their_destinations() -> None:
@@ -370,7 +370,7 @@ def test_goodbye_waits_for_publishes_that_wait_for_their_destinations() -> None:
     message = publish("new")
     assert wire.produce(message, method(0, GOODBYE), publish("new", channel=2)) == b""
     assert wire.produce(publish(channel=3)) == b""
-    assert wire.relay.phase is Phase.OPEN
+    assert wire.relay.connection.lifecycle.phase is Phase.OPEN
     wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"new"))
     wire.relay.resume(wire.request().channel)
     assert wire.upstream() == with_tokens(message, "new") + method(0, GOODBYE)
@@ -402,11 +402,11 @@ def test_connection_methods_out_of_turn_are_left_for_the_broker_to_refuse() -> N
 def test_a_producer_is_read_no_further_while_the_broker_owes_it_too_many_answers() -> None:
     wire = Wire(limits=RelayLimits(unanswered=3)).open(1, 2)
     wire.produce(say(1, commands.Queue.Declare(0, "a")), say(2, commands.Exchange.Declare(0, "b", "fanout")))
-    full = [wire.relay.producer_full]
+    full = [wire.relay.connection.producer_full]
     wire.produce(say(1, commands.Queue.Bind(0, "a", "b", "k")))
-    full.append(wire.relay.producer_full)
+    full.append(wire.relay.connection.producer_full)
     wire.answer(say(1, commands.Queue.DeclareOk("a", 0, 0)))
-    full.append(wire.relay.producer_full)
+    full.append(wire.relay.connection.producer_full)
     assert full == [False, True, False]
 
 
@@ -414,13 +414,13 @@ def test_a_producer_is_read_no_further_while_the_broker_owes_it_too_many_answers
 def test_a_channel_that_ends_is_owed_nothing(closing: int) -> None:
     wire = Wire(limits=RelayLimits(unanswered=2)).open(1, 2)
     wire.produce(*[say(1, commands.Queue.Declare(0, "a", passive=True))] * 2)
-    assert wire.relay.producer_full
+    assert wire.relay.connection.producer_full
     if closing:  # by the broker: the producer's close-ok must be read
         wire.answer(say(1, commands.Channel.Close(closing, "", 50, 10)))
     else:
         wire.produce(say(1, commands.Channel.Close(200, "", 0, 0)))
         wire.answer(say(1, CLOSE_OK))
-    assert not wire.relay.producer_full
+    assert not wire.relay.connection.producer_full
 
 
 def test_declares_without_an_answer_are_answered_for_by_a_question_of_ours() -> None:
@@ -430,9 +430,9 @@ def test_declares_without_an_answer_are_answered_for_by_a_question_of_ours() -> 
         frames = split(wire.produce(say(1, commands.Queue.Declare(0, f"q{number}", nowait=True))))
         asked += [one for one in frames if one.name == "Exchange.Declare"]
     assert [one.arguments["passive"] for one in asked] == [True, True]
-    assert wire.relay.producer_full
+    assert wire.relay.connection.producer_full
     assert wire.answer(say(1, commands.Exchange.DeclareOk())) == b""
-    assert not wire.relay.producer_full
+    assert not wire.relay.connection.producer_full
 
 
 # -- the states of a channel ------------------------------------------------------------------------------------------
@@ -500,14 +500,14 @@ def test_a_close_that_waits_is_answered_where_the_broker_closes_the_channel() ->
     assert wire.produce(publish("new"), say(1, CLOSE)) == b""
     assert wire.answer(say(1, NOT_FOUND)) + wire.producer() == say(1, NOT_FOUND) + say(1, CLOSE_OK)
     assert wire.produce(say(1, CLOSE_OK)) == say(1, CLOSE_OK)
-    assert wire.open().relay._connection.buffered.held == 0
+    assert wire.open().relay.connection.backlog.held == 0
 
 
 def test_a_close_that_waits_is_answered_where_we_close_the_channel() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(say(1, commands.Exchange.Declare(0, "x", "x-open")), say(1, CLOSE))
     wire.answer(say(1, commands.Exchange.DeclareOk()))
-    (request,) = wire.relay.requests
+    (request,) = wire.relay.connection.pending.requests
     assert isinstance(request, LookUpExchange)
     wire.relay.answer(request, "topic")
     assert names(wire.producer()) == ["Channel.Close", "Channel.CloseOk"]
@@ -517,7 +517,7 @@ def test_a_number_that_we_closed_is_free_where_the_broker_answers_last() -> None
     wire = Wire(routed("a")).open()
     wire.produce(RESERVED, say(1, CLOSE_OK))
     assert wire.answer(say(1, CLOSE_OK)) != say(1, CLOSE_OK)
-    assert wire.relay._connection.channels == {}
+    assert wire.relay.connection.channels == {}
 
 
 def test_a_channel_opened_in_the_first_read_counts_once() -> None:

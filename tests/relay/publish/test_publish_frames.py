@@ -152,22 +152,22 @@ def test_what_is_held_is_counted_and_stops_the_reading() -> None:
     full = []
     for _ in range(3):
         wire.produce(message)
-        full.append(wire.relay.producer_full)
+        full.append(wire.relay.connection.producer_full)
     assert full == [False, False, True]
     for left in (2, 1, 0):
         wire.relay.resume(wire.request().channel)
         assert wire.upstream() == message
-        assert wire.relay._connection.buffered.held == left * len(message)
+        assert wire.relay.connection.backlog.held == left * len(message)
 
 
 def test_held_publishes_go_with_their_channel() -> None:
     wire = Wire(chosen("new")).open(1, 2)
     wire.produce(publish("new"), publish("new", channel=2))
-    wire.relay.requests.clear()
+    wire.relay.connection.pending.requests.clear()
     not_found = commands.Channel.Close(404, "NOT_FOUND", 60, 40)
     assert wire.answer(say(1, not_found)) == say(1, not_found)
-    assert wire.relay._connection.buffered.held == len(publish("new"))
-    channel = wire.relay._connection.channels[1]
+    assert wire.relay.connection.backlog.held == len(publish("new"))
+    channel = wire.relay.connection.channels[1]
     wire.relay.resume(channel)
     assert wire.upstream() == b""
     assert wire.produce(say(1, commands.Channel.CloseOk())) == say(1, commands.Channel.CloseOk())
@@ -232,7 +232,7 @@ def test_bodies_that_are_collected_are_bounded_over_all_channels() -> None:
         wire.produce(*(one.raw for one in split(publish(body=bytes(150_000), channel=channel))[:-1]))
     assert closed(wire.producer())[:2] == (3, 311)
     assert names(wire.produce(split(publish(body=bytes(150_000)))[-1].raw)).count("Basic.Publish") == 2
-    assert wire.relay._connection.buffered.collected == 150_000
+    assert wire.relay.connection.backlog.collected == 150_000
 
 
 def test_a_publish_whose_channel_closes_before_it_is_whole_never_leaves() -> None:
@@ -241,7 +241,7 @@ def test_a_publish_whose_channel_closes_before_it_is_whole_never_leaves() -> Non
     wire.produce(message[:-5])
     wire.answer(say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 40)))
     assert wire.produce(message[-5:], say(1, commands.Channel.CloseOk())) == say(1, commands.Channel.CloseOk())
-    assert wire.relay._connection.buffered.collected == 0
+    assert wire.relay.connection.backlog.collected == 0
 
 
 # -- destinations that are nowhere ------------------------------------------------------------------------------------
@@ -273,9 +273,9 @@ def test_publishes_are_counted_alike_on_both_paths() -> None:
         wire = Wire(state((made, owned(made)))).open(confirm=True)
         for message in (publish(), publish(to="amq.direct"), publish(body=b"")):
             way(message, wire)
-        assert wire.relay.unsettled == 3
+        assert wire.relay.connection.unsettled == 3
         assert wire.answer(ack(3, True)) == ack(3, True)
-        assert wire.relay.unsettled == 0
+        assert wire.relay.connection.unsettled == 0
         assert wire.counters.relays["/"].publishes_passed == 1
         for _ in wire.counters.traffic.folding():
             pass

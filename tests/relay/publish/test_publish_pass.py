@@ -405,7 +405,7 @@ def test_a_frame_that_is_too_large_is_refused_when_its_length_is_read() -> None:
         wire = opened(routed("a"))
         head = bytes((kind,)) + (1).to_bytes(2, "big") + (131072 + 1).to_bytes(4, "big")
         assert wire.produce(head[:6]) == b""
-        assert not wire.relay.fault
+        assert not wire.relay.connection.lifecycle.fault
         assert fault(wire, head[6:]) == (501, (0, 0))
 
 

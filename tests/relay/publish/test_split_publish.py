@@ -81,7 +81,7 @@ def test_a_spread_publish_has_one_confirm_and_one_return() -> None:
     back = returned("xo", "", content(1, REPORT, b"body"))
     assert wire.answer(ack(1), back, ack(2)) == ack(1)
     assert names(wire.answer(back, ack(4, True))) == ["Basic.Return", "Header", "Body", "Basic.Ack", "Basic.Ack"]
-    assert wire.relay.unsettled == 0
+    assert wire.relay.connection.unsettled == 0
 
 
 def test_queue_names_are_spread_without_naming_one_twice() -> None:
@@ -162,7 +162,7 @@ def test_channels_have_ledgers_of_their_own() -> None:
 def test_without_confirms_there_is_no_ledger() -> None:
     wire = Wire(several("e")).open()
     wire.produce(publish())
-    assert wire.relay._connection.channels[1].confirms.ledger is None
+    assert wire.relay.connection.channels[1].confirms.ledger is None
 
 
 # -- returns ----------------------------------------------------------------------------------------------------------
@@ -222,14 +222,14 @@ def test_a_return_between_copies_of_another_publish_is_not_mistaken_for_one() ->
 def test_a_publish_that_is_not_mandatory_is_not_waited_for() -> None:
     wire = Wire(several("e")).open()
     wire.produce(publish())
-    assert not wire.relay._connection.channels[1].confirms.returns
+    assert not wire.relay.connection.channels[1].confirms.returns
 
 
 def test_a_publish_that_was_confirmed_is_not_waited_for_any_more() -> None:
     wire = Wire(several("e")).open(confirm=True)
     wire.produce(publish(mandatory=True))
     wire.answer(ack(2, True))
-    assert not wire.relay._connection.channels[1].confirms.returns
+    assert not wire.relay.connection.channels[1].confirms.returns
 
 
 # -- fingerprints -----------------------------------------------------------------------------------------------------

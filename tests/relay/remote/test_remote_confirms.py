@@ -18,7 +18,7 @@ def test_tags_of_both_brokers_are_told_apart() -> None:
     assert [frame.arguments["delivery_tag"] for frame in split(wire.answer(ack(2, multiple=True)))] == [1, 3]
     wire.remotes[0].settled(RemoteResult.NACKED, "")
     assert [(frame.name, frame.arguments["delivery_tag"]) for frame in split(wire.producer())] == [("Basic.Nack", 2)]
-    assert wire.relay.unsettled == 0
+    assert wire.relay.connection.unsettled == 0
 
 
 @pytest.mark.parametrize("confirm", [True, False])
