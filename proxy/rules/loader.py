@@ -40,7 +40,7 @@ class LoadedRules:
         tests: the tests that the files carry.
         warnings: what the operator should know.
         books: the address tables, by virtual host; one without rules has none.
-        contents: name and bytes of each file.
+        contents: name and bytes of each file; not in the repr, since addresses may hold passwords.
     """
 
     rules: Rules
@@ -48,7 +48,7 @@ class LoadedRules:
     tests: tuple[RulesTest, ...] = ()
     warnings: tuple[ConfigWarning, ...] = ()
     books: Mapping[str, AddressBook] = field(default_factory=dict)
-    contents: tuple[tuple[str, bytes], ...] = ()
+    contents: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
 
     def failures(self) -> list[TestFailure]:
         """Run the tests that the files carry; give those that do not hold."""
