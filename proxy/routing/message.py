@@ -130,7 +130,7 @@ class Message:
     def note_spent(self, owner: Hashable) -> None:
         """A binding, or a route, is given up since its owner's budget is spent."""
         self.budget.exceeded = False
-        self.spent_budgets.add("rules" if owner is None else "message" if owner is PRODUCER else "client")
+        self.spent_budgets.add("rules" if owner is None else "message" if owner == PRODUCER else "client")
 
     @contextmanager
     def uncharged(self) -> Iterator[None]:
