@@ -257,6 +257,7 @@ class _PendingBind(NamedTuple):
         tokens: destinations whose tokens come or go with it.
         routes: destinations of its routes that the client may bind, as is known.
         is_new: whether the broker is not known to have it.
+        handed_over: whether a pin for other sidecars stays in its place when it is unbound.
     """
 
     channel: Channel
@@ -266,6 +267,7 @@ class _PendingBind(NamedTuple):
     tokens: tuple[Destination, ...]
     routes: tuple[Destination, ...] = ()
     is_new: bool = False
+    handed_over: bool = False
 
 
 class _Pin(NamedTuple):
@@ -603,7 +605,7 @@ class ClientBindings:
             needed = self._reach.needed_besides(owned, stored)
             plan = owned.tokens.unbind_plan(request.receiver, stored.marks, needed=needed)
             if plan.pin:
-                self._replace(pending, handed_over=plan.handed_over)
+                self._replace(pending._replace(handed_over=plan.handed_over))
             else:
                 hold_channel(self._connection, channel)
                 self._drop(pending)
@@ -613,15 +615,15 @@ class ClientBindings:
             inject(self._connection, channel, [], lambda: self._reach.check(owned, [request.receiver], permitted))
         return False
 
-    def _replace(self, pending: _PendingBind, *, handed_over: bool) -> None:
+    def _replace(self, pending: _PendingBind) -> None:
         """Others lead there by the binding that goes, or may: a pin comes in its place first."""
         channel, owned, receiver = pending.channel, pending.owned, pending.request.receiver
         pin = self._pin(owned, receiver)
-        if handed_over:
+        if pending.handed_over:
             pin = pin._replace(replaced=())
 
         def bound(text: str | None = None) -> None:
-            if text is None and not handed_over:
+            if text is None and not pending.handed_over:
                 self._note_pins(owned, [pin])
             if is_held(channel):
                 self._drop(pending)
@@ -691,8 +693,9 @@ class ClientBindings:
 
     def _gone(self, pending: _PendingBind) -> None:
         owned = pending.owned
-        if owned.ends and self._state.exchanges.get(owned.name) is owned:
-            self._state.remove_exchange(owned.name)  # the broker has dropped it with its last binding
+        # The broker has dropped it with its last binding, unless that is a pin now: a later look finds that it is gone.
+        if owned.ends and not pending.handed_over and self._state.exchanges.get(owned.name) is owned:
+            self._state.remove_exchange(owned.name)
         reply_and_resume(self._connection, pending.channel, pending.request.answer(pending.channel))
 
     def _owned(self, request: BindRequest) -> OwnedExchange | None:
