@@ -1,7 +1,8 @@
 """oxproxy: an AMQP 0-9-1 sidecar that routes messages by content in front of an existing RabbitMQ.
 
-The house, arrows one way: cli > app > net > (broker | rules | audit | observe) > amqp > routing > errors.
-`amqp` and `routing` are pure: no sockets, clocks or files. `report` (PySpark) stands apart from all of it.
+Packages import downwards only: cli > app > admin > net > (broker | rules | config | audit | observe) > relay > amqp >
+routing > addressing > (yamlfile | values | errors). `report` (PySpark) is imported by the command line alone.
+docs/architecture.md is the map; each package's docstring says which module answers which question.
 """
 
 import proxy.native  # noqa: F401  # before any module that may be compiled
