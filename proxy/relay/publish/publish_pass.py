@@ -22,15 +22,16 @@ What is done with it
 
 What ends the pass for a publish
     1. It is refused: `ProtocolError` on the channel or the connection.
-    2. It leaves by a named exit (see `exits`): it waits for a destination, leaves as several, or to another broker.
+    2. It leaves by an exit (`_leave`, `PublishFrames`): it waits for a destination, leaves as several, or goes to
+       another broker.
     3. It has spent a regex budget: what comes after it waits for the next `read_producer`, so that other producers get
        their turn in between.
 
 What is assumed
     A channel takes a publish here when it is open, expects a method and holds nothing; everything else goes frame by
     frame through `ProducerFrames`, which may change any channel and the rules. A method frame whose header frame is
-    not next to it is kept in the channel; with the header frame it comes back through `take_publish`, as held
-    publishes do.
+    not next to it is kept in the channel; with the header frame it comes back through `_take_joined`, as publishes do
+    that have waited.
 
 No object is made for a frame, and nothing is cached for a connection. The module is compiled with mypyc where there
 is a compiler, and runs unchanged without.
@@ -236,7 +237,8 @@ class PublishPass:
             kind: int = data[at]
             size: int = (data[at + 3] << 24) | (data[at + 4] << 16) | (data[at + 5] << 8) | data[at + 6]
             stop: int = at + size + OVERHEAD
-            if stop > end or size > largest or data[stop - 1] != FRAME_END or (kind > BODY and kind != HEARTBEAT):
+            known_kind = METHOD <= kind <= BODY or kind == HEARTBEAT
+            if stop > end or size > largest or data[stop - 1] != FRAME_END or not known_kind:
                 break  # not whole yet, or wrong: `_check` finds out
             frame_number: int = (data[at + 1] << 8) | data[at + 2]
             if frame_number != number:

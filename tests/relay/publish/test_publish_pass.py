@@ -400,6 +400,12 @@ def test_a_spoilt_publish_ends_the_connection_however_it_comes(
         assert (code, ids) == expected
 
 
+@pytest.mark.parametrize("number", [0, 1, 9])
+@pytest.mark.parametrize("kind", [0, 4, 7, 9, 255])
+def test_a_frame_of_no_known_type_ends_the_connection(kind: int, number: int) -> None:
+    assert fault(opened(), frame(kind, number, b"what")) == (501, (0, 0))
+
+
 def test_a_frame_that_is_too_large_is_refused_when_its_length_is_read() -> None:
     for kind in (1, 2, 3, 8):
         wire = opened(routed("a"))
