@@ -323,8 +323,8 @@ class Plan:
     """
 
     __slots__ = (
-        "_bytes", "_clock", "_limit_bytes", "_limit_entries", "_plans", "_properties", "_queues", "_sizes", "_source",
-        "bcc_stays", "decisions", "fixed", "keyed", "mentioned", "name_sizes", "owned", "plain", "reserved",
+        "_bytes", "_clock", "_forms", "_limit_bytes", "_limit_entries", "_plans", "_properties", "_queues", "_sizes",
+        "_source", "bcc_stays", "decisions", "fixed", "keyed", "mentioned", "name_sizes", "owned", "plain", "reserved",
         "routing_key", "tap", "whole_table",
     )  # fmt: skip
 
@@ -368,6 +368,8 @@ class Plan:
         sizes = {name[0] for name in self.mentioned}
         self.name_sizes: Final = bytes(size in sizes for size in range(256))
         self.decisions: Final[dict[object, Outgoing]] = {}
+        #: the forms in `decisions`, by what was decided: thousands of facts lead to a few
+        self._forms: Final[dict[object, Outgoing]] = {}
         self._bytes = 0
         self._limit_entries: Final = EXCHANGE_ENTRIES if source is None else ADDRESS_ENTRIES
         self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
@@ -435,14 +437,7 @@ class Plan:
         counters.regex_limit_hits += decision.match_limit_hits
         if decision.spent_budgets:
             counters.spend(decision.spent_budgets)
-        out = outgoing(
-            decision, self.owned, state, plans.traffic, plans.journal, routing_key=routing_key, source=self._source
-        )
-        nowhere = plans.failures is not None and plans.failures.watched and bool(self.unroutable(out))
-        if self._source is not None:
-            out = readdressed(out, OriginalAddress(self.owned.name, routing_key))
-        if nowhere:
-            out.leaves_at_once = False  # the exit keeps it; publishes that reach a queue pay nothing
+        out = self._outgoing(decision, routing_key)
         cost = len(entries) + len(routing_key) + _ENTRY_BYTES
         if decision.keep and not out.unbound and cost <= FACTS_BYTES:
             shared = len(decision.queues) + len(decision.exchanges) + len(decision.matched)
@@ -450,6 +445,49 @@ class Plan:
         else:
             counters.cache_bypassed += 1
         return out, seconds * 1e6
+
+    def _outgoing(self, decision: Decision, routing_key: bytes) -> Outgoing:
+        """Give the form in which a message leaves: one object for all decisions that say the same."""
+        plans = self._plans
+        state = plans.state
+        # The address table looks at the routing key, too; what waits or was refused holds for one message.
+        alone = not decision.keep or decision.error or decision.unchecked or decision.spent_budgets
+        if alone or (self._source is None and state.addresses is not None):
+            return self._new_outgoing(decision, routing_key)
+        result = (
+            decision.matched,
+            decision.queues,
+            decision.exchanges,
+            decision.alternate,
+            decision.outcome is Outcome.ROUTED,
+            decision.outcome is Outcome.FILTERED,
+        )
+        out = self._forms.get(result)
+        if out is None:
+            out = self._new_outgoing(decision, routing_key)
+            if not out.unbound:
+                if len(self._forms) >= self._limit_entries:
+                    self._forms.clear()
+                self._forms[result] = out
+        return out
+
+    def _new_outgoing(self, decision: Decision, routing_key: bytes) -> Outgoing:
+        plans = self._plans
+        out = outgoing(
+            decision,
+            self.owned,
+            plans.state,
+            plans.traffic,
+            plans.journal,
+            routing_key=routing_key,
+            source=self._source,
+        )
+        nowhere = plans.failures is not None and plans.failures.watched and bool(self.unroutable(out))
+        if self._source is not None:
+            out = readdressed(out, OriginalAddress(self.owned.name, routing_key))
+        if nowhere:
+            out.leaves_at_once = False  # the exit keeps it; publishes that reach a queue pay nothing
+        return out
 
     def _keep(self, facts: object, out: Outgoing, size: int) -> None:
         if len(self.decisions) >= self._limit_entries or self._bytes + size > self._limit_bytes:
@@ -461,6 +499,7 @@ class Plan:
     def forget(self) -> None:
         """Forget the decisions."""
         self.decisions.clear()
+        self._forms.clear()
         self._bytes = 0
         self._plans.caches.remove(self)
 

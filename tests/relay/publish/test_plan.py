@@ -285,6 +285,21 @@ def test_decisions_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(plan_of(wire).decisions) * 400 <= 10_000
 
 
+def test_messages_that_differ_share_one_form_where_the_same_was_decided() -> None:
+    made = exchange(to_queue("a", {"x-?hkv>= n": 10}), to_queue("b", {"x-?hkv>= n": 50}))
+    wire = Wire(state((made, owned(made))))
+    for number in range(100):
+        forwarded(wire, publish(headers=table(n=number), body=b""))
+    decisions = plan_of(wire).decisions
+    assert len(decisions) == 100
+    assert len({id(out) for out in decisions.values()}) == 3
+    assert sorted({chosen(wire, publish(headers=table(n=number))) for number in (1, 20, 70)}) == [
+        (),
+        (b"a",),
+        (b"a", b"b"),
+    ]
+
+
 def test_large_facts_are_not_kept() -> None:
     made = exchange(to_queue("a", {"x-?hkv= n": "x"}))
     wire = Wire(state((made, owned(made))))
