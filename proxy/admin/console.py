@@ -1,7 +1,7 @@
 """The console at ``/``: a page for a browser, made of the documented pages of the admin address.
 
 Plain HTML, CSS and a JavaScript module, in the package as they are. They come from nowhere else, and the policy that
-goes with them lets the browser ask nobody but this sidecar and run nothing that stands in the page itself.
+goes with them lets the browser ask no other server than this sidecar and run nothing that stands in the page itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``GET /api/recent``: the last publishes that were unroutable, rejected, nacked or returned.
 
 Rejected, nacked and returned publishes are rare, and always kept. Publishes that reach no queue may be many: they are
-kept while somebody looks (`WATCHED_SECONDS` from the last request), so that nobody pays for them at other times; the
+kept while somebody looks (`WATCHED_SECONDS` from the last request), so that they cost nothing at other times; the
 same holds for size and header names of returned ones. The broker's nack names a publish by its number only, so that
 address and headers of a nacked one are not known here; the audit log has them.
 """

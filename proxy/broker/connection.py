@@ -202,7 +202,7 @@ class AmqpConnection(aio_pika.Connection):
         try:
             await asyncio.wait_for(transport.connect(), timeout)
         except BaseException:
-            await self.close()  # else aio-pika does that whenever this is collected, in a task that nobody awaits
+            await self.close()  # else aio-pika does that at garbage collection, in a task that is never awaited
             raise
         closed = OneShotCallback(self._on_connection_close)
         transport.closing.add_done_callback(closed)

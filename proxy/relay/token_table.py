@@ -6,8 +6,8 @@ needed, or no longer), and ask what to bind and what to unbind. Pure: time is an
 Several bindings ("rows") may stand under one token. Messages find the destination while at least one does:
 
 - a *plain* row has no arguments. The control plane makes it for rules files and for publishes that ask for it. All
-  sidecars share it, and nobody knows who needs it, so it is unbound only where the rules of this process needed it, or
-  where an exchange that clients declared has no binding left;
+  sidecars share it, and it is not known who needs it, so it is unbound only where the rules of this process needed it,
+  or where an exchange that clients declared has no binding left;
 - a *mark* is a client's binding that lies under the token. It goes when that binding is unbound, through any sidecar;
 - a *pin* has one argument that no other row has. A sidecar binds it where a client's binding lies under a storage key
   and no mark or pin of its own is recent enough, and for what routes of clients' bindings lead to.

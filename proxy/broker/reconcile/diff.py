@@ -49,7 +49,7 @@ class BindToken(NamedTuple):
     destination: Destination
 
     def __str__(self) -> str:
-        """For operators; nobody is to know the token."""
+        """For operators; it does not contain the token, which is secret."""
         kind, name = self.destination
         return f"bind {kind} {_text(name)} to exchange {_text(self.exchange.carrier)}"
 

@@ -65,7 +65,7 @@ class ObservedState:
         self.exchanges_complete = True
 
     def absence_reason(self, destination: Destination) -> str | None:
-        """Say why a destination can't be reached, None where it exists or nobody knows."""
+        """Say why a destination can't be reached, None where it exists or that is unknown."""
         kind, name = destination
         if kind == "queue":
             lacking = self.queues_complete and name not in self.queues
@@ -84,7 +84,7 @@ class ObservedState:
         return kind == "queue" and name in self.queues and self.queues[name].exclusive
 
     def unreachable(self, destination: Destination) -> str | None:
-        """Say why a token can't be bound, None where it can or nobody knows."""
+        """Say why a token can't be bound, None where it can or that is unknown."""
         why = unnameable(destination[1]) or self.absence_reason(destination)
         return EXCLUSIVE if why is None and self.exclusive(destination) else why
 

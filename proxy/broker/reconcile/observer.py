@@ -1,7 +1,7 @@
 """Observes one virtual host: queues, exchanges, tokens, and bindings that are not to be there.
 
 Through the management API where there is one; a listing that fails costs its own answer, never the whole look. What
-nobody lists is asked of the broker by name, a share at each look. Nothing is declared or removed here.
+no listing shows is asked of the broker by name, a share at each look. Nothing is declared or removed here.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Observer:
                         self._observed.remove_queue(name)
 
     async def ask_unlisted(self, desired: DesiredState, *, thorough: bool) -> dict[Destination, str]:
-        """Ask for what has to exist and nobody lists; give what the broker does not have."""
+        """Ask for what has to exist and no listing shows; give what the broker does not have."""
         unlisted = undetermined(desired, self._observed)
         asked = self._unlisted.share(unlisted, whole=thorough)
         answers = await self._find(asked)
