@@ -46,8 +46,7 @@ class AuditSink(Protocol):
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
         """The allow-listed headers."""
 
-    def append(self, line: bytes) -> None:
-        """Take one line."""
+    def append(self, line: bytes) -> None: ...
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
         """Tell what the broker said of a publish."""

@@ -58,7 +58,6 @@ class BrokerFrames:
     """
 
     def __init__(self, connection: ConnectionState) -> None:
-        """Start at a frame boundary."""
         self._connection: Final = connection
         self._methods: Final = BrokerMethods(connection)
         self._rest: Final = PartialFrame()

@@ -47,7 +47,6 @@ class BrokerMethods:
     """
 
     def __init__(self, connection: ConnectionState) -> None:
-        """Find out which methods matter here."""
         self._connection = connection
         self._channel_handlers = {
             methods.BASIC_ACK: self._ack,

@@ -78,7 +78,6 @@ class Backlog:
     __slots__ = ("collected", "held", "held_back", "unanswerable", "unanswered")
 
     def __init__(self) -> None:
-        """Nothing is kept."""
         #: announced bodies of publishes that leave in several copies
         self.collected = 0
         #: frames of the producer
@@ -141,7 +140,6 @@ class HeldFrames:
     __slots__ = ("_backlog", "_size_bytes", "binds", "frames", "marking")
 
     def __init__(self, backlog: Backlog) -> None:
-        """Hold none."""
         self._backlog = backlog
         self._size_bytes = 0
         self.frames: list[bytes] = []
@@ -179,7 +177,6 @@ class ProducerOutput:
     __slots__ = ("_backlog", "close_oks", "deferred", "held_back", "returned", "swallowed")
 
     def __init__(self, backlog: Backlog) -> None:
-        """Copy everything."""
         self._backlog = backlog
         #: frames of the broker, from a declare-ok on, while the queue gets its tokens; None while none are kept
         self.held_back: list[bytes] | None = None
@@ -221,7 +218,6 @@ class PendingConfirms:
     __slots__ = ("before", "ledger", "published", "returns", "sample", "settled")
 
     def __init__(self) -> None:
-        """Start with nothing published."""
         #: publishes before confirm.select, which delivery tags do not count
         self.before = 0
         #: publishes after that: the delivery tag of the last
@@ -256,7 +252,6 @@ class ChannelAudit:
     __slots__ = ("line", "mandatory", "origin")
 
     def __init__(self) -> None:
-        """Start without a line."""
         #: what its lines share, made with the first
         self.origin = ""
         #: number of its last line, where confirms wait for theirs
@@ -356,7 +351,6 @@ class Channel:
     )
 
     def __init__(self, number: int, backlog: Backlog | None = None) -> None:
-        """Start closed: Channel.Open is the first event."""
         backlog = backlog or Backlog()
         self.number = number
         self.state: ChannelState = CLOSED

@@ -28,7 +28,6 @@ class Settled:
     __slots__ = ("_above", "count", "low")
 
     def __init__(self) -> None:
-        """Start with nothing published."""
         #: every tag up to this one is settled
         self.low = 0
         #: settled tags above `low`
@@ -102,7 +101,6 @@ class Ledger:
     __slots__ = ("_entries", "_order", "_remote", "upstream_tag")
 
     def __init__(self, outstanding: list[int], published: int) -> None:
-        """Take over the outstanding publishes."""
         self.upstream_tag = published
         self._order: deque[int] = deque(outstanding)
         self._entries: dict[int, _Entry] = {tag: _Entry(tag, 1) for tag in outstanding}
@@ -193,7 +191,6 @@ class Returns:
     __slots__ = ("_copies", "_order")
 
     def __init__(self) -> None:
-        """Start with nothing to wait for."""
         self._order: deque[_Whole] = deque()
         self._copies: dict[Hashable, deque[_Whole]] = {}
 

@@ -67,7 +67,6 @@ class DelayedConfirms:
     __slots__ = ("_before", "_last", "_lines", "_out", "_sealed", "_send", "_waiting", "_wrote", "size_bytes", "until")
 
     def __init__(self, lines: AuditCommits, out: list[bytes], send: Callable[[int, bytes], None]) -> None:
-        """Start with nothing that waits."""
         self._lines = lines
         self._out = out
         self._send = send
@@ -190,7 +189,6 @@ class ConnectionAudit:
     def __init__(
         self, journal: AuditSink, conn: str, user: str, vhost: str, delayed_confirms: DelayedConfirms | None = None
     ) -> None:
-        """Start with no publish."""
         self.delayed_confirms = delayed_confirms
         self._journal = journal
         self._conn = conn

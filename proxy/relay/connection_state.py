@@ -312,7 +312,6 @@ class ConnectionState:
     def __init__(
         self, tuning: Tuning, plans: Plans, inventory: QueueInventory, limits: RelayLimits, user: str = ""
     ) -> None:
-        """Start open, with no channel."""
         self.tuning: Final = tuning
         self.plans: Final = plans
         self.inventory: Final = inventory

@@ -123,7 +123,6 @@ class Traffic:
     )
 
     def __init__(self, binding_limit: int = BINDING_LIMIT) -> None:
-        """Start with nothing named and nothing counted."""
         self._binding_limit = binding_limit
         self._exchanges: dict[tuple[str, bytes], ExchangeCounters] = {}
         self._others: dict[str, ExchangeCounters] = {}
@@ -262,7 +261,6 @@ class Histogram:
     __slots__ = ("bounds", "buckets", "total_seconds")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """Start with nothing observed."""
         self.bounds = bounds
         self.buckets = [0] * (len(bounds) + 1)
         self.total_seconds = 0.0
@@ -425,7 +423,6 @@ class Counters:
     )
 
     def __init__(self, binding_limit: int = BINDING_LIMIT, version: str = "") -> None:
-        """Start with everything at zero."""
         self.version = version
         self.traffic = Traffic(binding_limit)
         self.relays: dict[str, RelayCounters] = {}

@@ -26,7 +26,6 @@ class TokenBucket:
     __slots__ = ("_at", "_level", "_most", "_rate")
 
     def __init__(self, rate: float, burst_seconds: float) -> None:
-        """Start full."""
         self._rate = rate
         self._most = self._level = rate * burst_seconds
         self._at = float("-inf")
@@ -79,7 +78,6 @@ class UserRateLimit:
     __slots__ = ("_publishes", "_read_bytes", "connections", "owes_since", "rates")
 
     def __init__(self, rates: RateLimits) -> None:
-        """Start with nothing taken."""
         self.rates = rates
         self.connections = 0
         #: when it began to owe, if it has not been below its limits since
@@ -130,7 +128,6 @@ class UserRateLimits:
     __slots__ = ("_by_user", "_rates")
 
     def __init__(self, rates: RateLimits) -> None:
-        """Start with no user."""
         self._rates = rates
         self._by_user: dict[str, UserRateLimit] = {}
 

@@ -49,7 +49,6 @@ class Relay:
     def __init__(
         self, tuning: Tuning, plans: Plans, inventory: QueueInventory, limits: RelayLimits, user: str = ""
     ) -> None:
-        """Start open, with no channel."""
         self.connection = ConnectionState(tuning, plans, inventory, limits, user)
         self._publishing = PublishPass(self.connection)
         self._delivering = BrokerFrames(self.connection)

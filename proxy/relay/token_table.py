@@ -186,7 +186,6 @@ class TokenTable:
         return self._bound
 
     def state(self, destination: Destination) -> TokenState:
-        """Return the state of a destination's token."""
         return self._records.get(destination, _ABSENT).state
 
     def reason(self, destination: Destination) -> str:

@@ -95,7 +95,6 @@ class Tokens:
     __slots__ = ("_known", "_retired", "keys", "vhost")
 
     def __init__(self, vhost: str = "", keys: Sequence[bytes] = (), retired: frozenset[bytes] = frozenset()) -> None:
-        """Know no destination yet."""
         self.vhost = vhost
         #: those whose tokens are bound, the current one first; unkeyed tokens last
         self.keys: tuple[bytes, ...] = tuple(key for key in (*keys, UNKEYED) if key not in retired)
@@ -153,7 +152,6 @@ class Secrets:
     __slots__ = ("_signing", "token_keys")
 
     def __init__(self, secrets: Iterable[bytes] = ()) -> None:
-        """Derive the keys of each purpose."""
         every = tuple(secrets) or (b"no secret",)
         self._signing = tuple(_derived(secret, _SIGNING) for secret in every)
         #: Keys for hashes of destinations' names, that of the current secret first.
@@ -175,7 +173,6 @@ class Secrets:
         return None
 
     def __repr__(self) -> str:
-        """Never a secret."""
         return f"Secrets({len(self._signing)} keys)"
 
 

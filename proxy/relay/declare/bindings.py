@@ -156,7 +156,6 @@ class ClientReach:
     """
 
     def __init__(self, connection: ConnectionState) -> None:
-        """Have asked nothing."""
         self._connection = connection
         self._state = connection.plans.state
 
@@ -312,7 +311,6 @@ class ClientBindings:
     """
 
     def __init__(self, connection: ConnectionState) -> None:
-        """Start with nothing bound."""
         self._connection = connection
         self._state = connection.plans.state
         self._reach = ClientReach(connection)

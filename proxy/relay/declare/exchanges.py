@@ -156,7 +156,6 @@ class ClientExchanges:
     """
 
     def __init__(self, connection: ConnectionState) -> None:
-        """Start without anything declared."""
         self._connection = connection
         self._state = connection.plans.state
 

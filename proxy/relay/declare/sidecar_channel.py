@@ -39,7 +39,6 @@ class SidecarChannel:
     __slots__ = ("_out", "_queue", "_state", "number")
 
     def __init__(self, number: int | None, to_upstream: list[bytes]) -> None:
-        """Start closed; it is opened when first needed."""
         self.number = number
         self._out = to_upstream
         self._state = _State.CLOSED

@@ -48,7 +48,6 @@ class Lease:
     __slots__ = ("login", "open", "open_ok", "start", "tune", "tune_ok")
 
     def __init__(self) -> None:
-        """Start with nothing said."""
         self.start = self.login = self.tune = self.tune_ok = self.open = self.open_ok = b""
 
 
@@ -67,7 +66,6 @@ class LeaseNegotiation:
     """
 
     def __init__(self, kept: Callable[[], Iterable[Lease]], key: bytes) -> None:
-        """Start before the protocol header."""
         self.to_upstream: list[bytes] = []
         self.wants_upstream = False
         self.taken: Lease | None = None

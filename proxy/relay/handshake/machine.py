@@ -231,7 +231,6 @@ class Handshake:
         return HandshakeSide.UPSTREAM if self.state in BROKERS_TURN else None
 
     def receive_from_producer(self, data: bytes) -> None:
-        """Take bytes of the producer."""
         if self.state is not HandshakeState.CLOSED:
             self._producer.feed(data)
             self._run()

@@ -133,8 +133,7 @@ class FailureSink(Protocol):
     #: followed by `VhostState.changed`.
     watched: bool
 
-    def add(self, failed: FailedPublish) -> None:
-        """Keep one."""
+    def add(self, failed: FailedPublish) -> None: ...
 
 
 def _table_span(header: bytes) -> tuple[int, int] | None:

@@ -51,7 +51,6 @@ class RemoteMessage:
     def __init__(
         self, exchange: bytes, routing_key: bytes, mandatory: bool, header: bytes, body: bytes, since: float
     ) -> None:
-        """Start on its way."""
         self.exchange = exchange
         self.routing_key = routing_key
         self.mandatory = mandatory
@@ -132,7 +131,6 @@ class Lane:
     )
 
     def __init__(self, settled: Callable[[RemoteMessage, RemoteResult, str], None]) -> None:
-        """Start without a link."""
         self._settled = settled
         self._link: LaneTransport | None = None
         self._methods: dict[tuple[bytes, bytes, bool], bytes] = {}

@@ -100,7 +100,6 @@ class RemoteLogin:
     )
 
     def __init__(self, credentials: Credentials, version: str) -> None:
-        """Begin with the protocol header."""
         self._credentials: Final = credentials
         self._version = version
         self._expected = methods.CONNECTION_START
@@ -179,7 +178,6 @@ class RemoteLink:
     """
 
     def __init__(self, credentials: Credentials, version: str) -> None:
-        """Begin the login."""
         self._login: Final = RemoteLogin(credentials, version)
         self._tail = b""
         self.to_send = self._login.to_send
