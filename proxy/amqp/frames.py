@@ -109,7 +109,6 @@ class PartialFrame:
     __slots__ = ("_pieces", "_size", "_whole")
 
     def __init__(self) -> None:
-        """Start with none."""
         self._pieces: list[bytes] = []
         self._size = 0
         #: bytes without which there is nothing to look at: the first frame's, or its head's

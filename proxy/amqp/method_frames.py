@@ -157,73 +157,59 @@ def read_close(payload: bytes) -> Close:
 
 
 def read_exchange_declare(payload: bytes) -> ExchangeDeclare:
-    """Read ``Exchange.Declare``."""
     return ExchangeDeclare._make(arguments(payload)[1:])
 
 
 def read_exchange_delete(payload: bytes) -> ExchangeDelete:
-    """Read ``Exchange.Delete``."""
     return ExchangeDelete._make(arguments(payload)[1:])
 
 
 def read_exchange_bind(payload: bytes) -> ExchangeBind:
-    """Read ``Exchange.Bind`` or ``Exchange.Unbind``."""
     return ExchangeBind._make(arguments(payload)[1:])
 
 
 def read_queue_declare(payload: bytes) -> QueueDeclare:
-    """Read ``Queue.Declare``."""
     return QueueDeclare._make(arguments(payload)[1:])
 
 
 def read_queue_declare_ok(payload: bytes) -> QueueDeclareOk:
-    """Read ``Queue.DeclareOk``."""
     return QueueDeclareOk._make(arguments(payload))
 
 
 def read_queue_bind(payload: bytes) -> QueueBind:
-    """Read ``Queue.Bind``."""
     return QueueBind._make(arguments(payload)[1:])
 
 
 def read_queue_unbind(payload: bytes) -> QueueBind:
-    """Read ``Queue.Unbind``."""
     *names, entries = arguments(payload)[1:]
     return QueueBind._make((*names, False, entries))
 
 
 def read_queue_delete(payload: bytes) -> QueueDelete:
-    """Read ``Queue.Delete``."""
     return QueueDelete._make(arguments(payload)[1:])
 
 
 def read_publish(payload: bytes) -> Publish:
-    """Read ``Basic.Publish``."""
     return Publish._make(arguments(payload)[1:])
 
 
 def read_return(payload: bytes) -> Return:
-    """Read ``Basic.Return``."""
     return Return._make(arguments(payload))
 
 
 def read_deliver(payload: bytes) -> Deliver:
-    """Read ``Basic.Deliver``."""
     return Deliver._make(arguments(payload))
 
 
 def read_get_ok(payload: bytes) -> GetOk:
-    """Read ``Basic.GetOk``."""
     return GetOk._make(arguments(payload))
 
 
 def read_ack(payload: bytes) -> Ack:
-    """Read ``Basic.Ack``."""
     return Ack._make(arguments(payload))
 
 
 def read_nack(payload: bytes) -> Nack:
-    """Read ``Basic.Nack``."""
     return Nack._make(arguments(payload))
 
 
@@ -294,7 +280,6 @@ def connection_close_ok() -> bytes:
 
 
 def channel_open(channel: int) -> bytes:
-    """Build ``Channel.Open``."""
     return method_frame(channel, methods.CHANNEL_OPEN, b"")
 
 
@@ -331,7 +316,6 @@ def exchange_declare(
 
 
 def exchange_delete(channel: int, exchange: bytes, *, if_unused: bool = False, nowait: bool = False) -> bytes:
-    """Build ``Exchange.Delete``."""
     return method_frame(channel, methods.EXCHANGE_DELETE, 0, exchange, if_unused, nowait)
 
 
@@ -408,5 +392,4 @@ def basic_return(channel: int, reply_code: int, text: bytes, exchange: bytes, ke
 
 
 def confirm_select(channel: int, *, nowait: bool = False) -> bytes:
-    """Build ``Confirm.Select``."""
     return method_frame(channel, methods.CONFIRM_SELECT, nowait)
