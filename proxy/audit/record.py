@@ -46,7 +46,6 @@ def text(name: Name) -> str:
 
 
 def quoted(value: bytes) -> str:
-    """Return bytes as a JSON string."""
     return encode_basestring_ascii(text(value))
 
 
@@ -60,7 +59,6 @@ class TimestampText:
     __slots__ = ("_second", "_text")
 
     def __init__(self) -> None:
-        """Start with nothing rendered."""
         self._second = -1
         self._text = ""
 
@@ -113,7 +111,6 @@ class RecordTemplate:
     __slots__ = ("_constant",)
 
     def __init__(self, constant: str) -> None:
-        """Take the fields that the decision fixes, as `,"name":value...`."""
         self._constant = constant
 
     def ending(
@@ -187,7 +184,6 @@ class LineRenderer:
     """
 
     def __init__(self, instance: str, privacy: Privacy | None = None) -> None:
-        """Prepare the parts that never change."""
         self._instance = instance
         self.privacy = privacy or Privacy()
 
@@ -327,7 +323,6 @@ class PublishLog:
         *,
         ruled_only: bool,
     ) -> None:
-        """Join them."""
         self._records = records
         self._rules = rules
         self._wall = wall

@@ -131,7 +131,6 @@ class SegmentCloser:
     """
 
     def __init__(self, directory: Path, instance: str, retention: Retention, wall: Callable[[], float]) -> None:
-        """Prepare; nothing runs before `start`."""
         self._directory = directory
         self._instance = instance
         self._retention = retention

@@ -190,7 +190,6 @@ class InstanceLock:
     """The right to write and to close segments of one instance; it ends with its process, however that ends."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """Take what `acquire` locked."""
         self._path = path
         self._descriptor = descriptor
 

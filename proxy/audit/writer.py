@@ -114,7 +114,6 @@ class AuditWriter:
         wall: Callable[[], float] = time.time,
         make_log: Callable[..., RotatingLog] = RotatingLog,
     ) -> None:
-        """Prepare; nothing is touched before `start`."""
         self.full = False
         self.durable = 0
         self.failure: str | None = None

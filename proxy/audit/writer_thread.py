@@ -73,7 +73,6 @@ class RotatingLog:
         timer: Callable[[], float],
         make: Callable[[Path, str, str, float], OpenSegment] = OpenSegment.create,
     ) -> None:
-        """Start without a segment; the first line opens one."""
         self._layout = layout
         self._closed = closed
         self._wall = wall
@@ -220,7 +219,6 @@ class WriterThread:
     """
 
     def __init__(self, log: RotatingLog, may_lose: bool, report: Callable[[WriteResult | None], None]) -> None:
-        """Prepare; nothing runs before `start`."""
         self._log = log
         self._may_lose = may_lose
         self._report = report
@@ -229,7 +227,6 @@ class WriterThread:
         self._thread = threading.Thread(target=self._run, name="audit-writer", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def put(self, batch: Batch) -> None:
