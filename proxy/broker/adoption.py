@@ -67,7 +67,6 @@ class Adoption:
     """
 
     def __init__(self, settings: ControlSettings, management: ManagementApi) -> None:
-        """Connect to nothing yet."""
         self._settings = settings
         self._secrets: Secrets = settings.declared.secrets
         self._management = management

@@ -174,7 +174,6 @@ class AmqpConnection(aio_pika.Connection):
     CHANNEL_CLASS = _Channel
 
     def __init__(self, settings: ControlSettings, vhost: str, host: str, port: int) -> None:
-        """Prepare; `connect` opens it."""
         tls = settings.tls
         super().__init__(
             make_url(
@@ -291,7 +290,6 @@ class ControlConnection:
     """The control user's connection to one virtual host. It does not reconnect by itself: call `connect` again."""
 
     def __init__(self, settings: ControlSettings, vhost: str) -> None:
-        """Prepare; `connect` opens it."""
         self._settings = settings
         self._vhost = vhost
         self._connection: AmqpConnection | None = None

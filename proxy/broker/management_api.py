@@ -108,13 +108,11 @@ class BindingInfo(NamedTuple):
 
 
 def queue_info(item: Mapping[str, Any]) -> QueueInfo:
-    """Read a queue."""
     # A queue whose process is starting may be listed without its statistics, these columns included.
     return QueueInfo(item["name"].encode(), bool(item.get("exclusive")), item.get("arguments") or _NO_ARGUMENTS)
 
 
 def exchange_info(item: Mapping[str, Any]) -> ExchangeInfo:
-    """Read an exchange."""
     arguments = item.get("arguments") or _NO_ARGUMENTS
     return ExchangeInfo(
         item["name"].encode(),
@@ -127,7 +125,6 @@ def exchange_info(item: Mapping[str, Any]) -> ExchangeInfo:
 
 
 def binding_info(item: Mapping[str, Any]) -> BindingInfo:
-    """Read a binding."""
     arguments = item.get("arguments") or _NO_ARGUMENTS
     return BindingInfo(
         item["destination_type"],
@@ -192,15 +189,13 @@ class ManagementApi:
     """The management API of one broker.
 
     Every method raises ``UpstreamError`` with what was asked and what was answered, never with credentials.
+
+    Args:
+        settings: credentials and limits.
+        address: base URL of the management API, with or without ``/api`` at its end.
     """
 
     def __init__(self, settings: ControlSettings, address: str) -> None:
-        """Prepare; the first request connects.
-
-        Args:
-            settings: credentials and limits.
-            address: base URL of the management API, with or without ``/api`` at its end.
-        """
         parts = urlsplit(address)
         # Credentials in the address would come back in error texts: the control user's are used instead.
         host = parts.netloc.rpartition("@")[2]
@@ -315,7 +310,6 @@ class ManagementApi:
         await self._request("DELETE", "/bindings/" + "/".join(_quoted(name) for name in names))
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -447,7 +441,6 @@ class VhostDiscovery:
     """
 
     def __init__(self, settings: ControlSettings, management: ManagementApi | None) -> None:
-        """Have asked nobody."""
         self._settings = settings
         self._management = management
         #: Why nobody knows; empty where it is known, or there is nobody to ask.

@@ -37,7 +37,6 @@ class RemoteObserver:
     """
 
     def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
-        """Have asked nobody."""
         self._reach = reach
         #: Brokers that could not be asked: not before this time, and the next pause.
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}

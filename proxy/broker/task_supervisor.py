@@ -28,7 +28,6 @@ class Supervisor:
     """
 
     def __init__(self, retry_seconds: float = 0.5, retry_limit_seconds: float = 30.0) -> None:
-        """Nothing has failed yet."""
         self._retry_seconds = retry_seconds
         self._retry_limit_seconds = retry_limit_seconds
         #: By a name of TASKS, how often it failed.

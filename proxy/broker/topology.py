@@ -125,7 +125,6 @@ class Topology:
         states: Mapping[str, VhostState],
         queues: Mapping[str, Sequence[WantedQueue]],
     ) -> None:
-        """Prepare; nothing is asked or declared yet."""
         self._settings = settings
         #: Runs the tasks of the control plane.
         self.supervisor = Supervisor(settings.retry_seconds, settings.retry_limit_seconds)

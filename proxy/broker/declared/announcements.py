@@ -51,7 +51,6 @@ class Announcements:
         heard: Callable[[set[bytes] | None], None],
         supervisor: Supervisor | None = None,
     ) -> None:
-        """Prepare; `subscribe` begins."""
         self._connection = connection
         self._vhost = vhost
         self._heard = heard

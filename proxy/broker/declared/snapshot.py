@@ -117,7 +117,6 @@ class Snapshot:
     """
 
     def __init__(self, path: Path) -> None:
-        """Remember where."""
         self.path = path
 
     def load(self) -> SnapshotRecords:
@@ -285,7 +284,6 @@ class Recorder:
     def __init__(
         self, snapshot: Snapshot, states: Callable[[], Iterable[VhostState]], supervisor: Supervisor | None = None
     ) -> None:
-        """Prepare; nothing is read or written yet."""
         self.snapshot = snapshot
         #: Why the file could not be used the last time; empty where it could.
         self.fault = ""

@@ -207,7 +207,6 @@ class BindingListings:
     """
 
     def __init__(self, store: DeclarationStore) -> None:
-        """Have taken none yet."""
         self._store = store
         self._state = store.state
         self._unverified: dict[bytes, set[Hashable]] = {}
@@ -484,7 +483,6 @@ class DeclarationStore:
     """
 
     def __init__(self, state: VhostState, local_time: tzinfo = UTC) -> None:
-        """Know what the state knows."""
         self.state = state
         #: Where listings of bindings go.
         self.listings = BindingListings(self)

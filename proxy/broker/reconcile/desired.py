@@ -23,8 +23,7 @@ class WantedQueue(Protocol):
     """A queue that the rules ask for."""
 
     @property
-    def name(self) -> bytes:
-        """Its name."""
+    def name(self) -> bytes: ...
 
     @property
     def arguments(self) -> Table:
@@ -90,7 +89,6 @@ class TokenRights:
     """
 
     def __init__(self, own_routes: bool) -> None:
-        """Know no exchange yet."""
         self.own_routes = own_routes
         self._files: dict[Exchange, _File] = {}
 

@@ -27,7 +27,6 @@ class MakeQueue:
     arguments: Table = field(default=(), compare=False)
 
     def __str__(self) -> str:
-        """For operators."""
         return f"declare queue {_text(self.name)}"
 
 
@@ -38,7 +37,6 @@ class DeclareCarrier:
     exchange: OwnedExchange
 
     def __str__(self) -> str:
-        """For operators."""
         return f"declare exchange {_text(self.exchange.carrier)}"
 
 
@@ -63,7 +61,6 @@ class RemoveBinding:
     why: str
 
     def __str__(self) -> str:
-        """For operators."""
         return f"remove binding of exchange {_text(self.carrier)} to {self.binding}"
 
 

@@ -80,7 +80,6 @@ class Executor:
         management: ManagementApi | None = None,
         retries_per_look: int | None = None,
     ) -> None:
-        """Remember the arguments."""
         self._state = state if state is not None else VhostState("", Router(()))
         self._connection = connection
         self._observed = observed
@@ -214,7 +213,6 @@ class Executor:
         return None if refusal is None else f"{refusal.code} {refusal.text}"
 
     async def unbind(self, rows: Iterable[tuple[Token, Iterable[bytes]]]) -> None:
-        """Unbind rows of tokens."""
         await self._connection.call_all(
             [
                 unbind_token(exchange.carrier, destination, key, pin_entries(row))

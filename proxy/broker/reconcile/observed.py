@@ -37,7 +37,6 @@ class ObservedState:
     """Queues and exchanges of a virtual host."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
         self.queues: dict[bytes, QueueInfo] = {}
         self.exchanges: dict[bytes, ExchangeInfo] = {}
         #: Whether what is not known does not exist: false until a listing came, and while listings fail.
@@ -60,7 +59,6 @@ class ObservedState:
         self.queues_complete = True
 
     def exchanges_listed(self, listed: Mapping[bytes, ExchangeInfo]) -> None:
-        """Take a listing of exchanges."""
         self.exchanges = dict(listed)
         self.exchanges_complete = True
 

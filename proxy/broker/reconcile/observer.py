@@ -102,7 +102,6 @@ class Observer:
         store: DeclarationStore | None = None,
         share: int = 256,
     ) -> None:
-        """Have seen nothing yet."""
         #: What clients declared.
         self.store = store
         self._readings: dict[bytes, _Reading] = {}

@@ -25,7 +25,6 @@ class OrphanTokens:
     """
 
     def __init__(self, state: VhostState, executor: Executor, rights: TokenRights) -> None:
-        """Know no stray yet."""
         self._state = state
         self._executor = executor
         self._rights = rights

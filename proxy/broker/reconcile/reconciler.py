@@ -45,7 +45,6 @@ class Reconciler:
     def __init__(
         self, vhost: str, observer: Observer, observed: ObservedState, executor: Executor, store: DeclarationStore
     ) -> None:
-        """Remember the arguments."""
         self._store = store
         self._vhost = vhost
         self._observer = observer

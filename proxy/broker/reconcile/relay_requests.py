@@ -63,7 +63,6 @@ class RelayRequests:
         orphaned: Callable[[OwnedExchange], None] = lambda exchange: None,
         supervisor: Supervisor | None = None,
     ) -> None:
-        """Wait until the control connection stands."""
         self._settings = settings
         self._state = state
         self._store = store

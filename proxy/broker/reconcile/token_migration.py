@@ -39,7 +39,6 @@ class TokenMigration:
     def __init__(
         self, state: VhostState, observed: ObservedState, executor: Executor, management: ManagementApi | None
     ) -> None:
-        """Have looked at nothing yet."""
         self._state = state
         self._observed = observed
         self._executor = executor

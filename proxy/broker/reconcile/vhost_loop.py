@@ -55,7 +55,6 @@ class RefreshSchedule:
     """
 
     def __init__(self, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is due."""
         self._clock = clock
         self._refresh_seconds = refresh_seconds
         self._wake = asyncio.Event()
@@ -141,7 +140,6 @@ class VhostTopology:
         record: Callable[[], None] = lambda: None,
         supervisor: Supervisor | None = None,
     ) -> None:
-        """Prepare; nothing is asked or declared yet."""
         self._supervisor = supervisor = supervisor or Supervisor()
         self.state = state
         self.observed = observed = ObservedState()
