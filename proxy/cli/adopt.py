@@ -16,7 +16,6 @@ from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="the configuration file")
     parser.add_argument("--vhost", metavar="NAME", action="append", default=[], help="only there; may be repeated")
     parser.add_argument(

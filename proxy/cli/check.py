@@ -39,7 +39,6 @@ _SETTINGS_KEYS = tuple(key_names(Settings))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument(
         "files", metavar="FILE", type=Path, nargs="+", help="configuration or rules file; - for standard input"
     )
@@ -254,7 +253,6 @@ class _Sources:
     """
 
     def __init__(self, read: Callable[[Path], bytes]) -> None:
-        """Start with nothing read."""
         self._read = read
         self._known: dict[Path, RulesSource] = {}
 

@@ -18,8 +18,7 @@ _INPUT = "wrong usage, configuration or rules; standard error has every fault"
 class CommandModule(Protocol):
     """The module of a command."""
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Define the arguments."""
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, options: argparse.Namespace) -> int:
         """Run the command and return the exit status."""

@@ -13,7 +13,6 @@ _FILES = frozenset({"FILE", "DIR", "RULES", "DEFINITIONS"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="for which shell")
 
 

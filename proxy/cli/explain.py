@@ -57,7 +57,6 @@ _INTEGER_PROPERTIES = frozenset({"delivery_mode", "priority", "timestamp", "expi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument(
         "--rules", metavar="FILE", type=Path, action="append", help="rules file, or a configuration; may be repeated"
     )

@@ -10,7 +10,6 @@ from proxy.rules.import_definitions import import_definitions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument("definitions", metavar="FILE", type=Path, help="definitions as JSON")
     parser.add_argument("--vhost", metavar="NAME", default="/", help="virtual host to take from; default: /")
     parser.add_argument(

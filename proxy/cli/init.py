@@ -57,7 +57,6 @@ tests:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument("directory", metavar="DIR", type=Path, help="where to; nothing that is there is overwritten")
 
 

@@ -15,7 +15,6 @@ _NAME = " NAME"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument(
         "name", metavar="NAME", nargs="*", help="a key such as 'x-?hkv>=', or a part of one; default: all"
     )

@@ -14,7 +14,6 @@ from proxy.report.request import KnownBinding, Request, day, setting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument(
         "--input", metavar="DIR", required=True, help="folder of the audit log, or URI such as s3a://..."
     )

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument(
         "files",
         metavar="FILE",

@@ -19,7 +19,6 @@ _COLORS = {"+": "32", "-": "31", "@": "36"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument("action", choices=("show", "diff"), help="show: as the sidecar read them; diff: against files")
     parser.add_argument(
         "files",

@@ -61,7 +61,6 @@ _FILES: dict[str, tuple[type[FileModel], str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument("format", choices=_FILES, help="the configuration file, or rules files")
 
 

@@ -11,7 +11,6 @@ from proxy.app.workers import WorkerSlot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="the configuration file")
     # Passed by the supervisor of several workers: number and restarts of a worker, or a check of all files.
     parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)

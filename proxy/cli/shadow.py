@@ -32,7 +32,6 @@ _BINDINGS = 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     parser.add_argument("rules", metavar="RULES", type=Path, nargs="+", help="rules files; - for standard input")
     add_admin_arguments(parser)
     parser.add_argument("--seconds", metavar="N", type=float, help="default: until Ctrl-C")
@@ -102,7 +101,6 @@ def _wait(admins: Sequence[AdminClient], seconds: float | None) -> None:
 
 
 def print_tables(report: Report, console: Console | None = None) -> None:
-    """Write a report as tables."""
     console = console or Console(highlight=False)
     console.print(
         f"candidate {report['candidate']} beside the live rules {report['live']}, {report['seconds']:.0f} s: "

@@ -25,7 +25,6 @@ _FINDINGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     add_admin_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print what /status answers")
 

@@ -28,7 +28,6 @@ _LEAST_SECONDS = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments."""
     add_admin_arguments(parser)
     parser.add_argument("--interval", metavar="SECONDS", type=_seconds, default=2.0, help="default: 2")
     parser.add_argument("--count", metavar="N", type=int, help="end after N intervals; default: until Ctrl-C")
