@@ -62,7 +62,6 @@ class Heartbeats:
         flush: Callable[[Relay, float], None],
         idle: Callable[[], None],
     ) -> None:
-        """Start before there is anything to watch."""
         self._producer = producer
         self._upstream = upstream
         self._flush = flush

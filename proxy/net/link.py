@@ -53,7 +53,6 @@ class Link(asyncio.Protocol):
         writable: Callable[[bool], None],
         made: Callable[[], None],
     ) -> None:
-        """Start without a socket."""
         self._received = received
         self._lost = lost
         self._writable = writable

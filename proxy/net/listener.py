@@ -167,7 +167,6 @@ class TlsListener:
         handshake_seconds: float,
         close_seconds: float,
     ) -> None:
-        """Take what all handshakes share."""
         self._context = context
         self._counters = counters
         self._handshake_seconds = handshake_seconds
@@ -228,7 +227,6 @@ class Listener:
         limits: ListenerLimits,
         tls: Mapping[tuple[str, int], ContextProvider] | None = None,
     ) -> None:
-        """Start closed."""
         self._tls = tls or {}
         self._addresses = addresses
         self._context = context

@@ -49,7 +49,6 @@ class Opening:
         log: structlog.typing.FilteringBoundLogger,
         refusal: str | None = None,
     ) -> None:
-        """Wait for the producer's first byte, until the deadline."""
         self._shared = context
         self._producer = producer
         self._upstream = upstream

@@ -45,7 +45,6 @@ class Session:
         ended: Callable[[Session], None],
         refusal: str | None = None,
     ) -> None:
-        """Start with a producer that has not said anything."""
         self._shared = context
         self._refusal = refusal
         self._ended = ended

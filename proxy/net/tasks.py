@@ -20,7 +20,6 @@ class Tasks:
     __slots__ = ("_tasks",)
 
     def __init__(self) -> None:
-        """Start empty."""
         self._tasks: set[asyncio.Task[Any]] = set()  # Any: results are not looked at
 
     def start(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[Any]:  # Any: asyncio's

@@ -65,7 +65,6 @@ class Throttle:
         pause: Callable[[bool], None],
         refused: Callable[[], None],
     ) -> None:
-        """Start with nothing charged."""
         self.allowance = allowance
         self._relay = relay
         self._counters = counters

@@ -168,7 +168,6 @@ class TlsContexts:
     """The contexts in use, one for each way of TLS, replaced all at once."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._made: dict[ServerTls | ClientTls, ssl.SSLContext] = {}
         #: of our own certificates in use, when they end (seconds since 1970), by side of the sidecar and file
         self.ends: dict[tuple[str, str], float] = {}

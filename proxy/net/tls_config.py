@@ -32,7 +32,6 @@ class SidecarTls:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Look at the settings; no file is read yet."""
         self.contexts = TlsContexts()
         self._management = settings.upstream.management
         self._addresses = settings.upstream.addresses

@@ -101,7 +101,6 @@ class UpstreamPool:
     """
 
     def __init__(self, seconds: float, counters: Counters) -> None:
-        """Start with none."""
         self._seconds = seconds
         self._counters = counters
         self._key = token_bytes(32)
@@ -190,7 +189,6 @@ class _Kept(asyncio.Protocol):
     """
 
     def __init__(self, transport: asyncio.Transport, heartbeat_seconds: int, over: Callable[[_Kept], None]) -> None:
-        """Take the socket."""
         self.transport = transport
         self._heartbeat = heartbeat_seconds
         self._over = over

@@ -37,7 +37,6 @@ class ClientConnections:
     """The connections that are open, by virtual host and user."""
 
     def __init__(self) -> None:
-        """Know none."""
         self._open: dict[tuple[str, str], list[ClientConnection]] = {}
 
     def enter(self, vhost: str, user: str, connection: ClientConnection) -> None:
@@ -152,7 +151,6 @@ class Vhosts:
         rules: ClientRules | None = None,
         journal: AuditSink | None = None,
     ) -> None:
-        """Make the plans of the named virtual hosts."""
         self._rules = rules
         self._journal = journal
         self._control = control
@@ -232,5 +230,4 @@ class Vhosts:
 
     @property
     def control(self) -> ControlPlane | None:
-        """The control plane."""
         return self._control

@@ -58,7 +58,6 @@ class RemoteConnection:
         ourselves: Callable[[object, object], bool],
         changed: Callable[[], None],
     ) -> None:
-        """Start without a link."""
         self.endpoint = endpoint
         self._counters = counters
         self._version = version
@@ -87,7 +86,6 @@ class RemoteConnection:
     # -- lanes -----------------------------------------------------------------------------------------------------
 
     def lane(self) -> Lane:
-        """Give a new lane."""
         lane = Lane(self._settled)
         self._lanes.add(lane)
         self.unused_since = None
@@ -98,7 +96,6 @@ class RemoteConnection:
         return lane
 
     def send(self, lane: Lane, message: RemoteMessage) -> None:
-        """Give a lane a message."""
         self._messages += 1
         self._bytes += message.size_bytes
         lane.send(message)

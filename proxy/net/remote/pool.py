@@ -48,7 +48,6 @@ class RemotePool:
         tasks: Tasks,
         contexts: TlsContexts | None = None,
     ) -> None:
-        """Start without a link."""
         self._contexts = contexts or TlsContexts()
         self.brokers = brokers
         self._counters = counters
@@ -144,7 +143,6 @@ class ProducerRemotes:
     """
 
     def __init__(self, pool: RemotePool, vhost: str, full: Callable[[bool], None]) -> None:
-        """Start with no link in use."""
         self._pool = pool
         self._vhost = vhost
         self._full = full
