@@ -29,7 +29,6 @@ class Pages:
         self._days = {day for name in names if (day := _day(name)) is not None}
 
     def has(self, day: date) -> bool:
-        """Whether a day has a page."""
         return day in self._days
 
     def write(self, newest: Figures, single: Sequence[Figures]) -> None:

@@ -41,7 +41,6 @@ class Selection:
             duck.execute(f"CREATE OR REPLACE TEMP VIEW t_{name} AS {' UNION ALL BY NAME '.join(parts)}")
 
     def fill(self, figures: Figures) -> Figures:
-        """Fill in what the tables have."""
         step, steps = self._over_time()
         anomalies = self._largest("anomalies", "score", MOST_FINDINGS)
         return replace(

@@ -120,7 +120,6 @@ class Storage:
             return bool(files.exists(target))
 
     def is_folder(self, path: str) -> bool:
-        """Whether there is a folder."""
         with self._at(path) as (files, target):
             return bool(files.exists(target) and files.getFileStatus(target).isDirectory())
 
