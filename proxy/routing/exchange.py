@@ -37,7 +37,6 @@ class InterestCount:
     __slots__ = ("_body_sizes", "_fact_names", "_headers_whole", "_interest")
 
     def __init__(self, filters: Iterable[Filter]) -> None:
-        """Take the filters in; they never change."""
         cuts = {each.cut for each in filters if isinstance(each, PayloadFilter)}
         self._body_sizes = tuple(sorted(cut for cut in cuts if cut > 0))
         self._headers_whole = any(not isinstance(each, PayloadFilter) for each in filters)
@@ -159,7 +158,6 @@ class Exchange:
         local_time: tzinfo = UTC,
         alternate: bytes | None = None,
     ) -> None:
-        """An exchange without bindings."""
         if type not in COMPILERS:
             raise ValueError(f"exchange type {type!r}: expected one of {', '.join(COMPILERS)}")
         self.name = name

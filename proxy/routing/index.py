@@ -53,7 +53,6 @@ class TopicTree:
     __slots__ = ("_root",)
 
     def __init__(self) -> None:
-        """No topics yet."""
         self._root: _Node = _Node()
 
     def __bool__(self) -> bool:
@@ -145,7 +144,6 @@ class Index:
     __slots__ = ("_always", "_headers", "_properties", "_routing_keys", "_topics")
 
     def __init__(self) -> None:
-        """No bindings yet."""
         self._always: _Bucket = []
         self._routing_keys: _Table = {}
         self._headers: dict[bytes, _Table] = {}

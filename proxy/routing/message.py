@@ -69,7 +69,6 @@ class Message:
         draw: Callable[[int], int],
         regex_budget: int = DEFAULT_BUDGET,
     ) -> None:
-        """Take the facts over; everything derived from them waits until it is asked for."""
         self.routing_key = facts.routing_key
         self.properties = facts.properties
         self.size = facts.body_size_bytes

@@ -29,7 +29,6 @@ class Router:
     __slots__ = ("_exchanges", "_reaches", "exchanges")
 
     def __init__(self, exchanges: Iterable[Exchange]) -> None:
-        """Take the exchanges over."""
         self._exchanges = {exchange.name: exchange for exchange in exchanges}
         #: By name.
         self.exchanges: Mapping[bytes, Exchange] = MappingProxyType(self._exchanges)

@@ -102,7 +102,6 @@ class Reach:
     __slots__ = ("allowed", "client", "closed", "refused")
 
     def __init__(self, client: str, closed: bool = False) -> None:
-        """Know nothing yet."""
         self.client = client
         self.closed = closed
         #: destinations that the client could bind

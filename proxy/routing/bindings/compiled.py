@@ -272,7 +272,6 @@ class Draft:
     queue_of_routing_key: bool = False
 
     def on(self, result: bool) -> EffectsDraft:
-        """The effects of one result."""
         draft = self.effects.get(result)
         if draft is None:
             draft = self.effects[result] = EffectsDraft()

@@ -59,7 +59,6 @@ class Topic:
     __slots__ = ("_first", "_last", "_least", "_middle", "ignores_case", "pattern")
 
     def __init__(self, pattern: bytes, ignore_case: bool = False) -> None:
-        """Split the pattern at its ``#`` into runs of words."""
         self.pattern = pattern
         self.ignores_case = ignore_case
         words = _words(pattern.translate(_FOLD) if ignore_case else pattern)
@@ -227,7 +226,6 @@ class Operator:
 
     @property
     def fact_name(self) -> FactName:
-        """The fact that it looks at."""
         raise NotImplementedError
 
     def verdict(self, message: Message) -> Verdict:
@@ -275,7 +273,6 @@ class HeaderOperator(Operator):
 
     @property
     def fact_name(self) -> FactName:
-        """The header."""
         return HEADER, self.name
 
     def predicate(self, value: Value, message: Message) -> bool:
@@ -290,7 +287,6 @@ class HeaderOperator(Operator):
         return MATCH if self.predicate(value, message) else MISMATCH
 
     def seen(self, message: Message) -> Value | None:
-        """The header's value."""
         return message.first.get(self.name)
 
 
@@ -317,7 +313,6 @@ class HeaderEquals(HeaderOperator):
         return HEADER, self.name, self._content
 
     def predicate(self, value: Value, message: Message) -> bool:
-        """Whether it is equal."""
         letters = self._letters
         if letters is None:
             return canonical(value) == self._content
@@ -366,7 +361,6 @@ class HeaderCompares(HeaderOperator):
         self._bound: Final[object] = expected[1]
 
     def predicate(self, value: Value, message: Message) -> bool:
-        """Whether it compares so."""
         return value[0] in NUMBERS and _compare(self._sign, value[1], self._bound)
 
 
@@ -416,7 +410,6 @@ class HeaderIsPresent(HeaderOperator):
 
     @property
     def compares(self) -> bool:
-        """Whether it is a comparison."""
         return False
 
     def predicate(self, value: Value, message: Message) -> bool:
@@ -437,7 +430,6 @@ class HeaderIsAbsent(HeaderOperator):
 
     @property
     def compares(self) -> bool:
-        """Whether it is a comparison."""
         return False
 
     def predicate(self, value: Value, message: Message) -> bool:
@@ -455,7 +447,6 @@ class RoutingKeyOperator(Operator):
 
     @property
     def fact_name(self) -> FactName:
-        """The routing key."""
         return ROUTING_KEY, ""
 
     def predicate(self, key: bytes, message: Message) -> bool:
@@ -467,7 +458,6 @@ class RoutingKeyOperator(Operator):
         return MATCH if self.predicate(message.routing_key, message) else MISMATCH
 
     def seen(self, message: Message) -> bytes:
-        """The routing key."""
         return message.routing_key
 
 
@@ -487,7 +477,6 @@ class KeyEquals(RoutingKeyOperator):
         return None if self._negated else (ROUTING_KEY, "", self._text)
 
     def predicate(self, key: bytes, message: Message) -> bool:
-        """Whether it is equal."""
         return (key == self._text) is not self._negated
 
 
@@ -526,7 +515,6 @@ class KeyFits(RoutingKeyOperator):
         return TOPIC if b"*" in pattern or b"#" in pattern else ROUTING_KEY, "", pattern
 
     def predicate(self, key: bytes, message: Message) -> bool:
-        """Whether it fits."""
         return self._topic.matches(key) is not self._negated
 
 
@@ -549,7 +537,6 @@ class PropertyOperator(Operator):
 
     @property
     def fact_name(self) -> FactName:
-        """The property."""
         return PROPERTY, self.name
 
     def predicate(self, seen: bytes | int, message: Message) -> bool:
@@ -608,7 +595,6 @@ class PropertyEquals(PropertyOperator):
         return None if self._negated else (PROPERTY, self.name, cast("bytes", self.expected[1]))
 
     def predicate(self, seen: bytes | int, message: Message) -> bool:
-        """Whether it is equal."""
         return (seen == self.expected[1]) is not self._negated
 
 
@@ -642,7 +628,6 @@ class PropertyCompares(PropertyOperator):
         return (PROPERTY, self.name, cast("int", self.expected[1])) if self._sign == _EQUAL else None
 
     def predicate(self, seen: bytes | int, message: Message) -> bool:
-        """Whether it compares so."""
         number = spelled_integer(seen)
         return number is not None and _compare(self._sign, number, self.expected[1])
 
@@ -663,7 +648,6 @@ class ClockOperator(Operator):
 
     @property
     def fact_name(self) -> FactName:
-        """The clock."""
         return CLOCK, ""
 
     def verdict(self, message: Message) -> Verdict:

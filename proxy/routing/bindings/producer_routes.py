@@ -41,7 +41,7 @@ class PatternRoute(NamedTuple):
 
 
 class ProducerRoutes:
-    """The routes of one message.
+    """The routes of one message; of two regexes under one name the first counts, of two lists of names both.
 
     Args:
         headers: all headers, sorted by name.
@@ -50,7 +50,6 @@ class ProducerRoutes:
     __slots__ = ("error", "named", "patterns")
 
     def __init__(self, headers: Table) -> None:
-        """Read them; of two regexes under one name the first counts, of two lists of names both."""
         self.named: dict[bytes, set[Destination]] = {}
         self.patterns: dict[bytes, PatternRoute] = {}
         #: Reply text for the first regex that is not valid, else b"".

@@ -37,7 +37,6 @@ class QueueRoute:
     __slots__ = ("_kept", "negated", "only_one", "pattern")
 
     def __init__(self, pattern: Pattern, negated: bool, only_one: bool) -> None:
-        """Nothing is selected yet."""
         self.pattern = pattern
         self.negated = negated
         self.only_one = only_one
