@@ -31,14 +31,12 @@ class RulesPages:
         states: Callable[[], Iterable[VhostState]],
         missing: Callable[[], Mapping[str, Mapping[str, str]]],
     ) -> None:
-        """Read nothing before a request."""
         self._loaded = loaded
         self._states = states
         self._missing = missing
 
     @property
     def routes(self) -> list[GuardedRoute]:
-        """Both pages."""
         return [json_route("GET", "/api/rules", self.rules), json_route("GET", "/api/routes", self.overview)]
 
     async def rules(self, _body: bytes) -> tuple[int, object]:
