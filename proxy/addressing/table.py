@@ -47,7 +47,6 @@ class AddressPattern:
     __slots__ = ("_least", "_only_stars", "literals", "prefix", "source", "suffix", "wildcards")
 
     def __init__(self, source: bytes) -> None:
-        """Split the pattern at its wildcards."""
         self.source = source
         self.wildcards = b"".join(_WILDCARD.findall(source))
         literals = _WILDCARD.split(source)
@@ -211,7 +210,7 @@ class Translation(NamedTuple):
 
 
 class TranslationTemplate:
-    """A translation, cut at its variables.
+    """A translation, cut at its variables; ``$`` before anything else than a digit or a dollar is the whole address.
 
     Attributes:
         parts: text and numbers of variables in turn; 0 is the whole original address.
@@ -220,7 +219,6 @@ class TranslationTemplate:
     __slots__ = ("parts",)
 
     def __init__(self, translation: bytes) -> None:
-        """Read the variables; ``$`` before anything else than a digit or a dollar is the whole address."""
         parts: list[bytes | int] = []
         end = 0
         for variable in _VARIABLE.finditer(translation):
@@ -286,7 +284,6 @@ class AddressTable:
     """
 
     def __init__(self, rules: Sequence[AddressRule]) -> None:
-        """Compile the rules."""
         self.rules = tuple(rules)
         self.patterns = tuple(AddressPattern(rule.pattern) for rule in rules)
         self._templates = tuple(
@@ -331,7 +328,6 @@ class AddressIndex:
     """An index over patterns, by their positions."""
 
     def __init__(self, patterns: Sequence[AddressPattern]) -> None:
-        """Sort the patterns into buckets."""
         self._exact: dict[bytes, int] = {}
         groups: dict[bytes, dict[bytes, list[int]]] = {}
         for position, pattern in enumerate(patterns):

@@ -139,7 +139,6 @@ class Rewrites:
     __slots__ = ("_book", "_exchanges", "_queues", "_targets", "destinations")
 
     def __init__(self, book: AddressBook, destinations: frozenset[Destination], before: Rewrites | None = None) -> None:
-        """Translate the queues, and choose the exchanges that are looked up."""
         self._book = book
         self.destinations = destinations
         known = before._queues if before is not None else {}
@@ -171,7 +170,6 @@ class AddressBook:
     """
 
     def __init__(self, table: AddressTable, brokers: Collection[bytes] = ()) -> None:
-        """Nothing is looked up yet."""
         self.table = table
         self._brokers = frozenset(brokers)
         self._domains = [fixed_domain(rule) for rule in table.rules]
