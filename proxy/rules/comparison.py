@@ -51,7 +51,6 @@ class ComparedRules:
     """
 
     def __init__(self, loaded: LoadedRules) -> None:
-        """Look addresses up apart from the tables that publishes are asking."""
         self.loaded = loaded
         self._books = {name: book.with_empty_cache() for name, book in loaded.books.items()}
         self._named = {name: {each.name for each in vhost.exchanges} for name, vhost in loaded.rules.vhosts.items()}
@@ -117,7 +116,6 @@ class RulesComparison:
     """
 
     def __init__(self, live: ComparedRules, candidate: ComparedRules) -> None:
-        """Start with nothing compared."""
         self.live = live
         self.candidate = candidate
         self._exchanges: dict[tuple[str, str], _Counts] = {}

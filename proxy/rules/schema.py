@@ -196,11 +196,9 @@ class PackedPlaces:
         return len(self._packed)
 
     def extend(self, packed: Iterable[int]) -> None:
-        """Add packed places."""
         self._packed.extend(packed)
 
     def place(self, index: int) -> Place:
-        """Give a place back."""
         return unpack_place(self._source, self._packed[index])
 
 
@@ -221,7 +219,6 @@ _OWN, _KEY, _NAME, _ARGUMENTS, _FIRST_ARGUMENT = range(5)
 
 
 def binding_path(exchange_path: str, index: int) -> str:
-    """Give the dotted path of a binding."""
     return f"{exchange_path}.bindings[{index}]"
 
 
@@ -238,7 +235,6 @@ class ParsedBinding:
 
     @property
     def path(self) -> str:
-        """Its dotted path."""
         return binding_path(self.exchange_path, self.index)
 
     @property
@@ -265,7 +261,6 @@ class ParsedBinding:
         return self.places.place(self.first_place + _ARGUMENTS)
 
     def argument_path(self, key: str) -> str:
-        """Dotted path of an argument."""
         return join(f"{self.path}.arguments", key)
 
     def named_routes(self) -> Iterator[tuple[str, bytes]]:
@@ -300,12 +295,10 @@ class ParsedExchange:
         return entry[0].place if entry else self.fields.place_of("arguments")
 
     def argument_path(self, name: bytes) -> str:
-        """Dotted path of an argument."""
         return join(self.fields.at("arguments"), name.decode())
 
     @property
     def alternate(self) -> bytes | None:
-        """Name of the alternate exchange."""
         for name, value in self.arguments:
             if name == ALTERNATE and isinstance(value.value, bytes):
                 return value.value
@@ -465,7 +458,6 @@ class BindingPacker:
         self._entries: dict[tuple[str, type, Plain], tuple[bytes, Value]] = {}
 
     def __call__(self, place: int, entries: list[FlatEntry]) -> PackedBinding | None:
-        """As `document.Packer`."""
         texts: dict[str, str] = {}
         marks = [place] * _FIRST_ARGUMENT
         table: Table | None = ()

@@ -35,7 +35,6 @@ class FileWatch:
     """
 
     def __init__(self, files: Callable[[], Sequence[Path]], version: str, now: Callable[[], float] = time.time) -> None:
-        """Take the files as they were loaded."""
         self._files = files
         self._now = now
         self._taken = version

@@ -224,7 +224,6 @@ class UntestedBindings:
         self._numbers = array("Q")
 
     def add(self, parsed: ParsedBinding) -> None:
-        """Add a binding."""
         self._numbers.extend((parsed.index, parsed.first_place))
 
     def __len__(self) -> int:
