@@ -152,7 +152,6 @@ def pack_place(line: int, column: int) -> int:
 
 
 def unpack_place(source: str, packed: int) -> Place:
-    """The place of a packed one."""
     return Place(source, packed >> 32, packed & 0xFFFFFFFF)
 
 

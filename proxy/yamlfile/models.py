@@ -315,11 +315,9 @@ class ValueType:
     written: JsonSchemaValue | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """As pydantic asks for it."""
         return self.core_schema(lambda: handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """As pydantic asks for it."""
         return handler(schema) if self.written is None else dict(self.written)
 
     def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
@@ -341,7 +339,6 @@ class Expected(ValueType):
         self.kind = kind
 
     def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        """As `ValueType`."""
         return self._stated(inner())
 
     def _stated(self, schema: CoreSchema) -> CoreSchema:
@@ -361,7 +358,6 @@ class Whole(Expected):
         self._schema = core_schema.int_schema(strict=True, ge=low, le=high)
 
     def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        """As `ValueType`."""
         return self._stated(self._schema)
 
 
@@ -390,7 +386,6 @@ class Parsed(Expected):
         self._made = made
 
     def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        """As `ValueType`."""
         return core_schema.no_info_wrap_validator_function(
             self._value, self._stated(core_schema.str_schema(strict=True))
         )
@@ -416,7 +411,6 @@ class Checked(Expected):
         self._check = check
 
     def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        """As `ValueType`."""
         return self._stated(core_schema.no_info_plain_validator_function(self._check))
 
 
@@ -468,11 +462,9 @@ class _Several(ValueType):
         self._single = single
 
     def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        """As `ValueType`."""
         return core_schema.no_info_before_validator_function(self._items, inner())
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """As pydantic asks for it."""
         several = handler(schema)
         return {"anyOf": [several["items"], several]} if self._single else several
 
@@ -486,17 +478,13 @@ class _NoKey(ValueType):
     """A field that is no key of the file: its alias begins with a zero byte, and no schema has it."""
 
     def core_schema(self, inner: Callable[[], CoreSchema]) -> CoreSchema:
-        """As `ValueType`."""
         return core_schema.any_schema()
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """As pydantic asks for it."""
         raise PydanticOmit
 
 
 def one_of(*words: str) -> Parsed:
-    """One word of a few."""
-
     def known(word: str) -> str:
         if word not in words:
             raise ValueError(expected)
