@@ -165,7 +165,6 @@ class TlsChecks:
     required: bool
 
     def listener(self, tls: ListenTls | None, path: str) -> None:
-        """Check one listener's."""
         if tls is None:
             return
         for name in ("certificate", "key"):
