@@ -106,6 +106,17 @@ def test_a_module_has_a_docstring(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text())) is not None
 
 
+@pytest.mark.parametrize("path", modules(PROXY), ids=named)
+def test_no_init_has_a_docstring(path: Path) -> None:
+    """What the arguments are stands in the docstring of the class, for callers see only that."""
+    documented = [
+        f"{named(path)}:{node.lineno}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__" and ast.get_docstring(node)
+    ]
+    assert documented == []
+
+
 def test_no_directory_holds_too_many_modules() -> None:
     held = Counter(named(path.parent) for path in modules(PROXY) if path.stem != "__init__")
     crowded = {directory: count for directory, count in held.items() if count > MOST_MODULES}
