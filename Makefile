@@ -1,4 +1,4 @@
-# What a person types here. `make demo` and `make test` need nothing done before; docs/testing.md says more.
+# What a person types here. `make demo` and `make test` need nothing done before; docs/how-to/testing.md says more.
 .PHONY: help setup environment demo run test test-matrix check bench conformance pins
 
 bin := .venv/bin
@@ -32,7 +32,7 @@ check: environment ## format, lint, types, import contracts and dead code; no te
 	$(bin)/lint-imports
 	$(bin)/vulture
 
-bench: ## the table of docs/performance.md
+bench: ## the table of docs/explanation/performance.md
 	@deploy/local/setup bench
 	@$(bin)/python -m tests.bench
 

@@ -1,4 +1,4 @@
-"""Makes docs/cli.md and the man page from the commands and the arguments that they define.
+"""Makes docs/reference/cli.md and the man page from the commands and the arguments that they define.
 
 Source: man(7), groff_man(7).
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from proxy.cli.commands import COMMANDS, CommandEntry, make_parser
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE, MAN = DOCS / "cli.md", DOCS / "oxproxy.1"
+PAGE, MAN = DOCS / "reference" / "cli.md", DOCS / "oxproxy.1"
 _MARK = "<!-- The rest is made by `python -m deploy.reference`. -->\n"
 
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "packages.svg"
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 #: Where the page shows the picture: the alternative text, then the file.
-SHOWN = re.compile(r"!\[([^\]]*)\](\(pictures/packages\.svg\))")
+SHOWN = re.compile(r"!\[([^\]]*)\](\(\.\./pictures/packages\.svg\))")
 
 
 class Place(NamedTuple):

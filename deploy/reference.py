@@ -30,10 +30,10 @@ def _operators(section: OperatorSection) -> tuple[str, str, Callable[[], str]]:
     """Return where the table of some operators is, its head, and its rows."""
     if section is MATCH_TYPES:
         head = f"| {section.first} | {section.column} |\n|---|---|\n"
-        return "rules.md", head, lambda: _rows((_codes(entry.keys), entry.meaning) for entry in section.entries)
+        return "reference/rules.md", head, lambda: _rows((_codes(entry.keys), entry.meaning) for entry in section.entries)
     head = f"| {section.first} | value | {section.column} | example |\n|---|---|---|---|\n"
     return (
-        "rules.md",
+        "reference/rules.md",
         head,
         lambda: _rows(
             (_codes(entry.keys), entry.value, entry.meaning, _codes([entry.example])) for entry in section.entries
@@ -47,8 +47,8 @@ def _codes(texts: Iterable[str]) -> str:
 
 #: The page, the head of its table, and what gives its rows.
 TABLES = (
-    ("configuration.md", "| key | default | what it does |\n|---|---|---|\n", settings),
-    ("metrics.md", "| metric | type | labels | meaning |\n|---|---|---|---|\n", metrics),
+    ("reference/configuration.md", "| key | default | what it does |\n|---|---|---|\n", settings),
+    ("reference/metrics.md", "| metric | type | labels | meaning |\n|---|---|---|---|\n", metrics),
     *map(_operators, SECTIONS),
 )
 

@@ -2,7 +2,7 @@
 
 A line never contains a body, nor a header value that the operator did not list. All that a channel or a decision fixes
 is rendered once (`LineRenderer.origin`, `LineRenderer.template`); per publish the ready pieces are joined. ``ts`` comes
-first, so that the writer thread finds the hour of a line at a fixed place. Fields: docs/audit.md.
+first, so that the writer thread finds the hour of a line at a fixed place. Fields: docs/reference/audit.md.
 
 Bytes are shown as UTF-8; bytes that are not UTF-8 show as ``\\xNN``, as the same five characters would.
 """

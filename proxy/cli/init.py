@@ -13,7 +13,7 @@ from proxy.errors import ConfigError, ConfigErrors
 
 _SETTINGS = """\
 # Configuration of oxproxy. `oxproxy check oxproxy.yaml` reads it and the rules that it names; every key and its default
-# are in docs/configuration.md. OXPROXY_UPSTREAM__ADDRESS=... in the environment overrides upstream.address, and so on.
+# are in docs/reference/configuration.md. OXPROXY_UPSTREAM__ADDRESS=... in the environment overrides upstream.address, and so on.
 
 listen:                                  # where producers connect instead of to the broker
   - address: 127.0.0.1:5673
@@ -37,7 +37,7 @@ admin:
 # audit: {directory: audit}              # one line per publish, in a directory that exists
 """
 _RULES = """\
-# Which messages go to which queues: docs/rules.md. `oxproxy check` runs the tests at the end.
+# Which messages go to which queues: docs/reference/rules.md. `oxproxy check` runs the tests at the end.
 vhost: /
 
 queues: [orders.large]                   # declared durable; one that exists is taken as it is

@@ -12,7 +12,7 @@ follows waits for them; that takes as long as one write. If the disk refuses lin
 bound: then the end passes, and confirms of what has ended are dropped. Their publishes stay unconfirmed for the
 producer, as if the broker's confirms had crossed the close.
 
-Source: docs/audit.md (record, modes); RabbitMQ guide "Consumer acknowledgements and publisher confirms".
+Source: docs/reference/audit.md (record, modes); RabbitMQ guide "Consumer acknowledgements and publisher confirms".
 """
 
 from __future__ import annotations

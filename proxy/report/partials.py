@@ -1,7 +1,7 @@
 """Turns one segment of the audit log into partial aggregates. Runs in Spark's tasks, on whatever machine they run.
 
 A segment is read once in its life: what this module makes of it is all that tables and page need later. DuckDB parses
-and aggregates (docs/performance.md has the measurement that chose it); Spark only brings the bytes and takes the
+and aggregates (docs/explanation/performance.md has the measurement that chose it); Spark only brings the bytes and takes the
 result. A partial is a set of small tables (`PARTIALS`). Sums, least and greatest values merge by themselves; times and
 sizes are histograms of rounded values, which merge by adding counts; numbers of a channel are ranges; examples are
 bounded.

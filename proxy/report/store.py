@@ -214,7 +214,7 @@ def _sentence(error: Any) -> str:  # of two libraries
     text = str(getattr(error, "java_exception", None) or error)
     if "No module named" in text:
         module = text.partition("No module named")[2].split("\n")[0].strip(" '\"")
-        return f"the Python of Spark's executors has no module {module} (docs/audit.md, On a cluster)"
+        return f"the Python of Spark's executors has no module {module} (docs/reference/audit.md, On a cluster)"
     reasons = [line.strip() for line in text.splitlines() if line.startswith("Caused by: ")]
     reason = reasons[-1].removeprefix("Caused by: ") if reasons else text.splitlines()[0]
     return f"reading the log failed: {reason}"

@@ -1,7 +1,7 @@
 """What each operator, effect, permission and filter of an open exchange means, with an example.
 
 The only place where this is written down: ``oxproxy operators`` prints it, ``python -m deploy.reference`` writes it
-as the tables of docs/rules.md, and messages and the JSON Schema of rules files are made of it. A test compares the keys
+as the tables of docs/reference/rules.md, and messages and the JSON Schema of rules files are made of it. A test compares the keys
 with those that `routing` reads, and compiles every example.
 """
 
@@ -39,7 +39,7 @@ class OperatorSection:
     Args:
         title: what they are.
         lead: begins the sentence that each meaning completes.
-        column: head of the table's column of meanings in docs/rules.md.
+        column: head of the table's column of meanings in docs/reference/rules.md.
         first: head of its first column.
         of_exchange: whether they are arguments of the exchange, not of a binding.
         entries: in the order of the documentation.

@@ -7,7 +7,7 @@ from pathlib import Path
 from proxy.audit.record import HASHABLE
 from proxy.audit.writer import AuditMode, AuditPolicy
 
-DOCS = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+DOCS = (Path(__file__).parents[2] / "docs" / "reference" / "audit.md").read_text()
 
 
 def test_the_documentation_names_every_mode_and_no_other() -> None:

@@ -261,7 +261,7 @@ def test_pages_of_rules_are_guarded_and_have_what_is_documented(site: Site) -> N
         request = urllib.request.Request(site.sidecar.admin + page, headers={"Origin": "http://evil.example"})
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(request, timeout=10)
-    documented = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
+    documented = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "api.md").read_text()
     found: dict[str, Any] = json.loads(site.sidecar.get("/api/routes"))
     vhost = next(vhost for vhost in found["vhosts"] if vhost["vhost"] == site.vhost)
     keys = {*found, *vhost, *vhost["exchanges"][0], *vhost["exchanges"][0]["bindings"][0], *vhost["addresses"][0]}

@@ -1,4 +1,4 @@
-"""The differences from the vectors that are intended; docs/deviations.md has each as a row, word by word.
+"""The differences from the vectors that are intended; docs/explanation/deviations.md has each as a row, word by word.
 
 A deviation says what must come instead: a vector counts as accounted for only if exactly that came. It looks at what a
 vector declares and publishes, never at its id.
@@ -66,7 +66,7 @@ class Deviation(NamedTuple):
 
     @property
     def row(self) -> str:
-        """Its row in docs/deviations.md."""
+        """Its row in docs/explanation/deviations.md."""
         return f"| {self.name} | {self.where} | {self.vectors} | {self.reason} |"
 
 

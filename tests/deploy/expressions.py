@@ -66,7 +66,7 @@ def of_variables() -> Iterator[Expression]:
 
 def of_runbooks() -> Iterator[Expression]:
     """Yield the expressions that runbooks and operations tell people to ask for."""
-    for page in (ROOT / "docs" / "operations.md", *sorted((ROOT / "docs" / "runbooks").glob("*.md"))):
+    for page in (ROOT / "docs" / "how-to" / "operations.md", *sorted((ROOT / "docs" / "runbooks").glob("*.md"))):
         for number, text in enumerate(re.findall(r"```promql\n(.*?)```", page.read_text(), re.DOTALL), 1):
             yield Expression(f"{page.name}, {number}", text)
 

@@ -1,4 +1,4 @@
-"""Is what docs/operations.md and docs/security.md say of a running sidecar so?"""
+"""Is what docs/how-to/operations.md and docs/explanation/security.md say of a running sidecar so?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from tests.sidecar import Sidecar
 
 DOCS = ROOT / "docs"
 PAGES = [
-    *(DOCS / f"{name}.md" for name in ("operations", "security", "lifecycle", "migration")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("how-to/operations", "explanation/security", "explanation/lifecycle", "how-to/migration")
+    ),
     *sorted((DOCS / "runbooks").glob("*.md")),
 ]
 RULES = ROOT / "config" / "rules" / "documents.yaml"
@@ -99,7 +102,9 @@ def test_every_command_that_the_pages_name_is_one() -> None:
 
 
 def test_every_setting_that_the_pages_name_is_one() -> None:
-    known = set(re.findall(r"^\| `([a-z_.\[\]]+)` \|", (DOCS / "configuration.md").read_text(), re.MULTILINE))
+    known = set(
+        re.findall(r"^\| `([a-z_.\[\]]+)` \|", (DOCS / "reference" / "configuration.md").read_text(), re.MULTILINE)
+    )
     known |= {key.rpartition(".")[0].removesuffix("[]") for key in known}  # a section as a whole
     sections = {key.split(".")[0] for key in known if "." in key and "[" not in key}
     pattern = re.compile(rf"`((?:{'|'.join(sections)})\.[a-z_.]+)(?:: [^`]*)?`")
@@ -108,7 +113,7 @@ def test_every_setting_that_the_pages_name_is_one() -> None:
 
 
 def test_the_configuration_in_operations_is_right() -> None:
-    (text,) = re.findall(r"```yaml\n(listen:.*?)```", (DOCS / "operations.md").read_text(), re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(listen:.*?)```", (DOCS / "how-to" / "operations.md").read_text(), re.DOTALL)
     faults = Faults()
     settings = parse_settings(text.encode(), Path("/etc/oxproxy/oxproxy.yaml"), {}, faults, secrets_required=False)
     assert settings.upstream.management == "https://rabbit.example:15671"

@@ -1,4 +1,4 @@
-"""Do the lines of docs/security.md give control user and producers just what they need? Run as they stand, on a broker.
+"""Do the lines of docs/explanation/security.md give control user and producers just what they need? Run as they stand, on a broker.
 
 Each user can do what its line is for, and is refused one step further. What each single permission is for is tested in
 tests/broker/delivery/test_permissions.py.
@@ -23,7 +23,7 @@ from tests.producer import Closed, Producer, until
 from tests.rabbitmq import quoted
 from tests.sidecar import Sidecar
 
-PAGE = (ROOT / "docs" / "security.md").read_text()
+PAGE = (ROOT / "docs" / "explanation" / "security.md").read_text()
 LINES = [shlex.split(line) for line in re.findall(r"^ {4}rabbitmqctl (set_(?:permissions|user_tags) .*)$", PAGE, re.M)]
 (RULES,) = re.findall(r"```yaml\n(queues: .*?)```", PAGE, re.DOTALL)
 USERS = ("oxproxy", "carrier-producer", "queue-producer", "team")

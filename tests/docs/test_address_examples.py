@@ -1,4 +1,4 @@
-"""Does docs/addresses.md say what the table does? Every row of its tables is asked."""
+"""Does docs/reference/addresses.md say what the table does? Every row of its tables is asked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, address_of
 from tests.rules.loading import load
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "addresses.md").read_text()
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "addresses.md").read_text()
 
 
 def rows(*heads: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""docs/architecture.md describes the tree as it is: its picture, and each path, class, thread and bound it names."""
+"""docs/explanation/architecture.md describes the tree as it is: its picture, and each path, class, thread and bound it names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from deploy.package_map import FOUNDATION, PICTURE, PLACES, SHOWN, description, imports, picture
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
 CODE = re.findall(r"`([^`\n]+)`", PAGE)
 
 

@@ -1,4 +1,4 @@
-"""Do the examples of docs/declaring.md do what they say, through a running sidecar, one after another?"""
+"""Do the examples of docs/reference/declaring.md do what they say, through a running sidecar, one after another?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.broker.world import Outside
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "declaring.md").read_text()
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "declaring.md").read_text()
 BEFORE, _, AFTER = TEXT.partition("\n## After a restart\n")
 
 

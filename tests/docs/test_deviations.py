@@ -1,4 +1,4 @@
-"""What docs/deviations.md says is what the code, the vectors and the tests say."""
+"""What docs/explanation/deviations.md says is what the code, the vectors and the tests say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conformance.deviations import DEVIATIONS
 from tests.conformance.end_to_end import every_vector
 from tests.docs.test_protocol_support import DEFINED
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "deviations.md").read_text()
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "deviations.md").read_text()
 NAMED = sorted(set(re.findall(r"`(test_\w+)`", TEXT)))
 
 

@@ -1,4 +1,4 @@
-"""Do the examples do what they say: the files under config/ and the YAML in docs/rules.md and docs/configuration.md?"""
+"""Do the examples do what they say: the files under config/ and the YAML in docs/reference/rules.md and docs/reference/configuration.md?"""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from proxy.yamlfile.models import key_names
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES_FILES = sorted((ROOT / "config").glob("*/*.yaml"))
-RULES_TEXT = (ROOT / "docs" / "rules.md").read_text()
-CONFIGURATION_TEXT = (ROOT / "docs" / "configuration.md").read_text()
+RULES_TEXT = (ROOT / "docs" / "reference" / "rules.md").read_text()
+CONFIGURATION_TEXT = (ROOT / "docs" / "reference" / "configuration.md").read_text()
 
 
 def named(path: Path) -> str:
@@ -83,7 +83,7 @@ def test_the_examples_can_be_loaded_together() -> None:
 
 @pytest.mark.parametrize("number", range(len(blocks(RULES_TEXT))))
 def test_a_rules_file_of_the_documentation_is_good_and_its_tests_hold(number: int) -> None:
-    loaded = compile_rules([("docs/rules.md", blocks(RULES_TEXT)[number].encode())])
+    loaded = compile_rules([("docs/reference/rules.md", blocks(RULES_TEXT)[number].encode())])
     assert loaded.tests
     assert [str(found) for found in (*loaded.warnings, *loaded.failures())] == []
     assert untested_bindings(loaded) == set()
@@ -179,7 +179,7 @@ KEYS_OF_PAGES = [
 
 @pytest.mark.parametrize(("page", "key"), KEYS_OF_PAGES)
 def test_every_key_within_a_rules_file_stands_in_the_documentation(page: str, key: str) -> None:
-    assert re.search(rf"`{key}\b", (ROOT / "docs" / f"{page}.md").read_text())
+    assert re.search(rf"`{key}\b", (ROOT / "docs" / "reference" / f"{page}.md").read_text())
 
 
 @pytest.mark.parametrize("entry", list(entries(Settings())), ids=lambda entry: entry.path)

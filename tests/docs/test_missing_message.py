@@ -1,4 +1,4 @@
-"""docs/missing-message.md, followed with a message that does not arrive: each command answers what the page says."""
+"""docs/how-to/missing-message.md, followed with a message that does not arrive: each command answers what the page says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.rabbitmq import Broker
 from tests.routing.building import arguments
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "missing-message.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "missing-message.md").read_text()
 RULES = """\
 queues: [documents.public]
 exchanges:

@@ -1,4 +1,4 @@
-"""What docs/protocol-support.md promises: each test that it names is there."""
+"""What docs/reference/protocol-support.md promises: each test that it names is there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from proxy.amqp import methods
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "protocol-support.md").read_text()
+TEXT = (ROOT / "docs" / "reference" / "protocol-support.md").read_text()
 NAMED = sorted(set(re.findall(r"`(test_\w+)`", TEXT)))
 DEFINED = frozenset(
     name

@@ -13,7 +13,7 @@ from proxy.observe.metrics import METRICS
 from proxy.relay.counters import Counters, RemoteCounters
 from tests.observe.test_exposition import openmetrics_families
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 async def scrape(counters: Counters) -> dict[str, float]:

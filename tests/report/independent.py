@@ -22,11 +22,11 @@ _FIELDS = {
 
 Row = tuple[Any, ...]  # values of any column
 
-#: The error that docs/audit.md states, and a little for the arithmetic.
+#: The error that docs/reference/audit.md states, and a little for the arithmetic.
 ERRORS = {"latency": 0.0005 + 1e-9, "producers": 0.005 + 1e-9}
 #: In place of a number of percentiles: the report's rows are some of the log's.
 PART = -1
-#: Words of a routing key that stand for one of many, as docs/audit.md has them.
+#: Words of a routing key that stand for one of many, as docs/reference/audit.md has them.
 _IDENTITY = re.compile(r"(?<![^.])(?:[^.]*[0-9][^.]*|[0-9a-fA-F-]{16,})(?![^.])")
 
 TABLES = ("traffic", "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", "trace")

@@ -3,7 +3,7 @@
 Tokens that a listing shows are trusted. Where nothing can be listed, a share of the tokens is bound again at each look,
 which changes nothing where they exist. The relays are told by `vhost_loop`, not here.
 
-Source: docs/architecture.md.
+Source: docs/explanation/architecture.md.
 """
 
 from __future__ import annotations
