@@ -50,6 +50,7 @@ from aiormq.exceptions import (
 )
 
 from proxy.broker.methods import Method, make
+from proxy.broker.task_supervisor import end_if_cancelled
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import Secrets
 
@@ -199,7 +200,9 @@ class AmqpConnection(aio_pika.Connection):
         transport = _Transport(self.url, **self.kwargs)
         transport.vhost = self._vhost
         try:
-            await asyncio.wait_for(transport.connect(), timeout)
+            # Not `wait_for`: that of Python 3.11 loses a cancellation that comes when the attempt has just failed.
+            async with asyncio.timeout(timeout):
+                await transport.connect()
         except BaseException:
             await self.close()  # else aio-pika does that at garbage collection, in a task that is never awaited
             raise
@@ -480,9 +483,7 @@ class ControlConnection:
             return Refusal(code, str(error.args[-1]))
         except Exception as error:  # noqa: BLE001 - aiormq ends what waits on a closing connection with a bare one
             self._unavailable(cause_of(error), error)
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError  # swallowed by the wait_for of Python 3.11 when the answer came just then
+        end_if_cancelled()
         return None
 
     def _cancelled(self, error: asyncio.CancelledError) -> NoReturn:

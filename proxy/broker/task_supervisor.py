@@ -19,6 +19,17 @@ TASKS = ("start", "vhost", "discovery", "snapshot", "announcements", "demand", "
 log = structlog.get_logger(__name__)
 
 
+def end_if_cancelled() -> None:
+    """End a task whose cancellation was swallowed: aiormq waits by `asyncio.wait_for`, which in Python 3.11 loses one.
+
+    Raises:
+        asyncio.CancelledError: the task has been cancelled.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class Supervisor:
     """Knows which tasks have failed.
 
@@ -82,6 +93,7 @@ class Supervisor:
             finally:
                 if steady is not None:
                     steady.cancel()
+            end_if_cancelled()
             await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 -- no secret
             pause_seconds = min(2 * pause_seconds, self._retry_limit_seconds)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
+import aiormq
 import pytest
 
 from proxy.broker.connection import ControlConnection, TlsSettings, log_in
@@ -29,6 +30,25 @@ async def test_the_heartbeat_is_the_one_asked_for(broker: Broker, vhost: str) ->
 async def test_nobody_there_is_unavailable() -> None:
     error = await failure(Broker("127.0.0.1", free_port(), "", password="hush"), "/")
     assert error.failure is UpstreamFailure.UNAVAILABLE
+
+
+async def test_a_cancellation_that_comes_when_the_attempt_has_just_failed_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def fail() -> None:
+        loop.call_soon(login.cancel)  # its turn is before that of those who wait for this task
+        raise OSError("connection refused")
+
+    async def connect(transport: aiormq.Connection) -> None:
+        await loop.create_task(fail())
+
+    monkeypatch.setattr("proxy.broker.connection._Transport.connect", connect)
+    nobody = Broker("127.0.0.1", free_port(), "")
+    login = loop.create_task(log_in(settings(nobody), "/", nobody.host, nobody.port))
+    with pytest.raises(asyncio.CancelledError):
+        await login
 
 
 async def test_silence_ends_at_the_deadline() -> None:

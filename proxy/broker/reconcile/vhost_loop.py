@@ -33,7 +33,7 @@ from proxy.broker.reconcile.orphan_tokens import OrphanTokens
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.broker.reconcile.token_migration import TokenMigration
-from proxy.broker.task_supervisor import Supervisor
+from proxy.broker.task_supervisor import Supervisor, end_if_cancelled
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.token_table import PLAIN
 from proxy.relay.tokens import Tokens
@@ -272,6 +272,7 @@ class VhostTopology:
         said = ""
         refusals = 0
         while True:
+            end_if_cancelled()
             try:
                 await (self._next_pass() if self.connected else self.connect())
             except UpstreamError as error:
