@@ -275,7 +275,7 @@ def keep(broker: Broker, vhost: str, sidecar: Sidecar) -> None:
         print(f"   producers     {producer.url(vhost)}")
         print(f"   consumers     {broker.url(vhost)}, or the same as producers")
         print(f"   management    {broker.management}, user {broker.username}")
-        print(f"   admin         {sidecar.admin}")
+        print(f"   console       {sidecar.admin}/")
         print(f"\n   .venv/bin/oxproxy status --admin {sidecar.admin}", flush=True)
         end.wait()
 

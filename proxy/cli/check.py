@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy.cli.console import DONE, NO, WRONG, print_errors, print_line, read_bytes
-from proxy.config.loader import read_settings, rules_files
+from proxy.config.loader import read_settings, rules_files, tests_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.addresses import broker_password
@@ -27,7 +27,7 @@ from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination, d
 from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules, compile_sources
 from proxy.rules.schema import TOP_KEYS, ParsedFile, RulesSource, read_source
-from proxy.yamlfile.document import ConfigWarning, Faults, Mapping, Place
+from proxy.yamlfile.document import ConfigWarning, Faults, Mapping, Place, is_tests_file
 from proxy.yamlfile.models import key_names
 
 if TYPE_CHECKING:
@@ -253,14 +253,14 @@ class _Sources:
     """
 
     def __init__(self, read: Callable[[Path], bytes]) -> None:
-        self._read = read
+        self.read = read
         self._known: dict[Path, RulesSource] = {}
 
     def of(self, path: Path, faults: Faults) -> RulesSource | None:
         """Return a file; None, and an error, where it can't be read."""
         if path not in self._known:
             try:
-                data = self._read(path)
+                data = self.read(path)
             except OSError as error:
                 faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
                 return None
@@ -278,16 +278,18 @@ def check_files(
         environ: the environment; passwords that are not there are warnings here.
         read: reads a file; none is read twice.
     """
-    findings = Findings(files=set(paths))
+    rules = [path for path in paths if not is_tests_file(path.name)]
+    findings = Findings(files=set(rules))
     sources = _Sources(read)
     faults = Faults()
-    kinds = {path: _kind(path, sources, faults) for path in dict.fromkeys(paths)}
+    kinds = {path: _kind(path, sources, faults) for path in dict.fromkeys(rules)}
     findings.add(faults)
     configured = [path for path, kind in kinds.items() if kind == "settings"]
     named = [rules for path in configured for rules in _settings(path, sources, environ, findings)]
     covered = {path.resolve() for path in named}
     alone = [path for path, kind in kinds.items() if kind == "rules" and path.resolve() not in covered]
     _rules(alone, sources, environ, (), findings)
+    _warn_of_unused_tests([path for path in paths if path not in kinds], findings)
     return findings
 
 
@@ -350,11 +352,12 @@ def _rules(
         findings.untested += untested_bindings(files, loaded)
         findings.destinations += destinations(files, loaded)
         findings.exchanges += evaluated_exchanges(files, loaded)
+        findings.files.update(file.tests_file.path for file in files if file.tests_file is not None)
 
     faults = Faults()
     found = [source for path in paths if (source := sources.of(path, faults)) is not None]
     try:
-        loaded = compile_sources(found, faults, lint)
+        loaded = compile_sources(found, faults, lint, sources.read)
     except ConfigErrors as error:
         findings.add(Faults([*error.errors]))
         return
@@ -367,6 +370,21 @@ def _rules(
     for vhost in loaded.rules.vhosts.values():
         for broker in vhost.brokers:
             broker_password(broker, environ, faults, required=False)
+    findings.add(faults)
+
+
+def _warn_of_unused_tests(given: Sequence[Path], findings: Findings) -> None:
+    """Report files of tests whose rules are not checked, or are not there."""
+    faults = Faults()
+    if not findings.files:
+        for path in given:
+            faults.error(Place(str(path), 0), "", "a file of tests, by its name: expected the rules file that names it")
+    elif not findings.errors:  # with errors it is not known which rules files name which files of tests
+        beside = (path for settings in findings.settings for path in tests_files(settings))
+        read = {path.resolve() for path in findings.files}
+        for path in dict.fromkeys((*given, *beside)):
+            if path.resolve() not in read:
+                faults.warn(Place(str(path), 0), "", "its tests are not run: no rules file names it under tests")
     findings.add(faults)
 
 

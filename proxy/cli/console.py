@@ -74,6 +74,21 @@ def read_input(name: str) -> bytes:
         raise ConfigErrors([ConfigError(name, 0, "", f"can't be read: {error.strerror or error}")]) from error
 
 
+def rules_only(files: Sequence[Path]) -> list[Path]:
+    """Leave out files of tests, which a shell's pattern matches as well.
+
+    Raises:
+        ConfigErrors: nothing else is among the files.
+    """
+    from proxy.yamlfile.document import is_tests_file
+
+    rules = [path for path in files if not is_tests_file(path.name)]
+    if not rules:
+        message = "seen a file of tests, by its name, expected a rules file"
+        raise ConfigErrors([ConfigError(str(path), 0, "", message) for path in files])
+    return rules
+
+
 def load_rules_of(files: Sequence[Path], environ: Mapping[str, str]) -> LoadedRules:
     """Load rules files as one set, or those that a configuration names; - is standard input.
 
@@ -87,7 +102,7 @@ def load_rules_of(files: Sequence[Path], environ: Mapping[str, str]) -> LoadedRu
     from proxy.yamlfile.document import Mapping as MappingNode
 
     contents = []
-    for path in files:
+    for path in rules_only(files):
         data = read_input(str(path))
         root = read_document(data, str(path), Faults())
         keys = {key.text for key, _ in root.entries} if isinstance(root, MappingNode) else set()

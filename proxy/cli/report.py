@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from proxy.audit.record import text
-from proxy.cli.console import DONE, print_line
+from proxy.cli.console import DONE, print_line, rules_only
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.report.request import KnownBinding, Request, day, setting
 
@@ -69,7 +69,7 @@ def _known_bindings(paths: list[Path]) -> tuple[KnownBinding, ...]:
     # Imported here: without --rules, and for `oxproxy trace`, the rules are not needed.
     from proxy.rules.loader import load_rules
 
-    rules = load_rules(paths).rules
+    rules = load_rules(rules_only(paths)).rules
     return tuple(
         KnownBinding(vhost, text(exchange.name), binding.id, rules.version)
         for vhost, content in rules.vhosts.items()

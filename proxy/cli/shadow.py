@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
-from proxy.cli.console import DONE, NO, print_line, printable, read_input
+from proxy.cli.console import DONE, NO, print_line, printable, read_input, rules_only
 from proxy.errors import ConfigError, ConfigErrors
 
 #: The sidecar's answer.
@@ -67,7 +67,7 @@ def compare(files: Sequence[Path], admins: Sequence[AdminClient], seconds: float
         ConfigErrors: the files are not good, or a sidecar can't be asked.
     """
     try:
-        texts = [(str(path), read_input(str(path)).decode()) for path in files]
+        texts = [(str(path), read_input(str(path)).decode()) for path in rules_only(files)]
     except UnicodeDecodeError as error:
         raise ConfigErrors([ConfigError("oxproxy shadow", 0, "", f"can't be read: {error}")]) from error
     body = json.dumps({"files": texts}).encode()

@@ -17,7 +17,17 @@ from proxy.config.keys import differences, override
 from proxy.config.secrets import SecretReader
 from proxy.config.settings import ListenTls, Settings, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors
-from proxy.yamlfile.document import ConfigWarning, Faults, Mapping, Node, Place, Sequence, join, read_document
+from proxy.yamlfile.document import (
+    ConfigWarning,
+    Faults,
+    Mapping,
+    Node,
+    Place,
+    Sequence,
+    is_tests_file,
+    join,
+    read_document,
+)
 from proxy.yamlfile.hosts import MOST_PORT, HostPort, is_own_address, listen_conflict
 from proxy.yamlfile.models import read_model, warn_of_variables
 
@@ -236,7 +246,7 @@ def changed_since(settings: Settings, environ: Environment[str, str]) -> Changed
 
 
 def rules_files(settings: Settings) -> list[Path]:
-    """Find the files that the configuration names, in the order in which they are read.
+    """Find the files that the configuration names, in the order in which they are read; none of tests is among them.
 
     Raises:
         ConfigErrors: a name or pattern that leads to no file.
@@ -244,14 +254,22 @@ def rules_files(settings: Settings) -> list[Path]:
     found: set[Path] = set()
     errors = []
     for pattern in settings.rules:
-        paths = _matching(settings.folder, pattern)
+        paths = [path for path in _matching(settings.folder, pattern) if not is_tests_file(path.name)]
         if not paths:
             what = "pattern matches no file" if _is_pattern(pattern) else "file does not exist"
+            if is_tests_file(pattern):
+                what = "is a file of tests, by its name: expected rules; a rules file names it under tests"
             errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {what}"))
         found.update(paths)
     if errors:
         raise ConfigErrors(errors)
     return sorted(found)
+
+
+def tests_files(settings: Settings) -> list[Path]:
+    """Find the files of tests that the patterns of the configuration match."""
+    matching = (path for pattern in settings.rules for path in _matching(settings.folder, pattern))
+    return sorted({path for path in matching if is_tests_file(path.name)})
 
 
 def _is_pattern(pattern: str) -> bool:

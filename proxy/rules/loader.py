@@ -24,6 +24,7 @@ from proxy.rules.schema import (
     RulesSource,
     read_rules_file,
     read_source,
+    read_tests_file,
     release_parsed,
     without_collection,
 )
@@ -57,6 +58,8 @@ class LoadedRules:
 
 #: Takes the parsed files and the rules compiled from them.
 CompiledHook: TypeAlias = Callable[[Sequence[ParsedFile], LoadedRules], None]
+#: Reads a file of tests.
+TestsReader: TypeAlias = Callable[[Path], bytes]
 
 
 def load_rules(paths: Iterable[Path], on_compiled: CompiledHook | None = None) -> LoadedRules:
@@ -91,15 +94,21 @@ def compile_rules(
 
 
 def compile_sources(
-    sources: Sequence[RulesSource], faults: Faults, on_compiled: CompiledHook | None = None
+    sources: Sequence[RulesSource],
+    faults: Faults,
+    on_compiled: CompiledHook | None = None,
+    read_tests: TestsReader | None = None,
 ) -> LoadedRules:
-    """Compile rules files whose documents were read, which takes these apart; see `load_rules`."""
+    """Compile rules files whose documents were read, which takes these apart; see `load_rules`.
+
+    Files of tests that rules files name are left out without `read_tests`: a running sidecar has no use for them.
+    """
     with without_collection():
         files: list[ParsedFile] = []
         try:
             for source in sources:
                 _read(source, files, faults)
-            loaded = _compile(sources, files, faults)
+            loaded = _compile(sources, files, faults, read_tests)
             if on_compiled is not None:
                 on_compiled(files, loaded)
         finally:
@@ -120,7 +129,9 @@ def _read(source: RulesSource, files: list[ParsedFile], faults: Faults) -> None:
         faults.warn(Place(source.name, 0), "", "the file says nothing")
 
 
-def _compile(sources: Sequence[RulesSource], files: Sequence[ParsedFile], faults: Faults) -> LoadedRules:
+def _compile(
+    sources: Sequence[RulesSource], files: Sequence[ParsedFile], faults: Faults, read_tests: TestsReader | None
+) -> LoadedRules:
     by_vhost: dict[str, list[ParsedFile]] = {}
     for file in files:
         by_vhost.setdefault(file.vhost, []).append(file)
@@ -132,11 +143,26 @@ def _compile(sources: Sequence[RulesSource], files: Sequence[ParsedFile], faults
         book = address_book([rule for file in parsed_files for rule in file.addresses], vhosts[name].brokers, faults)
         if book.table:
             books[name] = book
+    tests = [test for file in files for test in file.tests]
+    if read_tests is not None:
+        tests += [test for file in files for test in _tests_beside(file, read_tests, faults)]
     faults.check()
-    tests = tuple(test for file in files for test in file.tests)
     contents = tuple((source.name, source.data) for source in sources)
     rules = Rules(rules_version(contents), vhosts)
-    return LoadedRules(rules, routers, tests, tuple(faults.warnings), books, contents)
+    return LoadedRules(rules, routers, tuple(tests), tuple(faults.warnings), books, contents)
+
+
+def _tests_beside(file: ParsedFile, read: TestsReader, faults: Faults) -> list[RulesTest]:
+    """Read the file of tests that a rules file names."""
+    if file.tests_file is None:
+        return []
+    path = file.tests_file.path
+    try:
+        source = read_source(str(path), read(path))
+    except OSError as error:
+        faults.error(file.tests_file.named_at, "tests", f"{path} can't be read: {error.strerror or error}")
+        return []
+    return read_tests_file(source, file.vhost, faults)
 
 
 def _compile_vhost(name: str, files: Sequence[ParsedFile], faults: Faults) -> tuple[VhostRules, Router]:

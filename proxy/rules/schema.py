@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import tzinfo
-from typing import Annotated, Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, Field
 
@@ -38,6 +39,7 @@ from proxy.yamlfile.document import (
     Scalar,
     Sequence,
     describe,
+    is_tests_file,
     join,
     pack_place,
     read_document,
@@ -88,6 +90,11 @@ def _zone(name: str) -> tzinfo:
 
 
 _TEXT: dict[str, object] = {"type": "string"}
+
+
+def _or_tests_file(schema: dict[str, Any]) -> None:
+    listed = {key: schema.pop(key) for key in ("type", "items", "default") if key in schema}
+    schema["anyOf"] = [{"type": "string", "pattern": r"_test\.ya?ml$"}, listed]
 
 
 def _or_name(schema: dict[str, Any]) -> None:
@@ -163,7 +170,15 @@ class RulesModel(FileModel):
     addresses: Annotated[tuple[AddressModel, ...], LISTED] = Field(
         default=(), description="the address table, first match wins"
     )
-    tests: Annotated[tuple[FileTestModel, ...], LISTED] = Field(default=(), description="what must hold")
+    tests: Annotated[tuple[FileTestModel, ...], LISTED] = Field(
+        default=(), description="what must hold, or a file of tests", json_schema_extra=_or_tests_file
+    )
+
+
+class TestsModel(FileModel):
+    """A file of tests."""
+
+    tests: Annotated[tuple[FileTestModel, ...], LISTED] = Field(description="what must hold")
 
 
 #: Top-level keys of a rules file; they also tell it from a configuration file.
@@ -305,6 +320,13 @@ class ParsedExchange:
         return None
 
 
+class TestsFile(NamedTuple):
+    """A file of tests: where it is, and where a rules file names it."""
+
+    path: Path
+    named_at: Place
+
+
 @dataclass(slots=True)
 class ParsedFile:
     """One rules file."""
@@ -316,6 +338,7 @@ class ParsedFile:
     tests: list[RulesTest]
     addresses: list[ParsedAddress] = field(default_factory=list)
     brokers: list[BrokerRule] = field(default_factory=list)
+    tests_file: TestsFile | None = None
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -330,6 +353,7 @@ def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFi
         faults: takes everything that is wrong; what can't be used is left out.
     """
     keys = Keys(root, "", faults)
+    tests_file = _take_tests_file(root, source.name, faults)
     lists = {key: _numbered(keys, key) for key in ("queues", "exchanges", "addresses", "tests")}
     brokers = keys.value("brokers")
     named = list(brokers.entries) if isinstance(brokers, Mapping) else []
@@ -342,7 +366,33 @@ def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFi
     addresses = _present(read_address(node, path, faults) for path, node in lists["addresses"])
     rules = _present(read_broker(name, node, faults) for name, node in named)
     tests = _present(read_test(node, path, model.vhost, faults) for path, node in lists["tests"])
-    return ParsedFile(source.name, model.vhost, queues, exchanges, tests, addresses, rules)
+    return ParsedFile(source.name, model.vhost, queues, exchanges, tests, addresses, rules, tests_file)
+
+
+def _take_tests_file(root: Node, source: str, faults: Faults) -> TestsFile | None:
+    """Take out the name of a file of tests, where it stands in place of a list."""
+    entry = root.entry("tests") if isinstance(root, Mapping) else None
+    if entry is None or not isinstance(root, Mapping) or not isinstance(entry[1], Scalar) or entry[1].absent:
+        return None
+    root.entries = [other for other in root.entries if other is not entry]
+    node = entry[1]
+    if node.tag is None and isinstance(node.value, str) and is_tests_file(node.value):
+        return TestsFile(Path(source).parent / node.value, node.place)
+    expected = "a list of tests, or the name of a file that ends in _test.yaml"
+    faults.error(node.place, "tests", f"seen {describe(node)}, expected {expected}")
+    return None
+
+
+def read_tests_file(source: RulesSource, vhost: str, faults: Faults) -> list[RulesTest]:
+    """Read a file that has tests alone, of rules in a virtual host."""
+    faults.errors += source.faults.errors
+    if source.root is None:
+        if not source.faults.errors:
+            faults.error(Place(source.name, 1, 1), "", "seen nothing, expected a mapping with the key tests")
+        return []
+    tests = _numbered(Keys(source.root, "", faults), "tests")
+    read_model(TestsModel, source.root, faults)
+    return _present(read_test(node, path, vhost, faults) for path, node in tests)
 
 
 def _present(found: Iterable[T | None]) -> list[T]:

@@ -18,6 +18,14 @@ import yaml
 
 from proxy.errors import ConfigError, ConfigErrors, located
 
+#: How the names of files end that hold tests of rules and no rules.
+_TESTS_ENDINGS = ("_test.yaml", "_test.yml")
+
+
+def is_tests_file(name: str) -> bool:
+    """Whether a file holds tests of rules, by its name; no sidecar reads it."""
+    return name.endswith(_TESTS_ENDINGS)
+
 
 class Place(NamedTuple):
     """Where something was written: file or environment variable; line and column from 1, 0 where unknown."""
